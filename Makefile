@@ -1,0 +1,65 @@
+# Everything runs in .venv, which is made on first use and refreshed when
+# pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+BIN := $(VENV)/bin
+# Errors are still shown; pip's progress and warnings are not.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.installed-docs
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench docs clean distclean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## make .venv with every extra and the tools
+
+demo: $(INSTALLED) ## show what exists
+	@$(BIN)/python examples/demo.py
+
+test: $(INSTALLED) ## run the tests (PYTEST_ARGS="-k name")
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED) ## ruff, mypy and the import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy src
+	@$(BIN)/lint-imports --no-logo
+
+format: $(INSTALLED) ## let ruff format and fix the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(INSTALLED) ## run the benchmarks (BENCH_ARGS=...)
+	@$(BIN)/python benchmarks/core.py $(BENCH_ARGS)
+
+docs: $(DOCS_INSTALLED) ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+clean: ## remove build output and caches
+	@rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	@rm -rf $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "persisting needs Python 3.10 or newer, but $(PYTHON) is: $$($(PYTHON) -V 2>&1)" >&2; \
+	  echo "Name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
+	  exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
+	@echo "installing persisting and its tools into $(VENV) (minutes at the first time)"
+	@$(PIP) install -c constraints.txt -e ".[all,dev]"
+	@touch $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	@echo "installing the documentation tools into $(VENV)"
+	@$(PIP) install -c constraints.txt -e ".[docs]"
+	@touch $@

@@ -1,0 +1,28 @@
+"""Persisting: durable storage for Pulsing queues, with a data pipeline on Spark."""
+
+from persisting import queue
+from persisting.errors import (
+    BucketClosed,
+    BucketLocked,
+    InvalidArgument,
+    OffsetOutOfRange,
+    SchemaError,
+    StorageError,
+    TableError,
+    WALError,
+)
+
+__version__ = "0.4.0"
+
+__all__ = [
+    "BucketClosed",
+    "BucketLocked",
+    "InvalidArgument",
+    "OffsetOutOfRange",
+    "SchemaError",
+    "StorageError",
+    "TableError",
+    "WALError",
+    "__version__",
+    "queue",
+]

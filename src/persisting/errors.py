@@ -1,0 +1,49 @@
+"""The errors of Persisting, one small tree.
+
+    StorageError                 anything a backend, topic or pipeline reports
+    ├── WALError                 the write-ahead log cannot be written, or is damaged
+    ├── TableError               the table cannot be written, or is damaged
+    ├── SchemaError              a record does not fit; also a ValueError
+    ├── InvalidArgument          an option or an argument is wrong; also a ValueError
+    ├── BucketLocked             another owner has the bucket open for writing
+    ├── BucketClosed             the backend was closed
+    └── OffsetOutOfRange         the offset was removed by retention
+
+Errors of the operating system, Arrow and Lance are translated where they enter
+(``raise … from exc``), so that one ``except StorageError`` is enough. Every message says what
+failed, where, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class StorageError(Exception):
+    """Base exception for storage operations."""
+
+
+class WALError(StorageError):
+    """Exception for WAL operations."""
+
+
+class TableError(StorageError):
+    """The table on disk could not be read or written."""
+
+
+class SchemaError(StorageError, ValueError):
+    """A record cannot be stored: the message names the field, what was expected and what came."""
+
+
+class InvalidArgument(StorageError, ValueError):
+    """An option or an argument has a wrong type or value."""
+
+
+class BucketLocked(StorageError):
+    """The bucket is open for writing elsewhere; the message names the owner."""
+
+
+class BucketClosed(StorageError):
+    """The backend was closed and takes no more calls."""
+
+
+class OffsetOutOfRange(StorageError):
+    """The offset lies before the first one that is left."""

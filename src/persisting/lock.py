@@ -1,0 +1,78 @@
+"""One owner per bucket: an ``flock`` on a small file that says who holds it.
+
+The lock belongs to the open file, so it also fences a second open within one process, and the
+kernel frees it the moment a dead owner's file closes. The file keeps, for the next owner, whether
+the last one left cleanly: after a crash what Lance wrote must be synced before it is trusted, and
+a broken last commit is a torn one; after a clean close the same breakage is damage.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from persisting.errors import BucketLocked, StorageError
+
+LOCK_FILE = ".lock"
+_NOTE_LIMIT = 64 * 1024
+
+
+class BucketLock:
+    """The exclusive right to write to one bucket folder."""
+
+    def __init__(self, folder: Path, **owner: Any) -> None:
+        """Take the lock or raise :class:`BucketLocked`; ``owner`` is added to the note."""
+        self._path = folder / LOCK_FILE
+        try:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as exc:
+            raise StorageError(
+                f"cannot open the lock file {self._path}: {exc.strerror}; "
+                "check the folder's permissions, or open the bucket with read_only=True"
+            ) from exc
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            note = self._read()
+            os.close(self._fd)
+            raise BucketLocked(
+                f"bucket {folder} is open for writing by {_describe(note)}; close it there, "
+                "or read it here with read_only=True"
+            ) from exc
+        self.left_clean = self._read().get("clean") is True
+        self._owner = {"pid": os.getpid(), "host": socket.gethostname(), **owner}
+        self._write({**self._owner, "clean": False})
+
+    def release(self, *, clean: bool) -> None:
+        """Give the lock up; ``clean`` promises that everything in the folder is synced."""
+        try:
+            if clean:
+                self._write({**self._owner, "clean": True})
+        finally:
+            os.close(self._fd)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            note = msgspec.json.decode(os.pread(self._fd, _NOTE_LIMIT, 0))
+        except (msgspec.DecodeError, OSError):
+            return {}
+        return note if isinstance(note, dict) else {}
+
+    def _write(self, note: dict[str, Any]) -> None:
+        data = msgspec.json.encode(note) + b"\n"
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, data, 0)
+        os.fdatasync(self._fd)
+
+
+def _describe(note: dict[str, Any]) -> str:
+    if not note.get("pid"):
+        return "an unknown owner"
+    extra = "".join(f", {k} {v}" for k, v in note.items() if k not in ("pid", "host", "clean"))
+    here = " (this process)" if note["pid"] == os.getpid() else ""
+    return f"process {note['pid']} on {note.get('host', 'an unknown host')}{here}{extra}"

@@ -1,0 +1,152 @@
+"""Every Prometheus metric, by name. ``prometheus_client`` is loaded with the first one needed.
+
+All carry the labels ``topic`` and ``bucket``; a bucket's series go when its last backend closes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter as Tally
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+_LABELS = ("topic", "bucket")
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_SYNC_SECONDS = (0.0001, 0.00025, 0.0005, *_SECONDS)
+
+
+class BucketMetrics:
+    """What a bucket reports; this one keeps nothing."""
+
+    def accepted(self, records: int, buffered: int) -> None:
+        """Records were acknowledged."""
+
+    def flushed(self, seconds: float, buffered: int) -> None:
+        """A flush reached the table."""
+
+    def flush_failed(self) -> None:
+        """A flush raised."""
+
+    def log_written(self, size: int, unsynced: int) -> None:
+        """The log's bytes, and its frames that power loss would take."""
+
+    def log_synced(self, seconds: float, unsynced: int) -> None:
+        """A sync of the log ended."""
+
+    def log_failed(self) -> None:
+        """The log could not be written or synced."""
+
+    def recovered(self, records: int) -> None:
+        """Opening found a log and took records from it."""
+
+    def remove(self) -> None:
+        """The bucket was closed."""
+
+
+NO_METRICS = BucketMetrics()
+
+
+@cache
+def _families() -> SimpleNamespace:
+    from prometheus_client import Counter, Gauge, Histogram
+
+    return SimpleNamespace(
+        records=Counter("persisting_records_total", "Total records written", _LABELS),
+        buffer=Gauge("persisting_buffer_size", "Current buffer size", _LABELS),
+        flush=Histogram(
+            "persisting_flush_duration_seconds", "Flush latency", _LABELS, buckets=_SECONDS
+        ),
+        wal_size=Gauge("persisting_wal_size_bytes", "WAL file size", _LABELS),
+        wal_unsynced=Gauge(
+            "persisting_wal_unsynced_frames",
+            "Log frames written but not yet synced: what power loss would take",
+            _LABELS,
+        ),
+        wal_sync=Histogram(
+            "persisting_wal_sync_duration_seconds",
+            "Time to sync the log",
+            _LABELS,
+            buckets=_SYNC_SECONDS,
+        ),
+        recoveries=Counter(
+            "persisting_recoveries_total", "Openings that took records from a log", _LABELS
+        ),
+        recovered=Counter(
+            "persisting_recovered_records_total", "Records taken from a log at opening", _LABELS
+        ),
+        flush_errors=Counter("persisting_flush_errors_total", "Flushes that failed", _LABELS),
+        wal_errors=Counter(
+            "persisting_wal_errors_total", "Writes or syncs of the log that failed", _LABELS
+        ),
+    )
+
+
+_open: Tally[tuple[str, str]] = Tally()
+_open_guard = threading.Lock()
+
+
+class PrometheusMetrics(BucketMetrics):
+    """A bucket's series in prometheus-client's default registry."""
+
+    def __init__(self, topic: str, bucket: int) -> None:
+        self._labels = (topic, str(bucket))
+        with _open_guard:
+            _open[self._labels] += 1
+            families = _families()
+            self._of = SimpleNamespace(
+                **{name: family.labels(*self._labels) for name, family in vars(families).items()}
+            )
+
+    def accepted(self, records: int, buffered: int) -> None:
+        self._of.records.inc(records)
+        self._of.buffer.set(buffered)
+
+    def flushed(self, seconds: float, buffered: int) -> None:
+        self._of.flush.observe(seconds)
+        self._of.buffer.set(buffered)
+
+    def flush_failed(self) -> None:
+        self._of.flush_errors.inc()
+
+    def log_written(self, size: int, unsynced: int) -> None:
+        self._of.wal_size.set(size)
+        self._of.wal_unsynced.set(unsynced)
+
+    def log_synced(self, seconds: float, unsynced: int) -> None:
+        self._of.wal_sync.observe(seconds)
+        self._of.wal_unsynced.set(unsynced)
+
+    def log_failed(self) -> None:
+        self._of.wal_errors.inc()
+
+    def recovered(self, records: int) -> None:
+        self._of.recoveries.inc()
+        self._of.recovered.inc(records)
+
+    def remove(self) -> None:
+        with _open_guard:
+            _open[self._labels] -= 1
+            if _open[self._labels] > 0:
+                return
+            del _open[self._labels]
+            for family in vars(_families()).values():
+                family.remove(*self._labels)
+
+
+def topic_of(folder: Path) -> str:
+    """The topic that a bucket folder belongs to: ``<topic>/bucket_<i>``, else its own name."""
+    return folder.parent.name if folder.name.startswith("bucket_") else folder.name
+
+
+def serve(port: int = 9464, host: str = "127.0.0.1") -> Any:
+    """Serve ``/metrics`` from a daemon thread; ``.shutdown()`` of what it returns ends it.
+
+    Port 0 takes a free one; ``.server_port`` tells which. Only this machine is let in unless
+    ``host`` says otherwise.
+    """
+    from prometheus_client import start_http_server
+
+    server, _ = start_http_server(port, addr=host)
+    return server

@@ -1,0 +1,163 @@
+"""The options of the backends: small frozen objects, checked once, at construction.
+
+Every default is stated with its consequence. Unknown names are ignored, as the protocol
+demands, but not silently: one warning names the option and the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from persisting.errors import InvalidArgument
+
+COMPRESSIONS = ("zstd", "lz4", "snappy")
+VECTOR_TYPES = ("float64", "float32", "float16")
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketOptions:
+    """What both table backends take."""
+
+    bucket_id: int
+    """Number of the bucket in its topic."""
+
+    storage_path: Path
+    """The bucket's folder; made if it is missing."""
+
+    batch_size: int = 100
+    """Rows per page of reads and transfers. Larger pages cost memory and save round trips."""
+
+    flush_threshold: int = 1000
+    """Buffered rows that start a flush beside further puts. Smaller means more, smaller commits."""
+
+    flush_interval: float | None = None
+    """Seconds after which buffered rows are flushed even below the threshold; None: never."""
+
+    compression: str | None = None
+    """Codec of the table, and of log frames. None: Lance's own light encodings only."""
+
+    vector_type: str = "float64"
+    """How vectors given as Python floats are stored. Narrower halves the space and rounds."""
+
+    max_buffer_bytes: int = 64 * MIB
+    """Buffered bytes above which a put waits for the flush. Bounds memory when disks are slow."""
+
+    read_only: bool = False
+    """Open without the lock: sees flushed rows, new ones within 100 ms, and refuses writes."""
+
+    def __post_init__(self) -> None:
+        _integer("bucket_id", self.bucket_id, least=0)
+        _integer("batch_size", self.batch_size, least=1)
+        _integer("flush_threshold", self.flush_threshold, least=1)
+        if self.flush_interval is not None:
+            _seconds("flush_interval", self.flush_interval, zero=False)
+        _one_of("compression", self.compression, (None, *COMPRESSIONS))
+        _one_of("vector_type", self.vector_type, VECTOR_TYPES)
+        _integer("max_buffer_bytes", self.max_buffer_bytes, least=1)
+        _boolean("read_only", self.read_only)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersistingOptions(BucketOptions):
+    """What :class:`~persisting.queue.PersistingBackend` takes beyond that."""
+
+    flush_interval: float | None = 5.0
+    """A slow topic reaches the table, and so Spark, within this many seconds."""
+
+    enable_wal: bool = False
+    """Log every record before it is acknowledged. False: a crash loses what was not flushed."""
+
+    wal_sync_interval: float = 1.0
+    """0.0: synced before each acknowledgement, survives power loss. t > 0: survives a killed
+    process at once, and power loss after at most t seconds."""
+
+    max_wal_size: int = 100 * MIB
+    """Log bytes that force a flush. The log may exceed it while that flush runs, at most twofold:
+    then puts wait."""
+
+    enable_metrics: bool = False
+    """Export Prometheus metrics, labelled by topic and bucket."""
+
+    schema_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values for fields that a record lacks, also in rows stored before the field appeared."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _boolean("enable_wal", self.enable_wal)
+        _seconds("wal_sync_interval", self.wal_sync_interval, zero=True)
+        _integer("max_wal_size", self.max_wal_size, least=1)
+        _boolean("enable_metrics", self.enable_metrics)
+        if not isinstance(self.schema_defaults, Mapping):
+            raise InvalidArgument(
+                "schema_defaults must map field names to values, "
+                f"got {type(self.schema_defaults).__name__}"
+            )
+
+
+def storage_folder(path: Any) -> Path:
+    """``storage_path`` as an absolute path."""
+    if not isinstance(path, (str, Path)) or not str(path):
+        raise InvalidArgument(f"storage_path must be a folder's path, got {path!r}")
+    if "\0" in str(path):
+        raise InvalidArgument("storage_path contains a NUL character")
+    folder = Path(path).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument(f"storage_path {str(path)!r} is a file; name a folder")
+    return folder
+
+
+def take_known(kind: type[BucketOptions], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of ``given`` that ``kind`` knows; one warning names all others."""
+    known = {f.name for f in fields(kind)}
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        hints = []
+        for name in unknown:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            hints.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        warnings.warn(
+            f"ignored unknown backend option{'s' if len(unknown) > 1 else ''} {', '.join(hints)}",
+            UserWarning,
+            stacklevel=4,
+        )
+    return {name: value for name, value in given.items() if name in known}
+
+
+def check_window(offset: Any, limit: Any) -> None:
+    """Offsets and limits are whole numbers from 0."""
+    _integer("offset", offset, least=0)
+    if limit is not None:
+        _integer("limit", limit, least=0)
+
+
+def _integer(name: str, value: Any, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidArgument(f"{name} must be a whole number, got {value!r}")
+    if value < least:
+        raise InvalidArgument(f"{name} must be at least {least}, got {value}")
+
+
+def _seconds(name: str, value: Any, *, zero: bool) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise InvalidArgument(f"{name} must be a number of seconds, got {value!r}")
+    if value < 0 or (value == 0 and not zero):
+        raise InvalidArgument(f"{name} must be {'0 or more' if zero else 'above 0'}, got {value}")
+
+
+def _boolean(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name} must be True or False, got {value!r}")
+
+
+def _one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        raise InvalidArgument(
+            f"{name} must be one of {', '.join(repr(c) for c in choices)}, got {value!r}"
+        )

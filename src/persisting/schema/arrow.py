@@ -1,0 +1,214 @@
+"""Arrow data from outside, and batches of an older schema: brought to the schema at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persisting.errors import SchemaError
+from persisting.schema.names import check_name
+from persisting.schema.rules import Conflict, learn, widen
+from persisting.schema.shaper import Rules
+from persisting.schema.values import DURATION, MAX_DEPTH, NAIVE, TIME, UUID, Values, type_name
+
+
+def accept(data: Any, schema: pa.Schema) -> pa.Table:
+    """A table or batch as a table of types that the backends store.
+
+    Lists for a field that holds vectors become vectors where all have its length.
+    """
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if not isinstance(data, pa.Table):
+        raise SchemaError(
+            f"put_arrow takes a pyarrow Table or RecordBatch, got {type(data).__name__}"
+        )
+    names = data.schema.names
+    if len(set(names)) != len(names):
+        raise SchemaError(f"the Arrow data has two columns of one name: {names}")
+    columns = []
+    for field in data.schema:
+        check_name(field.name)
+        target = _stored_type(field.type, field.name)
+        column = _cast(data.column(field.name), target, field.name)
+        columns.append(_as_vectors(column, schema, field.name))
+    fields = [pa.field(n, c.type) for n, c in zip(names, columns, strict=True)]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def merge(schema: pa.Schema, new: pa.Schema, rules: Rules) -> pa.Schema:
+    """The schema after data of schema ``new``; raises :class:`SchemaError` where it contradicts."""
+    types = {f.name: f.type for f in schema}
+    for field in new:
+        known = types.get(field.name)
+        if known is None:
+            if types and len(schema) and not rules.evolving:
+                raise SchemaError(f"field {field.name!r} is not in the schema")
+            types[field.name] = field.type
+            continue
+        try:
+            types[field.name] = (widen if rules.evolving else learn)(known, field.type, field.name)
+        except Conflict as exc:
+            raise SchemaError(
+                f"field {exc.path!r} is {type_name(exc.old)}, got {type_name(exc.new)}"
+            ) from None
+    missing = set(schema.names) - set(new.names)
+    if missing and not rules.evolving:
+        name = next(n for n in schema.names if n in missing)
+        raise SchemaError(f"field {name!r} is missing: expected {type_name(types[name])}")
+    merged = pa.schema(list(types.items()))
+    return schema if merged.equals(schema) else merged
+
+
+def align(
+    batch: pa.RecordBatch, schema: pa.Schema, defaults: Mapping[str, Any] | None = None
+) -> pa.RecordBatch:
+    """A batch of an older schema as one of ``schema``: new fields filled, types widened."""
+    if batch.schema.equals(schema):
+        return batch
+    columns = []
+    for field in schema:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0:
+            columns.append(fill(field, batch.num_rows, defaults))
+        else:
+            columns.append(convert(batch.column(index), field.type))
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def fill(field: pa.Field, rows: int, defaults: Mapping[str, Any] | None) -> pa.Array:
+    """A column for rows that lack ``field``: its default, else None."""
+    value = (defaults or {}).get(field.name)
+    if value is None:
+        return pa.nulls(rows, field.type)
+    canonical = Values(evolving=True, vector=pa.float64()).fit(value, field.type, field.name)
+    one = pa.array([canonical], field.type)
+    return pa.concat_arrays([one] * rows) if rows < 2 else one.take(pa.array([0] * rows))
+
+
+def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """``array`` as the wider ``target``, exactly; unlike Arrow's cast it also adds dict fields."""
+    if array.type == target:
+        return array
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), target)
+    if pa.types.is_struct(target):
+        return _convert_struct(array, target)
+    if pa.types.is_fixed_size_list(array.type):
+        return _convert_vector(array, target)
+    if pa.types.is_list(target):
+        items = convert(array.values, target.value_type)
+        offsets = array.offsets
+        return pa.ListArray.from_arrays(offsets, items, type=target, mask=_mask(array))
+    return array.cast(target)
+
+
+def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
+    children = []
+    for field in target:
+        index = array.type.get_field_index(field.name)
+        if index < 0:
+            children.append(pa.nulls(len(array), field.type))
+        else:
+            children.append(convert(array.field(index), field.type))
+    if not children:
+        return pa.array([{}] * len(array), target, mask=_mask(array))
+    return pa.StructArray.from_arrays(children, fields=list(target), mask=_mask(array))
+
+
+def _convert_vector(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if pa.types.is_fixed_size_list(target):
+        items = convert(_vector_items(array), target.value_type)
+        return pa.FixedSizeListArray.from_arrays(items, type=target, mask=_mask(array))
+    plain = array.cast(pa.list_(array.type.value_type))
+    return convert(plain, target)
+
+
+def _vector_items(array: pa.Array) -> pa.Array:
+    size = array.type.list_size
+    return array.values.slice(array.offset * size, len(array) * size)
+
+
+def _mask(array: pa.Array) -> pa.Array | None:
+    return pc.is_null(array) if array.null_count else None
+
+
+def _stored_type(dtype: pa.DataType, path: str, depth: int = 0) -> pa.DataType:
+    """The type under which Arrow input of ``dtype`` is kept."""
+    if depth > MAX_DEPTH:
+        raise SchemaError(f"column {path[:80]!r} is nested more than {MAX_DEPTH} levels deep")
+    if pa.types.is_dictionary(dtype):
+        return _stored_type(dtype.value_type, path, depth)
+    if pa.types.is_fixed_size_list(dtype):
+        return pa.list_(_stored_type(dtype.value_type, f"{path}[]", depth + 1), dtype.list_size)
+    if _is_any_list(dtype):
+        return pa.list_(_stored_type(dtype.value_type, f"{path}[]", depth + 1))
+    if pa.types.is_struct(dtype):
+        for field in dtype:
+            check_name(field.name, path)
+        return pa.struct(
+            [pa.field(f.name, _stored_type(f.type, f"{path}.{f.name}", depth + 1)) for f in dtype]
+        )
+    for matches, stored in _CONVERSIONS:
+        if matches(dtype):
+            return stored
+    if pa.types.is_timestamp(dtype):
+        return pa.timestamp("us", tz="UTC") if dtype.tz else NAIVE
+    if dtype == UUID or any(matches(dtype) for matches in _KEPT):
+        return dtype
+    raise SchemaError(
+        f"column {path!r} has the Arrow type {dtype}, which cannot be stored; cast it"
+    )
+
+
+def _is_any_list(dtype: pa.DataType) -> bool:
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view)
+    return any(matches(dtype) for matches in kinds)
+
+
+_CONVERSIONS: tuple[tuple[Any, pa.DataType], ...] = (
+    (pa.types.is_large_string, pa.string()),
+    (pa.types.is_string_view, pa.string()),
+    (pa.types.is_large_binary, pa.binary()),
+    (pa.types.is_binary_view, pa.binary()),
+    (pa.types.is_date64, pa.date32()),
+    (pa.types.is_time, TIME),
+    (pa.types.is_duration, DURATION),
+)
+_KEPT = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_date32,
+    pa.types.is_decimal128,
+)
+
+
+def _as_vectors(column: pa.ChunkedArray, schema: pa.Schema, name: str) -> pa.ChunkedArray:
+    index = schema.get_field_index(name)
+    if index < 0 or not pa.types.is_fixed_size_list(schema.field(index).type):
+        return column
+    if not pa.types.is_list(column.type):
+        return column
+    try:
+        return column.cast(schema.field(index).type)
+    except pa.ArrowException:
+        return column
+
+
+def _cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedArray:
+    if column.type == target:
+        return column
+    try:
+        return column.cast(target)
+    except pa.ArrowException as exc:
+        raise SchemaError(f"column {name!r} cannot be kept as {target} exactly: {exc}") from exc

@@ -1,0 +1,107 @@
+"""How two Arrow types become one: the rules of schema evolution, pure functions of types.
+
+A strict schema learns only what was unknown (Arrow's ``null``: a None so far, the items of a list
+that was empty so far). An evolving one also widens: int to float, narrow numbers to wide ones,
+vectors of several lengths to plain lists, dicts by the union of their fields.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+_SIGNED = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
+_FLOATS = [pa.float16(), pa.float32(), pa.float64()]
+
+
+class Conflict(Exception):
+    """The two types have no common one; ``path`` says where they part."""
+
+    def __init__(self, path: str, old: pa.DataType, new: pa.DataType) -> None:
+        super().__init__(path)
+        self.path, self.old, self.new = path, old, new
+
+
+def learn(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
+    """``old`` with its unknown parts filled in from ``new``, or :class:`Conflict`."""
+    if pa.types.is_null(old) or old == new:
+        return new
+    if pa.types.is_null(new):
+        return old
+    if pa.types.is_list(old) and is_listy(new):
+        return pa.list_(learn(old.value_type, new.value_type, f"{path}[]"))
+    if pa.types.is_fixed_size_list(old) and pa.types.is_fixed_size_list(new):
+        if old.list_size == new.list_size:
+            return pa.list_(learn(old.value_type, new.value_type, f"{path}[]"), old.list_size)
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        if {f.name for f in old} == {f.name for f in new}:
+            return pa.struct(
+                [
+                    pa.field(f.name, learn(f.type, new.field(f.name).type, f"{path}.{f.name}"))
+                    for f in old
+                ]
+            )
+    raise Conflict(path, old, new)
+
+
+def widen(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
+    """The narrowest type that holds the values of both, or :class:`Conflict`."""
+    if pa.types.is_null(old) or old == new:
+        return new
+    if pa.types.is_null(new):
+        return old
+    number = _widen_number(old, new)
+    if number is not None:
+        return number
+    if is_listy(old) and is_listy(new):
+        item = widen(old.value_type, new.value_type, f"{path}[]")
+        if pa.types.is_fixed_size_list(old) and pa.types.is_fixed_size_list(new):
+            if old.list_size == new.list_size:
+                return pa.list_(item, old.list_size)
+        return pa.list_(item)
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        return _union(old, new, path)
+    raise Conflict(path, old, new)
+
+
+def has_unknown(dtype: pa.DataType) -> bool:
+    """Whether any part of ``dtype`` is still untyped."""
+    if pa.types.is_null(dtype):
+        return True
+    return any(has_unknown(dtype.field(i).type) for i in range(dtype.num_fields))
+
+
+def _union(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
+    theirs = {f.name: f for f in new}
+    merged = []
+    for f in old:
+        other = theirs.pop(f.name, None)
+        both = f.type if other is None else widen(f.type, other.type, f"{path}.{f.name}")
+        merged.append(pa.field(f.name, both))
+    return pa.struct([*merged, *(pa.field(f.name, f.type) for f in theirs.values())])
+
+
+def _widen_number(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
+    if old in _FLOATS and new in _FLOATS:
+        return max(old, new, key=lambda t: t.bit_width)
+    if pa.types.is_integer(old) and pa.types.is_integer(new):
+        return _widen_integer(old, new)
+    if {pa.types.is_integer(old), pa.types.is_integer(new)} == {True, False} and (
+        old in _FLOATS or new in _FLOATS
+    ):
+        return pa.float64()
+    return None
+
+
+def _widen_integer(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
+    signs = pa.types.is_signed_integer(old), pa.types.is_signed_integer(new)
+    if signs[0] == signs[1]:
+        return max(old, new, key=lambda t: t.bit_width)
+    unsigned = new if signs[0] else old
+    signed = old if signs[0] else new
+    need = max(signed.bit_width, unsigned.bit_width * 2)
+    return next((t for t in _SIGNED if t.bit_width >= need), None)
+
+
+def is_listy(dtype: pa.DataType) -> bool:
+    """Whether ``dtype`` is a plain list or a vector."""
+    return bool(pa.types.is_list(dtype) or pa.types.is_fixed_size_list(dtype))

@@ -1,0 +1,194 @@
+"""Records to Arrow: the fast road for records of a known shape, the careful one for all others.
+
+A record's *shape* is its field names and the exact Python types of their values. Once the careful
+road (:mod:`persisting.schema.values`) has taken a record, its shape is remembered together with
+the few checks that its values still need; from then on Arrow's own converter does the work, and
+what it refuses goes back to the careful road, which names the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persisting.errors import SchemaError
+from persisting.schema import checks
+from persisting.schema.names import check_name
+from persisting.schema.rules import Conflict, learn, widen
+from persisting.schema.values import Misfit, Values, type_name
+
+_MAX_SHAPES = 1024
+EMPTY = pa.schema([])
+FLOAT64 = pa.float64()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a schema may change: an evolving one takes new fields and wider types."""
+
+    evolving: bool = False
+    vector: pa.DataType = FLOAT64
+    defaults: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a known shape still asks of each record."""
+
+    checks: tuple[tuple[str, Callable[[Any], bool]], ...]
+    texts: tuple[str, ...]
+    ints: tuple[str, ...]
+    plain: bool
+    """All fields in the schema's order, all values immutable: a shallow copy is the row."""
+
+
+class Shaper:
+    """Converts records for one schema; a changed schema gets a new shaper.
+
+    Instances are immutable but for the memory of shapes, so threads may share one.
+    """
+
+    def __init__(self, schema: pa.Schema, rules: Rules) -> None:
+        self.schema, self.rules = schema, rules
+        self._values = Values(evolving=rules.evolving, vector=rules.vector)
+        self._shapes: dict[tuple[Any, ...], Shape] = {}
+        self._build_type = pa.struct([checks.storage_field(f) for f in schema])
+        self._final_type = pa.struct(list(schema))
+
+    def known_row(self, record: Any) -> Shape | None:
+        """The shape of a flat record that may be kept as it is, or None for the careful road."""
+        if type(record) is not dict:
+            return None
+        shape = self._shapes.get((*record, *map(type, record.values())))
+        if shape is None or not shape.plain:
+            return None
+        for name in shape.ints:
+            if not checks.INT64_MIN <= record[name] <= checks.INT64_MAX:
+                return None
+        for name in shape.texts:
+            if not checks.is_unicode(record[name]):
+                return None
+        return shape
+
+    def take(self, records: Sequence[Any]) -> tuple[list[dict[str, Any]], Shaper]:
+        """Rows that :meth:`to_batch` of the returned shaper converts; raises and changes nothing.
+
+        The returned shaper is this one unless a record taught the schema something.
+        """
+        shaper, rows, shapes = self, [], self._shapes
+        for number, record in enumerate(records):
+            if type(record) is dict:
+                shape = shapes.get((*record, *map(type, record.values())))
+                if shape is not None and (
+                    not shape.checks or all(check(record[name]) for name, check in shape.checks)
+                ):
+                    rows.append(record)
+                    continue
+            row, schema = shaper._take_carefully(record, number)
+            if schema is not shaper.schema:
+                shaper = Shaper(schema, self.rules)
+                shapes = shaper._shapes
+            shaper._remember(record)
+            rows.append(row)
+        return rows, shaper
+
+    def to_batch(self, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+        """Rows that :meth:`take` returned, as one batch of this shaper's schema."""
+        try:
+            return self._convert(rows)
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError, ValueError) as exc:
+            rows = [self._take_carefully(row, number)[0] for number, row in enumerate(rows)]
+            try:
+                return self._convert(rows)
+            except (pa.ArrowException, OverflowError, TypeError, ValueError):
+                raise SchemaError(f"the records cannot be converted: {exc}") from exc
+
+    def _convert(self, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+        array = pa.array(rows, self._build_type)
+        if self._build_type != self._final_type:
+            array = array.cast(self._final_type)
+        return pa.RecordBatch.from_struct_array(array).replace_schema_metadata(None)
+
+    def _take_carefully(self, record: Any, number: int) -> tuple[dict[str, Any], pa.Schema]:
+        """One record in canonical form, and the schema after it."""
+        if not isinstance(record, dict):
+            raise SchemaError(
+                f"record {number} is a {type(record).__name__}; a record is a dict of fields"
+            )
+        self._check_fields(record)
+        row, types = {}, {f.name: f.type for f in self.schema}
+        for name, value in record.items():
+            row[name], types[name] = self._take_value(name, value, types.get(name))
+        defaults = self.rules.defaults or {}
+        for name in types:
+            if name not in row:
+                row[name], types[name] = self._take_value(name, defaults.get(name), types[name])
+        schema = self.schema
+        if [(f.name, f.type) for f in schema] != list(types.items()):
+            schema = pa.schema(list(types.items()))
+        return {name: row[name] for name in types}, schema
+
+    def _check_fields(self, record: dict[Any, Any]) -> None:
+        known = set(self.schema.names)
+        for name in record:
+            if name not in known:
+                check_name(name)
+                if len(self.schema) and not self.rules.evolving:
+                    raise SchemaError(
+                        f"field {name!r} is not in the schema ({_listed(self.schema.names)}): this "
+                        "backend keeps the fields of the first record; PersistingBackend takes "
+                        "new ones"
+                    )
+        if not self.rules.evolving:
+            for field in self.schema:
+                if field.name not in record:
+                    raise SchemaError(
+                        f"field {field.name!r} is missing: expected {type_name(field.type)}; give "
+                        "it a value or None"
+                    )
+
+    def _take_value(
+        self, name: str, value: Any, known: pa.DataType | None
+    ) -> tuple[Any, pa.DataType]:
+        if known is None:
+            return self._values.describe(value, name, top=True)
+        try:
+            return self._values.fit(value, known, name), known
+        except Misfit as misfit:
+            _, own = self._values.describe(value, name, top=True)
+            try:
+                merged = (widen if self.rules.evolving else learn)(known, own, name)
+                return self._values.fit(value, merged, name), merged
+            except Conflict as exc:
+                raise _mismatch(exc.path, exc.old, exc.new) from None
+            except Misfit:
+                raise _mismatch(misfit.path, misfit.expected, own) from None
+
+    def _remember(self, record: Any) -> None:
+        """Take the fast road for records like this one from now on, where Arrow may be trusted."""
+        if type(record) is not dict:
+            return
+        missing = set(self.schema.names) - record.keys()
+        if any((self.rules.defaults or {}).get(name) is not None for name in missing):
+            return
+        found = checks.find(record, self.schema, self.rules.vector)
+        if found is None:
+            return
+        if len(self._shapes) >= _MAX_SHAPES:
+            self._shapes.clear()
+        plain = not found.checks and tuple(record) == tuple(self.schema.names)
+        key = (*record, *map(type, record.values()))
+        self._shapes[key] = Shape(found.checks, found.texts, found.ints, plain)
+
+
+def _mismatch(path: str, old: pa.DataType, new: pa.DataType) -> SchemaError:
+    return SchemaError(f"field {path!r} is {type_name(old)}, got {type_name(new)}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    shown = ", ".join(repr(n) for n in names[:8])
+    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,218 @@
+"""The async shell over a bucket: what both table backends share.
+
+Nothing here decides about durability; it crosses into threads, waits without blocking the loop,
+and leaves the bucket consistent wherever a task is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from persisting import work
+from persisting.options import check_window
+from persisting.schema import Shaper
+from persisting.storage.bucket import Bucket
+from persisting.storage.chunk import ROWS_AT_ONCE, Prepared, prepare, prepare_arrow, prepare_one
+from persisting.table.layout import EFFECTIVE
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_T = TypeVar("_T")
+
+_PUTS_PER_TURN = 64
+"""Puts that need no waiting before the event loop gets its turn."""
+
+
+class TableBackend:
+    """A bucket with an async face; the two backends differ in how they build it."""
+
+    _bucket: Bucket
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._turn = 0
+        self._closing = asyncio.Lock()
+
+    # Putting
+
+    async def put(self, record: dict[str, Any]) -> None:
+        """Store a single record."""
+        bucket = self._bucket
+        if bucket.is_full:
+            await self._make_room()
+        if bucket.journal is None and bucket.add_row(record):
+            await self._take_turn()
+        else:
+            await self._store(lambda shaper: prepare_one(shaper, record), small=True)
+
+    async def put_batch(self, records: list[dict[str, Any]]) -> None:
+        """Store multiple records, all or none."""
+        if self._bucket.is_full:
+            await self._make_room()
+        records = list(records)
+        await self._store(
+            lambda shaper: prepare(shaper, records), small=len(records) <= ROWS_AT_ONCE
+        )
+
+    async def put_arrow(self, data: pa.Table | pa.RecordBatch) -> None:
+        """Store the rows of an Arrow table or batch, all or none."""
+        if self._bucket.is_full:
+            await self._make_room()
+        await self._store(lambda shaper: prepare_arrow(shaper, data), small=False)
+
+    async def _store(self, prepared_for: Callable[[Shaper], Prepared], *, small: bool) -> None:
+        """Prepare against the schema at hand until it still is the schema when accepted."""
+        bucket = self._bucket
+        while True:
+            bucket.check_writable()
+            shaper = bucket.shaper
+            prepared = prepared_for(shaper) if small else await _in_thread(prepared_for, shaper)
+            if not prepared.chunks:
+                return
+            if prepared.shaper is not shaper and len(shaper.schema):
+                await _in_thread(bucket.check_widening, prepared)
+            if bucket.journal is None:
+                if bucket.admit(prepared):
+                    return await self._take_turn()
+            else:
+                entry = bucket.reserve(prepared)
+                if entry is not None:
+                    return await entry.future
+
+    async def _make_room(self) -> None:
+        self._bucket.check_writable()
+        while self._bucket.is_full:
+            await asyncio.wrap_future(self._bucket.request_flush())
+
+    async def _take_turn(self) -> None:
+        """Puts that never wait would keep every other task waiting."""
+        self._turn += 1
+        if self._turn % _PUTS_PER_TURN == 0:
+            await asyncio.sleep(0)
+
+    # Reading
+
+    async def get(self, offset: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
+        """Retrieve records: persisted rows, then the buffer, in order."""
+        check_window(offset, limit)
+        await self._refresh()
+        snapshot = self._bucket.snapshot()
+        if snapshot.is_quick(offset, limit):
+            return snapshot.records(offset, limit)
+        return await _in_thread(snapshot.records, offset, limit)
+
+    async def get_arrow(self, offset: int = 0, limit: int | None = None) -> pa.Table:
+        """Retrieve records as an Arrow table."""
+        check_window(offset, limit)
+        await self._refresh()
+        return await _in_thread(self._bucket.snapshot().table, offset, limit)
+
+    async def get_stream(
+        self, offset: int = 0, limit: int | None = None, block: bool = False
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Stream single records; with ``block`` wait for new ones when caught up."""
+        check_window(offset, limit)
+        end = None if limit is None else offset + limit
+        while end is None or offset < end:
+            await self._refresh()
+            snapshot = self._bucket.snapshot()
+            left = None if end is None else end - offset
+            if snapshot.window(offset, left):
+                pages = snapshot.pages(offset, left)
+                quick = snapshot.is_quick(offset, left)
+                while page := (next(pages, None) if quick else await _in_thread(_next, pages)):
+                    for record in page:
+                        offset += 1
+                        yield record
+            elif not block:
+                return
+            else:
+                await self._bucket.wait_beyond(offset)
+                if self._bucket.closed:
+                    return
+
+    async def _refresh(self) -> None:
+        if self._bucket.options.read_only:
+            await _in_thread(self._bucket.refresh)
+
+    # Upkeep and facts
+
+    async def flush(self) -> None:
+        """Persist buffered data; returns when it is in the table and synced."""
+        self._bucket.check_writable()
+        await asyncio.wrap_future(self._bucket.request_flush())
+
+    def total_count(self) -> int:
+        """Get total record count (buffer + persisted)."""
+        bucket = self._bucket
+        if bucket.options.read_only and not bucket.closed:
+            bucket.refresh()
+        return bucket.end
+
+    async def stats(self) -> dict[str, Any]:
+        """Get storage statistics."""
+        await self._refresh()
+        bucket, options = self._bucket, self._bucket.options
+        persisted, buffered = bucket.counts
+        return {
+            "bucket_id": options.bucket_id,
+            "backend": type(self).__name__,
+            "total_count": persisted + buffered,
+            "buffer_count": buffered,
+            "persisted_count": persisted,
+            "start_offset": 0,
+            "end_offset": persisted + buffered,
+            "storage_path": str(options.storage_path),
+            "version": bucket.table.view.version,
+            "flush_count": bucket.flushes,
+            "flush_error": None if bucket.flush_error is None else str(bucket.flush_error),
+            "compression": options.compression,
+            "compression_effective": EFFECTIVE[options.compression],
+            "read_only": options.read_only,
+        }
+
+    async def close(self) -> None:
+        """Flush and give the bucket back; may be called twice.
+
+        If the flush fails the error is raised, the backend stays open and keeps every record, and
+        ``close`` can be called again once the cause is gone.
+        """
+        async with self._closing:
+            bucket = self._bucket
+            if bucket.closed:
+                return
+            bucket.begin_close()
+            try:
+                if not bucket.options.read_only:
+                    await asyncio.wrap_future(bucket.request_flush())
+                    if bucket.end > bucket.table.view.rows:
+                        await asyncio.wrap_future(bucket.request_flush())
+            except BaseException:
+                bucket.cancel_close()
+                raise
+            await asyncio.shield(_in_thread(bucket.finish_close))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+async def _in_thread(call: Callable[..., _T], *args: Any) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(work.pool(), call, *args)
+
+
+def _next(pages: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
+    return next(pages, None)

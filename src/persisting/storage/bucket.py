@@ -1,0 +1,348 @@
+"""The synchronous core of one bucket: the order of buffer, log, flush and read.
+
+Write: check → (log →) acknowledge → buffer → one table commit with the last log sequence → let
+the log go. Read: table rows, then buffer. Everything here may be called from any thread; the state
+is guarded by a lock that is never held over disk, Lance or conversions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import weakref
+from concurrent.futures import Future
+from typing import Any
+
+import pyarrow as pa
+
+from persisting import fs as filesystem
+from persisting import work
+from persisting.errors import BucketClosed, InvalidArgument, SchemaError, StorageError
+from persisting.lock import BucketLock
+from persisting.metrics import NO_METRICS, BucketMetrics
+from persisting.options import BucketOptions
+from persisting.schema import Rules, Shaper
+from persisting.schema.arrow import convert
+from persisting.storage.chunk import Chunk, Prepared, copy_row
+from persisting.storage.flushing import table_batches
+from persisting.storage.journal import Entry, Journal
+from persisting.storage.snapshot import Snapshot
+from persisting.storage.waiters import Waiters
+from persisting.table.table import Table
+
+log = logging.getLogger("persisting")
+
+READER_REFRESH = 0.05
+"""Seconds between looks for a new version by a reader without the lock."""
+
+
+class Bucket:
+    """The records of one bucket folder, opened for writing or for reading only."""
+
+    def __init__(
+        self, options: BucketOptions, rules: Rules, metrics: BucketMetrics = NO_METRICS
+    ) -> None:
+        self.options, self.rules, self.metrics = options, rules, metrics
+        self.fs = filesystem.current()
+        self.guard = threading.Lock()
+        self.journal: Journal | None = None
+        self.closed = False
+        self.flush_error: BaseException | None = None
+        self.flushes = 0
+        self.waiters = Waiters()
+        self._chunks: list[Chunk] = []
+        self._buffered_rows = 0
+        self._buffered_bytes = 0
+        self._flushing = work.SharedJob(work.weakly(self, Bucket._flush))
+        self._flush_due = False
+        self._refreshed = 0.0
+        self._lock: BucketLock | None = None
+        self.table = Table(
+            options.storage_path, self.fs, compression=options.compression, defaults=rules.defaults
+        )
+        if options.read_only:
+            self._open_for_reading()
+        else:
+            self._open_for_writing()
+        self._view = self.table.view
+        self._shaper = self._acknowledged = Shaper(self._view.schema, rules)
+
+    # Opening and closing
+
+    def _open_for_reading(self) -> None:
+        folder = self.options.storage_path
+        if not folder.is_dir():
+            raise InvalidArgument(f"storage_path {folder} does not exist; there is nothing to read")
+        self.table.refresh()
+
+    def _open_for_writing(self) -> None:
+        folder = self.options.storage_path
+        try:
+            self.fs.make_folder(folder)
+        except OSError as exc:
+            raise InvalidArgument(
+                f"storage_path {folder} cannot be made: {exc.strerror}; check its permissions"
+            ) from exc
+        self._lock = BucketLock(folder, bucket=self.options.bucket_id)
+        self._unlock = weakref.finalize(self, self._lock.release, clean=False)
+        try:
+            self.table.open(left_clean=self._lock.left_clean)
+            self.table.set_compression()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Let the lock go without a clean close, after a failed opening."""
+        if self._lock is not None:
+            self._unlock()
+
+    def begin_close(self) -> None:
+        """Refuse further puts; :meth:`finish_close` or :meth:`cancel_close` follows."""
+        with self.guard:
+            self.closed = True
+
+    def cancel_close(self) -> None:
+        """The last flush failed: the bucket stays open, and the close can be tried again."""
+        with self.guard:
+            self.closed = False
+
+    def finish_close(self) -> None:
+        """Everything is flushed: give the files and the lock back."""
+        self.waiters.wake()
+        if self.journal is not None:
+            self.journal.close()
+        self.metrics.remove()
+        if self._lock is not None and self._unlock.detach() is not None:
+            self._lock.release(clean=True)
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise BucketClosed(
+                f"the backend of {self.options.storage_path} is closed; open a new one"
+            )
+
+    def check_writable(self) -> None:
+        self.check_open()
+        if self.options.read_only:
+            raise StorageError(
+                f"{self.options.storage_path} is open with read_only=True and takes no records"
+            )
+
+    # Putting
+
+    @property
+    def shaper(self) -> Shaper:
+        """What the next records are checked against."""
+        return self._shaper
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a put must wait for a flush, which also retries a failed one."""
+        if self.flush_error is not None or self._buffered_bytes > self.options.max_buffer_bytes:
+            return True
+        return self.journal is not None and self.journal.is_full
+
+    def add_row(self, record: Any) -> bool:
+        """Accept a plain record; False: it needs :func:`prepare` and :meth:`admit`."""
+        copied = copy_row(self._shaper, record)
+        if copied is None:
+            return False
+        with self.guard:
+            self.check_writable()
+            tail = self._chunks[-1] if self._chunks else None
+            if tail is None or not tail.can_take(self._shaper):
+                tail = Chunk(self._shaper, rows=[])
+                tail.arrival = _now()
+                self._chunks.append(tail)
+            tail.add(*copied)
+            self._buffered_rows += 1
+            self._buffered_bytes += copied[1]
+        self._after_accepting(1)
+        return True
+
+    def admit(self, prepared: Prepared) -> bool:
+        """Accept prepared records, all of them; False if the schema has changed since."""
+        with self.guard:
+            self.check_writable()
+            if self._shaper is not prepared.base:
+                return False
+            self._shaper = prepared.shaper
+            self._accept(prepared.chunks, _now())
+        self._after_accepting(prepared.rows)
+        return True
+
+    def reserve(self, prepared: Prepared) -> Entry | None:
+        """Queue prepared records for the log; None if the schema has changed since.
+
+        Records that come later are checked against them at once; they count, and can be read, when
+        the log has acknowledged them.
+        """
+        assert self.journal is not None
+        with self.guard:
+            self.check_writable()
+            if self._shaper is not prepared.base:
+                return None
+            self._shaper = prepared.shaper
+            entry = Entry(prepared.chunks)
+            self.journal.enqueue(entry)
+        self.journal.start()
+        return entry
+
+    def acknowledge(self, chunks: list[Chunk], arrival: int) -> None:
+        """The log holds these records: they are accepted, in this order."""
+        with self.guard:
+            self._accept(chunks, arrival)
+        self._after_accepting(sum(chunk.count for chunk in chunks))
+
+    def acknowledge_recovered(self, chunk: Chunk) -> None:
+        """Accept records from a left-over log, and make room for more where it is long."""
+        self._shaper = chunk.shaper
+        self._accept([chunk], chunk.arrival)
+        if self._buffered_bytes > self.options.max_buffer_bytes:
+            self._flush_once()
+
+    def flush_recovered(self) -> None:
+        """Bring what a left-over log held into the table, while opening."""
+        self._flush_once()
+
+    def reject(self) -> None:
+        """What was reserved and not acknowledged never was. Called under the guard."""
+        self._shaper = self._acknowledged
+
+    def _accept(self, chunks: list[Chunk], arrival: int) -> None:
+        for chunk in chunks:
+            chunk.arrival = arrival
+            chunk.seal()
+            self._buffered_rows += chunk.count
+            self._buffered_bytes += chunk.nbytes
+        if chunks:
+            self._chunks += chunks
+            self._acknowledged = chunks[-1].shaper
+
+    def _after_accepting(self, rows: int) -> None:
+        self.metrics.accepted(rows, self._buffered_rows)
+        self.waiters.wake()
+        if self._buffered_rows >= self.options.flush_threshold or (
+            self.journal is not None and self.journal.wants_flush
+        ):
+            if not self._flushing.pending:
+                self.request_flush()
+        elif not self._flush_due and self.options.flush_interval is not None:
+            self._flush_due = True
+            work.after(self.options.flush_interval, work.weakly(self, Bucket._flush_aged))
+
+    def _flush_aged(self) -> None:
+        self._flush_due = False
+        if self._buffered_rows and not self.closed:
+            self.request_flush()
+
+    def check_widening(self, prepared: Prepared) -> None:
+        """Raise if a stored value would change in a field that gets a wider type."""
+        old, new = prepared.base.schema, prepared.shaper.schema
+        changed = [f for f in old if f.type != new.field(f.name).type]
+        if not changed:
+            return
+        for batch in self.snapshot().batches(0, None):
+            for field in changed:
+                wider = new.field(field.name).type
+                try:
+                    convert(batch.column(field.name), wider)
+                except pa.ArrowException as exc:
+                    raise SchemaError(
+                        f"field {field.name!r} cannot change from {field.type} to {wider}: "
+                        f"a stored value would not stay the same ({exc})"
+                    ) from exc
+
+    # Reading
+
+    @property
+    def end(self) -> int:
+        """The offset after the last acknowledged record."""
+        with self.guard:
+            return self._view.rows + self._buffered_rows
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(rows in the table, rows in the buffer), of one moment."""
+        with self.guard:
+            return self._view.rows, self._buffered_rows
+
+    def snapshot(self) -> Snapshot:
+        """All acknowledged records as they stand now."""
+        self.check_open()
+        with self.guard:
+            chunks = [(chunk, chunk.count) for chunk in self._chunks]
+            schema = self._acknowledged.schema
+            return Snapshot(self._view, chunks, schema, self.rules.defaults or {})
+
+    def refresh(self) -> None:
+        """For a reader without the lock: look for a new version, at most every 50 ms."""
+        if self.options.read_only and time.monotonic() - self._refreshed > READER_REFRESH:
+            self.table.refresh()
+            with self.guard:
+                self._view = self.table.view
+                self._shaper = self._acknowledged = Shaper(self._view.schema, self.rules)
+            self._refreshed = time.monotonic()
+
+    async def wait_beyond(self, offset: int) -> None:
+        """Return when there may be records beyond ``offset``, or the bucket is closed."""
+        if self.options.read_only:
+            await asyncio.sleep(READER_REFRESH)
+            return
+        with self.waiters.waiting() as waiter:
+            if self.end <= offset and not self.closed:
+                await waiter
+
+    # Flushing
+
+    def request_flush(self) -> Future[None]:
+        """A future of a flush that takes everything acknowledged before this call."""
+        return self._flushing.request()
+
+    def _flush(self) -> None:
+        started = time.perf_counter()
+        try:
+            flushed = self._flush_once()
+        except BaseException as exc:
+            self.flush_error = exc
+            self.metrics.flush_failed()
+            log.error("flush of %s failed: %s", self.options.storage_path, exc)
+            raise
+        self.flush_error = None
+        if flushed:
+            self.flushes += 1
+            self.metrics.flushed(time.perf_counter() - started, self._buffered_rows)
+
+    def _flush_once(self) -> bool:
+        """Bring the buffer into the table, then let its part of the log go."""
+        with self.guard:
+            log_failed = self.journal is not None and self.journal.failed
+            chunks, schema = list(self._chunks), self._acknowledged.schema
+            if chunks:
+                chunks[-1].seal()
+        if chunks:
+            sequence = max(self.table.sequence, chunks[-1].sequence)
+            if self.journal is not None:
+                self.journal.seal()
+                if log_failed:
+                    # Also past the frames that were written and never acknowledged.
+                    sequence = max(sequence, self.journal.last_sequence)
+            self.table.append(table_batches(chunks, schema, self.rules), schema, sequence)
+            with self.guard:
+                self._view = self.table.view
+                del self._chunks[: len(chunks)]
+                self._buffered_rows -= sum(chunk.count for chunk in chunks)
+                self._buffered_bytes -= sum(chunk.nbytes for chunk in chunks)
+        if self.journal is not None:
+            if log_failed:
+                self.journal.restart(self.table.sequence)
+            elif chunks:
+                self.journal.release(self.table.sequence)
+        return bool(chunks)
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,174 @@
+"""Accepted records on their way: the pieces that the buffer, the log and a flush handle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persisting.errors import SchemaError
+from persisting.schema import Shaper, arrow
+
+ROWS_AT_ONCE = 1000
+"""Rows converted in one go; the interpreter is held for about a millisecond."""
+
+_ARROW_ROWS = 65536
+_ROW_OVERHEAD = 64
+
+
+class Chunk:
+    """Records of one schema, as rows that no one else can change or as an Arrow batch."""
+
+    __slots__ = ("_batch", "_open", "_rows", "arrival", "count", "nbytes", "sequence", "shaper")
+
+    def __init__(
+        self,
+        shaper: Shaper,
+        *,
+        rows: list[dict[str, Any]] | None = None,
+        batch: pa.RecordBatch | None = None,
+        nbytes: int = 0,
+    ) -> None:
+        self.shaper = shaper
+        self._rows, self._batch = rows, batch
+        self.count = len(rows) if rows is not None else batch.num_rows  # type: ignore[union-attr]
+        self.nbytes = nbytes or (batch.nbytes if batch is not None else 0)
+        self.arrival = 0
+        """When the records were accepted, in microseconds of Unix time."""
+        self.sequence = 0
+        """Where the log holds them, 0 without a log."""
+        self._open = rows is not None
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.shaper.schema
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The records as Arrow."""
+        if self._batch is None:
+            assert self._rows is not None
+            self._batch, self._rows = self.shaper.to_batch(self._rows), None
+        return self._batch
+
+    def batch_slice(self, start: int, stop: int) -> pa.RecordBatch:
+        """Some of the records as Arrow, without converting the others."""
+        rows = self._rows
+        if rows is not None:
+            return self.shaper.to_batch(rows[start:stop])
+        return self.batch.slice(start, stop - start)
+
+    @property
+    def is_row(self) -> bool:
+        """Whether rows may still join it."""
+        return self._open
+
+    def can_take(self, shaper: Shaper) -> bool:
+        """Whether a row of this shaper may still be added."""
+        return self._open and self.shaper is shaper and self.count < ROWS_AT_ONCE
+
+    def add(self, row: dict[str, Any], nbytes: int) -> None:
+        assert self._rows is not None
+        self._rows.append(row)
+        self.count += 1
+        self.nbytes += nbytes
+
+    def absorb(self, other: Chunk) -> None:
+        """Add the rows of another open chunk."""
+        assert self._rows is not None
+        assert other._rows is not None
+        self._rows += other._rows
+        self.count += other.count
+        self.nbytes += other.nbytes
+
+    def seal(self) -> None:
+        """Take no more rows."""
+        self._open = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Checked and converted records, not yet accepted.
+
+    ``base`` is the shaper they were checked against; if the bucket has moved on, they are prepared
+    again. ``shaper`` is the one after them.
+    """
+
+    base: Shaper
+    shaper: Shaper
+    chunks: list[Chunk]
+
+    @property
+    def rows(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+
+def copy_row(shaper: Shaper, record: Any) -> tuple[dict[str, Any], int] | None:
+    """A copy of a plain record and its rough size; None if it needs :func:`prepare`."""
+    shape = shaper.known_row(record)
+    if shape is None:
+        return None
+    return dict(record), _ROW_OVERHEAD + sum(len(record[name]) for name in shape.texts)
+
+
+def prepare_one(shaper: Shaper, record: Any) -> Prepared:
+    """Check one record; a plain one stays a row, so that it can share a batch with others."""
+    copied = copy_row(shaper, record)
+    if copied is None:
+        return prepare(shaper, [record])
+    row, nbytes = copied
+    return Prepared(shaper, shaper, [Chunk(shaper, rows=[row], nbytes=nbytes)])
+
+
+def prepare(shaper: Shaper, records: Sequence[Any]) -> Prepared:
+    """Check and convert records; raises :class:`SchemaError` and keeps nothing of them."""
+    after, taken = shaper, []
+    for start in range(0, len(records), ROWS_AT_ONCE):
+        rows, after = after.take(records[start : start + ROWS_AT_ONCE])
+        taken.append(_converted(after, rows))
+    chunks = []
+    for at, batches in taken:
+        for batch in batches:
+            aligned = arrow.align(batch, after.schema, after.rules.defaults)
+            chunks.append(Chunk(after, batch=aligned if at is not after else batch))
+    return Prepared(shaper, after, chunks)
+
+
+def prepare_arrow(shaper: Shaper, data: Any) -> Prepared:
+    """Check an Arrow table against the schema."""
+    table = arrow.accept(data, shaper.schema)
+    schema = arrow.merge(shaper.schema, table.schema, shaper.rules)
+    after = shaper if schema is shaper.schema else Shaper(schema, shaper.rules)
+    chunks = []
+    for batch in table.to_batches(max_chunksize=_ARROW_ROWS):
+        if batch.num_rows:
+            try:
+                aligned = arrow.align(batch, schema, shaper.rules.defaults)
+            except pa.ArrowException as exc:
+                raise SchemaError(f"the Arrow data does not fit the schema exactly: {exc}") from exc
+            chunks.append(Chunk(after, batch=aligned))
+    return Prepared(shaper, after, chunks)
+
+
+def _converted(shaper: Shaper, rows: list[dict[str, Any]]) -> tuple[Shaper, list[pa.RecordBatch]]:
+    return shaper, list(_batches(shaper, rows))
+
+
+def _batches(shaper: Shaper, rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    """The rows as batches; more than one where a single array cannot hold them."""
+    try:
+        batch = shaper.to_batch(rows)
+        if batch.nbytes <= _MAX_BATCH_BYTES or len(rows) == 1:
+            yield batch
+            return
+    except SchemaError as exc:
+        if not isinstance(exc.__cause__, pa.ArrowCapacityError) or len(rows) == 1:
+            raise
+    middle = len(rows) // 2
+    yield from _batches(shaper, rows[:middle])
+    yield from _batches(shaper, rows[middle:])
+
+
+_MAX_BATCH_BYTES = 64 * 1024 * 1024

@@ -1,0 +1,302 @@
+"""How a bucket uses its log: what is put into frames, when they are synced, who is told.
+
+Puts queue up; one job at a time takes all that wait, writes them as frames in one go, syncs once
+if the setting demands it, and acknowledges them together: that is the group commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import weakref
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from persisting import codec, work
+from persisting.errors import WALError
+from persisting.fs import FileSystem
+from persisting.options import PersistingOptions
+from persisting.schema import Shaper
+from persisting.storage.chunk import Chunk
+from persisting.wal import FOLDER, Log, Payload, Recovery
+from persisting.wal.frame import ROWS, SCHEMA, Frame
+
+if TYPE_CHECKING:
+    from persisting.storage.bucket import Bucket
+
+log = logging.getLogger("persisting")
+
+_WORTH_COMPRESSING = 256
+
+
+class Entry:
+    """One put in the queue: its chunks, and the future to resolve in its loop."""
+
+    __slots__ = ("chunks", "future", "loop")
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.chunks = chunks
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self.loop.create_future()
+
+
+class Journal:
+    """The log of one open bucket."""
+
+    def __init__(self, bucket: Bucket, log: Log, options: PersistingOptions) -> None:
+        self._bucket = weakref.proxy(bucket)
+        self._log = log
+        self._codec = codec.codec_id(options.compression)
+        self._interval = options.wal_sync_interval
+        self._max_bytes = options.max_wal_size
+        self._queue: list[Entry] = []
+        self._writing = work.SharedJob(work.weakly(self, Journal._write))
+        self._syncing = work.SharedJob(work.weakly(self, Journal._sync))
+        self._sync_due = False
+        self._schema: pa.Schema | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self._log.failed is not None
+
+    @property
+    def size(self) -> int:
+        return self._log.size
+
+    @property
+    def wants_flush(self) -> bool:
+        return self._log.size > self._max_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether puts wait: the log failed, or is twice as long as it should be."""
+        return self.failed or self._log.size > 2 * self._max_bytes
+
+    def enqueue(self, entry: Entry) -> None:
+        """Called under the bucket's guard, so that the queue has the order of the checks."""
+        self._queue.append(entry)
+
+    def start(self) -> None:
+        """Have the queue written."""
+        if not self._writing.pending:
+            self._writing.request()
+
+    # Writing
+
+    def _write(self) -> None:
+        with self._bucket.guard:
+            entries, self._queue = self._queue, []
+        if not entries:
+            return
+        arrival = time.time_ns() // 1000
+        try:
+            groups = _grouped(entries)
+            payloads, preamble = self._encode(groups)
+            lasts = self._log.append(payloads, preamble, arrival)
+            for group, last in zip(groups, lasts, strict=True):
+                for chunk in group:
+                    chunk.sequence = last
+            if self._interval == 0:
+                self._sync_now()
+        except BaseException as exc:
+            self._schema = None
+            self._log.retract()
+            self._bucket.metrics.log_failed()
+            self._fail(entries, exc)
+            return
+        self._bucket.metrics.log_written(self._log.size, self._unsynced)
+        self._bucket.acknowledge([chunk for group in groups for chunk in group], arrival)
+        _resolve(entries, None)
+        if self._interval > 0 and not self._sync_due:
+            self._sync_due = True
+            work.after(self._interval / 2, work.weakly(self, Journal._sync_later))
+
+    def _fail(self, entries: list[Entry], exc: BaseException) -> None:
+        """None of these was stored, nor what queued up behind them and relied on their schema."""
+        with self._bucket.guard:
+            entries, self._queue = entries + self._queue, []
+            self._bucket.reject()
+        if not isinstance(exc, WALError):
+            wrapped = WALError(f"cannot log to {self._log.folder}: {exc}")
+            wrapped.__cause__ = exc
+            exc = wrapped
+        _resolve(entries, exc)
+
+    def _encode(self, groups: list[list[Chunk]]) -> tuple[list[list[Payload]], Payload]:
+        first = groups[0][0].schema
+        preamble = _schema_payload(first)
+        schema = self._schema if self._schema is not None else first
+        payloads = []
+        for group in groups:
+            frames = []
+            for chunk in group:
+                if not chunk.schema.equals(schema):
+                    schema = chunk.schema
+                    frames.append(_schema_payload(schema))
+                frames.append(self._rows_payload(chunk.batch))
+            payloads.append(frames)
+        self._schema = schema
+        return payloads, preamble
+
+    def _rows_payload(self, batch: pa.RecordBatch) -> Payload:
+        raw = memoryview(batch.serialize())
+        if self._codec != codec.NONE and len(raw) >= _WORTH_COMPRESSING:
+            packed = codec.compress(self._codec, raw)
+            if len(packed) < len(raw):
+                return Payload(ROWS, self._codec, len(raw), packed)
+        return Payload(ROWS, codec.NONE, len(raw), raw)
+
+    # Syncing
+
+    @property
+    def _unsynced(self) -> int:
+        return self._log.last_sequence - self._log.synced_sequence
+
+    def _sync_now(self) -> None:
+        started = time.perf_counter()
+        self._log.sync()
+        self._bucket.metrics.log_synced(time.perf_counter() - started, self._unsynced)
+
+    def _sync_later(self) -> None:
+        self._sync_due = False
+        self._syncing.request()
+
+    def _sync(self) -> None:
+        """The interval's sync. If it fails, a flush brings the records to the table instead."""
+        try:
+            if not self.failed:
+                self._sync_now()
+        except WALError as exc:
+            log.error("%s; flushing to the table instead", exc)
+            self._bucket.metrics.log_failed()
+            self._bucket.request_flush()
+
+    # Around a flush
+
+    def seal(self) -> None:
+        """Let the records logged from now on begin a new segment."""
+        self._log.seal()
+
+    @property
+    def last_sequence(self) -> int:
+        return self._log.last_sequence
+
+    def release(self, sequence: int) -> None:
+        """The table holds everything up to ``sequence``."""
+        self._log.release(sequence)
+        self._bucket.metrics.log_written(self._log.size, self._unsynced)
+
+    def restart(self, sequence: int) -> None:
+        """Begin anew after a failure; the table holds everything that was acknowledged."""
+        self._log.reset(sequence)
+        self._schema = None
+        self._bucket.metrics.log_written(0, 0)
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def recover(bucket: Bucket, fs: FileSystem) -> Log:
+    """Take the records of a left-over log into the bucket, once each; the log to go on with."""
+    folder = bucket.options.storage_path / FOLDER
+    fs.make_folder(folder)
+    after = bucket.table.sequence
+    recovery = Recovery(folder, fs, after)
+    shaper: Shaper | None = None
+    records = 0
+    for frame in recovery.frames():
+        if frame.kind == SCHEMA:
+            shaper = Shaper(_read_schema(frame, folder), bucket.rules)
+        elif frame.kind == ROWS and frame.sequence > after:
+            chunk = _read_chunk(frame, shaper, folder)
+            records += chunk.count
+            bucket.acknowledge_recovered(chunk)
+        elif frame.kind not in (SCHEMA, ROWS):
+            raise WALError(
+                f"the log in {folder} holds a frame of unknown kind {frame.kind} at sequence "
+                f"{frame.sequence}; it was written by a newer version, upgrade persisting"
+            )
+    if records:
+        bucket.metrics.recovered(records)
+        log.info("recovered %d records from the log in %s", records, folder)
+    found = recovery.open_log()
+    found.release(bucket.table.sequence)
+    return found
+
+
+def has_log(folder: Any) -> bool:
+    """Whether a bucket folder holds log segments."""
+    path = folder / FOLDER
+    return path.is_dir() and any(name.suffix == ".wal" for name in path.iterdir())
+
+
+def _read_schema(frame: Frame, folder: Any) -> pa.Schema:
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(_unpacked(frame)))
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise WALError(
+            f"the schema at sequence {frame.sequence} of the log in {folder} cannot be read: {exc}"
+        ) from exc
+
+
+def _read_chunk(frame: Frame, shaper: Shaper | None, folder: Any) -> Chunk:
+    if shaper is None:
+        raise WALError(
+            f"the log in {folder} has records at sequence {frame.sequence} and no schema before"
+        )
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(_unpacked(frame)), shaper.schema)
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise WALError(
+            f"the records at sequence {frame.sequence} of the log in {folder} cannot be read: {exc}"
+        ) from exc
+    chunk = Chunk(shaper, batch=batch)
+    chunk.sequence, chunk.arrival = frame.sequence, frame.arrival
+    return chunk
+
+
+def _unpacked(frame: Frame) -> bytes:
+    return bytes(codec.decompress(frame.codec, frame.payload, frame.raw_length))
+
+
+def _schema_payload(schema: pa.Schema) -> Payload:
+    raw = memoryview(schema.serialize())
+    return Payload(SCHEMA, codec.NONE, len(raw), raw)
+
+
+def _grouped(entries: list[Entry]) -> list[list[Chunk]]:
+    """The chunks of each put; single rows of one schema that wait together share a chunk."""
+    groups: list[list[Chunk]] = []
+    tail: Chunk | None = None
+    for entry in entries:
+        if len(entry.chunks) == 1 and entry.chunks[0].is_row:
+            if tail is not None and tail.can_take(entry.chunks[0].shaper):
+                tail.absorb(entry.chunks[0])
+                continue
+            tail = entry.chunks[0]
+        else:
+            tail = None
+        groups.append(entry.chunks)
+    return groups
+
+
+def _resolve(entries: list[Entry], exc: BaseException | None) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = defaultdict(list)
+    for entry in entries:
+        by_loop[entry.loop].append(entry.future)
+    for loop, futures in by_loop.items():
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_resolve_here, futures, exc)
+
+
+def _resolve_here(futures: list[asyncio.Future[None]], exc: BaseException | None) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if exc is None:
+            future.set_result(None)
+        else:
+            future.set_exception(exc)

@@ -1,0 +1,154 @@
+"""MemoryBackend: the protocol in its plainest form, and the model the others are tested against."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from persisting.errors import BucketClosed, SchemaError
+from persisting.options import check_window
+from persisting.schema import arrow
+from persisting.schema.names import check_name
+from persisting.schema.shaper import EMPTY
+from persisting.schema.values import Values
+from persisting.storage.waiters import Waiters
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_ROWS_PER_TURN = 1000
+
+
+class MemoryBackend:
+    """In-memory storage: fast, unbounded, gone with the process.
+
+    It takes every record that the other backends could store, each with a schema of its own, and
+    returns it in the same canonical form.
+    """
+
+    def __init__(
+        self, bucket_id: int = 0, storage_path: str = "", batch_size: int = 100, **kwargs: Any
+    ) -> None:
+        self._bucket_id, self._storage_path = bucket_id, str(storage_path)
+        self._records: list[dict[str, Any]] = []
+        self._values = Values(evolving=True, vector=pa.float64())
+        self._waiters = Waiters()
+        self._closed = False
+
+    async def put(self, record: dict[str, Any]) -> None:
+        """Store a single record."""
+        self._add([self._canonical(record)])
+
+    async def put_batch(self, records: list[dict[str, Any]]) -> None:
+        """Store multiple records, all or none."""
+        taken = []
+        for number, record in enumerate(records):
+            taken.append(self._canonical(record))
+            if number % _ROWS_PER_TURN == _ROWS_PER_TURN - 1:
+                await asyncio.sleep(0)
+        self._add(taken)
+
+    async def put_arrow(self, data: pa.Table | pa.RecordBatch) -> None:
+        """Store the rows of an Arrow table or batch."""
+        self._add(arrow.accept(data, EMPTY).to_pylist())
+
+    async def get(self, offset: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
+        """Retrieve records in order."""
+        check_window(offset, limit)
+        self._check_open()
+        stop = None if limit is None else offset + limit
+        return [_copied(record) for record in self._records[offset:stop]]
+
+    async def get_arrow(self, offset: int = 0, limit: int | None = None) -> pa.Table:
+        """Retrieve records as an Arrow table."""
+        from persisting.schema import Rules, Shaper
+
+        rows, shaper = Shaper(EMPTY, Rules(evolving=True)).take(await self.get(offset, limit))
+        return pa.Table.from_batches([shaper.to_batch(rows)], schema=shaper.schema)
+
+    async def get_stream(
+        self, offset: int = 0, limit: int | None = None, block: bool = False
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Stream single records; with ``block`` wait for new ones when caught up."""
+        check_window(offset, limit)
+        self._check_open()
+        end = None if limit is None else offset + limit
+        while end is None or offset < end:
+            if offset < len(self._records):
+                offset += 1
+                yield _copied(self._records[offset - 1])
+            elif self._closed or not block:
+                return
+            else:
+                with self._waiters.waiting() as waiter:
+                    if offset >= len(self._records) and not self._closed:
+                        await waiter
+
+    async def flush(self) -> None:
+        """Nothing to persist."""
+        self._check_open()
+
+    async def stats(self) -> dict[str, Any]:
+        """Get storage statistics."""
+        count = len(self._records)
+        return {
+            "bucket_id": self._bucket_id,
+            "backend": type(self).__name__,
+            "total_count": count,
+            "buffer_count": count,
+            "persisted_count": 0,
+            "start_offset": 0,
+            "end_offset": count,
+            "storage_path": self._storage_path,
+        }
+
+    def total_count(self) -> int:
+        """Get total record count."""
+        return len(self._records)
+
+    async def close(self) -> None:
+        """End every waiting stream; may be called twice."""
+        self._closed = True
+        self._waiters.wake()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _canonical(self, record: Any) -> dict[str, Any]:
+        if not isinstance(record, dict):
+            raise SchemaError(f"a record is a dict of fields, got a {type(record).__name__}")
+        row = {}
+        for name, value in record.items():
+            check_name(name)
+            row[name], _ = self._values.describe(value, name, top=True)
+        return row
+
+    def _add(self, rows: list[dict[str, Any]]) -> None:
+        self._check_open()
+        self._records += rows
+        self._waiters.wake()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BucketClosed("the backend is closed; open a new one")
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a canonical value, so that no reader can change what is stored."""
+    if type(value) is dict:
+        return {name: _copied(item) for name, item in value.items()}
+    if type(value) is list:
+        return [_copied(item) for item in value]
+    return value

@@ -1,0 +1,90 @@
+"""One consistent view of a bucket: a version of the table and the chunks behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from persisting.schema.arrow import align
+from persisting.storage.chunk import ROWS_AT_ONCE, Chunk
+from persisting.table.view import TableView
+
+_CONVERT_BYTES = 1 << 20
+"""Arrow bytes turned into Python objects in one go, with the interpreter held."""
+
+
+class Snapshot:
+    """Rows ``0`` to ``end`` as they stood at one moment. Reading it blocks; use a thread."""
+
+    def __init__(
+        self,
+        view: TableView,
+        chunks: Sequence[tuple[Chunk, int]],
+        schema: pa.Schema,
+        defaults: Mapping[str, Any],
+    ) -> None:
+        """``chunks`` come with their count at that moment: the last one may still grow."""
+        self._view, self._chunks = view, chunks
+        self.schema, self._defaults = schema, defaults
+        self.persisted = view.rows
+        self.end = view.rows + sum(count for _, count in chunks)
+
+    def window(self, offset: int, limit: int | None) -> int:
+        """How many rows a read from ``offset`` finds."""
+        left = max(0, self.end - offset)
+        return left if limit is None else min(limit, left)
+
+    def batches(self, offset: int, limit: int | None) -> Iterator[pa.RecordBatch]:
+        """The rows of a window as Arrow batches of the snapshot's schema."""
+        left = self.window(offset, limit)
+        if left and offset < self.persisted:
+            for batch in self._view.batches(offset, left):
+                left -= batch.num_rows
+                offset += batch.num_rows
+                yield align(batch, self.schema, self._defaults)
+        start = self.persisted
+        for chunk, count in self._chunks:
+            if left and offset < start + count:
+                first = offset - start
+                batch = chunk.batch_slice(first, min(count, first + left))
+                left -= batch.num_rows
+                offset += batch.num_rows
+                yield align(batch, self.schema, self._defaults)
+            start += count
+
+    def table(self, offset: int, limit: int | None) -> pa.Table:
+        """A window as one Arrow table."""
+        return pa.Table.from_batches(list(self.batches(offset, limit)), schema=self.schema)
+
+    def pages(self, offset: int, limit: int | None) -> Iterator[list[dict[str, Any]]]:
+        """A window as lists of records, each made in one short step."""
+        for batch in self.batches(offset, limit):
+            step = rows_at_once(batch)
+            for start in range(0, batch.num_rows, step):
+                yield batch.slice(start, step).to_pylist()
+
+    def records(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
+        """A window as records."""
+        found: list[dict[str, Any]] = []
+        for page in self.pages(offset, limit):
+            found += page
+        return found
+
+    def is_quick(self, offset: int, limit: int | None) -> bool:
+        """Whether a read needs no disk and few conversions, so that a thread costs more."""
+        if offset < self.persisted:
+            return False
+        rows = self.window(offset, limit)
+        if rows > ROWS_AT_ONCE // 10:
+            return rows == 0
+        size = sum(chunk.nbytes for chunk, _ in islice(self._chunks, 100))
+        return len(self._chunks) <= 100 and size <= _CONVERT_BYTES
+
+
+def rows_at_once(batch: pa.RecordBatch) -> int:
+    """Rows of a batch that become Python objects quickly enough to hold the interpreter."""
+    per_row = max(1, batch.nbytes // max(1, batch.num_rows))
+    return max(1, min(ROWS_AT_ONCE, _CONVERT_BYTES // per_row))

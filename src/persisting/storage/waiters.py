@@ -1,0 +1,44 @@
+"""Consumers that wait for the next record, each in its own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Waiters:
+    """Futures that :meth:`wake` resolves, from whatever thread."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._futures: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+
+    @contextmanager
+    def waiting(self) -> Iterator[asyncio.Future[None]]:
+        """A future for the next wake. Look at the state inside the context, then await it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        with self._guard:
+            self._futures[future] = loop
+        try:
+            yield future
+        finally:
+            with self._guard:
+                self._futures.pop(future, None)
+
+    def wake(self) -> None:
+        """Resolve every waiting future."""
+        if not self._futures:
+            return
+        with self._guard:
+            futures, self._futures = self._futures, {}
+        for future, loop in futures.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, future)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,91 @@
+"""Bringing a table's columns to a changed schema.
+
+Every step is one Lance commit after which the table reads correctly under the old and the new
+schema alike, so a crash between any two steps leaves nothing to repair but a spare column:
+
+1. a new field is added as a column of nulls (metadata only), or filled with its default;
+2. a widened field is written as a spare column of the new type, swapped with the old one by
+   renaming both in one commit, and the old one is dropped;
+3. the schema metadata is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from persisting.schema.arrow import convert, fill
+from persisting.schema.names import ARRIVAL
+from persisting.table import layout
+
+_WIDE = "_persisting_wide_"
+_OLD = "_persisting_old_"
+
+
+def steps(schema: pa.Schema, target: pa.Schema) -> tuple[list[pa.Field], list[pa.Field]]:
+    """(fields to add, fields to replace) that bring a table's columns to ``target``."""
+    added, replaced = [], []
+    for field in target:
+        index = schema.get_field_index(field.name)
+        if index < 0:
+            added.append(field)
+        elif schema.field(index).type != field.type:
+            replaced.append(field)
+    return added, replaced
+
+
+def add(dataset: Any, fields: list[pa.Field], defaults: Mapping[str, Any]) -> None:
+    """Add columns: nulls cost no data, a default is written for every row."""
+    filled = [f for f in fields if defaults.get(f.name) is not None]
+    empty = [f for f in fields if defaults.get(f.name) is None]
+    if empty:
+        dataset.add_columns(pa.schema(empty))
+    if filled:
+        schema = pa.schema(filled)
+        _compute(
+            dataset,
+            schema,
+            [ARRIVAL],
+            lambda batch: [fill(f, batch.num_rows, defaults) for f in schema],
+        )
+
+
+def write_wide(dataset: Any, field: pa.Field) -> None:
+    """Write the spare column of a widened field."""
+    wide = field.with_name(_WIDE + field.name)
+    _compute(
+        dataset,
+        pa.schema([wide]),
+        [field.name],
+        lambda batch: [convert(batch.column(0), field.type)],
+    )
+
+
+def swap(dataset: Any, field: pa.Field) -> None:
+    """Let the spare column take the field's name, in one commit."""
+    dataset.alter_columns(
+        {"path": field.name, "name": _OLD + field.name},
+        {"path": _WIDE + field.name, "name": field.name},
+    )
+
+
+def leftovers(schema: pa.Schema) -> list[str]:
+    """Columns that a finished or interrupted swap left."""
+    return [n for n in schema.names if n.startswith((_WIDE, _OLD))]
+
+
+def replace_metadata(dataset: Any, schema: pa.Schema) -> None:
+    """Record the schema of the records."""
+    dataset.update_schema_metadata(layout.metadata(schema))
+
+
+def _compute(dataset: Any, schema: pa.Schema, read: list[str], values: Any) -> None:
+    import lance
+
+    @lance.batch_udf(output_schema=schema)
+    def computed(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(values(batch), schema=schema)
+
+    dataset.add_columns(computed, read_columns=read)

@@ -1,0 +1,127 @@
+"""The files under a Lance table: synced in the right order, checked at open.
+
+Lance writes a data file, then a transaction, then links a manifest, and syncs none of them. A
+commit is durable only when all three and their folders were synced, data first. What a crash can
+leave behind is a newest manifest that is empty, cut or full of zeros; every older one was synced
+before the next was begun.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from persisting.errors import TableError
+from persisting.fs import FileSystem
+
+log = logging.getLogger("persisting")
+
+DATA = "data"
+VERSIONS = "_versions"
+TRANSACTIONS = "_transactions"
+ASIDE = "damaged"
+_LAST_VERSION = 2**64 - 1
+
+
+def manifest_path(root: Path, version: int) -> Path:
+    return root / VERSIONS / f"{_LAST_VERSION - version:020d}.manifest"
+
+
+def newest_version(root: Path) -> int:
+    """The version of the newest manifest on disk, 0 if there is none."""
+    folder = root / VERSIONS
+    if not folder.is_dir():
+        return 0
+    numbers = [
+        _LAST_VERSION - int(name[: -len(".manifest")])
+        for name in os.listdir(folder)
+        if name.endswith(".manifest") and name[: -len(".manifest")].isdigit()
+    ]
+    return max(numbers, default=0)
+
+
+def data_paths(fragments: Iterable[Any]) -> list[str]:
+    """The data files of fragments (their metadata objects)."""
+    return [file.path for fragment in fragments for file in fragment.files]
+
+
+def sync_data(fs: FileSystem, root: Path, names: Iterable[str]) -> None:
+    """Sync data files before a manifest may name them."""
+    for name in names:
+        fs.sync_file(root / DATA / name)
+    fs.sync_folder(root / DATA)
+
+
+def sync_version(fs: FileSystem, root: Path, version: int, uuid: str | None = None) -> None:
+    """Sync a manifest with the transaction it came from, and their folders."""
+    transactions = root / TRANSACTIONS
+    if uuid is not None:
+        fs.sync_file(transactions / f"{version - 1}-{uuid}.txn")
+        fs.sync_folder(transactions)
+    elif transactions.is_dir():
+        for name in os.listdir(transactions):
+            if name.startswith(f"{version - 1}-") and name.endswith(".txn"):
+                fs.sync_file(transactions / name)
+        fs.sync_folder(transactions)
+    fs.sync_file(manifest_path(root, version))
+    fs.sync_folder(root / VERSIONS)
+
+
+def sync_root(fs: FileSystem, root: Path) -> None:
+    """Sync the entries of a table that was just created."""
+    fs.sync_folder(root)
+    fs.sync_folder(root.parent)
+
+
+def check_data(root: Path, fragments: Iterable[Any]) -> None:
+    """Raise where a data file is missing or shorter than its manifest says."""
+    for fragment in fragments:
+        for file in fragment.files:
+            path = root / DATA / file.path
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
+                raise TableError(f"data file {path} is missing") from None
+            if file.file_size_bytes is not None and size != file.file_size_bytes:
+                raise TableError(
+                    f"data file {path} has {size} bytes, its manifest says {file.file_size_bytes}"
+                )
+
+
+def set_manifest_aside(fs: FileSystem, root: Path, version: int, why: object) -> None:
+    """Take a broken newest manifest out of the table, keeping a copy."""
+    source = manifest_path(root, version)
+    folder = root.parent / ASIDE
+    fs.make_folder(folder)
+    kept = folder / f"version-{version}-{os.getpid()}.manifest"
+    fs.rename(source, kept)
+    fs.sync_folder(root / VERSIONS)
+    fs.sync_folder(folder)
+    log.warning(
+        "table %s: version %d was torn by a crash (%s); went back to the version before it, "
+        "the manifest is kept as %s",
+        root,
+        version,
+        why,
+        kept,
+    )
+
+
+def remove_new_data(fs: FileSystem, root: Path, before: set[str]) -> None:
+    """After a failed write, remove the data files it left; what cannot be removed is harmless."""
+    folder = root / DATA
+    if not folder.is_dir():
+        return
+    for name in set(os.listdir(folder)) - before:
+        try:
+            fs.remove(folder / name)
+        except OSError as exc:
+            log.warning("cannot remove %s, left by a failed flush: %s", folder / name, exc)
+
+
+def data_names(root: Path) -> set[str]:
+    folder = root / DATA
+    return set(os.listdir(folder)) if folder.is_dir() else set()

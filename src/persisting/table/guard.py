@@ -1,0 +1,20 @@
+"""The one place where errors of Lance and Arrow become ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from persisting.errors import StorageError, TableError
+
+
+@contextmanager
+def translated(action: str, where: object) -> Iterator[None]:
+    """Raise whatever goes wrong inside as a :class:`TableError` that names the table."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as exc:
+        text = str(exc).split(", /home/runner")[0] or type(exc).__name__
+        raise TableError(f"cannot {action} the table {where}: {text}") from exc

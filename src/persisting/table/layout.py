@@ -1,0 +1,145 @@
+"""How the schema of records lies in a Lance table.
+
+The table holds the fields of the records, in any order, and one column of ours (when the row was
+accepted). Fields that were only ever None have no column yet, and an empty dict is a struct with
+one unused child, since Lance stores no struct without children. The schema as the user knows it,
+in its order, is kept whole in the table's schema metadata, so that every version explains itself.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from persisting.errors import TableError
+from persisting.schema.arrow import convert
+from persisting.schema.names import ARRIVAL
+
+FORMAT = 1
+SCHEMA_KEY = "persisting.schema"
+FORMAT_KEY = "persisting.format"
+ARRIVAL_FIELD = pa.field(ARRIVAL, pa.timestamp("us", tz="UTC"))
+
+_UNUSED = "_persisting_empty"
+_MINIBLOCK = {
+    b"lance-encoding:structural-encoding": b"miniblock",
+}
+_ENCODINGS = {
+    None: {},
+    "zstd": {
+        b"lance-encoding:compression": b"zstd",
+        b"lance-encoding:minichunk-size": b"65536",
+        **_MINIBLOCK,
+    },
+    "lz4": {
+        b"lance-encoding:compression": b"lz4",
+        b"lance-encoding:minichunk-size": b"65536",
+        **_MINIBLOCK,
+    },
+    "snappy": {
+        b"lance-encoding:compression": b"lz4",
+        b"lance-encoding:minichunk-size": b"16384",
+        **_MINIBLOCK,
+    },
+}
+EFFECTIVE = {None: None, "zstd": "zstd", "lz4": "lz4", "snappy": "lz4 (16 KiB chunks)"}
+"""What the table does for a ``compression`` option; Lance has no snappy."""
+
+
+def physical_schema(schema: pa.Schema, compression: str | None) -> pa.Schema:
+    """The columns of a table for records of ``schema``."""
+    fields = [ARRIVAL_FIELD, *(f for f in schema if not pa.types.is_null(f.type))]
+    return pa.schema([_physical_field(f, compression) for f in fields], metadata(schema))
+
+
+def to_physical(batch: pa.RecordBatch, arrival: pa.Array, target: pa.Schema) -> pa.RecordBatch:
+    """A batch of records, with its times of arrival, as a batch of the table."""
+    columns = []
+    for field in target:
+        if field.name == ARRIVAL:
+            columns.append(arrival)
+        else:
+            columns.append(convert(batch.column(field.name), field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def to_logical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of the table as records of ``schema``."""
+    columns = []
+    for field in schema:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+        else:
+            columns.append(convert(batch.column(index), field.type))
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def metadata(schema: pa.Schema) -> dict[str, str]:
+    """What the table's schema metadata says about the records."""
+    plain = schema.remove_metadata().serialize().to_pybytes()
+    return {SCHEMA_KEY: base64.b64encode(plain).decode(), FORMAT_KEY: str(FORMAT)}
+
+
+def logical_schema(table_schema: pa.Schema, path: object) -> pa.Schema:
+    """The schema of the records in a table; raises where it was not written by us."""
+    entries: Mapping[bytes, bytes] = table_schema.metadata or {}
+    kept, version = entries.get(SCHEMA_KEY.encode()), entries.get(FORMAT_KEY.encode())
+    if kept is None or version is None:
+        raise TableError(
+            f"{path} is a Lance table that no Persisting backend wrote; "
+            "import it into a topic instead of opening it as one"
+        )
+    if not version.isdigit() or int(version) > FORMAT:
+        raise TableError(
+            f"{path} has table format {version.decode(errors='replace')}, this version reads up "
+            f"to {FORMAT}; upgrade persisting"
+        )
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(kept)))
+    except (ValueError, OSError, pa.ArrowException) as exc:
+        raise TableError(f"the schema kept in {path} cannot be read: {exc}") from exc
+
+
+def encoding_changes(schema: pa.Schema, target: pa.Schema) -> dict[str, dict[str, str | None]]:
+    """The field metadata to set or remove so that later writes encode as ``target`` says."""
+    changes: dict[str, dict[str, str | None]] = {}
+    for field in target:
+        if field.name in schema.names:
+            _compare_encodings(schema.field(field.name), field, field.name, changes)
+    return changes
+
+
+def _compare_encodings(
+    old: pa.Field, new: pa.Field, path: str, changes: dict[str, dict[str, str | None]]
+) -> None:
+    before, after = _encoding(old), _encoding(new)
+    if before != after:
+        changes[path] = {**dict.fromkeys(before), **after}
+    if not pa.types.is_fixed_size_list(old.type):
+        for i in range(min(old.type.num_fields, new.type.num_fields)):
+            child = old.type.field(i)
+            _compare_encodings(child, new.type.field(i), f"{path}.{child.name}", changes)
+
+
+def _encoding(field: pa.Field) -> dict[str, str]:
+    entries = field.metadata or {}
+    return {k.decode(): v.decode() for k, v in entries.items() if k.startswith(b"lance-encoding:")}
+
+
+def _physical_field(field: pa.Field, compression: str | None) -> pa.Field:
+    dtype = field.type
+    if pa.types.is_fixed_size_list(dtype):
+        return pa.field(field.name, dtype)
+    if pa.types.is_list(dtype):
+        return pa.field(field.name, pa.list_(_physical_field(dtype.value_field, compression)))
+    if pa.types.is_struct(dtype):
+        children = [_physical_field(f, compression) for f in dtype]
+        return pa.field(field.name, pa.struct(children or [pa.field(_UNUSED, pa.bool_())]))
+    if pa.types.is_null(dtype) or not _ENCODINGS[compression]:
+        return pa.field(field.name, dtype)
+    return pa.field(field.name, dtype, metadata=_ENCODINGS[compression])

@@ -1,0 +1,289 @@
+"""The Lance table of one bucket: opened with care, appended to durably.
+
+Plain blocking code without a lock of its own; one writer at a time calls :meth:`Table.append`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from persisting.errors import StorageError, TableError
+from persisting.fs import FileSystem
+from persisting.schema import EMPTY
+from persisting.table import evolve, files, layout
+from persisting.table.guard import translated
+from persisting.table.view import TableView
+
+log = logging.getLogger("persisting")
+
+FOLDER = "data.lance"
+SEQUENCE = "persisting.sequence"
+"""Property of every append: the last log sequence whose records the table holds."""
+
+_RECENT_TRANSACTIONS = 64
+
+
+class Table:
+    """The table in ``folder``; it comes into being with the first append."""
+
+    def __init__(
+        self,
+        folder: Path,
+        fs: FileSystem,
+        *,
+        compression: str | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.root = folder / FOLDER
+        self.view = TableView(None, EMPTY, 0)
+        self.sequence = 0
+        self._fs, self._compression, self._defaults = fs, compression, defaults or {}
+        self._undo: int | None = None
+
+    # Opening
+
+    def open(self, *, left_clean: bool) -> None:
+        """Open for writing: check the newest version, take a torn one back, sync what is there."""
+        version = files.newest_version(self.root)
+        if version:
+            try:
+                dataset = self._load(version)
+            except StorageError as exc:
+                dataset = self._step_back(version, left_clean, exc)
+            if dataset is not None:
+                self._adopt(dataset)
+                if not left_clean:
+                    self._sync_all()
+                self._finish_evolution()
+                self.sequence = self._read_sequence()
+
+    def refresh(self) -> None:
+        """Open, or reopen, for reading only: follow the newest version."""
+        version = files.newest_version(self.root)
+        if version and version != self.view.version:
+            self._adopt(self._load(version))
+
+    def _load(self, version: int) -> Any:
+        import lance
+
+        with translated("open", self.root):
+            dataset = lance.dataset(str(self.root))
+        if dataset.version != version:
+            raise TableError(
+                f"cannot open the table {self.root}: the manifest of version {version} is damaged"
+            )
+        layout.logical_schema(dataset.schema, self.root)
+        files.check_data(self.root, (f.metadata for f in dataset.get_fragments()))
+        return dataset
+
+    def _step_back(self, version: int, left_clean: bool, why: StorageError) -> Any | None:
+        """Without its newest version, which a crash tore before it was acknowledged."""
+        older = self._second_newest(version)
+        if left_clean:
+            raise TableError(
+                f"{why}. The bucket had been closed cleanly, so this is damage to stored data, not "
+                f"a torn write; restore {self.root} from a copy"
+            ) from why
+        if older:
+            import lance
+
+            with translated("open the version before the torn one of", self.root):
+                dataset = lance.dataset(str(self.root), version=older)
+                files.check_data(self.root, (f.metadata for f in dataset.get_fragments()))
+        files.set_manifest_aside(self._fs, self.root, version, why)
+        return self._load(older) if older else None
+
+    def _second_newest(self, version: int) -> int:
+        for candidate in range(version - 1, 0, -1):
+            if files.manifest_path(self.root, candidate).exists():
+                return candidate
+        return 0
+
+    def _adopt(self, dataset: Any) -> None:
+        schema = layout.logical_schema(dataset.schema, self.root)
+        self.view = TableView(dataset, schema, dataset.count_rows())
+
+    def _sync_all(self) -> None:
+        """Sync all that the newest version names: its writer may have died before it did."""
+        with translated("sync", self.root):
+            fragments = (f.metadata for f in self.view.dataset.get_fragments())  # type: ignore[union-attr]
+            files.sync_data(self._fs, self.root, files.data_paths(fragments))
+            files.sync_version(self._fs, self.root, self.view.version)
+            files.sync_root(self._fs, self.root)
+
+    def _read_sequence(self) -> int:
+        dataset = self.view.dataset
+        assert dataset is not None
+        with translated("read the log sequence of", self.root):
+            for count in (_RECENT_TRANSACTIONS, dataset.version):
+                for transaction in dataset.get_transactions(count):
+                    kept = (transaction and transaction.transaction_properties) or {}
+                    if SEQUENCE in kept:
+                        return int(kept[SEQUENCE])
+            return int(dataset.config().get(SEQUENCE, 0))
+
+    # Writing
+
+    def append(
+        self,
+        batches: Iterable[tuple[pa.RecordBatch, pa.Array]],
+        schema: pa.Schema,
+        sequence: int,
+    ) -> None:
+        """Commit batches (with the arrival of each row) and the log sequence, all synced.
+
+        Either everything is durable when this returns, or it raises and the table is as it was.
+        """
+        self._complete_undo()
+        with translated("write to", self.root):
+            if self.view.dataset is not None:
+                self._evolve(schema)
+            before = files.data_names(self.root)
+            try:
+                transaction = self._write(batches, schema)
+            except BaseException:
+                files.remove_new_data(self._fs, self.root, before)
+                raise
+            transaction.transaction_properties = {SEQUENCE: str(sequence)}
+            dataset = self._commit(transaction)
+            try:
+                self._sync_commit(dataset.version, transaction.uuid)
+            except BaseException:
+                self._undo = dataset.version
+                self._complete_undo()
+                raise
+        self._adopt_appended(dataset, transaction, schema)
+        self.sequence = sequence
+
+    def _write(self, batches: Iterable[tuple[pa.RecordBatch, pa.Array]], schema: pa.Schema) -> Any:
+        from lance.fragment import write_fragments
+
+        physical = layout.physical_schema(schema, self._compression)
+        reader = pa.RecordBatchReader.from_batches(physical, _physical(batches, physical))
+        dataset = self.view.dataset
+        if dataset is None:
+            self._fs.make_folder(self.root)
+            transaction = write_fragments(
+                reader,
+                str(self.root),
+                mode="create",
+                return_transaction=True,
+                enable_stable_row_ids=True,
+            )
+        else:
+            transaction = write_fragments(reader, dataset, mode="append", return_transaction=True)
+        operation: Any = transaction.operation
+        written = files.data_paths(operation.fragments)
+        files.sync_data(self._fs, self.root, written)
+        if dataset is None:
+            files.sync_root(self._fs, self.root)
+        return transaction
+
+    def _commit(self, transaction: Any) -> Any:
+        import lance
+
+        target = self.view.dataset if self.view.dataset is not None else str(self.root)
+        try:
+            return lance.LanceDataset.commit(target, transaction, enable_stable_row_ids=True)
+        except Exception:
+            landed = self._landed(transaction.uuid)
+            if landed is None:
+                raise
+            return landed
+
+    def _landed(self, uuid: str) -> Any | None:
+        """The version a transaction made, if its commit went through although it raised."""
+        version = files.newest_version(self.root)
+        if version <= self.view.version:
+            return None
+        dataset = self._load(version)
+        newest = dataset.get_transactions(1)
+        return dataset if newest and newest[0].uuid == uuid else None
+
+    def _sync_commit(self, version: int, uuid: str | None = None) -> None:
+        files.sync_version(self._fs, self.root, version, uuid)
+        if version == 1:
+            files.sync_root(self._fs, self.root)
+
+    def _complete_undo(self) -> None:
+        """Take back a version whose sync failed: a later sync could not prove its bytes."""
+        if self._undo is not None:
+            with translated("take back an unsynced version of", self.root):
+                self._fs.remove(files.manifest_path(self.root, self._undo))
+                self._fs.sync_folder(self.root / files.VERSIONS)
+            self._undo = None
+
+    def _adopt_appended(self, dataset: Any, transaction: Any, schema: pa.Schema) -> None:
+        rows = sum(f.physical_rows for f in transaction.operation.fragments)
+        self.view = TableView(dataset, schema, self.view.rows + rows)
+
+    # Changing the schema
+
+    def _evolve(self, schema: pa.Schema) -> None:
+        if schema.equals(self.view.schema):
+            return
+        dataset = self._fresh()
+        target = layout.physical_schema(schema, self._compression)
+        added, replaced = evolve.steps(dataset.schema, target)
+        if added:
+            evolve.add(dataset, added, self._defaults)
+            self._settle(dataset)
+        for field in replaced:
+            evolve.write_wide(dataset, field)
+            self._settle(dataset)
+            evolve.swap(dataset, field)
+            self._settle(dataset)
+            dataset.drop_columns(evolve.leftovers(dataset.schema))
+            self._settle(dataset)
+        evolve.replace_metadata(dataset, schema)
+        self._settle(dataset)
+
+    def _finish_evolution(self) -> None:
+        """Drop the spare columns that an interrupted widening left."""
+        dataset = self.view.dataset
+        assert dataset is not None
+        spare = evolve.leftovers(dataset.schema)
+        if spare:
+            with translated("finish a schema change of", self.root):
+                dataset = self._fresh()
+                dataset.drop_columns(spare)
+                self._settle(dataset)
+
+    def _fresh(self) -> Any:
+        """A handle of our own: Lance changes it in place, and readers hold the view's."""
+        import lance
+
+        return lance.dataset(str(self.root))
+
+    def _settle(self, dataset: Any) -> None:
+        """Sync a schema commit and make it the view."""
+        known = set(files.data_paths(f.metadata for f in self.view.dataset.get_fragments()))  # type: ignore[union-attr]
+        now = files.data_paths(f.metadata for f in dataset.get_fragments())
+        files.sync_data(self._fs, self.root, [name for name in now if name not in known])
+        self._sync_commit(dataset.version)
+        self._adopt(dataset.checkout_version(dataset.version))
+
+    def set_compression(self) -> None:
+        """Let later writes use the option, on a table that was made with another one."""
+        dataset = self.view.dataset
+        if dataset is None:
+            return
+        target = layout.physical_schema(self.view.schema, self._compression)
+        changes = layout.encoding_changes(dataset.schema, target)
+        if changes:
+            with translated("change the compression of", self.root):
+                dataset = self._fresh()
+                dataset.update_field_metadata(changes)
+                self._settle(dataset)
+
+
+def _physical(
+    batches: Iterable[tuple[pa.RecordBatch, pa.Array]], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    for batch, arrival in batches:
+        yield layout.to_physical(batch, arrival, schema)

@@ -1,0 +1,51 @@
+"""One version of the table, to read from.
+
+A view never changes: a reader that holds one sees the same rows while flushes go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from persisting.schema.names import ARRIVAL
+from persisting.table import layout
+from persisting.table.guard import translated
+
+SCAN_ROWS = 4096
+"""Rows per batch of a scan; bounds what a reader holds at once."""
+
+
+class TableView:
+    """The rows of one version; an empty view stands for a table that does not exist yet."""
+
+    def __init__(self, dataset: Any | None, schema: pa.Schema, rows: int) -> None:
+        self.dataset, self.schema, self.rows = dataset, schema, rows
+
+    @property
+    def version(self) -> int:
+        return self.dataset.version if self.dataset is not None else 0
+
+    def batches(self, offset: int, limit: int) -> Iterator[pa.RecordBatch]:
+        """Rows ``offset`` to ``offset + limit`` in order, as records of the view's schema."""
+        limit = min(limit, self.rows - offset)
+        if limit <= 0 or self.dataset is None:
+            return
+        present = set(self.dataset.schema.names)
+        columns = [n for n in self.schema.names if n in present] or [ARRIVAL]
+        with translated("read", self.dataset.uri):
+            scanner = self.dataset.scanner(
+                columns=columns,
+                offset=offset,
+                limit=limit,
+                batch_size=min(limit, SCAN_ROWS),
+                scan_in_order=True,
+            )
+            found = 0
+            for batch in scanner.to_batches():
+                found += batch.num_rows
+                yield layout.to_logical(batch, self.schema)
+            if found != limit:
+                raise OSError(f"found {found} of {limit} rows from offset {offset}")

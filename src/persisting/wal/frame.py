@@ -1,0 +1,160 @@
+"""The bytes of the log: segment headers and frames. Pure functions, no files.
+
+The layout is specified in docs/reference/wal-format.md; the constants here are that document's.
+All numbers are little-endian, all checksums CRC-32 (the zlib polynomial).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from zlib import crc32
+
+FORMAT_VERSION = 1
+
+SEGMENT_MAGIC = b"PSTWAL\r\n"
+FRAME_MAGIC = b"PSTf"
+
+SCHEMA = 1
+ROWS = 2
+
+MORE = 1
+"""Flag of a frame whose entry goes on in the next frame; an entry counts when it is whole."""
+
+MAX_PAYLOAD = (1 << 31) - 1
+
+_SEGMENT = struct.Struct("<8sHHIQQI")
+_SEGMENT_CRC = struct.Struct("<I")
+SEGMENT_HEADER_SIZE = _SEGMENT.size + _SEGMENT_CRC.size
+
+_FRAME = struct.Struct("<4sBBHIIQQqI")
+_FRAME_CRC = struct.Struct("<I")
+FRAME_HEADER_SIZE = _FRAME.size + _FRAME_CRC.size
+
+
+class Broken(Exception):
+    """The bytes at ``position`` are no whole header or frame."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"{reason} at byte {position}")
+        self.position, self.reason = position, reason
+
+
+@dataclass(frozen=True)
+class SegmentHeader:
+    """The first bytes of a segment: which one it is and where it begins."""
+
+    number: int
+    first_sequence: int
+    version: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One unit of the log. ``synced`` is the last sequence known durable when it was written."""
+
+    kind: int
+    codec: int
+    flags: int
+    raw_length: int
+    sequence: int
+    synced: int
+    arrival: int
+    payload: bytes | memoryview
+
+
+def encode_segment_header(header: SegmentHeader) -> bytes:
+    body = _SEGMENT.pack(
+        SEGMENT_MAGIC,
+        header.version,
+        SEGMENT_HEADER_SIZE,
+        0,
+        header.number,
+        header.first_sequence,
+        0,
+    )
+    return body + _SEGMENT_CRC.pack(crc32(body))
+
+
+def decode_segment_header(data: memoryview) -> SegmentHeader:
+    if len(data) < SEGMENT_HEADER_SIZE:
+        raise Broken(0, "the segment header is cut")
+    body = data[: _SEGMENT.size]
+    if _SEGMENT_CRC.unpack_from(data, _SEGMENT.size)[0] != crc32(body):
+        raise Broken(0, "the segment header fails its checksum")
+    magic, version, _, _, number, first_sequence, _ = _SEGMENT.unpack(body)
+    if magic != SEGMENT_MAGIC:
+        raise Broken(0, "the file does not begin as a log segment")
+    return SegmentHeader(number, first_sequence, version)
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """Header and payload; the payload's checksum stands in the header."""
+    body = _FRAME.pack(
+        FRAME_MAGIC,
+        frame.kind,
+        frame.codec,
+        frame.flags,
+        len(frame.payload),
+        frame.raw_length,
+        frame.sequence,
+        frame.synced,
+        frame.arrival,
+        crc32(frame.payload),
+    )
+    return b"".join((body, _FRAME_CRC.pack(crc32(body)), frame.payload))
+
+
+def decode_frame(data: memoryview, position: int) -> tuple[Frame, int]:
+    """The frame at ``position`` and the position after it, or :class:`Broken`."""
+    start = position + FRAME_HEADER_SIZE
+    if start > len(data):
+        raise Broken(position, "the frame header is cut")
+    frame, length, checksum = _decode_frame_header(data, position)
+    payload = data[start : start + length]
+    if len(payload) < length:
+        raise Broken(position, "the frame is cut")
+    if crc32(payload) != checksum:
+        raise Broken(position, "the frame's payload fails its checksum")
+    return _with_payload(frame, payload), start + length
+
+
+def later_headers(data: memoryview, position: int) -> Iterator[Frame]:
+    """Intact frame headers found anywhere from ``position`` on, without their payloads.
+
+    Each candidate costs one small checksum, so the search is linear whatever the bytes are.
+    """
+    raw = bytes(data[position:])
+    at = raw.find(FRAME_MAGIC)
+    while at >= 0:
+        if position + at + FRAME_HEADER_SIZE <= len(data):
+            with suppress(Broken):
+                yield _decode_frame_header(data, position + at)[0]
+        at = raw.find(FRAME_MAGIC, at + 1)
+
+
+def _decode_frame_header(data: memoryview, position: int) -> tuple[Frame, int, int]:
+    body = data[position : position + _FRAME.size]
+    if _FRAME_CRC.unpack_from(data, position + _FRAME.size)[0] != crc32(body):
+        raise Broken(position, "the frame header fails its checksum")
+    magic, kind, codec, flags, length, raw_length, sequence, synced, arrival, checksum = (
+        _FRAME.unpack(body)
+    )
+    if magic != FRAME_MAGIC:
+        raise Broken(position, "no frame begins here")
+    return Frame(kind, codec, flags, raw_length, sequence, synced, arrival, b""), length, checksum
+
+
+def _with_payload(frame: Frame, payload: memoryview) -> Frame:
+    return Frame(
+        frame.kind,
+        frame.codec,
+        frame.flags,
+        frame.raw_length,
+        frame.sequence,
+        frame.synced,
+        frame.arrival,
+        payload,
+    )

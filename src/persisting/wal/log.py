@@ -1,0 +1,233 @@
+"""The log in append mode: many segments, one of them written to.
+
+Recovery (:mod:`persisting.wal.recovery`) ends before the first append. A flush seals the active
+segment, so that the records it commits are exactly those of the sealed ones, and releases these
+when they are safe in the table; the next append begins a new segment.
+
+After a write or a sync failed nothing more is acknowledged on this log: a later sync that succeeds
+proves nothing about pages the kernel has already given up. :meth:`Log.reset` starts over, once
+everything acknowledged is in the table.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from persisting.errors import WALError
+from persisting.fs import FileSystem
+from persisting.wal.frame import MORE, Frame, encode_frame
+from persisting.wal.segment import Segment
+
+log = logging.getLogger("persisting")
+
+
+class Payload(NamedTuple):
+    """A frame yet without its place in the log."""
+
+    kind: int
+    codec: int
+    raw_length: int
+    data: bytes | memoryview
+
+
+class Kept(NamedTuple):
+    """A segment that is no longer written to and waits for its release."""
+
+    path: Path
+    last_sequence: int
+    size: int
+
+
+class Log:
+    """Appends entries, syncs them, and lets go of what the table holds. Safe between threads."""
+
+    def __init__(
+        self,
+        folder: Path,
+        fs: FileSystem,
+        *,
+        next_sequence: int,
+        next_number: int,
+        kept: Sequence[Kept] = (),
+    ) -> None:
+        """``kept`` are the segments that recovery found; they are released like any other."""
+        self.folder = folder
+        self._fs = fs
+        self._next_sequence, self._next_number = next_sequence, next_number
+        self._kept = list(kept)
+        self._unsynced: list[Segment] = []
+        self._active: Segment | None = None
+        self._synced = next_sequence - 1
+        self._failure: BaseException | None = None
+        self._before = 0
+        self._guard = threading.Lock()
+        self._syncing = threading.Lock()
+
+    @property
+    def last_sequence(self) -> int:
+        """The last sequence given out."""
+        return self._next_sequence - 1
+
+    @property
+    def synced_sequence(self) -> int:
+        """The last sequence that is known to survive power loss."""
+        return self._synced
+
+    @property
+    def failed(self) -> BaseException | None:
+        """Why nothing can be appended, or None."""
+        return self._failure
+
+    @property
+    def size(self) -> int:
+        """Bytes of the log on disk."""
+        with self._guard:
+            active = self._active.size if self._active else 0
+            return active + sum(k.size for k in self._kept)
+
+    def append(
+        self, entries: Sequence[Sequence[Payload]], preamble: Payload, arrival: int
+    ) -> list[int]:
+        """Write entries, each of one or more frames; the last sequence of each.
+
+        ``preamble`` goes first where a new segment begins. Every entry survives a kill of the
+        process when this returns, and power loss after the next :meth:`sync`.
+        """
+        with self._guard:
+            self._refuse_after_failure()
+            try:
+                return self._append(entries, preamble, arrival)
+            except OSError as exc:
+                self._failure = exc
+                raise WALError(
+                    f"cannot write to the log in {self.folder}: {exc.strerror or exc}; nothing of "
+                    "this put was stored. Free the cause and put again"
+                ) from exc
+
+    def _append(
+        self, entries: Sequence[Sequence[Payload]], preamble: Payload, arrival: int
+    ) -> list[int]:
+        sequence, lasts, chunks = self._next_sequence, [], []
+        if self._active is None:
+            entries = [[preamble], *entries]
+        for entry in entries:
+            for payload in entry:
+                flags = 0 if payload is entry[-1] else MORE
+                chunks.append(
+                    encode_frame(
+                        Frame(
+                            payload.kind,
+                            payload.codec,
+                            flags,
+                            payload.raw_length,
+                            sequence,
+                            self._synced,
+                            arrival,
+                            payload.data,
+                        )
+                    )
+                )
+                sequence += 1
+            lasts.append(sequence - 1)
+        if self._active is None:
+            lasts = lasts[1:]
+            self._active = Segment(self.folder, self._fs, self._next_number, self._next_sequence)
+            self._next_number += 1
+        self._next_sequence = sequence
+        self._before = self._active.size
+        self._active.append(b"".join(chunks), sequence - 1)
+        return lasts
+
+    def retract(self) -> None:
+        """After a failure: try to take the last append, which nobody was promised, off the disk.
+
+        What cannot be taken off may come back after a crash, as a put may whose outcome is unknown.
+        """
+        with self._guard:
+            if self._failure is not None and self._active is not None:
+                try:
+                    self._active.cut(self._before)
+                except OSError as exc:
+                    log.warning("cannot cut %s back: %s", self._active.path, exc)
+
+    def sync(self) -> None:
+        """Make everything appended so far durable; appends may go on meanwhile."""
+        with self._syncing:
+            with self._guard:
+                self._refuse_after_failure()
+                target = self._next_sequence - 1
+                segments = [*self._unsynced, *([self._active] if self._active else [])]
+            try:
+                for segment in segments:
+                    if segment.last_sequence > self._synced or not segment.named:
+                        segment.sync()
+            except OSError as exc:
+                with self._guard:
+                    self._failure = exc
+                raise WALError(
+                    f"cannot sync the log in {self.folder}: {exc.strerror or exc}; what was put "
+                    "since the last sync is not acknowledged as durable"
+                ) from exc
+            with self._guard:
+                self._synced = max(self._synced, target)
+                for segment in segments:
+                    if segment in self._unsynced:
+                        self._unsynced.remove(segment)
+                        segment.close()
+
+    def seal(self) -> int:
+        """End the active segment; the last sequence in the sealed ones."""
+        with self._guard:
+            if self._active is not None:
+                active, self._active = self._active, None
+                self._kept.append(Kept(active.path, active.last_sequence, active.size))
+                self._unsynced.append(active)
+            return self._next_sequence - 1
+
+    def release(self, sequence: int) -> None:
+        """Remove the sealed segments whose records the table holds up to ``sequence``.
+
+        Not synced: a segment that comes back after power loss holds nothing above the table's
+        own sequence, and recovery passes over it.
+        """
+        with self._syncing, self._guard:
+            done = [k for k in self._kept if k.last_sequence <= sequence]
+            self._kept = [k for k in self._kept if k.last_sequence > sequence]
+            for segment in [s for s in self._unsynced if s.last_sequence <= sequence]:
+                self._unsynced.remove(segment)
+                segment.close()
+            self._synced = max(self._synced, min(sequence, self._next_sequence - 1))
+        for kept in done:
+            self._fs.remove(kept.path)
+
+    def reset(self, sequence: int) -> None:
+        """After a failure: drop the whole log, all of which the table holds up to ``sequence``."""
+        self.seal()
+        with self._syncing, self._guard:
+            for segment in self._unsynced:
+                segment.close()
+            for kept in self._kept:
+                self._fs.remove(kept.path)
+            self._fs.sync_folder(self.folder)
+            self._unsynced, self._kept = [], []
+            self._next_sequence, self._synced = sequence + 1, sequence
+            self._failure = None
+
+    def close(self) -> None:
+        """Close the files; what is in them stays for the next recovery."""
+        self.seal()
+        with self._syncing, self._guard:
+            for segment in self._unsynced:
+                segment.close()
+            self._unsynced = []
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise WALError(
+                f"the log in {self.folder} failed earlier ({self._failure}) and takes nothing "
+                "until a flush has brought what was acknowledged into the table; call flush()"
+            ) from self._failure

@@ -1,0 +1,131 @@
+"""Threads for blocking work: one shared pool, one timer, and jobs that never overlap themselves.
+
+A bucket owns no thread. What blocks (syncs, Lance, conversions of many rows) runs in the pool;
+what must happen later (a sync interval, a flush interval) is handed to the timer, which only
+submits to the pool.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+POOL_THREADS = 16
+
+_pool: ThreadPoolExecutor | None = None
+_pool_guard = threading.Lock()
+
+
+def pool() -> ThreadPoolExecutor:
+    """The process's pool for blocking work."""
+    global _pool
+    with _pool_guard:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="persisting")
+        return _pool
+
+
+def weakly(owner: _T, method: Callable[[_T], Any]) -> Callable[[], Any]:
+    """A call of ``method`` that does not keep its owner alive, and does nothing once it is gone."""
+    ref = weakref.ref(owner)
+
+    def call() -> Any:
+        alive = ref()
+        return method(alive) if alive is not None else None
+
+    return call
+
+
+class SharedJob:
+    """A job that runs in the pool, one run at a time, and whose runs are shared.
+
+    :meth:`request` returns a future of a run that **begins after the call**, so that a caller
+    knows its own state was seen; callers that arrive while a run is under way share the next.
+    """
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self._run = run
+        self._guard = threading.Lock()
+        self._waiting: list[Future[Any]] = []
+        self._active = False
+
+    def request(self) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._guard:
+            self._waiting.append(future)
+            start = not self._active
+            self._active = True
+        if start:
+            pool().submit(self._work)
+        return future
+
+    @property
+    def pending(self) -> bool:
+        """Whether a run is waiting to begin."""
+        return bool(self._waiting)
+
+    def _work(self) -> None:
+        while True:
+            with self._guard:
+                served, self._waiting = self._waiting, []
+                if not served:
+                    self._active = False
+                    return
+            try:
+                result = self._run()
+            except BaseException as exc:
+                for future in served:
+                    if future.set_running_or_notify_cancel():
+                        future.set_exception(exc)
+            else:
+                for future in served:
+                    if future.set_running_or_notify_cancel():
+                        future.set_result(result)
+
+
+class _Timer:
+    """One daemon thread that calls functions at given times."""
+
+    def __init__(self) -> None:
+        self._wake = threading.Condition()
+        self._heap: list[tuple[float, int, Callable[[], Any]]] = []
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+
+    def after(self, seconds: float, call: Callable[[], Any]) -> None:
+        with self._wake:
+            heapq.heappush(self._heap, (time.monotonic() + seconds, next(self._numbers), call))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="persisting-timer", daemon=True
+                )
+                self._thread.start()
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._heap:
+                    self._wake.wait()
+                due = self._heap[0][0] - time.monotonic()
+                if due > 0:
+                    self._wake.wait(due)
+                    continue
+                call = heapq.heappop(self._heap)[2]
+            call()
+
+
+_timer = _Timer()
+
+
+def after(seconds: float, call: Callable[[], Any]) -> None:
+    """Call a short, non-blocking function in ``seconds``; it must not raise."""
+    _timer.after(seconds, call)
