@@ -10,9 +10,18 @@ import pyarrow.compute as pc
 
 from persisting.errors import SchemaError
 from persisting.schema.names import check_name
-from persisting.schema.rules import Conflict, learn, widen
+from persisting.schema.rules import Conflict, is_listy, learn, widen
 from persisting.schema.shaper import Rules
-from persisting.schema.values import DURATION, MAX_DEPTH, NAIVE, TIME, UUID, Values, type_name
+from persisting.schema.values import (
+    DURATION,
+    EXACT_IN_FLOAT64,
+    MAX_DEPTH,
+    NAIVE,
+    TIME,
+    UUID,
+    Values,
+    type_name,
+)
 
 
 def accept(data: Any, schema: pa.Schema) -> pa.Table:
@@ -106,6 +115,20 @@ def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
         offsets = array.offsets
         return pa.ListArray.from_arrays(offsets, items, type=target, mask=_mask(array))
     return array.cast(target)
+
+
+def beyond_float(array: pa.Array) -> bool:
+    """Whether a whole number in ``array`` is too large for a float to hold every neighbour."""
+    if pa.types.is_integer(array.type):
+        span = pc.min_max(array).as_py()
+        return span["min"] is not None and (
+            span["max"] > EXACT_IN_FLOAT64 or span["min"] < -EXACT_IN_FLOAT64
+        )
+    if pa.types.is_struct(array.type):
+        return any(beyond_float(child) for child in array.flatten())
+    if is_listy(array.type):
+        return beyond_float(array.flatten())
+    return False
 
 
 def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:

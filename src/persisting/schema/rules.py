@@ -102,6 +102,24 @@ def _widen_integer(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
     return next((t for t in _SIGNED if t.bit_width >= need), None)
 
 
+def has_integers(dtype: pa.DataType) -> bool:
+    """Whether any part of ``dtype`` holds whole numbers."""
+    if pa.types.is_integer(dtype):
+        return True
+    return any(has_integers(dtype.field(i).type) for i in range(dtype.num_fields))
+
+
+def integers_become_floats(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether a whole number stored under ``old`` is a float under ``new``."""
+    if pa.types.is_integer(old):
+        return bool(pa.types.is_floating(new))
+    if is_listy(old) and is_listy(new):
+        return integers_become_floats(old.value_type, new.value_type)
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        return any(integers_become_floats(f.type, new.field(f.name).type) for f in old)
+    return False
+
+
 def is_listy(dtype: pa.DataType) -> bool:
     """Whether ``dtype`` is a plain list or a vector."""
     return bool(pa.types.is_list(dtype) or pa.types.is_fixed_size_list(dtype))

@@ -17,8 +17,8 @@ import pyarrow as pa
 from persisting.errors import SchemaError
 from persisting.schema import checks
 from persisting.schema.names import check_name
-from persisting.schema.rules import Conflict, learn, widen
-from persisting.schema.values import Misfit, Values, type_name
+from persisting.schema.rules import Conflict, has_integers, learn, widen
+from persisting.schema.values import EXACT_IN_FLOAT64, Misfit, Values, type_name
 
 _MAX_SHAPES = 1024
 EMPTY = pa.schema([])
@@ -57,6 +57,8 @@ class Shaper:
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         self._build_type = pa.struct([checks.storage_field(f) for f in schema])
         self._final_type = pa.struct(list(schema))
+        self._largest = EXACT_IN_FLOAT64 if rules.evolving else checks.INT64_MAX
+        self.integer_columns = tuple(f.name for f in schema if has_integers(f.type))
 
     def known_row(self, record: Any) -> Shape | None:
         """The shape of a flat record that may be kept as it is, or None for the careful road."""
@@ -66,7 +68,7 @@ class Shaper:
         if shape is None or not shape.plain:
             return None
         for name in shape.ints:
-            if not checks.INT64_MIN <= record[name] <= checks.INT64_MAX:
+            if not -self._largest <= record[name] <= self._largest:
                 return None
         for name in shape.texts:
             if not checks.is_unicode(record[name]):

@@ -75,8 +75,8 @@ class TableBackend:
             prepared = prepared_for(shaper) if small else await _in_thread(prepared_for, shaper)
             if not prepared.chunks:
                 return
-            if prepared.shaper is not shaper and len(shaper.schema):
-                await _in_thread(bucket.check_widening, prepared)
+            if prepared.widened:
+                await _in_thread(bucket.learn_large, prepared.widened)
             if bucket.journal is None:
                 if bucket.admit(prepared):
                     return await self._take_turn()
@@ -118,8 +118,9 @@ class TableBackend:
     ) -> AsyncIterator[dict[str, Any]]:
         """Stream single records; with ``block`` wait for new ones when caught up."""
         check_window(offset, limit)
+        self._bucket.check_open()
         end = None if limit is None else offset + limit
-        while end is None or offset < end:
+        while (end is None or offset < end) and not self._bucket.closed:
             await self._refresh()
             snapshot = self._bucket.snapshot()
             left = None if end is None else end - offset
@@ -134,8 +135,6 @@ class TableBackend:
                 return
             else:
                 await self._bucket.wait_beyond(offset)
-                if self._bucket.closed:
-                    return
 
     async def _refresh(self) -> None:
         if self._bucket.options.read_only:
@@ -189,10 +188,10 @@ class TableBackend:
                 return
             bucket.begin_close()
             try:
+                if bucket.journal is not None:
+                    await asyncio.wrap_future(bucket.journal.drain())
                 if not bucket.options.read_only:
                     await asyncio.wrap_future(bucket.request_flush())
-                    if bucket.end > bucket.table.view.rows:
-                        await asyncio.wrap_future(bucket.request_flush())
             except BaseException:
                 bucket.cancel_close()
                 raise

@@ -15,8 +15,6 @@ import weakref
 from concurrent.futures import Future
 from typing import Any
 
-import pyarrow as pa
-
 from persisting import fs as filesystem
 from persisting import work
 from persisting.errors import BucketClosed, InvalidArgument, SchemaError, StorageError
@@ -24,7 +22,7 @@ from persisting.lock import BucketLock
 from persisting.metrics import NO_METRICS, BucketMetrics
 from persisting.options import BucketOptions
 from persisting.schema import Rules, Shaper
-from persisting.schema.arrow import convert
+from persisting.schema.arrow import beyond_float, merge
 from persisting.storage.chunk import Chunk, Prepared, copy_row
 from persisting.storage.flushing import table_batches
 from persisting.storage.journal import Entry, Journal
@@ -57,6 +55,8 @@ class Bucket:
         self._buffered_bytes = 0
         self._flushing = work.SharedJob(work.weakly(self, Bucket._flush))
         self._flush_due = False
+        self._large: set[str] = set()
+        self._searched: set[str] = set()
         self._refreshed = 0.0
         self._lock: BucketLock | None = None
         self.table = Table(
@@ -169,6 +169,7 @@ class Bucket:
             self.check_writable()
             if self._shaper is not prepared.base:
                 return False
+            self._check_widening(prepared)
             self._shaper = prepared.shaper
             self._accept(prepared.chunks, _now())
         self._after_accepting(prepared.rows)
@@ -185,6 +186,7 @@ class Bucket:
             self.check_writable()
             if self._shaper is not prepared.base:
                 return None
+            self._check_widening(prepared)
             self._shaper = prepared.shaper
             entry = Entry(prepared.chunks)
             self.journal.enqueue(entry)
@@ -198,7 +200,14 @@ class Bucket:
         self._after_accepting(sum(chunk.count for chunk in chunks))
 
     def acknowledge_recovered(self, chunk: Chunk) -> None:
-        """Accept records from a left-over log, and make room for more where it is long."""
+        """Accept records from a left-over log, and make room for more where it is long.
+
+        The table may know a later schema than the record's: a flush may have died after it had
+        changed the schema and before it had added the rows.
+        """
+        schema = merge(self._acknowledged.schema, chunk.schema, Rules(evolving=True))
+        if not schema.equals(chunk.schema):
+            chunk.shaper = Shaper(schema, self.rules)
         self._shaper = chunk.shaper
         self._accept([chunk], chunk.arrival)
         if self._buffered_bytes > self.options.max_buffer_bytes:
@@ -239,22 +248,27 @@ class Bucket:
         if self._buffered_rows and not self.closed:
             self.request_flush()
 
-    def check_widening(self, prepared: Prepared) -> None:
-        """Raise if a stored value would change in a field that gets a wider type."""
-        old, new = prepared.base.schema, prepared.shaper.schema
-        changed = [f for f in old if f.type != new.field(f.name).type]
-        if not changed:
-            return
-        for batch in self.snapshot().batches(0, None):
-            for field in changed:
-                wider = new.field(field.name).type
-                try:
-                    convert(batch.column(field.name), wider)
-                except pa.ArrowException as exc:
-                    raise SchemaError(
-                        f"field {field.name!r} cannot change from {field.type} to {wider}: "
-                        f"a stored value would not stay the same ({exc})"
-                    ) from exc
+    # Widening
+
+    def learn_large(self, names: list[str]) -> None:
+        """Find out whether stored whole numbers of these fields could become floats."""
+        unknown = [name for name in names if name not in self._searched]
+        if unknown:
+            for batch in self.snapshot().batches(0, None, unknown):
+                found = {n for n in unknown if beyond_float(batch.column(n))}
+                with self.guard:
+                    self._large |= found
+            self._searched.update(unknown)
+
+    def _check_widening(self, prepared: Prepared) -> None:
+        """Raise if a stored whole number would change in a field that becomes float."""
+        for name in prepared.widened:
+            if name in self._large:
+                raise SchemaError(
+                    f"field {name!r} cannot change from int to float: it holds whole numbers "
+                    "beyond 2**53, which a float cannot keep; put the floats into another field"
+                )
+        self._large |= prepared.large
 
     # Reading
 
@@ -339,7 +353,7 @@ class Bucket:
         if self.journal is not None:
             if log_failed:
                 self.journal.restart(self.table.sequence)
-            elif chunks:
+            else:
                 self.journal.release(self.table.sequence)
         return bool(chunks)
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from persisting.errors import SchemaError
 from persisting.schema import Shaper, arrow
+from persisting.schema.rules import integers_become_floats
 
 ROWS_AT_ONCE = 1000
 """Rows converted in one go; the interpreter is held for about a millisecond."""
@@ -99,6 +100,20 @@ class Prepared:
     base: Shaper
     shaper: Shaper
     chunks: list[Chunk]
+    large: frozenset[str] = frozenset()
+    """Fields with whole numbers that could not become floats."""
+
+    @property
+    def widened(self) -> list[str]:
+        """Fields whose whole numbers become floats."""
+        if self.shaper is self.base:
+            return []
+        new = self.shaper.schema
+        return [
+            f.name
+            for f in self.base.schema
+            if integers_become_floats(f.type, new.field(f.name).type)
+        ]
 
     @property
     def rows(self) -> int:
@@ -133,7 +148,7 @@ def prepare(shaper: Shaper, records: Sequence[Any]) -> Prepared:
         for batch in batches:
             aligned = arrow.align(batch, after.schema, after.rules.defaults)
             chunks.append(Chunk(after, batch=aligned if at is not after else batch))
-    return Prepared(shaper, after, chunks)
+    return Prepared(shaper, after, chunks, _large(after, chunks))
 
 
 def prepare_arrow(shaper: Shaper, data: Any) -> Prepared:
@@ -149,7 +164,18 @@ def prepare_arrow(shaper: Shaper, data: Any) -> Prepared:
             except pa.ArrowException as exc:
                 raise SchemaError(f"the Arrow data does not fit the schema exactly: {exc}") from exc
             chunks.append(Chunk(after, batch=aligned))
-    return Prepared(shaper, after, chunks)
+    return Prepared(shaper, after, chunks, _large(after, chunks))
+
+
+def _large(shaper: Shaper, chunks: list[Chunk]) -> frozenset[str]:
+    if not shaper.rules.evolving:
+        return frozenset()
+    return frozenset(
+        name
+        for chunk in chunks
+        for name in shaper.integer_columns
+        if arrow.beyond_float(chunk.batch.column(name))
+    )
 
 
 def _converted(shaper: Shaper, rows: list[dict[str, Any]]) -> tuple[Shaper, list[pa.RecordBatch]]:

@@ -11,6 +11,7 @@ import logging
 import time
 import weakref
 from collections import defaultdict
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -83,6 +84,10 @@ class Journal:
         """Have the queue written."""
         if not self._writing.pending:
             self._writing.request()
+
+    def drain(self) -> Future[None]:
+        """A future of when everything queued before this call is acknowledged or failed."""
+        return self._writing.request()
 
     # Writing
 

@@ -37,14 +37,19 @@ class Snapshot:
         left = max(0, self.end - offset)
         return left if limit is None else min(limit, left)
 
-    def batches(self, offset: int, limit: int | None) -> Iterator[pa.RecordBatch]:
-        """The rows of a window as Arrow batches of the snapshot's schema."""
+    def batches(
+        self, offset: int, limit: int | None, columns: list[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a window as Arrow batches of the snapshot's schema, or some columns of it."""
+        schema = self.schema
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns])
         left = self.window(offset, limit)
         if left and offset < self.persisted:
-            for batch in self._view.batches(offset, left):
+            for batch in self._view.batches(offset, left, schema.names):
                 left -= batch.num_rows
                 offset += batch.num_rows
-                yield align(batch, self.schema, self._defaults)
+                yield align(batch, schema, self._defaults)
         start = self.persisted
         for chunk, count in self._chunks:
             if left and offset < start + count:
@@ -52,7 +57,7 @@ class Snapshot:
                 batch = chunk.batch_slice(first, min(count, first + left))
                 left -= batch.num_rows
                 offset += batch.num_rows
-                yield align(batch, self.schema, self._defaults)
+                yield align(batch, schema, self._defaults)
             start += count
 
     def table(self, offset: int, limit: int | None) -> pa.Table:

@@ -3,7 +3,8 @@
 Every step is one Lance commit after which the table reads correctly under the old and the new
 schema alike, so a crash between any two steps leaves nothing to repair but a spare column:
 
-1. a new field is added as a column of nulls (metadata only), or filled with its default;
+1. a new field, also one inside dicts, is added as a column of nulls (metadata only), or filled
+   with its default;
 2. a widened field is written as a spare column of the new type, swapped with the old one by
    renaming both in one commit, and the old one is dropped;
 3. the schema metadata is replaced.
@@ -32,8 +33,35 @@ def steps(schema: pa.Schema, target: pa.Schema) -> tuple[list[pa.Field], list[pa
         if index < 0:
             added.append(field)
         elif schema.field(index).type != field.type:
-            replaced.append(field)
+            extra = _additions(schema.field(index), field)
+            if extra is None:
+                replaced.append(field)
+            else:
+                added.append(extra)
     return added, replaced
+
+
+def _additions(old: pa.Field, new: pa.Field) -> pa.Field | None:
+    """The part of ``new`` that ``old`` lacks, if that is all they differ in.
+
+    Lance merges such a field into the one of the same name without touching data.
+    """
+    if pa.types.is_list(old.type) and pa.types.is_list(new.type):
+        item = _additions(old.type.value_field, new.type.value_field)
+        return None if item is None else new.with_type(pa.list_(item))
+    if not pa.types.is_struct(old.type) or not pa.types.is_struct(new.type):
+        return None
+    if [f.name for f in new.type][: old.type.num_fields] != [f.name for f in old.type]:
+        return None
+    parts = list(new.type)[old.type.num_fields :]
+    for before in old.type:
+        after = new.type.field(before.name)
+        if before.type != after.type:
+            part = _additions(before, after)
+            if part is None:
+                return None
+            parts.append(part)
+    return new.with_type(pa.struct(parts))
 
 
 def add(dataset: Any, fields: list[pa.Field], defaults: Mapping[str, Any]) -> None:

@@ -110,18 +110,17 @@ def set_manifest_aside(fs: FileSystem, root: Path, version: int, why: object) ->
     )
 
 
-def remove_new_data(fs: FileSystem, root: Path, before: set[str]) -> None:
-    """After a failed write, remove the data files it left; what cannot be removed is harmless."""
+def remove_new_data(fs: FileSystem, root: Path, since: int, used: set[str]) -> None:
+    """After a failed write, remove the data files it left; what cannot be removed is harmless.
+
+    These are the files written ``since`` (nanoseconds of Unix time) that no version uses.
+    """
     folder = root / DATA
     if not folder.is_dir():
         return
-    for name in set(os.listdir(folder)) - before:
+    for entry in os.scandir(folder):
         try:
-            fs.remove(folder / name)
+            if entry.name not in used and entry.stat().st_mtime_ns >= since:
+                fs.remove(folder / entry.name)
         except OSError as exc:
-            log.warning("cannot remove %s, left by a failed flush: %s", folder / name, exc)
-
-
-def data_names(root: Path) -> set[str]:
-    folder = root / DATA
-    return set(os.listdir(folder)) if folder.is_dir() else set()
+            log.warning("cannot remove %s, left by a failed flush: %s", entry.path, exc)

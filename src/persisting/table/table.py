@@ -6,6 +6,7 @@ Plain blocking code without a lock of its own; one writer at a time calls :meth:
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class Table:
         version = files.newest_version(self.root)
         if version:
             try:
-                dataset = self._load(version)
+                dataset = self._load_checked(version)
             except StorageError as exc:
                 dataset = self._step_back(version, left_clean, exc)
             if dataset is not None:
@@ -72,12 +73,16 @@ class Table:
         import lance
 
         with translated("open", self.root):
-            dataset = lance.dataset(str(self.root))
+            dataset = lance.dataset(str(self.root), version=version)
         if dataset.version != version:
             raise TableError(
                 f"cannot open the table {self.root}: the manifest of version {version} is damaged"
             )
         layout.logical_schema(dataset.schema, self.root)
+        return dataset
+
+    def _load_checked(self, version: int) -> Any:
+        dataset = self._load(version)
         files.check_data(self.root, (f.metadata for f in dataset.get_fragments()))
         return dataset
 
@@ -89,14 +94,9 @@ class Table:
                 f"{why}. The bucket had been closed cleanly, so this is damage to stored data, not "
                 f"a torn write; restore {self.root} from a copy"
             ) from why
-        if older:
-            import lance
-
-            with translated("open the version before the torn one of", self.root):
-                dataset = lance.dataset(str(self.root), version=older)
-                files.check_data(self.root, (f.metadata for f in dataset.get_fragments()))
+        dataset = self._load_checked(older) if older else None
         files.set_manifest_aside(self._fs, self.root, version, why)
-        return self._load(older) if older else None
+        return dataset
 
     def _second_newest(self, version: int) -> int:
         for candidate in range(version - 1, 0, -1):
@@ -143,11 +143,11 @@ class Table:
         with translated("write to", self.root):
             if self.view.dataset is not None:
                 self._evolve(schema)
-            before = files.data_names(self.root)
+            began = time.time_ns()
             try:
                 transaction = self._write(batches, schema)
             except BaseException:
-                files.remove_new_data(self._fs, self.root, before)
+                files.remove_new_data(self._fs, self.root, began, self._data_in_use())
                 raise
             transaction.transaction_properties = {SEQUENCE: str(sequence)}
             dataset = self._commit(transaction)
@@ -183,6 +183,11 @@ class Table:
         if dataset is None:
             files.sync_root(self._fs, self.root)
         return transaction
+
+    def _data_in_use(self) -> set[str]:
+        if self.view.dataset is None:
+            return set()
+        return set(files.data_paths(f.metadata for f in self.view.dataset.get_fragments()))
 
     def _commit(self, transaction: Any) -> Any:
         import lance
@@ -262,7 +267,7 @@ class Table:
 
     def _settle(self, dataset: Any) -> None:
         """Sync a schema commit and make it the view."""
-        known = set(files.data_paths(f.metadata for f in self.view.dataset.get_fragments()))  # type: ignore[union-attr]
+        known = self._data_in_use()
         now = files.data_paths(f.metadata for f in dataset.get_fragments())
         files.sync_data(self._fs, self.root, [name for name in now if name not in known])
         self._sync_commit(dataset.version)

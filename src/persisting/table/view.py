@@ -28,13 +28,16 @@ class TableView:
     def version(self) -> int:
         return self.dataset.version if self.dataset is not None else 0
 
-    def batches(self, offset: int, limit: int) -> Iterator[pa.RecordBatch]:
-        """Rows ``offset`` to ``offset + limit`` in order, as records of the view's schema."""
+    def batches(
+        self, offset: int, limit: int, names: list[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows ``offset`` to ``offset + limit`` in order, with the fields ``names`` (None: all)."""
         limit = min(limit, self.rows - offset)
         if limit <= 0 or self.dataset is None:
             return
+        wanted = [f for f in self.schema if names is None or f.name in names]
         present = set(self.dataset.schema.names)
-        columns = [n for n in self.schema.names if n in present] or [ARRIVAL]
+        columns = [f.name for f in wanted if f.name in present] or [ARRIVAL]
         with translated("read", self.dataset.uri):
             scanner = self.dataset.scanner(
                 columns=columns,
@@ -46,6 +49,6 @@ class TableView:
             found = 0
             for batch in scanner.to_batches():
                 found += batch.num_rows
-                yield layout.to_logical(batch, self.schema)
+                yield layout.to_logical(batch, pa.schema(wanted))
             if found != limit:
                 raise OSError(f"found {found} of {limit} rows from offset {offset}")

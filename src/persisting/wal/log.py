@@ -195,25 +195,35 @@ class Log:
         own sequence, and recovery passes over it.
         """
         with self._syncing, self._guard:
-            done = [k for k in self._kept if k.last_sequence <= sequence]
-            self._kept = [k for k in self._kept if k.last_sequence > sequence]
             for segment in [s for s in self._unsynced if s.last_sequence <= sequence]:
                 self._unsynced.remove(segment)
                 segment.close()
             self._synced = max(self._synced, min(sequence, self._next_sequence - 1))
+            done = [k for k in self._kept if k.last_sequence <= sequence]
         for kept in done:
+            self._remove(kept)
+
+    def _remove(self, kept: Kept) -> None:
+        try:
             self._fs.remove(kept.path)
+        except OSError as exc:
+            raise WALError(
+                f"cannot remove the log segment {kept.path}, whose records are in the table: "
+                f"{exc.strerror or exc}; the next flush tries again"
+            ) from exc
+        with self._guard:
+            self._kept.remove(kept)
 
     def reset(self, sequence: int) -> None:
         """After a failure: drop the whole log, all of which the table holds up to ``sequence``."""
-        self.seal()
-        with self._syncing, self._guard:
-            for segment in self._unsynced:
-                segment.close()
-            for kept in self._kept:
-                self._fs.remove(kept.path)
+        self.close()
+        for kept in list(self._kept):
+            self._remove(kept)
+        try:
             self._fs.sync_folder(self.folder)
-            self._unsynced, self._kept = [], []
+        except OSError as exc:
+            raise WALError(f"cannot sync the log's folder {self.folder}: {exc}") from exc
+        with self._guard:
             self._next_sequence, self._synced = sequence + 1, sequence
             self._failure = None
 
