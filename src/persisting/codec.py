@@ -31,7 +31,8 @@ def compress(codec: int, raw: bytes | memoryview) -> bytes | memoryview:
         return raw
     import pyarrow as pa
 
-    return memoryview(pa.Codec(_ARROW_NAMES[codec]).compress(raw))
+    # As bytes: the memoryview of Arrow's buffer reports its capacity, not its size.
+    return pa.Codec(_ARROW_NAMES[codec]).compress(raw, asbytes=True)
 
 
 def decompress(codec: int, packed: bytes | memoryview, raw_length: int) -> bytes | memoryview:
@@ -47,6 +48,6 @@ def decompress(codec: int, packed: bytes | memoryview, raw_length: int) -> bytes
     import pyarrow as pa
 
     try:
-        return memoryview(pa.Codec(_ARROW_NAMES[codec]).decompress(packed, raw_length))
+        return pa.Codec(_ARROW_NAMES[codec]).decompress(packed, raw_length, asbytes=True)
     except (pa.ArrowException, OSError) as exc:
         raise WALError(f"a {_ARROW_NAMES[codec]} frame does not unpack: {exc}") from exc

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -108,7 +109,12 @@ def storage_folder(path: Any) -> Path:
     if "\0" in str(path):
         raise InvalidArgument("storage_path contains a NUL character")
     folder = Path(path).absolute()
-    if folder.exists() and not folder.is_dir():
+    try:
+        os.fsencode(folder)
+        is_file = folder.exists() and not folder.is_dir()
+    except (OSError, ValueError) as exc:
+        raise InvalidArgument(f"storage_path {str(path)!r} cannot be used: {exc}") from exc
+    if is_file:
         raise InvalidArgument(f"storage_path {str(path)!r} is a file; name a folder")
     return folder
 

@@ -48,13 +48,13 @@ def accept(data: Any, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
-def merge(schema: pa.Schema, new: pa.Schema, rules: Rules) -> pa.Schema:
+def merge(schema: pa.Schema, new: pa.Schema, rules: Rules, *, defined: bool = True) -> pa.Schema:
     """The schema after data of schema ``new``; raises :class:`SchemaError` where it contradicts."""
     types = {f.name: f.type for f in schema}
     for field in new:
         known = types.get(field.name)
         if known is None:
-            if types and len(schema) and not rules.evolving:
+            if defined and not rules.evolving:
                 raise SchemaError(f"field {field.name!r} is not in the schema")
             types[field.name] = field.type
             continue
@@ -112,8 +112,9 @@ def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
         return _convert_vector(array, target)
     if pa.types.is_list(target):
         items = convert(array.values, target.value_type)
-        offsets = array.offsets
-        return pa.ListArray.from_arrays(offsets, items, type=target, mask=_mask(array))
+        return pa.Array.from_buffers(
+            target, len(array), array.buffers()[:2], offset=array.offset, children=[items]
+        )
     return array.cast(target)
 
 

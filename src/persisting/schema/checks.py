@@ -42,8 +42,6 @@ _PLAIN: dict[pa.DataType, type] = {
 
 def is_unicode(text: str) -> bool:
     """Whether ``text`` can be encoded: no lone surrogates."""
-    if text.isascii():
-        return True
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -52,31 +50,30 @@ def is_unicode(text: str) -> bool:
 
 
 class Found(NamedTuple):
-    """Checks by field, and the text and int fields, of records of one shape."""
+    """Checks by field, and the text, int and bytes fields, of records of one shape."""
 
     checks: tuple[tuple[str, Check], ...]
     texts: tuple[str, ...]
     ints: tuple[str, ...]
+    blobs: tuple[str, ...]
 
 
 def find(record: dict[str, Any], schema: pa.Schema, vector: pa.DataType) -> Found | None:
     """What records of this one's shape still need; None: be careful with each of them."""
-    needed, texts, ints = [], [], []
+    needed = []
+    plain: dict[type, list[str]] = {str: [], int: [], bytes: [], float: [], bool: []}
     for field in schema:
         kind = type(record.get(field.name))
         if kind is _NONE:
             continue
         if _PLAIN.get(field.type) is kind:
-            if kind is str:
-                texts.append(field.name)
-            elif kind is int:
-                ints.append(field.name)
+            plain[kind].append(field.name)
             continue
         check = _check_for(field.type, kind, vector)
         if check is None:
             return None
         needed.append((field.name, check))
-    return Found(tuple(needed), tuple(texts), tuple(ints))
+    return Found(tuple(needed), tuple(plain[str]), tuple(plain[int]), tuple(plain[bytes]))
 
 
 def storage_field(field: pa.Field) -> pa.Field:
@@ -156,9 +153,15 @@ def _check_array(dtype: pa.DataType) -> Check | None:
     return lambda v: v.shape == shape and v.dtype == kind
 
 
+def _is_plain_aware(value: dt.datetime) -> bool:
+    """Arrow neither sees the microseconds of an offset nor the ends of the calendar."""
+    offset = value.utcoffset()
+    return offset is not None and not offset.microseconds and 1 < value.year < 9999
+
+
 _SCALAR_CHECKS: dict[tuple[pa.DataType, type], Check] = {
     (NAIVE, dt.datetime): lambda v: v.tzinfo is None,
-    (AWARE, dt.datetime): lambda v: v.utcoffset() is not None and 1 < v.year < 9999,
+    (AWARE, dt.datetime): _is_plain_aware,
     (pa.date32(), dt.date): lambda v: True,
     (TIME, dt.time): lambda v: v.tzinfo is None,
     (DURATION, dt.timedelta): lambda v: True,

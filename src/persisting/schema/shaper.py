@@ -21,6 +21,7 @@ from persisting.schema.rules import Conflict, has_integers, learn, widen
 from persisting.schema.values import EXACT_IN_FLOAT64, Misfit, Values, type_name
 
 _MAX_SHAPES = 1024
+_ROW_BYTES = 64
 EMPTY = pa.schema([])
 FLOAT64 = pa.float64()
 
@@ -41,6 +42,7 @@ class Shape:
     checks: tuple[tuple[str, Callable[[Any], bool]], ...]
     texts: tuple[str, ...]
     ints: tuple[str, ...]
+    blobs: tuple[str, ...]
     plain: bool
     """All fields in the schema's order, all values immutable: a shallow copy is the row."""
 
@@ -51,8 +53,9 @@ class Shaper:
     Instances are immutable but for the memory of shapes, so threads may share one.
     """
 
-    def __init__(self, schema: pa.Schema, rules: Rules) -> None:
-        self.schema, self.rules = schema, rules
+    def __init__(self, schema: pa.Schema, rules: Rules, *, defined: bool = True) -> None:
+        """``defined`` says that the schema is one; without, the first record defines it."""
+        self.schema, self.rules, self.defined = schema, rules, defined
         self._values = Values(evolving=rules.evolving, vector=rules.vector)
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         self._build_type = pa.struct([checks.storage_field(f) for f in schema])
@@ -60,8 +63,8 @@ class Shaper:
         self._largest = EXACT_IN_FLOAT64 if rules.evolving else checks.INT64_MAX
         self.integer_columns = tuple(f.name for f in schema if has_integers(f.type))
 
-    def known_row(self, record: Any) -> Shape | None:
-        """The shape of a flat record that may be kept as it is, or None for the careful road."""
+    def known_row(self, record: Any) -> int | None:
+        """The rough size of a flat record that may be kept as it is; None: the careful road."""
         if type(record) is not dict:
             return None
         shape = self._shapes.get((*record, *map(type, record.values())))
@@ -70,10 +73,17 @@ class Shaper:
         for name in shape.ints:
             if not -self._largest <= record[name] <= self._largest:
                 return None
+        size = _ROW_BYTES
         for name in shape.texts:
-            if not checks.is_unicode(record[name]):
-                return None
-        return shape
+            text = record[name]
+            size += len(text)
+            if not text.isascii():
+                if not checks.is_unicode(text):
+                    return None
+                size += 2 * len(text)
+        for name in shape.blobs:
+            size += len(record[name])
+        return size
 
     def take(self, records: Sequence[Any]) -> tuple[list[dict[str, Any]], Shaper]:
         """Rows that :meth:`to_batch` of the returned shaper converts; raises and changes nothing.
@@ -90,7 +100,7 @@ class Shaper:
                     rows.append(record)
                     continue
             row, schema = shaper._take_carefully(record, number)
-            if schema is not shaper.schema:
+            if schema is not shaper.schema or not shaper.defined:
                 shaper = Shaper(schema, self.rules)
                 shapes = shaper._shapes
             shaper._remember(record)
@@ -138,7 +148,7 @@ class Shaper:
         for name in record:
             if name not in known:
                 check_name(name)
-                if len(self.schema) and not self.rules.evolving:
+                if self.defined and not self.rules.evolving:
                     raise SchemaError(
                         f"field {name!r} is not in the schema ({_listed(self.schema.names)}): this "
                         "backend keeps the fields of the first record; PersistingBackend takes "
@@ -155,8 +165,10 @@ class Shaper:
     def _take_value(
         self, name: str, value: Any, known: pa.DataType | None
     ) -> tuple[Any, pa.DataType]:
-        if known is None:
-            return self._values.describe(value, name, top=True)
+        if known is None or pa.types.is_null(known):
+            known = self._default_type(name)
+            if known is None:
+                return self._values.describe(value, name, top=True)
         try:
             return self._values.fit(value, known, name), known
         except Misfit as misfit:
@@ -168,6 +180,13 @@ class Shaper:
                 raise _mismatch(exc.path, exc.old, exc.new) from None
             except Misfit:
                 raise _mismatch(misfit.path, misfit.expected, own) from None
+
+    def _default_type(self, name: str) -> pa.DataType | None:
+        """A field with a default has the default's type from the beginning."""
+        default = (self.rules.defaults or {}).get(name)
+        if default is None:
+            return None
+        return self._values.describe(default, name, top=True)[1]
 
     def _remember(self, record: Any) -> None:
         """Take the fast road for records like this one from now on, where Arrow may be trusted."""
@@ -183,7 +202,7 @@ class Shaper:
             self._shapes.clear()
         plain = not found.checks and tuple(record) == tuple(self.schema.names)
         key = (*record, *map(type, record.values()))
-        self._shapes[key] = Shape(found.checks, found.texts, found.ints, plain)
+        self._shapes[key] = Shape(*found, plain)
 
 
 def _mismatch(path: str, old: pa.DataType, new: pa.DataType) -> SchemaError:

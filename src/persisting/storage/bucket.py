@@ -67,9 +67,12 @@ class Bucket:
         else:
             self._open_for_writing()
         self._view = self.table.view
-        self._shaper = self._acknowledged = Shaper(self._view.schema, rules)
+        self._shaper = self._acknowledged = self._shaper_of_table()
 
     # Opening and closing
+
+    def _shaper_of_table(self) -> Shaper:
+        return Shaper(self._view.schema, self.rules, defined=self._view.dataset is not None)
 
     def _open_for_reading(self) -> None:
         folder = self.options.storage_path
@@ -298,7 +301,7 @@ class Bucket:
             self.table.refresh()
             with self.guard:
                 self._view = self.table.view
-                self._shaper = self._acknowledged = Shaper(self._view.schema, self.rules)
+                self._shaper = self._acknowledged = self._shaper_of_table()
             self._refreshed = time.monotonic()
 
     async def wait_beyond(self, offset: int) -> None:

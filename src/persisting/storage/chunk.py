@@ -16,7 +16,6 @@ ROWS_AT_ONCE = 1000
 """Rows converted in one go; the interpreter is held for about a millisecond."""
 
 _ARROW_ROWS = 65536
-_ROW_OVERHEAD = 64
 
 
 class Chunk:
@@ -122,10 +121,8 @@ class Prepared:
 
 def copy_row(shaper: Shaper, record: Any) -> tuple[dict[str, Any], int] | None:
     """A copy of a plain record and its rough size; None if it needs :func:`prepare`."""
-    shape = shaper.known_row(record)
-    if shape is None:
-        return None
-    return dict(record), _ROW_OVERHEAD + sum(len(record[name]) for name in shape.texts)
+    size = shaper.known_row(record)
+    return None if size is None else (dict(record), size)
 
 
 def prepare_one(shaper: Shaper, record: Any) -> Prepared:
@@ -154,8 +151,9 @@ def prepare(shaper: Shaper, records: Sequence[Any]) -> Prepared:
 def prepare_arrow(shaper: Shaper, data: Any) -> Prepared:
     """Check an Arrow table against the schema."""
     table = arrow.accept(data, shaper.schema)
-    schema = arrow.merge(shaper.schema, table.schema, shaper.rules)
-    after = shaper if schema is shaper.schema else Shaper(schema, shaper.rules)
+    schema = arrow.merge(shaper.schema, table.schema, shaper.rules, defined=shaper.defined)
+    unchanged = schema is shaper.schema and shaper.defined
+    after = shaper if unchanged else Shaper(schema, shaper.rules)
     chunks = []
     for batch in table.to_batches(max_chunksize=_ARROW_ROWS):
         if batch.num_rows:

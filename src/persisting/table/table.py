@@ -236,7 +236,10 @@ class Table:
         target = layout.physical_schema(schema, self._compression)
         added, replaced = evolve.steps(dataset.schema, target)
         if added:
-            evolve.add(dataset, added, self._defaults)
+            # A field that was known and had no type so far holds Nones that were put as such.
+            known = set(self.view.schema.names)
+            fresh = {k: v for k, v in self._defaults.items() if k not in known}
+            evolve.add(dataset, added, fresh)
             self._settle(dataset)
         for field in replaced:
             evolve.write_wide(dataset, field)
