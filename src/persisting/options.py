@@ -50,6 +50,9 @@ class BucketOptions:
     max_buffer_bytes: int = 64 * MIB
     """Buffered bytes above which a put waits for the flush. Bounds memory when disks are slow."""
 
+    schema_path: Path | None = None
+    """A file that keeps one schema for several buckets; topics set it."""
+
     read_only: bool = False
     """Open without the lock: sees flushed rows, new ones within 100 ms, and refuses writes."""
 
@@ -62,6 +65,8 @@ class BucketOptions:
         _one_of("compression", self.compression, (None, *COMPRESSIONS))
         _one_of("vector_type", self.vector_type, VECTOR_TYPES)
         _integer("max_buffer_bytes", self.max_buffer_bytes, least=1)
+        if self.schema_path is not None and not isinstance(self.schema_path, (str, Path)):
+            raise InvalidArgument(f"schema_path must be a file's path, got {self.schema_path!r}")
         _boolean("read_only", self.read_only)
 
 

@@ -42,7 +42,7 @@ def accept(data: Any, schema: pa.Schema) -> pa.Table:
     for field in data.schema:
         check_name(field.name)
         target = _stored_type(field.type, field.name)
-        column = _cast(data.column(field.name), target, field.name)
+        column = _whole_vectors(_cast(data.column(field.name), target, field.name))
         columns.append(_as_vectors(column, schema, field.name))
     fields = [pa.field(n, c.type) for n, c in zip(names, columns, strict=True)]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
@@ -169,7 +169,9 @@ def _stored_type(dtype: pa.DataType, path: str, depth: int = 0) -> pa.DataType:
     if pa.types.is_dictionary(dtype):
         return _stored_type(dtype.value_type, path, depth)
     if pa.types.is_fixed_size_list(dtype):
-        return pa.list_(_stored_type(dtype.value_type, f"{path}[]", depth + 1), dtype.list_size)
+        vector = pa.types.is_floating(dtype.value_type) and dtype.list_size > 0 and depth == 0
+        size = dtype.list_size if vector else -1
+        return pa.list_(_stored_type(dtype.value_type, f"{path}[]", depth + 1), size)
     if _is_any_list(dtype):
         return pa.list_(_stored_type(dtype.value_type, f"{path}[]", depth + 1))
     if pa.types.is_struct(dtype):
@@ -191,8 +193,7 @@ def _stored_type(dtype: pa.DataType, path: str, depth: int = 0) -> pa.DataType:
 
 
 def _is_any_list(dtype: pa.DataType) -> bool:
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view)
-    return any(matches(dtype) for matches in kinds)
+    return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype))
 
 
 _CONVERSIONS: tuple[tuple[Any, pa.DataType], ...] = (
@@ -215,6 +216,14 @@ _KEPT = (
     pa.types.is_date32,
     pa.types.is_decimal128,
 )
+
+
+def _whole_vectors(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Vectors that lack items are plain lists."""
+    if pa.types.is_fixed_size_list(column.type):
+        if any(chunk.flatten().null_count for chunk in column.chunks):
+            return column.cast(pa.list_(column.type.value_type))
+    return column
 
 
 def _as_vectors(column: pa.ChunkedArray, schema: pa.Schema, name: str) -> pa.ChunkedArray:

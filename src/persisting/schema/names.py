@@ -34,6 +34,8 @@ def check_name(name: object, path: str = "") -> None:
         raise SchemaError(
             f"field name {name!r}{where} contains {bad!r}, which the table cannot hold; rename it"
         )
+    if name == "*":
+        raise SchemaError(f"a field{where} cannot be named '*', which means all fields; rename it")
     if name in _REFUSED_BY_LANCE or name.startswith(RESERVED_PREFIX):
         raise SchemaError(f"field name {name!r}{where} is reserved; rename it")
     try:

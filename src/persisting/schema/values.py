@@ -89,6 +89,8 @@ class Values:
             return self._fit_struct(value, dtype, path)
         if is_listy(dtype):
             return self._fit_list(value, dtype, path)
+        if pa.types.is_integer(dtype) and type(value) is int and _in_range(value, dtype):
+            return value
         canonical, own = self.describe(value, path)
         if own == dtype:
             return canonical
@@ -119,6 +121,9 @@ class Values:
     ) -> tuple[Any, pa.DataType]:
         if top and _are_floats(items):
             return self._round(items, path), pa.list_(self.vector, len(items))
+        plain = _plain_items(items)
+        if plain is not None:
+            return items, pa.list_(plain)
         described = [
             self.describe(item, f"{path}[{i}]", depth=depth + 1) for i, item in enumerate(items)
         ]
@@ -309,6 +314,26 @@ def _item_type(types: list[pa.DataType], path: str) -> pa.DataType:
                 "the items of a list have one type"
             ) from None
     return joined
+
+
+def _plain_items(items: list[Any]) -> pa.DataType | None:
+    """The type of items that need no care: numbers of one kind, or good text, and Nones."""
+    kinds = set(map(type, items)) - {type(None)}
+    if len(kinds) != 1:
+        return None
+    kind = kinds.pop()
+    values = items if None not in items else [item for item in items if item is not None]
+    if kind is int and min(values) >= INT64_MIN and max(values) <= INT64_MAX:
+        return pa.int64()
+    if kind is str:
+        try:
+            "".join(values).encode()
+        except UnicodeEncodeError:
+            return None
+        return pa.string()
+    if kind is float:
+        return pa.float64()
+    return pa.bool_() if kind is bool else None
 
 
 def _are_floats(items: Any) -> bool:

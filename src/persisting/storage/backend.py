@@ -17,7 +17,9 @@ from persisting import work
 from persisting.options import check_window
 from persisting.schema import Shaper
 from persisting.storage.bucket import Bucket
-from persisting.storage.chunk import ROWS_AT_ONCE, Prepared, prepare, prepare_arrow, prepare_one
+from persisting.storage.chunk import Prepared, prepare, prepare_arrow, prepare_one
+from persisting.storage.journal import Mark
+from persisting.storage.weight import check_records, is_light
 from persisting.table.layout import EFFECTIVE
 
 if TYPE_CHECKING:
@@ -49,16 +51,15 @@ class TableBackend:
         if bucket.journal is None and bucket.add_row(record):
             await self._take_turn()
         else:
-            await self._store(lambda shaper: prepare_one(shaper, record), small=True)
+            light = is_light([record])
+            await self._store(lambda shaper: prepare_one(shaper, record), small=light)
 
     async def put_batch(self, records: list[dict[str, Any]]) -> None:
         """Store multiple records, all or none."""
         if self._bucket.is_full:
             await self._make_room()
-        records = list(records)
-        await self._store(
-            lambda shaper: prepare(shaper, records), small=len(records) <= ROWS_AT_ONCE
-        )
+        rows = check_records(records)
+        await self._store(lambda shaper: prepare(shaper, rows), small=is_light(rows))
 
     async def put_arrow(self, data: pa.Table | pa.RecordBatch) -> None:
         """Store the rows of an Arrow table or batch, all or none."""
@@ -66,7 +67,33 @@ class TableBackend:
             await self._make_room()
         await self._store(lambda shaper: prepare_arrow(shaper, data), small=False)
 
-    async def _store(self, prepared_for: Callable[[Shaper], Prepared], *, small: bool) -> None:
+    async def put_once(
+        self, rows: list[dict[str, Any]] | pa.Table, writer: str, number: int
+    ) -> None:
+        """Store rows unless the writer has stored this number, or a later one, before.
+
+        The mark is kept with the rows, in the log and in the table: a retry is safe across a
+        crash of either side.
+        """
+        if self._bucket.is_full:
+            await self._make_room()
+        if isinstance(rows, list):
+            light = is_light(rows)
+            await self._store(lambda s: prepare(s, rows), small=light, mark=(writer, number))
+        else:
+            await self._store(lambda s: prepare_arrow(s, rows), small=False, mark=(writer, number))
+
+    def last_number(self, writer: str) -> int:
+        """The last number that :meth:`put_once` stored for a writer, -1 if none is known."""
+        return self._bucket.writers.last(writer)
+
+    async def _store(
+        self,
+        prepared_for: Callable[[Shaper], Prepared],
+        *,
+        small: bool,
+        mark: Mark | None = None,
+    ) -> None:
         """Prepare against the schema at hand until it still is the schema when accepted."""
         bucket = self._bucket
         while True:
@@ -77,13 +104,15 @@ class TableBackend:
                 return
             if prepared.widened:
                 await _in_thread(bucket.learn_large, prepared.widened)
+            if bucket.needs_agreement(prepared) and not await _in_thread(bucket.agree, prepared):
+                continue
             if bucket.journal is None:
-                if bucket.admit(prepared):
+                if bucket.admit(prepared, mark):
                     return await self._take_turn()
             else:
-                entry = bucket.reserve(prepared)
+                entry = bucket.reserve(prepared, mark)
                 if entry is not None:
-                    return await entry.future
+                    return await _shared(entry.future)
 
     async def _make_room(self) -> None:
         self._bucket.check_writable()
@@ -211,6 +240,11 @@ class TableBackend:
 
 async def _in_thread(call: Callable[..., _T], *args: Any) -> _T:
     return await asyncio.get_running_loop().run_in_executor(work.pool(), call, *args)
+
+
+async def _shared(future: asyncio.Future[None]) -> None:
+    """Await a future that others may await too: cancelling one of them leaves it."""
+    await asyncio.shield(future)
 
 
 def _next(pages: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:

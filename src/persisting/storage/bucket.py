@@ -13,7 +13,10 @@ import threading
 import time
 import weakref
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from persisting import fs as filesystem
 from persisting import work
@@ -25,13 +28,16 @@ from persisting.schema import Rules, Shaper
 from persisting.schema.arrow import beyond_float, merge
 from persisting.storage.chunk import Chunk, Prepared, copy_row
 from persisting.storage.flushing import table_batches
-from persisting.storage.journal import Entry, Journal
+from persisting.storage.journal import Entry, Journal, Mark
+from persisting.storage.shared_schema import SharedSchema
 from persisting.storage.snapshot import Snapshot
 from persisting.storage.waiters import Waiters
+from persisting.storage.writers import WRITERS, Writers
 from persisting.table.table import Table
 
 log = logging.getLogger("persisting")
 
+EVOLVING = Rules(evolving=True)
 READER_REFRESH = 0.05
 """Seconds between looks for a new version by a reader without the lock."""
 
@@ -67,12 +73,21 @@ class Bucket:
         else:
             self._open_for_writing()
         self._view = self.table.view
+        self.writers = Writers(self.table.properties.get(WRITERS))
+        self._marked: dict[Mark, Entry] = {}
+        self._shared = (
+            SharedSchema(Path(options.schema_path), self.fs) if options.schema_path else None
+        )
         self._shaper = self._acknowledged = self._shaper_of_table()
 
     # Opening and closing
 
     def _shaper_of_table(self) -> Shaper:
-        return Shaper(self._view.schema, self.rules, defined=self._view.dataset is not None)
+        schema, defined = self._view.schema, self._view.dataset is not None
+        agreed = self._shared.read() if self._shared is not None else None
+        if agreed is not None:
+            schema, defined = merge(agreed, schema, EVOLVING), True
+        return Shaper(schema, self.rules, defined=defined)
 
     def _open_for_reading(self) -> None:
         folder = self.options.storage_path
@@ -101,6 +116,11 @@ class Bucket:
         """Let the lock go without a clean close, after a failed opening."""
         if self._lock is not None:
             self._unlock()
+
+    def attach(self, journal: Journal) -> None:
+        """Log every record from now on; a bucket that is dropped closes the log's files."""
+        self.journal = journal
+        weakref.finalize(self, journal.close_files)
 
     def begin_close(self) -> None:
         """Refuse further puts; :meth:`finish_close` or :meth:`cancel_close` follows."""
@@ -166,40 +186,57 @@ class Bucket:
         self._after_accepting(1)
         return True
 
-    def admit(self, prepared: Prepared) -> bool:
-        """Accept prepared records, all of them; False if the schema has changed since."""
+    def admit(self, prepared: Prepared, mark: Mark | None = None) -> bool:
+        """Accept prepared records, all of them; False if the schema has changed since.
+
+        Records with a mark that was stored before are accepted without storing them again.
+        """
         with self.guard:
             self.check_writable()
+            if mark is not None and self.writers.has(mark):
+                return True
             if self._shaper is not prepared.base:
                 return False
             self._check_widening(prepared)
             self._shaper = prepared.shaper
             self._accept(prepared.chunks, _now())
+            self.writers.remember([mark] if mark is not None else [])
         self._after_accepting(prepared.rows)
         return True
 
-    def reserve(self, prepared: Prepared) -> Entry | None:
+    def reserve(self, prepared: Prepared, mark: Mark | None = None) -> Entry | None:
         """Queue prepared records for the log; None if the schema has changed since.
 
         Records that come later are checked against them at once; they count, and can be read, when
-        the log has acknowledged them.
+        the log has acknowledged them. A mark that waits already gets the entry it waits in.
         """
         assert self.journal is not None
         with self.guard:
             self.check_writable()
+            if mark is not None:
+                waiting = self._marked.get(mark)
+                if waiting is not None:
+                    return waiting
+                if self.writers.has(mark):
+                    return Entry.settled()
             if self._shaper is not prepared.base:
                 return None
             self._check_widening(prepared)
             self._shaper = prepared.shaper
-            entry = Entry(prepared.chunks)
+            entry = Entry(prepared.chunks, mark)
+            if mark is not None:
+                self._marked[mark] = entry
             self.journal.enqueue(entry)
         self.journal.start()
         return entry
 
-    def acknowledge(self, chunks: list[Chunk], arrival: int) -> None:
+    def acknowledge(self, chunks: list[Chunk], arrival: int, marks: list[Mark]) -> None:
         """The log holds these records: they are accepted, in this order."""
         with self.guard:
             self._accept(chunks, arrival)
+            self.writers.remember(marks)
+            for mark in marks:
+                self._marked.pop(mark, None)
         self._after_accepting(sum(chunk.count for chunk in chunks))
 
     def acknowledge_recovered(self, chunk: Chunk) -> None:
@@ -208,7 +245,7 @@ class Bucket:
         The table may know a later schema than the record's: a flush may have died after it had
         changed the schema and before it had added the rows.
         """
-        schema = merge(self._acknowledged.schema, chunk.schema, Rules(evolving=True))
+        schema = merge(self._acknowledged.schema, chunk.schema, EVOLVING)
         if not schema.equals(chunk.schema):
             chunk.shaper = Shaper(schema, self.rules)
         self._shaper = chunk.shaper
@@ -220,9 +257,11 @@ class Bucket:
         """Bring what a left-over log held into the table, while opening."""
         self._flush_once()
 
-    def reject(self) -> None:
+    def reject(self, marks: list[Mark]) -> None:
         """What was reserved and not acknowledged never was. Called under the guard."""
         self._shaper = self._acknowledged
+        for mark in marks:
+            self._marked.pop(mark, None)
 
     def _accept(self, chunks: list[Chunk], arrival: int) -> None:
         for chunk in chunks:
@@ -251,7 +290,29 @@ class Bucket:
         if self._buffered_rows and not self.closed:
             self.request_flush()
 
-    # Widening
+    # Changing the schema
+
+    def agree(self, prepared: Prepared) -> bool:
+        """Have the topic agree to a changed schema; False if it has a further one by now."""
+        if self._shared is None:
+            return True
+        schema = self._shared.agree(prepared.shaper.schema, prepared.large, self.rules)
+        if schema.equals(prepared.shaper.schema):
+            return True
+        self.adopt(schema)
+        return False
+
+    def adopt(self, schema: pa.Schema) -> None:
+        """Check later records against what the topic has agreed on."""
+        with self.guard:
+            merged = merge(self._shaper.schema, schema, EVOLVING)
+            self._shaper = Shaper(merged, self.rules)
+
+    def needs_agreement(self, prepared: Prepared) -> bool:
+        """Whether the topic must be asked before these records are accepted."""
+        if self._shared is None:
+            return False
+        return prepared.shaper is not prepared.base or not prepared.large <= self._large
 
     def learn_large(self, names: list[str]) -> None:
         """Find out whether stored whole numbers of these fields could become floats."""
@@ -338,6 +399,7 @@ class Bucket:
         with self.guard:
             log_failed = self.journal is not None and self.journal.failed
             chunks, schema = list(self._chunks), self._acknowledged.schema
+            writers = self.writers.encode()
             if chunks:
                 chunks[-1].seal()
         if chunks:
@@ -347,7 +409,8 @@ class Bucket:
                 if log_failed:
                     # Also past the frames that were written and never acknowledged.
                     sequence = max(sequence, self.journal.last_sequence)
-            self.table.append(table_batches(chunks, schema, self.rules), schema, sequence)
+            batches = table_batches(chunks, schema, self.rules)
+            self.table.append(batches, schema, sequence, {WRITERS: writers} if writers else {})
             with self.guard:
                 self._view = self.table.view
                 del self._chunks[: len(chunks)]

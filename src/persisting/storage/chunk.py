@@ -15,7 +15,10 @@ from persisting.schema.rules import integers_become_floats
 ROWS_AT_ONCE = 1000
 """Rows converted in one go; the interpreter is held for about a millisecond."""
 
+_FIRST_SLICE = 50
 _ARROW_ROWS = 65536
+CONVERT_BYTES = 1 << 20
+"""Arrow bytes made from, or turned into, Python objects in one go."""
 
 
 class Chunk:
@@ -135,17 +138,29 @@ def prepare_one(shaper: Shaper, record: Any) -> Prepared:
 
 
 def prepare(shaper: Shaper, records: Sequence[Any]) -> Prepared:
-    """Check and convert records; raises :class:`SchemaError` and keeps nothing of them."""
+    """Check and convert records; raises :class:`SchemaError` and keeps nothing of them.
+
+    In slices, so that Arrow's converter, which holds the interpreter, is never at it for long.
+    """
     after, taken = shaper, []
-    for start in range(0, len(records), ROWS_AT_ONCE):
-        rows, after = after.take(records[start : start + ROWS_AT_ONCE])
-        taken.append(_converted(after, rows))
+    start, step = 0, _FIRST_SLICE
+    while start < len(records):
+        rows, after = after.take(records[start : start + step])
+        batches = list(_batches(after, rows))
+        taken.append((after, batches))
+        start += len(rows)
+        step = rows_at_once(sum(b.nbytes for b in batches), len(rows))
     chunks = []
     for at, batches in taken:
         for batch in batches:
             aligned = arrow.align(batch, after.schema, after.rules.defaults)
             chunks.append(Chunk(after, batch=aligned if at is not after else batch))
     return Prepared(shaper, after, chunks, _large(after, chunks))
+
+
+def rows_at_once(nbytes: int, rows: int) -> int:
+    """Rows like these that convert quickly enough to hold the interpreter meanwhile."""
+    return max(1, min(ROWS_AT_ONCE, CONVERT_BYTES * rows // max(1, nbytes)))
 
 
 def prepare_arrow(shaper: Shaper, data: Any) -> Prepared:
@@ -174,10 +189,6 @@ def _large(shaper: Shaper, chunks: list[Chunk]) -> frozenset[str]:
         for name in shaper.integer_columns
         if arrow.beyond_float(chunk.batch.column(name))
     )
-
-
-def _converted(shaper: Shaper, rows: list[dict[str, Any]]) -> tuple[Shaper, list[pa.RecordBatch]]:
-    return shaper, list(_batches(shaper, rows))
 
 
 def _batches(shaper: Shaper, rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:

@@ -11,9 +11,11 @@ import logging
 import time
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from persisting import codec, work
@@ -23,7 +25,7 @@ from persisting.options import PersistingOptions
 from persisting.schema import Shaper
 from persisting.storage.chunk import Chunk
 from persisting.wal import FOLDER, Log, Payload, Recovery
-from persisting.wal.frame import ROWS, SCHEMA, Frame
+from persisting.wal.frame import MARK, ROWS, SCHEMA, Frame
 
 if TYPE_CHECKING:
     from persisting.storage.bucket import Bucket
@@ -33,15 +35,26 @@ log = logging.getLogger("persisting")
 _WORTH_COMPRESSING = 256
 
 
+Mark = tuple[str, int]
+"""A writer and its number of a put: the same mark is stored once."""
+
+
 class Entry:
-    """One put in the queue: its chunks, and the future to resolve in its loop."""
+    """One put in the queue: its chunks, its mark, and the future to resolve in its loop."""
 
-    __slots__ = ("chunks", "future", "loop")
+    __slots__ = ("chunks", "future", "loop", "mark")
 
-    def __init__(self, chunks: list[Chunk]) -> None:
-        self.chunks = chunks
+    def __init__(self, chunks: list[Chunk], mark: Mark | None = None) -> None:
+        self.chunks, self.mark = chunks, mark
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self.loop.create_future()
+
+    @classmethod
+    def settled(cls) -> Entry:
+        """An entry that asks for nothing: its records are stored already."""
+        entry = cls([])
+        entry.future.set_result(None)
+        return entry
 
 
 class Journal:
@@ -102,7 +115,7 @@ class Journal:
             payloads, preamble = self._encode(groups)
             lasts = self._log.append(payloads, preamble, arrival)
             for group, last in zip(groups, lasts, strict=True):
-                for chunk in group:
+                for chunk in group.chunks:
                     chunk.sequence = last
             if self._interval == 0:
                 self._sync_now()
@@ -113,7 +126,8 @@ class Journal:
             self._fail(entries, exc)
             return
         self._bucket.metrics.log_written(self._log.size, self._unsynced)
-        self._bucket.acknowledge([chunk for group in groups for chunk in group], arrival)
+        marks = [group.mark for group in groups if group.mark is not None]
+        self._bucket.acknowledge([c for group in groups for c in group.chunks], arrival, marks)
         _resolve(entries, None)
         if self._interval > 0 and not self._sync_due:
             self._sync_due = True
@@ -123,21 +137,21 @@ class Journal:
         """None of these was stored, nor what queued up behind them and relied on their schema."""
         with self._bucket.guard:
             entries, self._queue = entries + self._queue, []
-            self._bucket.reject()
+            self._bucket.reject([entry.mark for entry in entries if entry.mark is not None])
         if not isinstance(exc, WALError):
             wrapped = WALError(f"cannot log to {self._log.folder}: {exc}")
             wrapped.__cause__ = exc
             exc = wrapped
         _resolve(entries, exc)
 
-    def _encode(self, groups: list[list[Chunk]]) -> tuple[list[list[Payload]], Payload]:
-        first = groups[0][0].schema
+    def _encode(self, groups: list[Entry]) -> tuple[list[list[Payload]], Payload]:
+        first = groups[0].chunks[0].schema
         preamble = _schema_payload(first)
         schema = self._schema if self._schema is not None else first
         payloads = []
         for group in groups:
-            frames = []
-            for chunk in group:
+            frames = [] if group.mark is None else [_mark_payload(group.mark)]
+            for chunk in group.chunks:
                 if not chunk.schema.equals(schema):
                     schema = chunk.schema
                     frames.append(_schema_payload(schema))
@@ -200,6 +214,11 @@ class Journal:
         self._schema = None
         self._bucket.metrics.log_written(0, 0)
 
+    @property
+    def close_files(self) -> Callable[[], None]:
+        """Closes the log's files; keeps neither the journal nor the bucket alive."""
+        return self._log.close
+
     def close(self) -> None:
         self._log.close()
 
@@ -215,11 +234,14 @@ def recover(bucket: Bucket, fs: FileSystem) -> Log:
     for frame in recovery.frames():
         if frame.kind == SCHEMA:
             shaper = Shaper(_read_schema(frame, folder), bucket.rules)
+        elif frame.kind == MARK and frame.sequence > after:
+            # Before its rows: a flush in the middle of them leaves the rest to the log.
+            bucket.writers.remember([_read_mark(frame, folder)])
         elif frame.kind == ROWS and frame.sequence > after:
             chunk = _read_chunk(frame, shaper, folder)
             records += chunk.count
             bucket.acknowledge_recovered(chunk)
-        elif frame.kind not in (SCHEMA, ROWS):
+        elif frame.kind not in (SCHEMA, ROWS, MARK):
             raise WALError(
                 f"the log in {folder} holds a frame of unknown kind {frame.kind} at sequence "
                 f"{frame.sequence}; it was written by a newer version, upgrade persisting"
@@ -244,6 +266,16 @@ def _read_schema(frame: Frame, folder: Any) -> pa.Schema:
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise WALError(
             f"the schema at sequence {frame.sequence} of the log in {folder} cannot be read: {exc}"
+        ) from exc
+
+
+def _read_mark(frame: Frame, folder: Any) -> Mark:
+    try:
+        return msgspec.msgpack.decode(_unpacked(frame), type=Mark)
+    except msgspec.DecodeError as exc:
+        raise WALError(
+            f"the writer's mark at sequence {frame.sequence} of the log in {folder} cannot be "
+            f"read: {exc}"
         ) from exc
 
 
@@ -272,19 +304,24 @@ def _schema_payload(schema: pa.Schema) -> Payload:
     return Payload(SCHEMA, codec.NONE, len(raw), raw)
 
 
-def _grouped(entries: list[Entry]) -> list[list[Chunk]]:
-    """The chunks of each put; single rows of one schema that wait together share a chunk."""
-    groups: list[list[Chunk]] = []
+def _mark_payload(mark: Mark) -> Payload:
+    raw = msgspec.msgpack.encode(mark)
+    return Payload(MARK, codec.NONE, len(raw), raw)
+
+
+def _grouped(entries: list[Entry]) -> list[Entry]:
+    """The entries to log; single rows of one schema that wait together share the first's chunk."""
+    groups: list[Entry] = []
     tail: Chunk | None = None
     for entry in entries:
-        if len(entry.chunks) == 1 and entry.chunks[0].is_row:
+        if entry.mark is None and len(entry.chunks) == 1 and entry.chunks[0].is_row:
             if tail is not None and tail.can_take(entry.chunks[0].shaper):
                 tail.absorb(entry.chunks[0])
                 continue
             tail = entry.chunks[0]
         else:
             tail = None
-        groups.append(entry.chunks)
+        groups.append(entry)
     return groups
 
 

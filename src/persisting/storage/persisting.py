@@ -120,7 +120,7 @@ def _attach_log(bucket: Bucket, options: PersistingOptions) -> None:
     found = recover(bucket, bucket.fs)
     journal = Journal(bucket, found, options)
     if options.enable_wal:
-        bucket.journal = journal
+        bucket.attach(journal)
         return
     bucket.flush_recovered()
     journal.restart(bucket.table.sequence)

@@ -9,11 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from persisting.schema.arrow import align
-from persisting.storage.chunk import ROWS_AT_ONCE, Chunk
+from persisting.storage.chunk import CONVERT_BYTES, ROWS_AT_ONCE, Chunk, rows_at_once
 from persisting.table.view import TableView
-
-_CONVERT_BYTES = 1 << 20
-"""Arrow bytes turned into Python objects in one go, with the interpreter held."""
 
 
 class Snapshot:
@@ -67,7 +64,7 @@ class Snapshot:
     def pages(self, offset: int, limit: int | None) -> Iterator[list[dict[str, Any]]]:
         """A window as lists of records, each made in one short step."""
         for batch in self.batches(offset, limit):
-            step = rows_at_once(batch)
+            step = rows_at_once(batch.nbytes, batch.num_rows)
             for start in range(0, batch.num_rows, step):
                 yield batch.slice(start, step).to_pylist()
 
@@ -86,10 +83,4 @@ class Snapshot:
         if rows > ROWS_AT_ONCE // 10:
             return rows == 0
         size = sum(chunk.nbytes for chunk, _ in islice(self._chunks, 100))
-        return len(self._chunks) <= 100 and size <= _CONVERT_BYTES
-
-
-def rows_at_once(batch: pa.RecordBatch) -> int:
-    """Rows of a batch that become Python objects quickly enough to hold the interpreter."""
-    per_row = max(1, batch.nbytes // max(1, batch.num_rows))
-    return max(1, min(ROWS_AT_ONCE, _CONVERT_BYTES // per_row))
+        return len(self._chunks) <= 100 and size <= CONVERT_BYTES

@@ -10,11 +10,16 @@ from persisting.errors import StorageError, TableError
 
 @contextmanager
 def translated(action: str, where: object) -> Iterator[None]:
-    """Raise whatever goes wrong inside as a :class:`TableError` that names the table."""
+    """Raise whatever goes wrong inside as a :class:`TableError` that names the table.
+
+    A panic of Lance's Rust code comes as a BaseException of that name.
+    """
     try:
         yield
     except StorageError:
         raise
-    except Exception as exc:
+    except BaseException as exc:
+        if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
+            raise
         text = str(exc).split(", /home/runner")[0] or type(exc).__name__
         raise TableError(f"cannot {action} the table {where}: {text}") from exc

@@ -42,7 +42,8 @@ class Table:
     ) -> None:
         self.root = folder / FOLDER
         self.view = TableView(None, EMPTY, 0)
-        self.sequence = 0
+        self.properties: dict[str, str] = {}
+        """What the last append kept beside its rows."""
         self._fs, self._compression, self._defaults = fs, compression, defaults or {}
         self._undo: int | None = None
 
@@ -61,7 +62,12 @@ class Table:
                 if not left_clean:
                     self._sync_all()
                 self._finish_evolution()
-                self.sequence = self._read_sequence()
+                self.properties = self._read_properties()
+
+    @property
+    def sequence(self) -> int:
+        """The last log sequence whose records the table holds."""
+        return int(self.properties.get(SEQUENCE, 0))
 
     def refresh(self) -> None:
         """Open, or reopen, for reading only: follow the newest version."""
@@ -116,16 +122,16 @@ class Table:
             files.sync_version(self._fs, self.root, self.view.version)
             files.sync_root(self._fs, self.root)
 
-    def _read_sequence(self) -> int:
+    def _read_properties(self) -> dict[str, str]:
         dataset = self.view.dataset
         assert dataset is not None
-        with translated("read the log sequence of", self.root):
+        with translated("read the transactions of", self.root):
             for count in (_RECENT_TRANSACTIONS, dataset.version):
                 for transaction in dataset.get_transactions(count):
                     kept = (transaction and transaction.transaction_properties) or {}
                     if SEQUENCE in kept:
-                        return int(kept[SEQUENCE])
-            return int(dataset.config().get(SEQUENCE, 0))
+                        return dict(kept)
+            return {k: v for k, v in dataset.config().items() if k.startswith("persisting.")}
 
     # Writing
 
@@ -134,8 +140,9 @@ class Table:
         batches: Iterable[tuple[pa.RecordBatch, pa.Array]],
         schema: pa.Schema,
         sequence: int,
+        properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Commit batches (with the arrival of each row) and the log sequence, all synced.
+        """Commit batches (with the arrival of each row), the log sequence and ``properties``.
 
         Either everything is durable when this returns, or it raises and the table is as it was.
         """
@@ -149,7 +156,8 @@ class Table:
             except BaseException:
                 files.remove_new_data(self._fs, self.root, began, self._data_in_use())
                 raise
-            transaction.transaction_properties = {SEQUENCE: str(sequence)}
+            kept = {SEQUENCE: str(sequence), **(properties or {})}
+            transaction.transaction_properties = kept
             dataset = self._commit(transaction)
             try:
                 self._sync_commit(dataset.version, transaction.uuid)
@@ -158,7 +166,7 @@ class Table:
                 self._complete_undo()
                 raise
         self._adopt_appended(dataset, transaction, schema)
-        self.sequence = sequence
+        self.properties = kept
 
     def _write(self, batches: Iterable[tuple[pa.RecordBatch, pa.Array]], schema: pa.Schema) -> Any:
         from lance.fragment import write_fragments
@@ -232,6 +240,7 @@ class Table:
     def _evolve(self, schema: pa.Schema) -> None:
         if schema.equals(self.view.schema):
             return
+        self._finish_evolution()
         dataset = self._fresh()
         target = layout.physical_schema(schema, self._compression)
         added, replaced = evolve.steps(dataset.schema, target)
@@ -253,12 +262,10 @@ class Table:
 
     def _finish_evolution(self) -> None:
         """Drop the spare columns that an interrupted widening left."""
-        dataset = self.view.dataset
-        assert dataset is not None
-        spare = evolve.leftovers(dataset.schema)
-        if spare:
-            with translated("finish a schema change of", self.root):
-                dataset = self._fresh()
+        with translated("finish a schema change of", self.root):
+            dataset = self._fresh()
+            spare = evolve.leftovers(dataset.schema)
+            if spare:
                 dataset.drop_columns(spare)
                 self._settle(dataset)
 
@@ -272,8 +279,13 @@ class Table:
         """Sync a schema commit and make it the view."""
         known = self._data_in_use()
         now = files.data_paths(f.metadata for f in dataset.get_fragments())
-        files.sync_data(self._fs, self.root, [name for name in now if name not in known])
-        self._sync_commit(dataset.version)
+        try:
+            files.sync_data(self._fs, self.root, [name for name in now if name not in known])
+            self._sync_commit(dataset.version)
+        except BaseException:
+            self._undo = dataset.version
+            self._complete_undo()
+            raise
         self._adopt(dataset.checkout_version(dataset.version))
 
     def set_compression(self) -> None:

@@ -19,6 +19,7 @@ FRAME_MAGIC = b"PSTf"
 
 SCHEMA = 1
 ROWS = 2
+MARK = 3
 
 MORE = 1
 """Flag of a frame whose entry goes on in the next frame; an entry counts when it is whole."""

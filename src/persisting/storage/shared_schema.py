@@ -1,0 +1,105 @@
+"""One schema for all buckets of a topic, kept in a small file beside them.
+
+A bucket asks here before it changes its schema: the change is merged with what other buckets, in
+this process or another, have agreed on, or it is refused at the put. Changes are rare, so a file
+under a lock is enough, and it works wherever the buckets' storage is shared.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from persisting.errors import SchemaError, StorageError
+from persisting.fs import FileSystem
+from persisting.schema import EMPTY, Rules
+from persisting.schema.arrow import merge
+from persisting.schema.rules import integers_become_floats
+
+FILE = "schema.json"
+
+
+class _Kept(msgspec.Struct):
+    """What the file says. ``large`` are fields with whole numbers that cannot become floats."""
+
+    format: int
+    schema: str
+    large: list[str]
+
+
+class SharedSchema:
+    """The schema in ``path``; every method may block and be called from any thread."""
+
+    def __init__(self, path: Path, fs: FileSystem) -> None:
+        self._path, self._fs = path, fs
+
+    def read(self) -> pa.Schema | None:
+        """The agreed schema, None if no record has defined it."""
+        kept = self._load()
+        return None if kept is None else _decoded(kept.schema)
+
+    def agree(self, wanted: pa.Schema, large: frozenset[str], rules: Rules) -> pa.Schema:
+        """Merge a bucket's new schema into the topic's, or raise :class:`SchemaError`."""
+        with self._locked():
+            kept = self._load()
+            old = EMPTY if kept is None else _decoded(kept.schema)
+            merged = merge(old, wanted, rules, defined=kept is not None)
+            all_large = large | set(kept.large if kept is not None else ())
+            for field in old:
+                self._check_large(field, merged.field(field.name), all_large)
+            if kept is None or merged is not old or all_large != set(kept.large):
+                self._save(merged, all_large)
+            return merged
+
+    def _check_large(self, old: pa.Field, new: pa.Field, large: set[str] | frozenset[str]) -> None:
+        if old.name in large and integers_become_floats(old.type, new.type):
+            raise SchemaError(
+                f"field {old.name!r} cannot change from int to float: a bucket of the topic holds "
+                "whole numbers beyond 2**53 in it; put the floats into another field"
+            )
+
+    def _load(self) -> _Kept | None:
+        try:
+            data = self._fs.read(self._path)
+        except FileNotFoundError:
+            return None
+        try:
+            kept = msgspec.json.decode(data, type=_Kept)
+        except msgspec.DecodeError as exc:
+            raise StorageError(
+                f"the topic's schema file {self._path} is damaged ({exc}); remove it to have it "
+                "written anew with the next change of schema"
+            ) from exc
+        if kept.format > 1:
+            raise StorageError(
+                f"{self._path} has format {kept.format}, newer than this version; upgrade"
+            )
+        return kept
+
+    def _save(self, schema: pa.Schema, large: set[str] | frozenset[str]) -> None:
+        encoded = base64.b64encode(schema.serialize().to_pybytes()).decode()
+        kept = _Kept(format=1, schema=encoded, large=sorted(large))
+        self._fs.write_file(self._path, msgspec.json.encode(kept))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fd = os.open(self._path.with_name(self._path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _decoded(text: str) -> pa.Schema:
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    except (ValueError, OSError, pa.ArrowException) as exc:
+        raise StorageError(f"a topic's schema cannot be read: {exc}") from exc

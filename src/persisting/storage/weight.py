@@ -1,0 +1,56 @@
+"""How much work a put brings: a little is done on the event loop, more goes to a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from persisting.errors import SchemaError
+
+LIGHT_RECORDS = 128
+LIGHT_WEIGHT = 16_384
+"""Characters, bytes and items that convert in about a millisecond."""
+
+
+def check_records(records: Any) -> list[Any]:
+    """A list of its own of the records of a batch, or :class:`SchemaError`."""
+    if isinstance(records, (dict, str, bytes)) or not isinstance(records, Iterable):
+        raise SchemaError(
+            f"put_batch takes a list of records, got a {type(records).__name__}; "
+            "a single record goes to put"
+        )
+    return list(records)
+
+
+def is_light(records: list[Any]) -> bool:
+    """Whether checking and converting the records takes a millisecond at most."""
+    if len(records) > LIGHT_RECORDS:
+        return False
+    left = LIGHT_WEIGHT
+    for record in records:
+        if isinstance(record, dict):
+            for value in record.values():
+                left -= _weight(value, left)
+                if left <= 0:
+                    return False
+    return True
+
+
+def _weight(value: Any, left: int) -> int:
+    """The size of a value, or something above ``left`` as soon as it is more."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return 1 + len(value) // 16
+    if isinstance(value, dict):
+        items: Iterable[Any] = value.values()
+    elif isinstance(value, (list, tuple)):
+        if value and isinstance(value[0], (int, float)):
+            return 1 + len(value)
+        items = value
+    else:
+        return 1 + getattr(value, "size", 0) if not isinstance(value, (int, float)) else 1
+    total = 4
+    for item in items:
+        total += _weight(item, left - total)
+        if total > left:
+            break
+    return total

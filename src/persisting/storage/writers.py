@@ -1,0 +1,42 @@
+"""What each idempotent writer stored last, so that a retried put is stored once."""
+
+from __future__ import annotations
+
+import msgspec
+
+from persisting.errors import TableError
+
+WRITERS = "persisting.writers"
+"""Property of an append: the last number of each writer, as JSON."""
+
+MAX_WRITERS = 1024
+"""Writers remembered per bucket; beyond it the one that wrote longest ago is forgotten."""
+
+
+class Writers:
+    """Last numbers by writer, the most recent writer last. Guarded by the bucket."""
+
+    def __init__(self, encoded: str | None = None) -> None:
+        try:
+            self._last = msgspec.json.decode(encoded or b"{}", type=dict[str, int])
+        except msgspec.DecodeError as exc:
+            raise TableError(f"the writers kept with the table cannot be read: {exc}") from exc
+
+    def has(self, mark: tuple[str, int]) -> bool:
+        """Whether this put, or a later one of its writer, is stored."""
+        return mark[1] <= self._last.get(mark[0], -1)
+
+    def last(self, writer: str) -> int:
+        """The last number of a writer, -1 if it is not known."""
+        return self._last.get(writer, -1)
+
+    def remember(self, marks: list[tuple[str, int]]) -> None:
+        for writer, number in marks:
+            known = self._last.pop(writer, -1)
+            self._last[writer] = max(known, number)
+        while len(self._last) > MAX_WRITERS:
+            del self._last[next(iter(self._last))]
+
+    def encode(self) -> str:
+        """For :data:`WRITERS`; empty if there are none."""
+        return msgspec.json.encode(self._last).decode() if self._last else ""
