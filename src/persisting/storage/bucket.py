@@ -121,6 +121,8 @@ class Bucket:
         """Log every record from now on; a bucket that is dropped closes the log's files."""
         self.journal = journal
         weakref.finalize(self, journal.close_files)
+        journal.report()
+        self._after_accepting(0)
 
     def begin_close(self) -> None:
         """Refuse further puts; :meth:`finish_close` or :meth:`cancel_close` follows."""
@@ -333,6 +335,13 @@ class Bucket:
                     "beyond 2**53, which a float cannot keep; put the floats into another field"
                 )
         self._large |= prepared.large
+        for name in prepared.unsearchable:
+            log.warning(
+                "field %r of %s held vectors of one length and now takes lists of any: it can no "
+                "longer be searched",
+                name,
+                self.options.storage_path,
+            )
 
     # Reading
 

@@ -108,14 +108,21 @@ class Prepared:
     @property
     def widened(self) -> list[str]:
         """Fields whose whole numbers become floats."""
-        if self.shaper is self.base:
-            return []
-        new = self.shaper.schema
+        return [old.name for old, new in self._changes() if integers_become_floats(old.type, new)]
+
+    @property
+    def unsearchable(self) -> list[str]:
+        """Fields whose vectors become plain lists."""
         return [
-            f.name
-            for f in self.base.schema
-            if integers_become_floats(f.type, new.field(f.name).type)
+            old.name
+            for old, new in self._changes()
+            if pa.types.is_fixed_size_list(old.type) and pa.types.is_list(new)
         ]
+
+    def _changes(self) -> Iterator[tuple[pa.Field, pa.DataType]]:
+        if self.shaper is not self.base:
+            for field in self.base.schema:
+                yield field, self.shaper.schema.field(field.name).type
 
     @property
     def rows(self) -> int:

@@ -125,7 +125,7 @@ class Journal:
             self._bucket.metrics.log_failed()
             self._fail(entries, exc)
             return
-        self._bucket.metrics.log_written(self._log.size, self._unsynced)
+        self.report()
         marks = [group.mark for group in groups if group.mark is not None]
         self._bucket.acknowledge([c for group in groups for c in group.chunks], arrival, marks)
         _resolve(entries, None)
@@ -206,6 +206,10 @@ class Journal:
     def release(self, sequence: int) -> None:
         """The table holds everything up to ``sequence``."""
         self._log.release(sequence)
+        self.report()
+
+    def report(self) -> None:
+        """Bring the gauges up to date."""
         self._bucket.metrics.log_written(self._log.size, self._unsynced)
 
     def restart(self, sequence: int) -> None:
