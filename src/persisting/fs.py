@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PRIVATE_FILE = 0o600
@@ -31,6 +31,12 @@ class FileSystem:
             except FileExistsError:
                 continue
             self.sync_folder(folder.parent)
+
+    def sync_chain(self, path: Path) -> None:
+        """Sync the entries of a folder and of the two above it: who made them may have died."""
+        for folder in (path, *list(path.parents)[:2]):
+            with suppress(PermissionError):
+                self.sync_folder(folder)
 
     def create(self, path: Path) -> int:
         """Open a new file for appending; it must not exist."""

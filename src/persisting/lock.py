@@ -46,13 +46,25 @@ class BucketLock:
             ) from exc
         self.left_clean = self._read().get("clean") is True
         self._owner = {"pid": os.getpid(), "host": socket.gethostname(), **owner}
-        self._write({**self._owner, "clean": False})
+        try:
+            self._write({**self._owner, "clean": False})
+        except OSError as exc:
+            os.close(self._fd)
+            raise StorageError(
+                f"cannot write the lock file {self._path}: {exc.strerror}; free the cause and try "
+                "again"
+            ) from exc
 
     def release(self, *, clean: bool) -> None:
         """Give the lock up; ``clean`` promises that everything in the folder is synced."""
         try:
             if clean:
                 self._write({**self._owner, "clean": True})
+        except OSError as exc:
+            raise StorageError(
+                f"cannot mark {self._path} as left cleanly: {exc.strerror}; nothing is lost, the "
+                "next owner checks the bucket as after a crash"
+            ) from exc
         finally:
             os.close(self._fd)
 

@@ -17,7 +17,7 @@ from persisting import work
 from persisting.options import check_window
 from persisting.schema import Shaper
 from persisting.storage.bucket import Bucket
-from persisting.storage.chunk import Prepared, prepare, prepare_arrow, prepare_one
+from persisting.storage.chunk import Prepared, prepare, prepare_arrow
 from persisting.storage.journal import Mark
 from persisting.storage.weight import check_records, is_light
 from persisting.table.layout import EFFECTIVE
@@ -48,11 +48,14 @@ class TableBackend:
         bucket = self._bucket
         if bucket.is_full:
             await self._make_room()
-        if bucket.journal is None and bucket.add_row(record):
-            await self._take_turn()
+        if bucket.journal is None:
+            if bucket.add_row(record):
+                return await self._take_turn()
         else:
-            light = is_light([record])
-            await self._store(lambda shaper: prepare_one(shaper, record), small=light)
+            entry = bucket.reserve_row(record)
+            if entry is not None:
+                return await entry.future
+        await self._store(lambda shaper: prepare(shaper, [record]), small=is_light([record]))
 
     async def put_batch(self, records: list[dict[str, Any]]) -> None:
         """Store multiple records, all or none."""
@@ -112,7 +115,8 @@ class TableBackend:
             else:
                 entry = bucket.reserve(prepared, mark)
                 if entry is not None:
-                    return await _shared(entry.future)
+                    # A retry of the same mark may wait for it too: cancelling one leaves it.
+                    return await asyncio.shield(entry.future)
 
     async def _make_room(self) -> None:
         self._bucket.check_writable()
@@ -240,11 +244,6 @@ class TableBackend:
 
 async def _in_thread(call: Callable[..., _T], *args: Any) -> _T:
     return await asyncio.get_running_loop().run_in_executor(work.pool(), call, *args)
-
-
-async def _shared(future: asyncio.Future[None]) -> None:
-    """Await a future that others may await too: cancelling one of them leaves it."""
-    await asyncio.shield(future)
 
 
 def _next(pages: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:

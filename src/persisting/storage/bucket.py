@@ -38,6 +38,7 @@ from persisting.table.table import Table
 log = logging.getLogger("persisting")
 
 EVOLVING = Rules(evolving=True)
+_RETRY_SECONDS = 1.0
 READER_REFRESH = 0.05
 """Seconds between looks for a new version by a reader without the lock."""
 
@@ -99,6 +100,7 @@ class Bucket:
         folder = self.options.storage_path
         try:
             self.fs.make_folder(folder)
+            self.fs.sync_chain(folder)
         except OSError as exc:
             raise InvalidArgument(
                 f"storage_path {folder} cannot be made: {exc.strerror}; check its permissions"
@@ -108,6 +110,9 @@ class Bucket:
         try:
             self.table.open(left_clean=self._lock.left_clean)
             self.table.set_compression()
+        except OSError as exc:
+            self.abandon()
+            raise StorageError(f"cannot open {folder}: {exc}") from exc
         except BaseException:
             self.abandon()
             raise
@@ -172,14 +177,17 @@ class Bucket:
 
     def add_row(self, record: Any) -> bool:
         """Accept a plain record; False: it needs :func:`prepare` and :meth:`admit`."""
-        copied = copy_row(self._shaper, record)
+        shaper = self._shaper
+        copied = copy_row(shaper, record)
         if copied is None:
             return False
         with self.guard:
             self.check_writable()
+            if self._shaper is not shaper:
+                return False
             tail = self._chunks[-1] if self._chunks else None
-            if tail is None or not tail.can_take(self._shaper):
-                tail = Chunk(self._shaper, rows=[])
+            if tail is None or not tail.can_take(shaper):
+                tail = Chunk(shaper, rows=[])
                 tail.arrival = _now()
                 self._chunks.append(tail)
             tail.add(*copied)
@@ -205,6 +213,22 @@ class Bucket:
             self.writers.remember([mark] if mark is not None else [])
         self._after_accepting(prepared.rows)
         return True
+
+    def reserve_row(self, record: Any) -> Entry | None:
+        """Queue a plain record for the log; None: it needs :func:`prepare` and :meth:`reserve`."""
+        assert self.journal is not None
+        shaper = self._shaper
+        copied = copy_row(shaper, record)
+        if copied is None:
+            return None
+        entry = Entry([Chunk(shaper, rows=[copied[0]], nbytes=copied[1])])
+        with self.guard:
+            self.check_writable()
+            if self._shaper is not shaper:
+                return None
+            self.journal.enqueue(entry)
+        self.journal.start()
+        return entry
 
     def reserve(self, prepared: Prepared, mark: Mark | None = None) -> Entry | None:
         """Queue prepared records for the log; None if the schema has changed since.
@@ -397,16 +421,24 @@ class Bucket:
             self.flush_error = exc
             self.metrics.flush_failed()
             log.error("flush of %s failed: %s", self.options.storage_path, exc)
+            work.after(_RETRY_SECONDS, work.weakly(self, Bucket._retry_flush))
             raise
         self.flush_error = None
         if flushed:
             self.flushes += 1
             self.metrics.flushed(time.perf_counter() - started, self._buffered_rows)
 
+    def _retry_flush(self) -> None:
+        if self.flush_error is not None and not self.closed:
+            self.request_flush()
+
     def _flush_once(self) -> bool:
         """Bring the buffer into the table, then let its part of the log go."""
+        log_failed = self.journal is not None and self.journal.failed
+        if self.journal is not None and log_failed:
+            # No further append succeeds; once the last one is acknowledged, all is in the buffer.
+            self.journal.wait_idle()
         with self.guard:
-            log_failed = self.journal is not None and self.journal.failed
             chunks, schema = list(self._chunks), self._acknowledged.schema
             writers = self.writers.encode()
             if chunks:

@@ -135,15 +135,6 @@ def copy_row(shaper: Shaper, record: Any) -> tuple[dict[str, Any], int] | None:
     return None if size is None else (dict(record), size)
 
 
-def prepare_one(shaper: Shaper, record: Any) -> Prepared:
-    """Check one record; a plain one stays a row, so that it can share a batch with others."""
-    copied = copy_row(shaper, record)
-    if copied is None:
-        return prepare(shaper, [record])
-    row, nbytes = copied
-    return Prepared(shaper, shaper, [Chunk(shaper, rows=[row], nbytes=nbytes)])
-
-
 def prepare(shaper: Shaper, records: Sequence[Any]) -> Prepared:
     """Check and convert records; raises :class:`SchemaError` and keeps nothing of them.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 import weakref
 from collections import defaultdict
@@ -61,7 +62,7 @@ class Journal:
     """The log of one open bucket."""
 
     def __init__(self, bucket: Bucket, log: Log, options: PersistingOptions) -> None:
-        self._bucket = weakref.proxy(bucket)
+        self._bucket_ref = weakref.ref(bucket)
         self._log = log
         self._codec = codec.codec_id(options.compression)
         self._interval = options.wal_sync_interval
@@ -71,6 +72,14 @@ class Journal:
         self._syncing = work.SharedJob(work.weakly(self, Journal._sync))
         self._sync_due = False
         self._schema: pa.Schema | None = None
+        self._turn = threading.Lock()
+
+    @property
+    def _bucket(self) -> Bucket:
+        bucket = self._bucket_ref()
+        if bucket is None:
+            raise ReferenceError("the bucket was dropped")
+        return bucket
 
     @property
     def failed(self) -> bool:
@@ -105,6 +114,17 @@ class Journal:
     # Writing
 
     def _write(self) -> None:
+        bucket = self._bucket_ref()
+        if bucket is not None:  # held, with its lock, until the write is done
+            with self._turn:
+                self._write_queue()
+
+    def wait_idle(self) -> None:
+        """Return when no write is between the log and its acknowledgement."""
+        with self._turn:
+            pass
+
+    def _write_queue(self) -> None:
         with self._bucket.guard:
             entries, self._queue = self._queue, []
         if not entries:
@@ -143,16 +163,18 @@ class Journal:
             wrapped.__cause__ = exc
             exc = wrapped
         _resolve(entries, exc)
+        if self.failed:
+            self._bucket.request_flush()
 
     def _encode(self, groups: list[Entry]) -> tuple[list[list[Payload]], Payload]:
         first = groups[0].chunks[0].schema
         preamble = _schema_payload(first)
-        schema = self._schema if self._schema is not None else first
+        schema = self._schema
         payloads = []
         for group in groups:
             frames = [] if group.mark is None else [_mark_payload(group.mark)]
             for chunk in group.chunks:
-                if not chunk.schema.equals(schema):
+                if schema is None or not chunk.schema.equals(schema):
                     schema = chunk.schema
                     frames.append(_schema_payload(schema))
                 frames.append(self._rows_payload(chunk.batch))
@@ -231,6 +253,7 @@ def recover(bucket: Bucket, fs: FileSystem) -> Log:
     """Take the records of a left-over log into the bucket, once each; the log to go on with."""
     folder = bucket.options.storage_path / FOLDER
     fs.make_folder(folder)
+    fs.sync_folder(folder.parent)
     after = bucket.table.sequence
     recovery = Recovery(folder, fs, after)
     shaper: Shaper | None = None

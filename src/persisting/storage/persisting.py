@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from persisting import metrics
-from persisting.errors import InvalidArgument, SchemaError
+from persisting.errors import InvalidArgument, SchemaError, WALError
 from persisting.options import MIB, PersistingOptions, storage_folder, take_known
 from persisting.schema import EMPTY, Rules, Shaper
 from persisting.schema.values import vector_item
@@ -117,7 +117,13 @@ def _attach_log(bucket: Bucket, options: PersistingOptions) -> None:
     """Recover what a log holds, whatever the options; keep logging if they say so."""
     if not options.enable_wal and not has_log(options.storage_path):
         return
-    found = recover(bucket, bucket.fs)
+    try:
+        found = recover(bucket, bucket.fs)
+    except OSError as exc:
+        raise WALError(
+            f"cannot read or mend the log in {options.storage_path}: {exc}; nothing is lost, free "
+            "the cause and open it again"
+        ) from exc
     journal = Journal(bucket, found, options)
     if options.enable_wal:
         bucket.attach(journal)

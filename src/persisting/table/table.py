@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persisting.errors import StorageError, TableError
+from persisting.errors import TableError
 from persisting.fs import FileSystem
 from persisting.schema import EMPTY
 from persisting.table import evolve, files, layout
@@ -27,6 +27,10 @@ SEQUENCE = "persisting.sequence"
 """Property of every append: the last log sequence whose records the table holds."""
 
 _RECENT_TRANSACTIONS = 64
+
+
+class Torn(TableError):
+    """The newest version cannot be read, as a crash in the middle of its commit leaves it."""
 
 
 class Table:
@@ -54,8 +58,8 @@ class Table:
         version = files.newest_version(self.root)
         if version:
             try:
-                dataset = self._load_checked(version)
-            except StorageError as exc:
+                dataset = self._load_whole(version)
+            except Torn as exc:
                 dataset = self._step_back(version, left_clean, exc)
             if dataset is not None:
                 self._adopt(dataset)
@@ -78,21 +82,37 @@ class Table:
     def _load(self, version: int) -> Any:
         import lance
 
-        with translated("open", self.root):
+        try:
             dataset = lance.dataset(str(self.root), version=version)
+        except BaseException as exc:
+            if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
+                raise
+            raise _torn_or_not(exc, self.root) from exc
         if dataset.version != version:
-            raise TableError(
-                f"cannot open the table {self.root}: the manifest of version {version} is damaged"
-            )
+            raise Torn(f"the manifest of version {version} of {self.root} is damaged")
         layout.logical_schema(dataset.schema, self.root)
         return dataset
 
-    def _load_checked(self, version: int) -> Any:
+    def _load_whole(self, version: int) -> Any:
+        """The newest version, with all it refers to; :class:`Torn` if a crash cut it short.
+
+        An append syncs its data before its manifest exists, so there a bad data file is damage.
+        """
         dataset = self._load(version)
-        files.check_data(self.root, (f.metadata for f in dataset.get_fragments()))
+        try:
+            newest = dataset.get_transactions(1)
+        except Exception as exc:
+            raise _torn_or_not(exc, self.root) from exc
+        try:
+            files.check_data(self.root, (f.metadata for f in dataset.get_fragments()))
+        except TableError as exc:
+            kept = (newest and newest[0] and newest[0].transaction_properties) or {}
+            if SEQUENCE in kept:
+                raise
+            raise Torn(str(exc)) from exc
         return dataset
 
-    def _step_back(self, version: int, left_clean: bool, why: StorageError) -> Any | None:
+    def _step_back(self, version: int, left_clean: bool, why: Torn) -> Any | None:
         """Without its newest version, which a crash tore before it was acknowledged."""
         older = self._second_newest(version)
         if left_clean:
@@ -100,7 +120,7 @@ class Table:
                 f"{why}. The bucket had been closed cleanly, so this is damage to stored data, not "
                 f"a torn write; restore {self.root} from a copy"
             ) from why
-        dataset = self._load_checked(older) if older else None
+        dataset = self._load_whole(older) if older else None
         files.set_manifest_aside(self._fs, self.root, version, why)
         return dataset
 
@@ -300,6 +320,14 @@ class Table:
                 dataset = self._fresh()
                 dataset.update_field_metadata(changes)
                 self._settle(dataset)
+
+
+def _torn_or_not(exc: BaseException, root: Path) -> TableError:
+    """What a failure to open means: the operating system's errors say nothing of the manifest."""
+    text = str(exc)
+    if "os error" in text and "No such file" not in text:
+        return TableError(f"cannot open the table {root}: {text}; nothing was changed")
+    return Torn(f"the newest manifest of {root} cannot be read: {text}")
 
 
 def _physical(

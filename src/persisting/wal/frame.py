@@ -49,6 +49,8 @@ class SegmentHeader:
 
     number: int
     first_sequence: int
+    salt: int
+    """Random, mixed into the checksums of frame headers: no record can forge a frame."""
     version: int = FORMAT_VERSION
 
 
@@ -71,7 +73,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
         SEGMENT_MAGIC,
         header.version,
         SEGMENT_HEADER_SIZE,
-        0,
+        header.salt,
         header.number,
         header.first_sequence,
         0,
@@ -85,13 +87,13 @@ def decode_segment_header(data: memoryview) -> SegmentHeader:
     body = data[: _SEGMENT.size]
     if _SEGMENT_CRC.unpack_from(data, _SEGMENT.size)[0] != crc32(body):
         raise Broken(0, "the segment header fails its checksum")
-    magic, version, _, _, number, first_sequence, _ = _SEGMENT.unpack(body)
+    magic, version, _, salt, number, first_sequence, _ = _SEGMENT.unpack(body)
     if magic != SEGMENT_MAGIC:
         raise Broken(0, "the file does not begin as a log segment")
-    return SegmentHeader(number, first_sequence, version)
+    return SegmentHeader(number, first_sequence, salt, version)
 
 
-def encode_frame(frame: Frame) -> bytes:
+def encode_frame(frame: Frame, salt: int) -> bytes:
     """Header and payload; the payload's checksum stands in the header."""
     body = _FRAME.pack(
         FRAME_MAGIC,
@@ -105,15 +107,15 @@ def encode_frame(frame: Frame) -> bytes:
         frame.arrival,
         crc32(frame.payload),
     )
-    return b"".join((body, _FRAME_CRC.pack(crc32(body)), frame.payload))
+    return b"".join((body, _FRAME_CRC.pack(crc32(body, salt)), frame.payload))
 
 
-def decode_frame(data: memoryview, position: int) -> tuple[Frame, int]:
+def decode_frame(data: memoryview, position: int, salt: int) -> tuple[Frame, int]:
     """The frame at ``position`` and the position after it, or :class:`Broken`."""
     start = position + FRAME_HEADER_SIZE
     if start > len(data):
         raise Broken(position, "the frame header is cut")
-    frame, length, checksum = _decode_frame_header(data, position)
+    frame, length, checksum = _decode_frame_header(data, position, salt)
     payload = data[start : start + length]
     if len(payload) < length:
         raise Broken(position, "the frame is cut")
@@ -122,7 +124,7 @@ def decode_frame(data: memoryview, position: int) -> tuple[Frame, int]:
     return _with_payload(frame, payload), start + length
 
 
-def later_headers(data: memoryview, position: int) -> Iterator[Frame]:
+def later_headers(data: memoryview, position: int, salt: int) -> Iterator[Frame]:
     """Intact frame headers found anywhere from ``position`` on, without their payloads.
 
     Each candidate costs one small checksum, so the search is linear whatever the bytes are.
@@ -132,13 +134,13 @@ def later_headers(data: memoryview, position: int) -> Iterator[Frame]:
     while at >= 0:
         if position + at + FRAME_HEADER_SIZE <= len(data):
             with suppress(Broken):
-                yield _decode_frame_header(data, position + at)[0]
+                yield _decode_frame_header(data, position + at, salt)[0]
         at = raw.find(FRAME_MAGIC, at + 1)
 
 
-def _decode_frame_header(data: memoryview, position: int) -> tuple[Frame, int, int]:
+def _decode_frame_header(data: memoryview, position: int, salt: int) -> tuple[Frame, int, int]:
     body = data[position : position + _FRAME.size]
-    if _FRAME_CRC.unpack_from(data, position + _FRAME.size)[0] != crc32(body):
+    if _FRAME_CRC.unpack_from(data, position + _FRAME.size)[0] != crc32(body, salt):
         raise Broken(position, "the frame header fails its checksum")
     magic, kind, codec, flags, length, raw_length, sequence, synced, arrival, checksum = (
         _FRAME.unpack(body)

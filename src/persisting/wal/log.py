@@ -63,7 +63,8 @@ class Log:
         self._active: Segment | None = None
         self._synced = next_sequence - 1
         self._failure: BaseException | None = None
-        self._before = 0
+        self._unpromised: int | None = None
+        self._size = sum(k.size for k in kept)
         self._guard = threading.Lock()
         self._syncing = threading.Lock()
 
@@ -84,10 +85,8 @@ class Log:
 
     @property
     def size(self) -> int:
-        """Bytes of the log on disk."""
-        with self._guard:
-            active = self._active.size if self._active else 0
-            return active + sum(k.size for k in self._kept)
+        """Bytes of the log on disk. Read without the guard, which is held while writing."""
+        return self._size
 
     def append(
         self, entries: Sequence[Sequence[Payload]], preamble: Payload, arrival: int
@@ -98,48 +97,55 @@ class Log:
         process when this returns, and power loss after the next :meth:`sync`.
         """
         with self._guard:
+            self._unpromised = None
             self._refuse_after_failure()
             try:
                 return self._append(entries, preamble, arrival)
-            except OSError as exc:
+            except BaseException as exc:
                 self._failure = exc
                 raise WALError(
-                    f"cannot write to the log in {self.folder}: {exc.strerror or exc}; nothing of "
-                    "this put was stored. Free the cause and put again"
+                    f"cannot write to the log in {self.folder}: {_reason(exc)}; nothing of this "
+                    "put was stored. Free the cause and put again"
                 ) from exc
 
     def _append(
         self, entries: Sequence[Sequence[Payload]], preamble: Payload, arrival: int
     ) -> list[int]:
-        sequence, lasts, chunks = self._next_sequence, [], []
+        first = self._next_sequence
         if self._active is None:
-            entries = [[preamble], *entries]
-        for entry in entries:
-            for payload in entry:
-                flags = 0 if payload is entry[-1] else MORE
-                chunks.append(
-                    encode_frame(
-                        Frame(
-                            payload.kind,
-                            payload.codec,
-                            flags,
-                            payload.raw_length,
-                            sequence,
-                            self._synced,
-                            arrival,
-                            payload.data,
-                        )
-                    )
-                )
-                sequence += 1
-            lasts.append(sequence - 1)
-        if self._active is None:
-            lasts = lasts[1:]
-            self._active = Segment(self.folder, self._fs, self._next_number, self._next_sequence)
             self._next_number += 1
-        self._next_sequence = sequence
-        self._before = self._active.size
-        self._active.append(b"".join(chunks), sequence - 1)
+            number = self._next_number - 1
+            self._active = Segment(self.folder, self._fs, number, first)
+            self._size += self._active.size
+            entries = [[preamble], *entries]
+            lasts = self._write(entries, arrival, self._active)[1:]
+        else:
+            lasts = self._write(entries, arrival, self._active)
+        return lasts
+
+    def _write(
+        self, entries: Sequence[Sequence[Payload]], arrival: int, segment: Segment
+    ) -> list[int]:
+        lasts, chunks = [], []
+        for entry in entries:
+            for place, payload in enumerate(entry, start=1):
+                frame = Frame(
+                    kind=payload.kind,
+                    codec=payload.codec,
+                    flags=MORE if place < len(entry) else 0,
+                    raw_length=payload.raw_length,
+                    sequence=self._next_sequence,
+                    synced=self._synced,
+                    arrival=arrival,
+                    payload=payload.data,
+                )
+                chunks.append(encode_frame(frame, segment.salt))
+                self._next_sequence += 1
+            lasts.append(self._next_sequence - 1)
+        data = b"".join(chunks)
+        self._unpromised = segment.size
+        segment.append(data, self._next_sequence - 1)
+        self._size += len(data)
         return lasts
 
     def retract(self) -> None:
@@ -148,11 +154,12 @@ class Log:
         What cannot be taken off may come back after a crash, as a put may whose outcome is unknown.
         """
         with self._guard:
-            if self._failure is not None and self._active is not None:
-                try:
-                    self._active.cut(self._before)
-                except OSError as exc:
-                    log.warning("cannot cut %s back: %s", self._active.path, exc)
+            if self._unpromised is None or self._active is None:
+                return
+            try:
+                self._active.cut(self._unpromised)
+            except OSError as exc:
+                log.warning("cannot cut %s back: %s", self._active.path, exc)
 
     def sync(self) -> None:
         """Make everything appended so far durable; appends may go on meanwhile."""
@@ -165,12 +172,12 @@ class Log:
                 for segment in segments:
                     if segment.last_sequence > self._synced or not segment.named:
                         segment.sync()
-            except OSError as exc:
+            except BaseException as exc:
                 with self._guard:
                     self._failure = exc
                 raise WALError(
-                    f"cannot sync the log in {self.folder}: {exc.strerror or exc}; what was put "
-                    "since the last sync is not acknowledged as durable"
+                    f"cannot sync the log in {self.folder}: {_reason(exc)}; what was put since the "
+                    "last sync is not acknowledged as durable"
                 ) from exc
             with self._guard:
                 self._synced = max(self._synced, target)
@@ -185,6 +192,7 @@ class Log:
             if self._active is not None:
                 active, self._active = self._active, None
                 self._kept.append(Kept(active.path, active.last_sequence, active.size))
+                self._unpromised = None
                 self._unsynced.append(active)
             return self._next_sequence - 1
 
@@ -213,6 +221,7 @@ class Log:
             ) from exc
         with self._guard:
             self._kept.remove(kept)
+            self._size -= kept.size
 
     def reset(self, sequence: int) -> None:
         """After a failure: drop the whole log, all of which the table holds up to ``sequence``."""
@@ -241,3 +250,7 @@ class Log:
                 f"the log in {self.folder} failed earlier ({self._failure}) and takes nothing "
                 "until a flush has brought what was acknowledged into the table; call flush()"
             ) from self._failure
+
+
+def _reason(exc: BaseException) -> str:
+    return (exc.strerror if isinstance(exc, OSError) else None) or str(exc) or type(exc).__name__

@@ -10,6 +10,7 @@ Frames carry the last sequence that was synced when they were written, and that 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +23,13 @@ from persisting.wal.frame import (
     SEGMENT_HEADER_SIZE,
     Broken,
     Frame,
+    SegmentHeader,
     decode_frame,
     decode_segment_header,
     later_headers,
 )
 from persisting.wal.log import Kept, Log
-from persisting.wal.segment import segment_number
+from persisting.wal.segment import parse_name
 
 log = logging.getLogger("persisting")
 
@@ -52,7 +54,7 @@ class Recovery:
 
         Frames at or below ``after`` are among them: their schemas may be needed.
         """
-        paths = self._segments()
+        paths = self._without_passed(self._segments())
         self.last_sequence = self.after
         expected: int | None = None
         for index, path in enumerate(paths):
@@ -62,15 +64,22 @@ class Recovery:
             except Broken as broken:
                 self._torn_or_damaged(paths[index:], data, broken, self.last_sequence + 1)
                 return
-            self._check_header(path, header.version, header.number)
+            self._check_header(path, header)
             expected = self._check_begin(path, header.first_sequence, expected)
-            expected = yield from self._whole_entries(paths[index:], data, expected)
+            expected = yield from self._whole_entries(paths[index:], data, expected, header.salt)
             if expected is None:
                 return
             self._keep(path, len(data), expected - 1)
 
     def open_log(self) -> Log:
-        """The log, ready to append after what was found."""
+        """The log, ready to append after what was found, all of it durable now.
+
+        A killed process may have left it in the page cache only, and what is appended next will
+        say that it was synced.
+        """
+        for kept in self.kept:
+            self.fs.sync_file(kept.path)
+        self.fs.sync_folder(self.folder)
         return Log(
             self.folder,
             self.fs,
@@ -80,7 +89,7 @@ class Recovery:
         )
 
     def _whole_entries(
-        self, paths: list[Path], data: memoryview, expected: int
+        self, paths: list[Path], data: memoryview, expected: int, salt: int
     ) -> Generator[Frame, None, int | None]:
         """The frames of one segment; returns the sequence after them, None after a torn end."""
         position, whole = SEGMENT_HEADER_SIZE, SEGMENT_HEADER_SIZE
@@ -88,7 +97,7 @@ class Recovery:
         next_whole = expected
         while position < len(data):
             try:
-                frame, position = decode_frame(data, position)
+                frame, following = decode_frame(data, position, salt)
                 if frame.sequence != expected:
                     raise Broken(position, f"sequence {frame.sequence} follows {expected - 1}")
             except Broken as broken:
@@ -96,6 +105,7 @@ class Recovery:
                 return None
             entry.append(frame)
             expected += 1
+            position = following
             if not frame.flags & MORE:
                 yield from entry
                 entry, whole, next_whole = [], position, expected
@@ -123,6 +133,8 @@ class Recovery:
             )
         for path in paths[1:]:
             self._set_aside(path, self.fs.read(path), 0)
+        # Before the cut: a later segment must not outlive the frames before it.
+        self.fs.sync_folder(self.folder)
         self._set_aside(paths[0], data, whole)
         if whole > SEGMENT_HEADER_SIZE and next_whole is not None:
             self._keep(paths[0], whole, next_whole - 1)
@@ -138,7 +150,9 @@ class Recovery:
             rest, start = (
                 (data, position) if path is paths[0] else (memoryview(self.fs.read(path)), 0)
             )
-            for header in later_headers(rest, start):
+            name = parse_name(path.name)
+            assert name is not None
+            for header in later_headers(rest, start, name.salt):
                 if header.synced >= expected:
                     return f"{path.name} says so in the frame of sequence {header.sequence}"
         return None
@@ -149,7 +163,7 @@ class Recovery:
         if rest:
             folder = self.folder / TRIMMED
             self.fs.make_folder(folder)
-            copy = folder / f"{path.name}.{whole}.{len(rest)}"
+            copy = folder / f"{path.name}.{whole}.{time.time_ns()}"
             self.fs.write_file(copy, rest)
             self.trimmed_bytes += len(rest)
             log.warning(
@@ -187,21 +201,37 @@ class Recovery:
             return []
         numbered = []
         for name in self.fs.list(self.folder):
-            number = segment_number(name)
-            if number is not None:
-                numbered.append((number, self.folder / name))
+            parsed = parse_name(name)
+            if parsed is not None:
+                numbered.append((parsed.number, self.folder / name))
         numbered.sort()
         self.last_number = numbered[-1][0] if numbered else 0
         return [path for _, path in numbered]
 
-    def _check_header(self, path: Path, version: int, number: int) -> None:
-        if version > FORMAT_VERSION:
+    def _without_passed(self, paths: list[Path]) -> list[Path]:
+        """Leave out segments that the table holds whole: the next one begins where it ends.
+
+        They were released, and came back with a power loss, perhaps torn.
+        """
+        for index in range(len(paths) - 1, 0, -1):
+            try:
+                header = decode_segment_header(memoryview(self.fs.read(paths[index])))
+            except Broken:
+                continue
+            if header.first_sequence <= self.after + 1:
+                for path in paths[:index]:
+                    self._keep(path, path.stat().st_size, self.after)
+                return paths[index:]
+        return paths
+
+    def _check_header(self, path: Path, header: SegmentHeader) -> None:
+        if header.version > FORMAT_VERSION:
             raise WALError(
-                f"log segment {path} has format {version}, this version reads up to "
+                f"log segment {path} has format {header.version}, this version reads up to "
                 f"{FORMAT_VERSION}; upgrade persisting"
             )
-        if segment_number(path.name) != number:
+        if parse_name(path.name) != (header.number, header.salt):
             raise WALError(
-                f"log segment {path} says it is number {number}: it was copied or renamed. Put the "
-                "log back as it was"
+                f"log segment {path} says it is number {header.number}: it was copied or renamed. "
+                "Put the log back as it was"
             )

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from pathlib import Path
+from typing import NamedTuple
 
 from persisting.fs import FileSystem
 from persisting.wal.frame import SegmentHeader, encode_segment_header
 
 SUFFIX = ".wal"
+_NAME = re.compile(r"(\d{16,20})-([0-9a-f]{8})\.wal")
 
 
-def segment_path(folder: Path, number: int) -> Path:
-    return folder / f"{number:016d}{SUFFIX}"
+class SegmentName(NamedTuple):
+    """What a segment's file name says: which one it is, and its salt."""
+
+    number: int
+    salt: int
+
+    def __str__(self) -> str:
+        return f"{self.number:016d}-{self.salt:08x}{SUFFIX}"
 
 
-def segment_number(name: str) -> int | None:
-    """The number in a segment's file name, None for other files."""
-    stem = name.removesuffix(SUFFIX)
-    return int(stem) if stem != name and stem.isdigit() else None
+def parse_name(name: str) -> SegmentName | None:
+    """The parts of a segment's file name, None for other files."""
+    match = _NAME.fullmatch(name)
+    return SegmentName(int(match[1]), int(match[2], 16)) if match else None
 
 
 class Segment:
     """A new segment: its file exists and its header is written, nothing is synced yet."""
 
     def __init__(self, folder: Path, fs: FileSystem, number: int, first_sequence: int) -> None:
-        self.path = segment_path(folder, number)
+        self.salt = secrets.randbits(32)
+        self.path = folder / str(SegmentName(number, self.salt))
         self.last_sequence = first_sequence - 1
         self.named = False
         """Whether the folder's entry for the file was synced."""
         self._fs = fs
-        header = encode_segment_header(SegmentHeader(number, first_sequence))
+        header = encode_segment_header(SegmentHeader(number, first_sequence, self.salt))
         self._fd: int | None = fs.create(self.path)
         try:
             fs.write(self._fd, header)
