@@ -33,8 +33,8 @@ class FileSystem:
             self.sync_folder(folder.parent)
 
     def sync_chain(self, path: Path) -> None:
-        """Sync the entries of a folder and of the two above it: who made them may have died."""
-        for folder in (path, *list(path.parents)[:2]):
+        """Sync the entries of a folder and of the three above it: who made them may have died."""
+        for folder in (path, *list(path.parents)[:3]):
             with suppress(PermissionError):
                 self.sync_folder(folder)
 

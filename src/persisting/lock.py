@@ -11,6 +11,8 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,17 @@ class BucketLock:
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, data, 0)
         os.fdatasync(self._fd)
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Hold a lock file for a short, blocking piece of work."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _describe(note: dict[str, Any]) -> str:

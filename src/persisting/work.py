@@ -7,6 +7,7 @@ submits to the pool.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import threading
@@ -17,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 POOL_THREADS = 16
 
@@ -42,6 +44,11 @@ def weakly(owner: _T, method: Callable[[_T], Any]) -> Callable[[], Any]:
         return method(alive) if alive is not None else None
 
     return call
+
+
+async def in_thread(call: Callable[..., _R], *args: Any) -> _R:
+    """Run blocking work in the pool."""
+    return await asyncio.get_running_loop().run_in_executor(pool(), call, *args)
 
 
 class SharedJob:

@@ -1,4 +1,4 @@
-"""Durable queues: the backends, their protocol and their errors.
+"""Durable queues: topics, the backends, their protocol and their errors.
 
 Names are loaded on first use, so that importing this costs nothing of Arrow or Lance.
 """
@@ -21,9 +21,13 @@ from persisting.errors import (
 from persisting.storage.protocol import StorageBackend
 
 if TYPE_CHECKING:
+    from persisting.queue.api import read_queue, write_queue
     from persisting.storage.lance import LanceBackend
     from persisting.storage.memory import MemoryBackend
     from persisting.storage.persisting import PersistingBackend
+    from persisting.topic.reader import QueueReader
+    from persisting.topic.registry import get_backend_class, list_backends, register_backend
+    from persisting.topic.writer import QueueWriter
 
 __all__ = [
     "BucketClosed",
@@ -33,17 +37,31 @@ __all__ = [
     "MemoryBackend",
     "OffsetOutOfRange",
     "PersistingBackend",
+    "QueueReader",
+    "QueueWriter",
     "SchemaError",
     "StorageBackend",
     "StorageError",
     "TableError",
     "WALError",
+    "get_backend_class",
+    "list_backends",
+    "read_queue",
+    "register_backend",
+    "write_queue",
 ]
 
 _LAZY = {
     "LanceBackend": "persisting.storage.lance",
     "MemoryBackend": "persisting.storage.memory",
     "PersistingBackend": "persisting.storage.persisting",
+    "QueueReader": "persisting.topic.reader",
+    "QueueWriter": "persisting.topic.writer",
+    "get_backend_class": "persisting.topic.registry",
+    "list_backends": "persisting.topic.registry",
+    "read_queue": "persisting.queue.api",
+    "register_backend": "persisting.topic.registry",
+    "write_queue": "persisting.queue.api",
 }
 
 

@@ -86,8 +86,13 @@ def align(
         else:
             columns.append(convert(batch.column(index), field.type))
     if not columns:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
+        return no_columns(batch.num_rows)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def no_columns(rows: int) -> pa.RecordBatch:
+    """A batch of empty records."""
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
 
 
 def fill(field: pa.Field, rows: int, defaults: Mapping[str, Any] | None) -> pa.Array:

@@ -322,7 +322,9 @@ def _plain_items(items: list[Any]) -> pa.DataType | None:
     if len(kinds) != 1:
         return None
     kind = kinds.pop()
-    values = items if None not in items else [item for item in items if item is not None]
+    if kind not in (int, float, str, bool):
+        return None
+    values = [item for item in items if item is not None]
     if kind is int and min(values) >= INT64_MIN and max(values) <= INT64_MAX:
         return pa.int64()
     if kind is str:

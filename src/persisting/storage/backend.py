@@ -7,13 +7,13 @@ and leaves the bucket consistent wherever a task is cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persisting import work
 from persisting.options import check_window
 from persisting.schema import Shaper
 from persisting.storage.bucket import Bucket
@@ -21,11 +21,10 @@ from persisting.storage.chunk import Prepared, prepare, prepare_arrow
 from persisting.storage.journal import Mark
 from persisting.storage.weight import check_records, is_light
 from persisting.table.layout import EFFECTIVE
+from persisting.work import in_thread
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_T = TypeVar("_T")
 
 _PUTS_PER_TURN = 64
 """Puts that need no waiting before the event loop gets its turn."""
@@ -102,12 +101,12 @@ class TableBackend:
         while True:
             bucket.check_writable()
             shaper = bucket.shaper
-            prepared = prepared_for(shaper) if small else await _in_thread(prepared_for, shaper)
+            prepared = prepared_for(shaper) if small else await in_thread(prepared_for, shaper)
             if not prepared.chunks:
                 return
             if prepared.widened:
-                await _in_thread(bucket.learn_large, prepared.widened)
-            if bucket.needs_agreement(prepared) and not await _in_thread(bucket.agree, prepared):
+                await in_thread(bucket.learn_large, prepared.widened)
+            if bucket.needs_agreement(prepared) and not await in_thread(bucket.agree, prepared):
                 continue
             if bucket.journal is None:
                 if bucket.admit(prepared, mark):
@@ -138,18 +137,27 @@ class TableBackend:
         snapshot = self._bucket.snapshot()
         if snapshot.is_quick(offset, limit):
             return snapshot.records(offset, limit)
-        return await _in_thread(snapshot.records, offset, limit)
+        return await in_thread(snapshot.records, offset, limit)
 
     async def get_arrow(self, offset: int = 0, limit: int | None = None) -> pa.Table:
         """Retrieve records as an Arrow table."""
         check_window(offset, limit)
         await self._refresh()
-        return await _in_thread(self._bucket.snapshot().table, offset, limit)
+        return await in_thread(self._bucket.snapshot().table, offset, limit)
 
     async def get_stream(
         self, offset: int = 0, limit: int | None = None, block: bool = False
     ) -> AsyncIterator[dict[str, Any]]:
         """Stream single records; with ``block`` wait for new ones when caught up."""
+        async with aclosing(self.get_pages(offset, limit, block)) as pages:
+            async for page in pages:
+                for record in page:
+                    yield record
+
+    async def get_pages(
+        self, offset: int = 0, limit: int | None = None, block: bool = False
+    ) -> AsyncGenerator[list[dict[str, Any]]]:
+        """Stream records in lists, as :meth:`get_stream` does singly."""
         check_window(offset, limit)
         self._bucket.check_open()
         end = None if limit is None else offset + limit
@@ -160,18 +168,29 @@ class TableBackend:
             if snapshot.window(offset, left):
                 pages = snapshot.pages(offset, left)
                 quick = snapshot.is_quick(offset, left)
-                while page := (next(pages, None) if quick else await _in_thread(_next, pages)):
-                    for record in page:
-                        offset += 1
-                        yield record
+                while page := (next(pages, None) if quick else await in_thread(_next, pages)):
+                    offset += len(page)
+                    yield page
             elif not block:
                 return
             else:
                 await self._bucket.wait_beyond(offset)
 
+    async def wait_beyond(self, offset: int) -> None:
+        """Return when there may be records beyond ``offset``; raises once closed."""
+        while self._bucket.end <= offset:
+            self._bucket.check_open()
+            await self._refresh()
+            await self._bucket.wait_beyond(offset)
+
+    async def offset_at(self, timestamp: int) -> int:
+        """The first offset whose record arrived at ``timestamp`` (µs of Unix time) or later."""
+        await self._refresh()
+        return await in_thread(self._bucket.snapshot().offset_at, timestamp)
+
     async def _refresh(self) -> None:
         if self._bucket.options.read_only:
-            await _in_thread(self._bucket.refresh)
+            await in_thread(self._bucket.refresh)
 
     # Upkeep and facts
 
@@ -228,7 +247,7 @@ class TableBackend:
             except BaseException:
                 bucket.cancel_close()
                 raise
-            await asyncio.shield(_in_thread(bucket.finish_close))
+            await asyncio.shield(in_thread(bucket.finish_close))
 
     async def __aenter__(self) -> Self:
         return self
@@ -240,10 +259,6 @@ class TableBackend:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-async def _in_thread(call: Callable[..., _T], *args: Any) -> _T:
-    return await asyncio.get_running_loop().run_in_executor(work.pool(), call, *args)
 
 
 def _next(pages: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:

@@ -76,6 +76,7 @@ class Bucket:
         self._view = self.table.view
         self.writers = Writers(self.table.properties.get(WRITERS))
         self._marked: dict[Mark, Entry] = {}
+        self._last_arrival = self._view.arrival(self._view.rows - 1) if self._view.rows else 0
         self._shared = (
             SharedSchema(Path(options.schema_path), self.fs) if options.schema_path else None
         )
@@ -188,8 +189,9 @@ class Bucket:
             tail = self._chunks[-1] if self._chunks else None
             if tail is None or not tail.can_take(shaper):
                 tail = Chunk(shaper, rows=[])
-                tail.arrival = _now()
+                tail.arrival = self._last_arrival = max(self._last_arrival, _now())
                 self._chunks.append(tail)
+                self._acknowledged = shaper
             tail.add(*copied)
             self._buffered_rows += 1
             self._buffered_bytes += copied[1]
@@ -290,8 +292,9 @@ class Bucket:
             self._marked.pop(mark, None)
 
     def _accept(self, chunks: list[Chunk], arrival: int) -> None:
+        self._last_arrival = max(self._last_arrival, arrival)
         for chunk in chunks:
-            chunk.arrival = arrival
+            chunk.arrival = self._last_arrival
             chunk.seal()
             self._buffered_rows += chunk.count
             self._buffered_bytes += chunk.nbytes

@@ -168,7 +168,10 @@ def prepare_arrow(shaper: Shaper, data: Any) -> Prepared:
     unchanged = schema is shaper.schema and shaper.defined
     after = shaper if unchanged else Shaper(schema, shaper.rules)
     chunks = []
-    for batch in table.to_batches(max_chunksize=_ARROW_ROWS):
+    batches = table.to_batches(max_chunksize=_ARROW_ROWS)
+    if not table.schema.names and data.num_rows:
+        batches = [arrow.no_columns(data.num_rows)]
+    for batch in batches:
         if batch.num_rows:
             try:
                 aligned = arrow.align(batch, schema, shaper.rules.defaults)

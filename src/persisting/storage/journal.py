@@ -133,6 +133,11 @@ class Journal:
         try:
             groups = _grouped(entries)
             payloads, preamble = self._encode(groups)
+        except BaseException as exc:
+            self._schema = None
+            self._fail(entries, exc)
+            return
+        try:
             lasts = self._log.append(payloads, preamble, arrival)
             for group, last in zip(groups, lasts, strict=True):
                 for chunk in group.chunks:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from bisect import bisect_left
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,8 @@ class MemoryBackend:
     ) -> None:
         self._bucket_id, self._storage_path = bucket_id, str(storage_path)
         self._records: list[dict[str, Any]] = []
+        self._arrivals: list[int] = []
+        self._last_numbers: dict[str, int] = {}
         self._values = Values(evolving=True, vector=pa.float64())
         self._waiters = Waiters()
         self._closed = False
@@ -55,6 +59,35 @@ class MemoryBackend:
     async def put_arrow(self, data: pa.Table | pa.RecordBatch) -> None:
         """Store the rows of an Arrow table or batch."""
         self._add(arrow.accept(data, EMPTY).to_pylist())
+
+    async def put_once(
+        self, rows: list[dict[str, Any]] | pa.Table, writer: str, number: int
+    ) -> None:
+        """Store rows unless the writer has stored this number, or a later one, before."""
+        before = self.last_number(writer)
+        if number > before:
+            self._last_numbers[writer] = number
+            try:
+                await (self.put_batch(rows) if isinstance(rows, list) else self.put_arrow(rows))
+            except BaseException:
+                self._last_numbers[writer] = before
+                raise
+
+    def last_number(self, writer: str) -> int:
+        """The last number that :meth:`put_once` stored for a writer, -1 if none is known."""
+        return self._last_numbers.get(writer, -1)
+
+    async def offset_at(self, timestamp: int) -> int:
+        """The first offset whose record arrived at ``timestamp`` (µs of Unix time) or later."""
+        return bisect_left(self._arrivals, timestamp)
+
+    async def wait_beyond(self, offset: int) -> None:
+        """Return when there are records beyond ``offset``; raises once closed."""
+        while len(self._records) <= offset:
+            self._check_open()
+            with self._waiters.waiting() as waiter:
+                if len(self._records) <= offset and not self._closed:
+                    await waiter
 
     async def get(self, offset: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
         """Retrieve records in order."""
@@ -138,6 +171,8 @@ class MemoryBackend:
     def _add(self, rows: list[dict[str, Any]]) -> None:
         self._check_open()
         self._records += rows
+        arrival = max(time.time_ns() // 1000, self._arrivals[-1] if self._arrivals else 0)
+        self._arrivals += [arrival] * len(rows)
         self._waiters.wake()
 
     def _check_open(self) -> None:

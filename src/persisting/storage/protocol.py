@@ -21,7 +21,7 @@ class StorageBackend(Protocol):
     async def put(self, record: dict[str, Any]) -> None:
         """Store a single record.
 
-        The record is taken as it is at the call; changing it afterwards changes nothing stored.
+        Once this has returned, changing the record changes nothing stored; until then leave it.
         Raises and stores nothing if the record cannot be kept.
         """
         ...

@@ -8,10 +8,6 @@ under a lock is enough, and it works wherever the buckets' storage is shared.
 from __future__ import annotations
 
 import base64
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -19,6 +15,7 @@ import pyarrow as pa
 
 from persisting.errors import SchemaError, StorageError
 from persisting.fs import FileSystem
+from persisting.lock import file_lock
 from persisting.schema import EMPTY, Rules
 from persisting.schema.arrow import merge
 from persisting.schema.rules import integers_become_floats
@@ -47,7 +44,7 @@ class SharedSchema:
 
     def agree(self, wanted: pa.Schema, large: frozenset[str], rules: Rules) -> pa.Schema:
         """Merge a bucket's new schema into the topic's, or raise :class:`SchemaError`."""
-        with self._locked():
+        with file_lock(self._path.with_name(self._path.name + ".lock")):
             kept = self._load()
             old = EMPTY if kept is None else _decoded(kept.schema)
             merged = merge(old, wanted, rules, defined=kept is not None)
@@ -87,15 +84,6 @@ class SharedSchema:
         encoded = base64.b64encode(schema.serialize().to_pybytes()).decode()
         kept = _Kept(format=1, schema=encoded, large=sorted(large))
         self._fs.write_file(self._path, msgspec.json.encode(kept))
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        fd = os.open(self._path.with_name(self._path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
 
 
 def _decoded(text: str) -> pa.Schema:

@@ -75,6 +75,24 @@ class Snapshot:
             found += page
         return found
 
+    def offset_at(self, timestamp: int) -> int:
+        """The first offset whose record arrived at ``timestamp`` (µs of Unix time) or later.
+
+        Times of arrival never fall from one record to the next.
+        """
+        low, high = 0, self.persisted
+        while low < high:
+            middle = (low + high) // 2
+            if self._view.arrival(middle) < timestamp:
+                low = middle + 1
+            else:
+                high = middle
+        for chunk, count in self._chunks if low == self.persisted else ():
+            if chunk.arrival >= timestamp:
+                break
+            low += count
+        return low
+
     def is_quick(self, offset: int, limit: int | None) -> bool:
         """Whether a read needs no disk and few conversions, so that a thread costs more."""
         if offset < self.persisted:

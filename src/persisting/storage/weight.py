@@ -8,6 +8,7 @@ from typing import Any
 from persisting.errors import SchemaError
 
 LIGHT_RECORDS = 128
+_DEEP = 40
 LIGHT_WEIGHT = 16_384
 """Characters, bytes and items that convert in about a millisecond."""
 
@@ -36,8 +37,10 @@ def is_light(records: list[Any]) -> bool:
     return True
 
 
-def _weight(value: Any, left: int) -> int:
+def _weight(value: Any, left: int, depth: int = 0) -> int:
     """The size of a value, or something above ``left`` as soon as it is more."""
+    if depth > _DEEP:
+        return left + 1
     if isinstance(value, (str, bytes, bytearray)):
         return 1 + len(value) // 16
     if isinstance(value, dict):
@@ -50,7 +53,7 @@ def _weight(value: Any, left: int) -> int:
         return 1 + getattr(value, "size", 0) if not isinstance(value, (int, float)) else 1
     total = 4
     for item in items:
-        total += _weight(item, left - total)
+        total += _weight(item, left - total, depth + 1)
         if total > left:
             break
     return total

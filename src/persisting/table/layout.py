@@ -1,8 +1,10 @@
 """How the schema of records lies in a Lance table.
 
 The table holds the fields of the records, in any order, and one column of ours (when the row was
-accepted). Fields that were only ever None have no column yet, and an empty dict is a struct with
-one unused child, since Lance stores no struct without children. The schema as the user knows it,
+accepted). Fields that were only ever None have no column yet. An empty dict is a struct with one
+unused child, since Lance stores no struct without children; so is, with its own children behind
+it, a dict in a list that begins with lists of lists, since Lance takes the Nones among such dicts
+from their first child and gets them wrong there. The schema as the user knows it,
 in its order, is kept whole in the table's schema metadata, so that every version explains itself.
 """
 
@@ -14,7 +16,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from persisting.errors import TableError
-from persisting.schema.arrow import convert
+from persisting.schema.arrow import convert, no_columns
 from persisting.schema.names import ARRIVAL
 
 FORMAT = 1
@@ -72,7 +74,7 @@ def to_logical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         else:
             columns.append(convert(batch.column(index), field.type))
     if not columns:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
+        return no_columns(batch.num_rows)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -128,15 +130,23 @@ def _encoding(field: pa.Field) -> dict[str, str]:
     return {k.decode(): v.decode() for k, v in entries.items() if k.startswith(b"lance-encoding:")}
 
 
-def _physical_field(field: pa.Field, compression: str | None) -> pa.Field:
+def _physical_field(field: pa.Field, compression: str | None, *, in_list: bool = False) -> pa.Field:
     dtype = field.type
     if pa.types.is_fixed_size_list(dtype):
         return pa.field(field.name, dtype)
     if pa.types.is_list(dtype):
-        return pa.field(field.name, pa.list_(_physical_field(dtype.value_field, compression)))
+        item = _physical_field(dtype.value_field, compression, in_list=True)
+        return pa.field(field.name, pa.list_(item))
     if pa.types.is_struct(dtype):
-        children = [_physical_field(f, compression) for f in dtype]
-        return pa.field(field.name, pa.struct(children or [pa.field(_UNUSED, pa.bool_())]))
+        children = [_physical_field(f, compression, in_list=in_list) for f in dtype]
+        if not children or (in_list and _list_levels(children[0].type) > 1):
+            children.insert(0, pa.field(_UNUSED, pa.bool_()))
+        return pa.field(field.name, pa.struct(children))
     if pa.types.is_null(dtype) or not _ENCODINGS[compression]:
         return pa.field(field.name, dtype)
     return pa.field(field.name, dtype, metadata=_ENCODINGS[compression])
+
+
+def _list_levels(dtype: pa.DataType) -> int:
+    inner = max((_list_levels(dtype.field(i).type) for i in range(dtype.num_fields)), default=0)
+    return inner + bool(pa.types.is_list(dtype))

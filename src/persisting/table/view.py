@@ -28,6 +28,13 @@ class TableView:
     def version(self) -> int:
         return self.dataset.version if self.dataset is not None else 0
 
+    def arrival(self, offset: int) -> int:
+        """When the row at ``offset`` was accepted, in µs of Unix time."""
+        assert self.dataset is not None
+        with translated("read", self.dataset.uri):
+            found = self.dataset.scanner(columns=[ARRIVAL], offset=offset, limit=1).to_table()
+            return int(found.column(0).cast("int64")[0].as_py())
+
     def batches(
         self, offset: int, limit: int, names: list[str] | None = None
     ) -> Iterator[pa.RecordBatch]:

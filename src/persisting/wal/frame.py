@@ -26,7 +26,7 @@ MORE = 1
 
 MAX_PAYLOAD = (1 << 31) - 1
 
-_SEGMENT = struct.Struct("<8sHHIQQI")
+_SEGMENT = struct.Struct("<8sHHIQ")
 _SEGMENT_CRC = struct.Struct("<I")
 SEGMENT_HEADER_SIZE = _SEGMENT.size + _SEGMENT_CRC.size
 
@@ -45,9 +45,8 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """The first bytes of a segment: which one it is and where it begins."""
+    """The first bytes of a segment: where it begins, and its salt."""
 
-    number: int
     first_sequence: int
     salt: int
     """Random, mixed into the checksums of frame headers: no record can forge a frame."""
@@ -74,9 +73,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
         header.version,
         SEGMENT_HEADER_SIZE,
         header.salt,
-        header.number,
         header.first_sequence,
-        0,
     )
     return body + _SEGMENT_CRC.pack(crc32(body))
 
@@ -87,10 +84,10 @@ def decode_segment_header(data: memoryview) -> SegmentHeader:
     body = data[: _SEGMENT.size]
     if _SEGMENT_CRC.unpack_from(data, _SEGMENT.size)[0] != crc32(body):
         raise Broken(0, "the segment header fails its checksum")
-    magic, version, _, salt, number, first_sequence, _ = _SEGMENT.unpack(body)
+    magic, version, _, salt, first_sequence = _SEGMENT.unpack(body)
     if magic != SEGMENT_MAGIC:
         raise Broken(0, "the file does not begin as a log segment")
-    return SegmentHeader(number, first_sequence, salt, version)
+    return SegmentHeader(first_sequence, salt, version)
 
 
 def encode_frame(frame: Frame, salt: int) -> bytes:

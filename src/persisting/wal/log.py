@@ -51,13 +51,12 @@ class Log:
         fs: FileSystem,
         *,
         next_sequence: int,
-        next_number: int,
         kept: Sequence[Kept] = (),
     ) -> None:
         """``kept`` are the segments that recovery found; they are released like any other."""
         self.folder = folder
         self._fs = fs
-        self._next_sequence, self._next_number = next_sequence, next_number
+        self._next_sequence = next_sequence
         self._kept = list(kept)
         self._unsynced: list[Segment] = []
         self._active: Segment | None = None
@@ -113,9 +112,7 @@ class Log:
     ) -> list[int]:
         first = self._next_sequence
         if self._active is None:
-            self._next_number += 1
-            number = self._next_number - 1
-            self._active = Segment(self.folder, self._fs, number, first)
+            self._active = Segment(self.folder, self._fs, first)
             self._size += self._active.size
             entries = [[preamble], *entries]
             lasts = self._write(entries, arrival, self._active)[1:]
@@ -156,10 +153,13 @@ class Log:
         with self._guard:
             if self._unpromised is None or self._active is None:
                 return
+            written = self._active.size
             try:
                 self._active.cut(self._unpromised)
             except OSError as exc:
                 log.warning("cannot cut %s back: %s", self._active.path, exc)
+            else:
+                self._size -= written - self._active.size
 
     def sync(self) -> None:
         """Make everything appended so far durable; appends may go on meanwhile."""
@@ -234,6 +234,7 @@ class Log:
             raise WALError(f"cannot sync the log's folder {self.folder}: {exc}") from exc
         with self._guard:
             self._next_sequence, self._synced = sequence + 1, sequence
+            self._size = 0
             self._failure = None
 
     def close(self) -> None:

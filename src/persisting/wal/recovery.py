@@ -29,7 +29,7 @@ from persisting.wal.frame import (
     later_headers,
 )
 from persisting.wal.log import Kept, Log
-from persisting.wal.segment import parse_name
+from persisting.wal.segment import SUFFIX, parse_name
 
 log = logging.getLogger("persisting")
 
@@ -46,7 +46,6 @@ class Recovery:
     after: int
     kept: list[Kept] = field(default_factory=list)
     last_sequence: int = 0
-    last_number: int = 0
     trimmed_bytes: int = 0
 
     def frames(self) -> Iterator[Frame]:
@@ -84,7 +83,6 @@ class Recovery:
             self.folder,
             self.fs,
             next_sequence=self.last_sequence + 1,
-            next_number=self.last_number + 1,
             kept=self.kept,
         )
 
@@ -199,14 +197,14 @@ class Recovery:
     def _segments(self) -> list[Path]:
         if not self.folder.is_dir():
             return []
-        numbered = []
-        for name in self.fs.list(self.folder):
-            parsed = parse_name(name)
-            if parsed is not None:
-                numbered.append((parsed.number, self.folder / name))
-        numbered.sort()
-        self.last_number = numbered[-1][0] if numbered else 0
-        return [path for _, path in numbered]
+        names = [name for name in self.fs.list(self.folder) if name.endswith(SUFFIX)]
+        for name in names:
+            if parse_name(name) is None:
+                raise WALError(
+                    f"{self.folder / name} has the name of no log segment: it was copied or "
+                    "renamed. Put the log back as it was"
+                )
+        return [self.folder / name for name in sorted(names)]
 
     def _without_passed(self, paths: list[Path]) -> list[Path]:
         """Leave out segments that the table holds whole: the next one begins where it ends.
@@ -230,8 +228,8 @@ class Recovery:
                 f"log segment {path} has format {header.version}, this version reads up to "
                 f"{FORMAT_VERSION}; upgrade persisting"
             )
-        if parse_name(path.name) != (header.number, header.salt):
+        if parse_name(path.name) != (header.first_sequence, header.salt):
             raise WALError(
-                f"log segment {path} says it is number {header.number}: it was copied or renamed. "
-                "Put the log back as it was"
+                f"log segment {path} says it begins at sequence {header.first_sequence}: it was "
+                "copied or renamed. Put the log back as it was"
             )

@@ -11,17 +11,17 @@ from persisting.fs import FileSystem
 from persisting.wal.frame import SegmentHeader, encode_segment_header
 
 SUFFIX = ".wal"
-_NAME = re.compile(r"(\d{16,20})-([0-9a-f]{8})\.wal")
+_NAME = re.compile(r"(\d{20})-([0-9a-f]{8})\.wal")
 
 
 class SegmentName(NamedTuple):
-    """What a segment's file name says: which one it is, and its salt."""
+    """What a segment's file name says: its first sequence, and its salt."""
 
-    number: int
+    first_sequence: int
     salt: int
 
     def __str__(self) -> str:
-        return f"{self.number:016d}-{self.salt:08x}{SUFFIX}"
+        return f"{self.first_sequence:020d}-{self.salt:08x}{SUFFIX}"
 
 
 def parse_name(name: str) -> SegmentName | None:
@@ -33,14 +33,14 @@ def parse_name(name: str) -> SegmentName | None:
 class Segment:
     """A new segment: its file exists and its header is written, nothing is synced yet."""
 
-    def __init__(self, folder: Path, fs: FileSystem, number: int, first_sequence: int) -> None:
+    def __init__(self, folder: Path, fs: FileSystem, first_sequence: int) -> None:
         self.salt = secrets.randbits(32)
-        self.path = folder / str(SegmentName(number, self.salt))
+        self.path = folder / str(SegmentName(first_sequence, self.salt))
         self.last_sequence = first_sequence - 1
         self.named = False
         """Whether the folder's entry for the file was synced."""
         self._fs = fs
-        header = encode_segment_header(SegmentHeader(number, first_sequence, self.salt))
+        header = encode_segment_header(SegmentHeader(first_sequence, self.salt))
         self._fd: int | None = fs.create(self.path)
         try:
             fs.write(self._fd, header)

@@ -1,0 +1,123 @@
+"""``write_queue`` and ``read_queue``: the same words in one process and on a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from persisting.errors import InvalidArgument
+from persisting.topic.opening import BucketChoice, read_here, wanted_topic, write_here
+from persisting.topic.reader import QueueReader
+from persisting.topic.writer import QueueWriter
+
+
+async def write_queue(
+    system: Any = None,
+    topic: str | None = None,
+    bucket_column: str | None = None,
+    num_buckets: int | None = None,
+    batch_size: int | None = None,
+    storage_path: str | None = None,
+    backend: str | type | None = None,
+    backend_options: dict[str, Any] | None = None,
+    *,
+    writer_id: str | None = None,
+) -> QueueWriter:
+    """Open a topic for writing; it is made if it does not exist.
+
+    Parameters
+    ----------
+    system
+        A Pulsing actor system, whose nodes then own the buckets; None: this process owns them.
+    topic : str
+        Name of the topic, also of its folder.
+    bucket_column : str, optional
+        The field by which records are divided into buckets (default: "id").
+    num_buckets : int, optional
+        Number of buckets, fixed when the topic is made (default: 4).
+    batch_size : int, optional
+        Rows per page of reads and transfers (default: 100).
+    storage_path : str, optional
+        Folder of the topics (default: "./queue_storage").
+    backend : str | type, optional
+        "memory" (default for a new topic), "lance", "persisting", a registered name, or a class.
+    backend_options : dict, optional
+        Options of the backend.
+    writer_id : str, optional
+        A name that outlives this writer: puts are numbered under it and stored once, also when
+        they are repeated after a restart.
+
+    What is left out comes from the topic, if it exists; what contradicts it raises.
+    """
+    system, topic = _sorted_out(system, topic)
+    wanted, cls = wanted_topic(
+        topic,
+        bucket_column=bucket_column,
+        num_buckets=num_buckets,
+        batch_size=batch_size,
+        backend=backend,
+        backend_options=backend_options,
+    )
+    if system is not None:
+        from persisting.cluster.opening import write_there
+
+        return await write_there(system, wanted, cls, storage_path, writer_id)
+    return await write_here(wanted, cls, storage_path, writer_id)
+
+
+async def read_queue(
+    system: Any = None,
+    topic: str | None = None,
+    bucket_id: int | None = None,
+    bucket_ids: list[int] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    num_buckets: int | None = None,
+    storage_path: str | None = None,
+    backend: str | type | None = None,
+    backend_options: dict[str, Any] | None = None,
+    *,
+    group: str | None = None,
+    auto_commit: bool = False,
+    wait_for_topic: bool | float = False,
+) -> QueueReader:
+    """Open a topic for reading.
+
+    Parameters
+    ----------
+    system
+        A Pulsing actor system to read through; None: this process, or the files.
+    topic : str
+        Name of the topic. Without ``storage_path`` a topic that is open in this process, or on the
+        system, is taken first, then ``./queue_storage``.
+    bucket_id, bucket_ids : optional
+        Read these buckets only.
+    rank, world_size : int, optional
+        Read every ``world_size``-th bucket, beginning with ``rank``.
+    group : str, optional
+        Read as a member of this consumer group, which remembers its offsets.
+    auto_commit : bool, optional
+        In a group: what was returned before counts as done at the next read and at close.
+    wait_for_topic : bool | float, optional
+        Wait until the topic exists, or so many seconds, instead of raising.
+    """
+    system, topic = _sorted_out(system, topic)
+    wanted, cls = wanted_topic(
+        topic, num_buckets=num_buckets, backend=backend, backend_options=backend_options
+    )
+    buckets = BucketChoice(bucket_id, bucket_ids, rank, world_size)
+    if system is not None:
+        from persisting.cluster.opening import read_there
+
+        return await read_there(
+            system, wanted, cls, storage_path, buckets, wait_for_topic, group, auto_commit
+        )
+    return await read_here(wanted, cls, storage_path, buckets, wait_for_topic, group, auto_commit)
+
+
+def _sorted_out(system: Any, topic: Any) -> tuple[Any, str]:
+    """Embedded, the topic may come first."""
+    if isinstance(system, str) and topic is None:
+        system, topic = None, system
+    if topic is None:
+        raise InvalidArgument("a topic is needed: write_queue(topic='name')")
+    return system, topic

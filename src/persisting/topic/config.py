@@ -1,0 +1,161 @@
+"""What a topic is: its buckets, their backend and options, kept in one small file."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from persisting.errors import InvalidArgument, StorageError
+from persisting.fs import FileSystem
+from persisting.options import storage_folder
+from persisting.topic.names import check_name
+
+FILE = "topic.json"
+FORMAT = 1
+DEFAULT_ROOT = "./queue_storage"
+DEFAULT_COLUMN = "id"
+DEFAULT_BUCKETS = 4
+DEFAULT_BATCH = 100
+_MAX_BUCKETS = 65536
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of ``topic.json``."""
+
+    topic: str
+    num_buckets: int
+    bucket_column: str
+    backend: str
+    batch_size: int = DEFAULT_BATCH
+    options: dict[str, Any] = {}
+    format: int = FORMAT
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller said of a topic; None where it said nothing."""
+
+    topic: str
+    num_buckets: int | None = None
+    bucket_column: str | None = None
+    backend: str | None = None
+    batch_size: int | None = None
+    options: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        check_name("topic", self.topic)
+        if self.num_buckets is not None:
+            if type(self.num_buckets) is not int or not 1 <= self.num_buckets <= _MAX_BUCKETS:
+                raise InvalidArgument(
+                    f"num_buckets must be a whole number from 1 to {_MAX_BUCKETS}, "
+                    f"got {self.num_buckets!r}"
+                )
+        if self.bucket_column is not None:
+            if not isinstance(self.bucket_column, str) or not self.bucket_column:
+                raise InvalidArgument(
+                    f"bucket_column must name a field, got {self.bucket_column!r}"
+                )
+        if self.options is not None and not isinstance(self.options, dict):
+            raise InvalidArgument(
+                f"backend_options must be a dict, got {type(self.options).__name__}"
+            )
+
+    def new(self) -> TopicConfig:
+        """The configuration of a topic that does not exist yet."""
+        return TopicConfig(
+            topic=self.topic,
+            num_buckets=self.num_buckets or DEFAULT_BUCKETS,
+            bucket_column=self.bucket_column or DEFAULT_COLUMN,
+            backend=self.backend or "memory",
+            batch_size=self.batch_size or DEFAULT_BATCH,
+            options=dict(self.options or {}),
+        )
+
+    def applied_to(self, known: TopicConfig) -> TopicConfig:
+        """An existing topic's configuration with what was said, or raise where it contradicts."""
+        self._must_equal("num_buckets", known.num_buckets)
+        self._must_equal("bucket_column", known.bucket_column)
+        changed = msgspec.structs.replace(
+            known,
+            backend=self._backend_after(known.backend),
+            batch_size=self.batch_size or known.batch_size,
+            options=known.options if self.options is None else dict(self.options),
+        )
+        if self.options is not None and changed.options != known.options:
+            warnings.warn(
+                f"topic {self.topic!r} had the options {known.options}; {changed.options} apply to "
+                "what is written from now on",
+                UserWarning,
+                stacklevel=2,
+            )
+        return changed
+
+    def _must_equal(self, name: str, known: Any) -> None:
+        said = getattr(self, name)
+        if said is not None and said != known:
+            raise InvalidArgument(
+                f"topic {self.topic!r} has {name}={known!r}, not {said!r}: it is fixed when the "
+                "topic is made. Leave it out, or use another topic"
+            )
+
+    def _backend_after(self, known: str) -> str:
+        if self.backend is None or self.backend == known:
+            return known
+        if (known, self.backend) == ("lance", "persisting"):
+            return self.backend
+        raise InvalidArgument(
+            f"topic {self.topic!r} has the backend {known!r}, which cannot become "
+            f"{self.backend!r}"
+            + ("; its log and evolved schema need 'persisting'" if known == "persisting" else "")
+        )
+
+
+def topic_folder(storage_path: str | Path | None, topic: str) -> Path:
+    """The folder of a topic."""
+    return storage_folder(storage_path or DEFAULT_ROOT) / check_name("topic", topic)
+
+
+def bucket_folder(folder: Path, bucket: int) -> Path:
+    return folder / f"bucket_{bucket}"
+
+
+def load(folder: Path, fs: FileSystem) -> TopicConfig | None:
+    """The configuration of the topic in ``folder``, None if there is none."""
+    try:
+        data = fs.read(folder / FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as exc:
+        raise StorageError(f"cannot read {folder / FILE}: {exc.strerror}") from exc
+    try:
+        config = msgspec.json.decode(data, type=TopicConfig)
+    except msgspec.DecodeError as exc:
+        raise StorageError(
+            f"the topic file {folder / FILE} is damaged ({exc}); restore it from a copy"
+        ) from exc
+    if config.format > FORMAT:
+        raise StorageError(
+            f"{folder / FILE} has format {config.format}, this version reads up to {FORMAT}; "
+            "upgrade persisting"
+        )
+    if not 1 <= config.num_buckets <= _MAX_BUCKETS:
+        raise StorageError(f"{folder / FILE} says num_buckets={config.num_buckets}: it is damaged")
+    return config
+
+
+def save(folder: Path, config: TopicConfig, fs: FileSystem) -> None:
+    """Put the topic file in place, atomically and synced."""
+    try:
+        data = msgspec.json.format(msgspec.json.encode(config), indent=2)
+    except (TypeError, msgspec.ValidationError) as exc:
+        raise InvalidArgument(
+            f"backend_options of topic {config.topic!r} cannot be kept in its file: {exc}; use "
+            "numbers, text, lists and dicts"
+        ) from exc
+    try:
+        fs.make_folder(folder)
+        fs.write_file(folder / FILE, data + b"\n")
+    except OSError as exc:
+        raise StorageError(f"cannot write {folder / FILE}: {exc.strerror or exc}") from exc

@@ -1,0 +1,33 @@
+"""Reading backends that have the protocol's methods and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+_PAGE = 1000
+_POLL = 0.05
+
+
+async def custom_pages(
+    backend: Any, offset: int, limit: int | None, block: bool
+) -> AsyncIterator[list[dict[str, Any]]]:
+    """Records in lists, by ``get``; waiting for new ones is left to the backend's own stream."""
+    left = limit
+    while left is None or left > 0:
+        page = await backend.get(offset, _PAGE if left is None else min(_PAGE, left))
+        if not page:
+            break
+        offset += len(page)
+        left = None if left is None else left - len(page)
+        yield page
+    if block and left != 0:
+        async for record in backend.get_stream(offset, left, True):
+            yield [record]
+
+
+async def wait_by_polling(backend: Any, offset: int) -> None:
+    """Return when the backend holds more than ``offset`` records."""
+    while backend.total_count() <= offset:  # noqa: ASYNC110 (the protocol has no event)
+        await asyncio.sleep(_POLL)

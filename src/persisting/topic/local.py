@@ -1,0 +1,294 @@
+"""Topics of this process: one owner for each, shared by all its writers and readers here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from persisting import fs as filesystem
+from persisting.errors import StorageError
+from persisting.lock import file_lock
+from persisting.storage.backend import TableBackend
+from persisting.storage.shared_schema import FILE as SCHEMA_FILE
+from persisting.topic import config as topics
+from persisting.topic.config import TopicConfig, Wanted
+from persisting.topic.custom import custom_pages, wait_by_polling
+from persisting.topic.port import Mark, Rows
+from persisting.topic.registry import get_backend_class
+from persisting.work import in_thread
+
+
+class LocalTopic:
+    """An open topic: its buckets are opened when first used and belong to this process."""
+
+    def __init__(self, key: str, folder: Path | None, config: TopicConfig, cls: type) -> None:
+        self.key, self.folder, self.config, self.backend_class = key, folder, config, cls
+        self.handles = 0
+        self._backends: dict[int, Any] = {}
+        self._marks: dict[tuple[int, str], int] = {}
+        self._guard = threading.Lock()
+
+    async def backend(self, bucket: int) -> Any:
+        """The bucket's backend, opened in a thread the first time."""
+        found = self._backends.get(bucket)
+        if found is not None:
+            return found
+        return await in_thread(self._open, bucket)
+
+    def _open(self, bucket: int) -> Any:
+        with self._guard:
+            if bucket not in self._backends:
+                self._backends[bucket] = self._build(bucket)
+            return self._backends[bucket]
+
+    def _build(self, bucket: int) -> Any:
+        options = dict(self.config.options)
+        path = "" if self.folder is None else str(topics.bucket_folder(self.folder, bucket))
+        if self.folder is not None and issubclass(self.backend_class, TableBackend):
+            options["schema_path"] = self.folder / SCHEMA_FILE
+        return self.backend_class(
+            bucket_id=bucket, storage_path=path, batch_size=self.config.batch_size, **options
+        )
+
+    async def put_marked(self, bucket: int, backend: Any, rows: Rows, mark: Mark) -> None:
+        """Store rows once per mark, also on a backend that keeps no marks (while it is open)."""
+        if hasattr(backend, "put_once"):
+            await backend.put_once(rows, *mark)
+            return
+        key = bucket, mark[0]
+        if mark[1] > self._marks.get(key, -1):
+            await _put_plain(backend, rows)
+            self._marks[key] = max(mark[1], self._marks.get(key, -1))
+
+    def last_number(self, bucket: int, backend: Any, writer: str) -> int:
+        if hasattr(backend, "last_number"):
+            return int(backend.last_number(writer))
+        return self._marks.get((bucket, writer), -1)
+
+    async def reconfigure(self, config: TopicConfig, cls: type) -> None:
+        """Go on with another backend class or other options; the buckets reopen when used."""
+        if config != self.config or cls is not self.backend_class:
+            await self.close_buckets()
+            self.config, self.backend_class = config, cls
+
+    async def close_buckets(self) -> None:
+        """Flush and close every open bucket; what fails stays open."""
+        failures = []
+        for bucket, backend in list(self._backends.items()):
+            try:
+                if hasattr(backend, "close"):
+                    await backend.close()
+                else:
+                    await backend.flush()
+            except Exception as exc:
+                failures.append(exc)
+            else:
+                self._backends.pop(bucket, None)
+        if failures:
+            raise failures[0]
+
+
+_live: dict[str, LocalTopic] = {}
+_live_guard = threading.Lock()
+
+
+class LocalHandle:
+    """One writer's or reader's hold on a topic of this process, counted in ``handles``."""
+
+    def __init__(self, topic: LocalTopic) -> None:
+        self._topic = topic
+        self._ports: dict[int, LocalPort] = {}
+
+    @property
+    def name(self) -> str:
+        return self._topic.config.topic
+
+    @property
+    def num_buckets(self) -> int:
+        return self._topic.config.num_buckets
+
+    @property
+    def bucket_column(self) -> str:
+        return self._topic.config.bucket_column
+
+    @property
+    def batch_size(self) -> int:
+        return self._topic.config.batch_size
+
+    @property
+    def folder(self) -> Path | None:
+        return self._topic.folder
+
+    def port(self, bucket: int) -> LocalPort:
+        if bucket not in self._ports:
+            self._ports[bucket] = LocalPort(self._topic, bucket)
+        return self._ports[bucket]
+
+    async def reconfigure(self, config: TopicConfig, cls: type) -> None:
+        await self._topic.reconfigure(config, cls)
+
+    async def close(self) -> None:
+        with _live_guard:
+            self._topic.handles -= 1
+            last = self._topic.handles == 0
+        if last:
+            try:
+                await self._topic.close_buckets()
+            except BaseException:
+                with _live_guard:
+                    self._topic.handles += 1
+                raise
+            with _live_guard:
+                if self._topic.handles == 0:
+                    _live.pop(self._topic.key, None)
+
+
+class LocalPort:
+    """A bucket of this process."""
+
+    def __init__(self, topic: LocalTopic, bucket: int) -> None:
+        self._topic, self._bucket = topic, bucket
+
+    async def _backend(self) -> Any:
+        return await self._topic.backend(self._bucket)
+
+    async def put(self, rows: Rows, mark: Mark | None = None) -> None:
+        backend = await self._backend()
+        if mark is not None:
+            await self._topic.put_marked(self._bucket, backend, rows, mark)
+        else:
+            await _put_plain(backend, rows)
+
+    async def get(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await (await self._backend()).get(offset, limit)
+        return found
+
+    async def get_arrow(self, offset: int, limit: int | None) -> pa.Table:
+        backend = await self._backend()
+        if hasattr(backend, "get_arrow"):
+            return await backend.get_arrow(offset, limit)
+        return pa.Table.from_pylist(await backend.get(offset, limit))
+
+    async def pages(
+        self, offset: int, limit: int | None, block: bool
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        backend = await self._backend()
+        if hasattr(backend, "get_pages"):
+            stream = backend.get_pages(offset, limit, block)
+        else:
+            stream = custom_pages(backend, offset, limit, block)
+        async for page in stream:
+            yield page
+
+    async def wait(self, offset: int) -> None:
+        backend = await self._backend()
+        if hasattr(backend, "wait_beyond"):
+            await backend.wait_beyond(offset)
+        else:
+            await wait_by_polling(backend, offset)
+
+    async def find(self, timestamp: int) -> int:
+        backend = await self._backend()
+        if not hasattr(backend, "offset_at"):
+            raise StorageError(
+                f"{type(backend).__name__} keeps no times of arrival; seek by offset instead"
+            )
+        return int(await backend.offset_at(timestamp))
+
+    async def last_number(self, writer: str) -> int:
+        return self._topic.last_number(self._bucket, await self._backend(), writer)
+
+    async def flush(self) -> None:
+        await (await self._backend()).flush()
+
+    async def stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = await (await self._backend()).stats()
+        return found
+
+
+async def _put_plain(backend: Any, rows: Rows) -> None:
+    if not isinstance(rows, list):
+        if hasattr(backend, "put_arrow"):
+            await backend.put_arrow(rows)
+        else:
+            await backend.put_batch(rows.to_pylist())
+    elif len(rows) == 1:
+        await backend.put(rows[0])
+    else:
+        await backend.put_batch(rows)
+
+
+async def open_for_writing(
+    wanted: Wanted, storage_path: Any, backend_class: type | None
+) -> LocalHandle:
+    """A hold on the topic, which is made if it does not exist."""
+    wanted.check()
+    handle, config, cls = await in_thread(_hold, wanted, storage_path, backend_class)
+    try:
+        await handle.reconfigure(config, cls)
+    except BaseException:
+        await handle.close()
+        raise
+    return handle
+
+
+def _hold(
+    wanted: Wanted, storage_path: Any, backend_class: type | None
+) -> tuple[LocalHandle, TopicConfig, type]:
+    """Find or make the topic, on disk and in this process."""
+    fs = filesystem.current()
+    folder: Path | None = topics.topic_folder(storage_path, wanted.topic)
+    if wanted.backend == "memory":
+        folder = None
+    known = None if folder is None else topics.load(folder, fs)
+    if known is None and wanted.backend is None:
+        folder = None
+    key = f"memory:{wanted.topic}" if folder is None else str(folder.resolve())
+    with _live_guard:
+        topic = _live.get(key)
+        if topic is not None:
+            known = topic.config
+        config = wanted.new() if known is None else wanted.applied_to(known)
+        cls = backend_class or get_backend_class(config.backend)
+        if folder is not None and config != known:
+            _save(folder, wanted, config, fs)
+        if topic is None:
+            topic = _live[key] = LocalTopic(key, folder, config, cls)
+        topic.handles += 1
+        return LocalHandle(topic), config, cls
+
+
+def _save(folder: Path, wanted: Wanted, config: TopicConfig, fs: filesystem.FileSystem) -> None:
+    """Write the topic file, unless another process made the topic first and differently."""
+    try:
+        fs.make_folder(folder)
+    except OSError as exc:
+        raise StorageError(f"cannot make the topic's folder {folder}: {exc.strerror}") from exc
+    with file_lock(folder / ".topic.lock"):
+        made = topics.load(folder, fs)
+        topics.save(folder, config if made is None else wanted.applied_to(made), fs)
+
+
+def live_topics(name: str) -> list[LocalTopic]:
+    """The topics of this name that are open in this process."""
+    with _live_guard:
+        return [topic for topic in _live.values() if topic.config.topic == name]
+
+
+def live_topic(folder: Path) -> LocalTopic | None:
+    """The topic in ``folder`` if it is open in this process."""
+    with _live_guard:
+        return _live.get(str(folder.resolve()))
+
+
+def hold_live(topic: LocalTopic) -> LocalHandle | None:
+    """One more handle on an open topic, None if it has just been closed."""
+    with _live_guard:
+        if _live.get(topic.key) is not topic:
+            return None
+        topic.handles += 1
+        return LocalHandle(topic)

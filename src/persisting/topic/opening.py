@@ -1,0 +1,169 @@
+"""Opening topics in this process, for writing and for reading."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from persisting import fs as filesystem
+from persisting.errors import InvalidArgument, StorageError
+from persisting.storage.backend import TableBackend
+from persisting.topic import config as topics
+from persisting.topic.config import Wanted
+from persisting.topic.groups import Membership
+from persisting.topic.local import hold_live, live_topic, live_topics, open_for_writing
+from persisting.topic.port import Topic
+from persisting.topic.reader import QueueReader
+from persisting.topic.registry import backend_name, get_backend_class
+from persisting.topic.stored import StoredTopic
+from persisting.topic.writer import QueueWriter
+from persisting.work import in_thread
+
+_WAIT_STEP = 0.05
+
+
+def wanted_topic(
+    topic: Any,
+    *,
+    bucket_column: str | None = None,
+    num_buckets: int | None = None,
+    batch_size: int | None = None,
+    backend: str | type | None = None,
+    backend_options: dict[str, Any] | None = None,
+) -> tuple[Wanted, type | None]:
+    """What a call says of a topic, and the class it brings."""
+    wanted = Wanted(
+        topic=topic,
+        bucket_column=bucket_column,
+        num_buckets=num_buckets,
+        batch_size=batch_size,
+        backend=None if backend is None else backend_name(backend),
+        options=backend_options,
+    )
+    wanted.check()
+    return wanted, backend if isinstance(backend, type) else None
+
+
+async def write_here(
+    wanted: Wanted, cls: type | None, storage_path: Any, writer_id: str | None
+) -> QueueWriter:
+    """A writer of a topic of this process."""
+    return QueueWriter(await open_for_writing(wanted, storage_path, cls), writer_id=writer_id)
+
+
+async def read_here(
+    wanted: Wanted,
+    cls: type | None,
+    storage_path: Any,
+    buckets: BucketChoice,
+    wait_for_topic: bool | float,
+    group: str | None,
+    auto_commit: bool,
+) -> QueueReader:
+    """A reader of a topic of this process, or of one on disk."""
+    deadline = None if wait_for_topic is True else time.monotonic() + float(wait_for_topic)
+    while True:
+        try:
+            topic = await _find(wanted, cls, storage_path)
+            break
+        except NoSuchTopic:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(_WAIT_STEP)
+    return await reader_of(topic, buckets, group, auto_commit)
+
+
+async def reader_of(
+    topic: Topic, buckets: BucketChoice, group: str | None, auto_commit: bool
+) -> QueueReader:
+    """A reader of an open topic, alone or as a member of a group."""
+    try:
+        chosen = buckets.of(topic.num_buckets)
+        membership = None
+        if group is not None:
+            if topic.folder is None:
+                raise InvalidArgument(
+                    f"topic {topic.name!r} is in memory and cannot remember a group's offsets; "
+                    "use the backend 'lance' or 'persisting'"
+                )
+            membership = await in_thread(
+                Membership, Path(topic.folder), group, chosen, filesystem.current()
+            )
+        elif auto_commit:
+            raise InvalidArgument("auto_commit needs a group: read_queue(…, group='name')")
+    except BaseException:
+        await topic.close()
+        raise
+    return QueueReader(topic, chosen, membership=membership, auto_commit=auto_commit)
+
+
+class NoSuchTopic(StorageError):
+    """There is no such topic (yet)."""
+
+
+class BucketChoice:
+    """Which buckets a reader reads: some by number, a rank's share, or all."""
+
+    def __init__(
+        self,
+        bucket_id: int | None = None,
+        bucket_ids: list[int] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if bucket_id is not None and bucket_ids is not None:
+            raise InvalidArgument("give bucket_id or bucket_ids, not both")
+        if (rank is None) != (world_size is None):
+            raise InvalidArgument("rank and world_size belong together")
+        if rank is not None and (bucket_id is not None or bucket_ids is not None):
+            raise InvalidArgument("give buckets or a rank, not both")
+        if rank is not None and world_size is not None and not 0 <= rank < world_size:
+            raise InvalidArgument(f"rank must lie from 0 to world_size - 1, got {rank}")
+        self._ids = [bucket_id] if bucket_id is not None else bucket_ids
+        self._rank, self._world = rank, world_size
+
+    def of(self, num_buckets: int) -> list[int]:
+        """The chosen buckets of a topic."""
+        if self._rank is not None and self._world is not None:
+            return [b for b in range(num_buckets) if b % self._world == self._rank]
+        chosen = list(range(num_buckets)) if self._ids is None else list(self._ids)
+        for bucket in chosen:
+            if type(bucket) is not int or not 0 <= bucket < num_buckets:
+                raise InvalidArgument(
+                    f"bucket {bucket!r} does not exist; the topic has 0 to {num_buckets - 1}"
+                )
+        return sorted(set(chosen))
+
+
+async def _find(wanted: Wanted, cls: type | None, storage_path: Any) -> Topic:
+    """The live topic, else the one on disk."""
+    if storage_path is None:
+        live = live_topics(wanted.topic)
+        if len(live) > 1:
+            places = ", ".join(str(t.folder or "memory") for t in live)
+            raise InvalidArgument(
+                f"there are several open topics {wanted.topic!r} ({places}); say which with "
+                "storage_path"
+            )
+        handle = hold_live(live[0]) if live else None
+        if handle is not None:
+            wanted.applied_to(live[0].config)
+            return handle
+    folder = topics.topic_folder(storage_path, wanted.topic)
+    live_here = live_topic(folder)
+    handle = hold_live(live_here) if live_here is not None else None
+    if handle is not None and live_here is not None:
+        wanted.applied_to(live_here.config)
+        return handle
+    config = await in_thread(topics.load, folder, filesystem.current())
+    if config is None:
+        raise NoSuchTopic(
+            f"there is no topic {wanted.topic!r} in {folder.parent}: check the name and the "
+            "storage_path, or wait for it with wait_for_topic=True"
+        )
+    config = wanted.applied_to(config)
+    if issubclass(cls or get_backend_class(config.backend), TableBackend):
+        return StoredTopic(folder, config)
+    return await open_for_writing(wanted, storage_path, cls)

@@ -1,0 +1,356 @@
+"""Reading a topic."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from persisting.errors import BucketClosed, InvalidArgument
+from persisting.options import check_window
+from persisting.topic.groups import Membership
+from persisting.topic.merging import merged
+from persisting.topic.port import Topic
+from persisting.topic.totals import summed
+from persisting.work import in_thread
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from persisting.topic.sync import SyncQueue
+
+REBALANCE_SECONDS = 0.3
+"""How often a member of a group looks whether others came or went."""
+
+AUTO_COMMIT_SECONDS = 0.5
+"""How often a stream with ``auto_commit`` commits what it has passed on."""
+
+
+class QueueReader:
+    """Reads the buckets of a topic, from a cursor of its own or its group's.
+
+    Order is kept within a bucket; between buckets reads are fair.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        buckets: list[int],
+        *,
+        membership: Membership | None = None,
+        auto_commit: bool = False,
+    ) -> None:
+        self._topic, self._all = topic, buckets
+        self._membership, self._auto_commit = membership, auto_commit
+        self._cursor: dict[int, int] = {} if membership else dict.fromkeys(buckets, 0)
+        self._turn = 0
+        self._rebalanced = 0.0
+        self._committed = 0.0
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def topic(self) -> str:
+        return self._topic.name
+
+    @property
+    def buckets(self) -> list[int]:
+        """The buckets this reader reads now."""
+        return sorted(self._cursor)
+
+    # Reading
+
+    async def get(
+        self, limit: int = 100, wait: bool = False, timeout: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Up to ``limit`` records in all from the cursor, which moves on.
+
+        With ``wait`` it waits until there is at least one, or until ``timeout`` seconds are over.
+        """
+        check_window(0, limit)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        await self._begin()
+        while True:
+            found = await self._take(limit)
+            if found or not wait or limit == 0:
+                return found
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return []
+            await self._wait(left)
+            await self._rebalance()
+
+    async def get_stream(
+        self, offset: int | None = None, limit: int | None = None, block: bool = False
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Stream single records from the cursor, which moves on with each.
+
+        An explicit ``offset`` counts in every bucket and leaves the cursor alone; ``limit`` is in
+        all. With ``block`` it waits for new records.
+        """
+        check_window(offset or 0, limit)
+        await self._begin()
+        left = limit
+        while left is None or left > 0:
+            async with aclosing(self._turns(offset, left, block)) as turns:
+                async for bucket, page in turns:
+                    for record in page[:left]:
+                        if offset is None:
+                            self._cursor[bucket] += 1
+                        yield record
+                    left = None if left is None else left - len(page[:left])
+                    if left == 0 or await self._changed():
+                        break
+                else:
+                    if not block or self._membership is None:
+                        return
+            if not self._cursor:
+                await asyncio.sleep(REBALANCE_SECONDS)
+                await self._rebalance()
+
+    async def _turns(
+        self, offset: int | None, limit: int | None, block: bool
+    ) -> AsyncGenerator[tuple[int, list[dict[str, Any]]]]:
+        """Pages of the buckets, as they come; ends also when the group has changed."""
+
+        def source(bucket: int, start: int) -> Any:
+            return lambda: self._topic.port(bucket).pages(start, limit, block)
+
+        starts = self._cursor if offset is None else dict.fromkeys(self._cursor, offset)
+        stream = merged({bucket: source(bucket, start) for bucket, start in starts.items()})
+        tick = REBALANCE_SECONDS if self._membership is not None else None
+        pending: asyncio.Task[Any] | None = None
+        try:
+            while True:
+                pending = pending or asyncio.ensure_future(_next_turn(stream))
+                done, _ = await asyncio.wait([pending], timeout=tick)
+                if done:
+                    turn, pending = pending.result(), None
+                    if turn is None:
+                        return
+                    yield turn
+                elif await self._changed():
+                    return
+        finally:
+            if pending is not None:
+                pending.cancel()
+                await asyncio.gather(pending, return_exceptions=True)
+            await stream.aclose()
+
+    async def _changed(self) -> bool:
+        """Between pages of a group's stream: what was read counts as done, others may have come."""
+        if self._membership is None:
+            return False
+        if self._auto_commit and time.monotonic() - self._committed > AUTO_COMMIT_SECONDS:
+            self._committed = time.monotonic()
+            await in_thread(self._membership.commit, dict(self._cursor))
+        return await self._rebalance()
+
+    async def get_arrow(self, offset: int | None = None, limit: int | None = None) -> pa.Table:
+        """Records of all buckets as one Arrow table; the buckets come one after the other.
+
+        Without ``offset`` from the cursor, which moves to the end of what was read.
+        """
+        check_window(offset or 0, limit)
+        await self._begin()
+        tables: list[pa.Table] = []
+        left = limit
+        for bucket in self.buckets:
+            start = self._cursor[bucket] if offset is None else offset
+            table = await self._topic.port(bucket).get_arrow(start, left)
+            if offset is None:
+                self._cursor[bucket] += table.num_rows
+            if table.num_rows or not tables:
+                tables.append(table)
+            left = None if left is None else left - table.num_rows
+            if left == 0:
+                break
+        return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+
+    async def _take(self, limit: int) -> list[dict[str, Any]]:
+        """From each bucket its share; what one does not need is left to the others."""
+        found: list[dict[str, Any]] = []
+        buckets = self.buckets
+        first = self._turn % max(1, len(buckets))
+        self._turn += 1
+        hungry = buckets[first:] + buckets[:first]
+        while hungry and len(found) < limit:
+            share = -(-(limit - len(found)) // len(hungry))
+            for bucket in list(hungry):
+                want = min(share, limit - len(found))
+                if want == 0:
+                    break
+                rows = await self._topic.port(bucket).get(self._cursor[bucket], want)
+                self._cursor[bucket] += len(rows)
+                found += rows
+                if len(rows) < want:
+                    hungry.remove(bucket)
+        return found
+
+    async def _wait(self, timeout: float | None) -> None:
+        """Return when some bucket has more, the group may have changed, or time is up."""
+        if self._membership:
+            timeout = REBALANCE_SECONDS if timeout is None else min(timeout, REBALANCE_SECONDS)
+        tasks = [
+            asyncio.create_task(self._topic.port(bucket).wait(offset))
+            for bucket, offset in self._cursor.items()
+        ]
+        try:
+            if tasks:
+                done, _ = await asyncio.wait(
+                    tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    task.result()
+            else:
+                await asyncio.sleep(REBALANCE_SECONDS if timeout is None else timeout)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Where to read
+
+    async def reset(self) -> None:
+        """Back to the beginning."""
+        await self._begin()
+        self._cursor = dict.fromkeys(self._cursor, 0)
+
+    async def set_offset(self, offset: int, bucket_id: int | None = None) -> None:
+        """Go on at ``offset``, in one bucket or in each."""
+        check_window(offset, None)
+        await self._begin()
+        for bucket in self._chosen(bucket_id):
+            self._cursor[bucket] = offset
+
+    async def seek(self, *, timestamp: float | dt.datetime) -> dict[int, int]:
+        """Go to the first records that arrived at ``timestamp`` or later; the offsets."""
+        if isinstance(timestamp, dt.datetime):
+            timestamp = timestamp.timestamp()
+        elif isinstance(timestamp, bool) or not isinstance(timestamp, (int, float)):
+            raise InvalidArgument(
+                f"timestamp must be seconds of Unix time or a datetime, got {timestamp!r}"
+            )
+        await self._begin()
+        for bucket in self.buckets:
+            self._cursor[bucket] = await self._topic.port(bucket).find(round(timestamp * 1e6))
+        return dict(self._cursor)
+
+    def offsets(self) -> dict[int, int]:
+        """The cursor: the next offset to read in each bucket."""
+        return dict(self._cursor)
+
+    def _chosen(self, bucket: int | None) -> list[int]:
+        if bucket is None:
+            return self.buckets
+        if bucket not in self._cursor:
+            raise InvalidArgument(
+                f"bucket {bucket!r} is not read here; this reader has {self.buckets}"
+            )
+        return [bucket]
+
+    # Groups
+
+    async def commit(self) -> dict[int, int]:
+        """Make the cursor the group's, durably: a restart goes on after what was read so far.
+
+        Returns the offsets that were committed. A bucket that has gone to another member is left
+        out: that member reads on from the last commit.
+        """
+        self._check_open()
+        if self._membership is None:
+            raise InvalidArgument("commit needs a group: read_queue(…, group='name')")
+        return await in_thread(self._membership.commit, dict(self._cursor))
+
+    async def _begin(self) -> None:
+        """Before each read: what was read before counts as done under ``auto_commit``."""
+        self._check_open()
+        if self._membership is not None:
+            if self._auto_commit and self._cursor:
+                await in_thread(self._membership.commit, dict(self._cursor))
+            await self._rebalance()
+
+    async def _rebalance(self) -> bool:
+        """Look for members that came or went; whether this one's buckets changed."""
+        if self._membership is None:
+            return False
+        if time.monotonic() - self._rebalanced < REBALANCE_SECONDS:
+            return False
+        self._rebalanced = time.monotonic()
+        taken = await in_thread(self._membership.rebalance)
+        held = set(self._membership.held)
+        if not taken and held == set(self._cursor):
+            return False
+        self._cursor = {b: o for b, o in self._cursor.items() if b in held} | taken
+        return True
+
+    # Facts and the end
+
+    async def stats(self) -> dict[str, Any]:
+        """Counts, the cursor, and how far it lies behind, in all and for the group."""
+        self._check_open()
+        buckets = await asyncio.gather(*(self._topic.port(b).stats() for b in self._all))
+        ends = {
+            bucket: found.get("end_offset", found.get("total_count", 0))
+            for bucket, found in zip(self._all, buckets, strict=True)
+        }
+        found = {
+            "topic": self._topic.name,
+            "num_buckets": self._topic.num_buckets,
+            **summed(buckets),
+            "offsets": dict(self._cursor),
+            "lag": sum(max(0, ends[b] - o) for b, o in self._cursor.items()),
+            "buckets": list(buckets),
+        }
+        if self._membership is not None:
+            committed = await in_thread(self._membership.committed)
+            lags = {b: max(0, ends[b] - o) for b, o in committed.items()}
+            found |= {
+                "group": self._membership.group,
+                "committed": committed,
+                "group_lag": sum(lags.values()),
+                "group_lags": lags,
+            }
+        return found
+
+    def sync(self) -> SyncQueue:
+        """The same reader for code without an event loop: every method blocks."""
+        from persisting.topic.sync import SyncQueue
+
+        return SyncQueue(self, self._loop)
+
+    async def close(self) -> None:
+        """Leave the group and let go of the topic; may be called twice."""
+        if self._closed:
+            return
+        if self._membership is not None:
+            if self._auto_commit:
+                await in_thread(self._membership.commit, dict(self._cursor))
+            await in_thread(self._membership.leave)
+        self._closed = True
+        await self._topic.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BucketClosed(f"the reader of topic {self._topic.name!r} is closed")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+async def _next_turn(stream: AsyncGenerator[Any]) -> Any:
+    return await anext(stream, None)

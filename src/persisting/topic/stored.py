@@ -1,0 +1,170 @@
+"""Topics that this process only reads: their tables, without a lock.
+
+Another process may own the topic; its flushed rows are seen within 100 ms. If this process opens
+the topic for writing, the readers go over to its buckets, buffer and all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from persisting.errors import BucketClosed, BucketLocked, StorageError
+from persisting.storage.backend import TableBackend
+from persisting.storage.journal import has_log
+from persisting.storage.lance import LanceBackend
+from persisting.storage.persisting import PersistingBackend
+from persisting.topic.config import TopicConfig, bucket_folder
+from persisting.topic.local import LocalPort, live_topic
+from persisting.topic.port import Mark, Rows
+from persisting.work import in_thread
+
+_NO_BUCKET_YET = 0.05
+
+
+class StoredTopic:
+    """A topic on disk, opened for reading."""
+
+    def __init__(self, folder: Path, config: TopicConfig) -> None:
+        self.folder, self._config = folder, config
+        self._ports: dict[int, StoredPort] = {}
+
+    @property
+    def name(self) -> str:
+        return self._config.topic
+
+    @property
+    def num_buckets(self) -> int:
+        return self._config.num_buckets
+
+    @property
+    def bucket_column(self) -> str:
+        return self._config.bucket_column
+
+    @property
+    def batch_size(self) -> int:
+        return self._config.batch_size
+
+    def port(self, bucket: int) -> StoredPort:
+        if bucket not in self._ports:
+            self._ports[bucket] = StoredPort(self.folder, self._config, bucket)
+        return self._ports[bucket]
+
+    async def close(self) -> None:
+        for port in self._ports.values():
+            await port.close()
+
+
+class StoredPort:
+    """A bucket on disk, or the live one where this process owns it."""
+
+    def __init__(self, folder: Path, config: TopicConfig, bucket: int) -> None:
+        self._topic_folder, self._config, self._bucket = folder, config, bucket
+        self._folder = bucket_folder(folder, bucket)
+        self._reader: TableBackend | None = None
+
+    async def _source(self) -> Any | None:
+        """The live bucket, else a reader of the table, None while there is none."""
+        live = live_topic(self._topic_folder)
+        if live is not None:
+            return LocalPort(live, self._bucket)
+        if self._reader is None:
+            self._reader = await in_thread(self._open)
+        return self._reader
+
+    def _open(self) -> TableBackend | None:
+        if not self._folder.is_dir():
+            return None
+        self._recover()
+        return LanceBackend(self._bucket, str(self._folder), read_only=True)
+
+    def _recover(self) -> None:
+        """Bring what a crashed owner left in its log into the table, if nobody else owns it."""
+        if has_log(self._folder):
+            try:
+                owner = PersistingBackend(
+                    self._bucket,
+                    str(self._folder),
+                    batch_size=self._config.batch_size,
+                    **self._config.options,
+                )
+            except BucketLocked:
+                return
+            asyncio.run(owner.close())
+
+    async def put(self, rows: Rows, mark: Mark | None = None) -> None:
+        raise StorageError(f"topic {self._config.topic!r} is open for reading only")
+
+    async def get(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
+        source = await self._source()
+        return [] if source is None else await source.get(offset, limit)
+
+    async def get_arrow(self, offset: int, limit: int | None) -> pa.Table:
+        source = await self._source()
+        return pa.table({}) if source is None else await source.get_arrow(offset, limit)
+
+    async def pages(
+        self, offset: int, limit: int | None, block: bool
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        end = None if limit is None else offset + limit
+        while end is None or offset < end:
+            source = await self._source()
+            left = None if end is None else end - offset
+            if source is not None:
+                live = isinstance(source, LocalPort)
+                pages: Any = source.pages if live else source.get_pages
+                async with aclosing(pages(offset, left, False)) as stream:
+                    async for page in stream:
+                        offset += len(page)
+                        yield page
+            if not block:
+                return
+            if end is None or offset < end:
+                await self.wait(offset)
+
+    async def wait(self, offset: int) -> None:
+        source = await self._source()
+        if source is None:
+            await asyncio.sleep(_NO_BUCKET_YET)
+        elif isinstance(source, LocalPort):
+            try:
+                await source.wait(offset)
+            except BucketClosed:
+                await asyncio.sleep(_NO_BUCKET_YET)
+        else:
+            await source.wait_beyond(offset)
+
+    async def find(self, timestamp: int) -> int:
+        source = await self._source()
+        if source is None:
+            return 0
+        if isinstance(source, LocalPort):
+            return await source.find(timestamp)
+        return int(await source.offset_at(timestamp))
+
+    async def last_number(self, writer: str) -> int:
+        source = await self._source()
+        if source is None:
+            return -1
+        if isinstance(source, LocalPort):
+            return await source.last_number(writer)
+        return int(source.last_number(writer))
+
+    async def flush(self) -> None:
+        raise StorageError(f"topic {self._config.topic!r} is open for reading only")
+
+    async def stats(self) -> dict[str, Any]:
+        source = await self._source()
+        if source is None:
+            return {"bucket_id": self._bucket, "total_count": 0, "end_offset": 0, "start_offset": 0}
+        found: dict[str, Any] = await source.stats()
+        return found
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            await self._reader.close()

@@ -1,0 +1,88 @@
+"""Queues for synchronous code: each call runs on an event loop in another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import wraps
+from typing import Any
+
+from persisting.errors import InvalidArgument
+
+_loop: asyncio.AbstractEventLoop | None = None
+_guard = threading.Lock()
+
+
+class SyncQueue:
+    """A writer or reader whose methods block instead of being awaited."""
+
+    def __init__(self, queue: Any, home: asyncio.AbstractEventLoop) -> None:
+        self._queue, self._home = queue, home
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._queue, name)
+        if not callable(member):
+            return member
+
+        @wraps(member)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = member(*args, **kwargs)
+            if isinstance(result, AsyncIterator):
+                return _iterate(result, self._run)
+            return self._run(result) if asyncio.iscoroutine(result) else result
+
+        return call
+
+    def __enter__(self) -> SyncQueue:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        loop = self._home if self._home.is_running() else _own_loop()
+        if _running_here() is loop:
+            coroutine.close()
+            raise InvalidArgument(
+                "a synchronous queue was called on its own event loop, which would wait for "
+                "itself; await the queue's own methods there"
+            )
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+
+def _iterate(
+    stream: AsyncIterator[Any], run: Callable[[Coroutine[Any, Any, Any]], Any]
+) -> Iterator[Any]:
+    async def step() -> tuple[bool, Any]:
+        try:
+            return True, await anext(stream)
+        except StopAsyncIteration:
+            return False, None
+
+    try:
+        while True:
+            more, record = run(step())
+            if not more:
+                return
+            yield record
+    finally:
+        close = getattr(stream, "aclose", None)
+        if close is not None:
+            run(close())
+
+
+def _running_here() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _own_loop() -> asyncio.AbstractEventLoop:
+    global _loop
+    with _guard:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="persisting-sync", daemon=True).start()
+        return _loop

@@ -1,0 +1,185 @@
+"""Writing to a topic."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from persisting.errors import BucketClosed, InvalidArgument
+from persisting.topic.port import Mark, Rows, Topic
+from persisting.topic.routing import by_bucket, route, table_by_bucket
+from persisting.topic.totals import summed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from persisting.topic.sync import SyncQueue
+
+_ROUTED_PER_TURN = 2000
+
+
+class QueueWriter:
+    """Puts records into the buckets of a topic.
+
+    A put returns when every record is acknowledged by its bucket, with what that means for the
+    backend's settings. Within a bucket the order of puts is kept. A list goes to each of its
+    buckets as one unit; the buckets are independent of each other.
+    """
+
+    def __init__(self, topic: Topic, *, writer_id: str | None = None) -> None:
+        self._topic = topic
+        self._named = writer_id is not None
+        self._writer_id = writer_id or uuid.uuid4().hex
+        self._numbers: dict[int, int] = {}
+        self._numbering: dict[int, asyncio.Lock] = {}
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def topic(self) -> str:
+        return self._topic.name
+
+    @property
+    def writer_id(self) -> str:
+        """Under this name puts are remembered, so that a retry is stored once."""
+        return self._writer_id
+
+    async def put(
+        self, record: dict[str, Any] | list[dict[str, Any]], *, sequence: int | None = None
+    ) -> None:
+        """Store a record or a list of records.
+
+        With ``sequence``, a whole number that rises from put to put, a put that is repeated after
+        an error or a restart (with the same ``writer_id``) is stored once.
+        """
+        self._check_open()
+        if isinstance(record, list):
+            await self.put_batch(record, sequence=sequence)
+            return
+        bucket = route(record, self._topic.bucket_column, self._topic.num_buckets)
+        await self._put(bucket, [record], sequence)
+
+    async def put_batch(
+        self, records: list[dict[str, Any]], *, sequence: int | None = None
+    ) -> None:
+        """Store a list of records."""
+        self._check_open()
+        if not isinstance(records, (list, tuple)):
+            raise InvalidArgument(
+                f"put_batch takes a list of records, got a {type(records).__name__}"
+            )
+        groups: dict[int, list[dict[str, Any]]] = {}
+        for start in range(0, len(records), _ROUTED_PER_TURN):
+            part = records[start : start + _ROUTED_PER_TURN]
+            for bucket, rows in by_bucket(
+                part, self._topic.bucket_column, self._topic.num_buckets
+            ).items():
+                groups.setdefault(bucket, []).extend(rows)
+            if len(records) > _ROUTED_PER_TURN:
+                await asyncio.sleep(0)
+        await self._put_all(groups, sequence)
+
+    async def put_arrow(
+        self, data: pa.Table | pa.RecordBatch, *, sequence: int | None = None
+    ) -> None:
+        """Store the rows of an Arrow table or batch."""
+        self._check_open()
+        if isinstance(data, pa.RecordBatch):
+            data = pa.Table.from_batches([data])
+        if not isinstance(data, pa.Table):
+            raise InvalidArgument(
+                f"put_arrow takes a pyarrow Table or RecordBatch, got {type(data).__name__}"
+            )
+        groups = await asyncio.to_thread(
+            table_by_bucket, data, self._topic.bucket_column, self._topic.num_buckets
+        )
+        await self._put_all(groups, sequence)
+
+    async def _put_all(self, groups: dict[int, Any], sequence: int | None) -> None:
+        results = await asyncio.gather(
+            *(self._put(bucket, rows, sequence) for bucket, rows in groups.items()),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _put(self, bucket: int, rows: Rows, sequence: int | None) -> None:
+        port = self._topic.port(bucket)
+        if sequence is not None:
+            if type(sequence) is not int or sequence < 0:
+                raise InvalidArgument(f"sequence must be a whole number from 0, got {sequence!r}")
+            await port.put(rows, (self._writer_id, sequence))
+        elif self._named:
+            async with self._numbering.setdefault(bucket, asyncio.Lock()):
+                await port.put(rows, await self._next_mark(bucket))
+        else:
+            await port.put(rows)
+
+    async def _next_mark(self, bucket: int) -> Mark:
+        if bucket not in self._numbers:
+            self._numbers[bucket] = await self._topic.port(bucket).last_number(self._writer_id)
+        self._numbers[bucket] += 1
+        return self._writer_id, self._numbers[bucket]
+
+    async def last_sequence(self) -> int:
+        """The highest sequence of this ``writer_id`` that any bucket has stored, -1 for none."""
+        numbers = await asyncio.gather(
+            *(
+                self._topic.port(bucket).last_number(self._writer_id)
+                for bucket in range(self._topic.num_buckets)
+            )
+        )
+        return max(numbers)
+
+    async def flush(self) -> None:
+        """Bring everything put so far into the tables of all buckets."""
+        self._check_open()
+        await asyncio.gather(*(self._topic.port(b).flush() for b in range(self._topic.num_buckets)))
+
+    async def stats(self) -> dict[str, Any]:
+        """Counts summed over the buckets, and each bucket's own in ``buckets``."""
+        buckets = await asyncio.gather(
+            *(self._topic.port(b).stats() for b in range(self._topic.num_buckets))
+        )
+        return {
+            "topic": self._topic.name,
+            "num_buckets": self._topic.num_buckets,
+            **summed(buckets),
+            "buckets": list(buckets),
+        }
+
+    def sync(self) -> SyncQueue:
+        """The same writer for code without an event loop: every method blocks."""
+        from persisting.topic.sync import SyncQueue
+
+        return SyncQueue(self, self._loop)
+
+    async def close(self) -> None:
+        """Let go of the topic; the last handle in a process flushes and closes its buckets."""
+        if not self._closed:
+            self._closed = True
+            try:
+                await self._topic.close()
+            except BaseException:
+                self._closed = False
+                raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BucketClosed(f"the writer of topic {self._topic.name!r} is closed")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
