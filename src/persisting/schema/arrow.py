@@ -109,7 +109,7 @@ def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     """``array`` as the wider ``target``, exactly; unlike Arrow's cast it also adds dict fields."""
     if array.type == target:
         return array
-    if pa.types.is_null(array.type):
+    if pa.types.is_null(array.type) or array.null_count == len(array):
         return pa.nulls(len(array), target)
     if pa.types.is_struct(target):
         return _convert_struct(array, target)

@@ -258,11 +258,12 @@ class Table:
     # Changing the schema
 
     def _evolve(self, schema: pa.Schema) -> None:
-        if schema.equals(self.view.schema):
+        target = layout.physical_schema(schema, self._compression)
+        same_columns = not any(evolve.steps(self.view.dataset.schema, target))  # type: ignore[union-attr]
+        if same_columns and schema.equals(self.view.schema):
             return
         self._finish_evolution()
         dataset = self._fresh()
-        target = layout.physical_schema(schema, self._compression)
         added, replaced = evolve.steps(dataset.schema, target)
         if added:
             # A field that was known and had no type so far holds Nones that were put as such.

@@ -6,6 +6,7 @@ All numbers are little-endian, all checksums CRC-32 (the zlib polynomial).
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,6 +34,7 @@ SEGMENT_HEADER_SIZE = _SEGMENT.size + _SEGMENT_CRC.size
 _FRAME = struct.Struct("<4sBBHIIQQqI")
 _FRAME_CRC = struct.Struct("<I")
 FRAME_HEADER_SIZE = _FRAME.size + _FRAME_CRC.size
+_HEADER_BEGINS = re.compile(re.escape(FRAME_MAGIC) + rb"[\x00-\x0f][\x00-\x0f][\x00-\x0f]\x00")
 
 
 class Broken(Exception):
@@ -126,13 +128,10 @@ def later_headers(data: memoryview, position: int, salt: int) -> Iterator[Frame]
 
     Each candidate costs one small checksum, so the search is linear whatever the bytes are.
     """
-    raw = bytes(data[position:])
-    at = raw.find(FRAME_MAGIC)
-    while at >= 0:
-        if position + at + FRAME_HEADER_SIZE <= len(data):
+    for found in _HEADER_BEGINS.finditer(data, position):
+        if found.start() + FRAME_HEADER_SIZE <= len(data):
             with suppress(Broken):
-                yield _decode_frame_header(data, position + at, salt)[0]
-        at = raw.find(FRAME_MAGIC, at + 1)
+                yield _decode_frame_header(data, found.start(), salt)[0]
 
 
 def _decode_frame_header(data: memoryview, position: int, salt: int) -> tuple[Frame, int, int]:
