@@ -1,6 +1,7 @@
 """Persisting: durable storage for Pulsing queues, with a data pipeline on Spark."""
 
 from persisting import queue
+from persisting.bridge import hook as _pulsing
 from persisting.errors import (
     BucketClosed,
     BucketLocked,
@@ -26,3 +27,5 @@ __all__ = [
     "__version__",
     "queue",
 ]
+
+_pulsing.install()

@@ -16,6 +16,8 @@ failed, where, and what to do next.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class StorageError(Exception):
     """Base exception for storage operations."""
@@ -38,7 +40,14 @@ class InvalidArgument(StorageError, ValueError):
 
 
 class BucketLocked(StorageError):
-    """The bucket is open for writing elsewhere; the message names the owner."""
+    """The bucket is open for writing elsewhere; the message names the owner.
+
+    ``owner`` is what the owner says of itself in the lock file.
+    """
+
+    def __init__(self, message: str = "", owner: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.owner = owner or {}
 
 
 class BucketClosed(StorageError):

@@ -21,6 +21,9 @@ import msgspec
 from persisting.errors import BucketLocked, StorageError
 
 LOCK_FILE = ".lock"
+IDENTITY: dict[str, Any] = {}
+"""What else an owner says of itself; a node of a cluster adds its id and address."""
+
 _NOTE_LIMIT = 64 * 1024
 
 
@@ -44,10 +47,11 @@ class BucketLock:
             os.close(self._fd)
             raise BucketLocked(
                 f"bucket {folder} is open for writing by {_describe(note)}; close it there, "
-                "or read it here with read_only=True"
+                "or read it here with read_only=True",
+                owner=note,
             ) from exc
         self.left_clean = self._read().get("clean") is True
-        self._owner = {"pid": os.getpid(), "host": socket.gethostname(), **owner}
+        self._owner = {"pid": os.getpid(), "host": socket.gethostname(), **IDENTITY, **owner}
         try:
             self._write({**self._owner, "clean": False})
         except OSError as exc:

@@ -75,19 +75,21 @@ class LocalTopic:
             await self.close_buckets()
             self.config, self.backend_class = config, cls
 
+    async def close_bucket(self, bucket: int) -> None:
+        """Flush and close one bucket; it is opened again when it is used again."""
+        backend = self._backends.get(bucket)
+        if backend is not None:
+            await _close(backend)
+            self._backends.pop(bucket, None)
+
     async def close_buckets(self) -> None:
         """Flush and close every open bucket; what fails stays open."""
         failures = []
-        for bucket, backend in list(self._backends.items()):
+        for bucket in list(self._backends):
             try:
-                if hasattr(backend, "close"):
-                    await backend.close()
-                else:
-                    await backend.flush()
+                await self.close_bucket(bucket)
             except Exception as exc:
                 failures.append(exc)
-            else:
-                self._backends.pop(bucket, None)
         if failures:
             raise failures[0]
 
@@ -122,6 +124,17 @@ class LocalHandle:
     @property
     def folder(self) -> Path | None:
         return self._topic.folder
+
+    @property
+    def config(self) -> TopicConfig:
+        return self._topic.config
+
+    async def open_bucket(self, bucket: int) -> None:
+        """Own a bucket now, or raise."""
+        await self._topic.backend(bucket)
+
+    async def close_bucket(self, bucket: int) -> None:
+        await self._topic.close_bucket(bucket)
 
     def port(self, bucket: int) -> LocalPort:
         if bucket not in self._ports:
@@ -162,6 +175,10 @@ class LocalPort:
             await self._topic.put_marked(self._bucket, backend, rows, mark)
         else:
             await _put_plain(backend, rows)
+
+    async def keeps_schema(self) -> bool:
+        """Whether all records of the bucket have one schema, so that Arrow holds them exactly."""
+        return isinstance(await self._backend(), TableBackend)
 
     async def get(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = await (await self._backend()).get(offset, limit)
@@ -210,6 +227,13 @@ class LocalPort:
         return found
 
 
+async def _close(backend: Any) -> None:
+    if hasattr(backend, "close"):
+        await backend.close()
+    else:
+        await backend.flush()
+
+
 async def _put_plain(backend: Any, rows: Rows) -> None:
     if not isinstance(rows, list):
         if hasattr(backend, "put_arrow"):
@@ -234,6 +258,22 @@ async def open_for_writing(
         await handle.close()
         raise
     return handle
+
+
+def agreed_config(wanted: Wanted, storage_path: Any) -> tuple[Path | None, TopicConfig]:
+    """The topic's folder and configuration on disk, made or changed as wanted; blocking.
+
+    The folder is None for a topic that is not there and shall be in memory.
+    """
+    fs = filesystem.current()
+    folder = topics.topic_folder(storage_path, wanted.topic).resolve()
+    known = topics.load(folder, fs)
+    if known is None and wanted.backend in (None, "memory"):
+        return None, wanted.new()
+    config = wanted.new() if known is None else wanted.applied_to(known)
+    if config != known:
+        _save(folder, wanted, config, fs)
+    return folder, config
 
 
 def _hold(

@@ -1,0 +1,6 @@
+"""Topics on a Pulsing cluster: every bucket is owned by one node and reached through its actor.
+
+``placement`` who should own what · ``host`` the owning side · ``service`` one bucket's calls ·
+``peers`` calls to other nodes · ``client`` the using side · ``wire`` the bytes between them ·
+``opening`` how writers and readers get there · ``exits`` leaving the interpreter cleanly.
+"""

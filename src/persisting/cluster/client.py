@@ -1,0 +1,351 @@
+"""The using side: a bucket on whichever node owns it, found again when it moves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pulsing as pul
+import pyarrow as pa
+
+from persisting.cluster import wire
+from persisting.cluster.host import HOST_NAME, host_here, living_hosts
+from persisting.cluster.peers import Unreachable, ask, ask_stream
+from persisting.cluster.placement import bucket_key, ranked
+from persisting.cluster.service import KEEPALIVE_SECONDS, LANES
+from persisting.cluster.wire import Reply, Request
+from persisting.errors import BucketClosed, BucketLocked, SchemaError, StorageError
+from persisting.topic.config import TopicConfig
+from persisting.topic.port import Mark, Rows
+
+PATIENCE_SECONDS = 30.0
+"""How long a call looks for a bucket's owner before it raises."""
+
+_OPEN_SECONDS = 8.0
+_PAUSE = 0.1
+_BATCH_ROWS = 5000
+_ROWS_PER_CALL = 20_000
+
+
+class RemoteTopic:
+    """A topic whose buckets live on the nodes of a system."""
+
+    def __init__(
+        self,
+        system: Any,
+        place: str,
+        storage_path: str | None,
+        config: TopicConfig,
+        home: str | None,
+    ) -> None:
+        """``home`` is the node that holds a topic in memory, which cannot move."""
+        self._system, self._place, self._config, self._home = system, place, config, home
+        self._storage_path = storage_path
+        self._ports: dict[int, RemotePort] = {}
+
+    @property
+    def name(self) -> str:
+        return self._config.topic
+
+    @property
+    def num_buckets(self) -> int:
+        return self._config.num_buckets
+
+    @property
+    def bucket_column(self) -> str:
+        return self._config.bucket_column
+
+    @property
+    def batch_size(self) -> int:
+        return self._config.batch_size
+
+    @property
+    def folder(self) -> Path | None:
+        return None if self._home is not None else Path(self._place)
+
+    def port(self, bucket: int) -> RemotePort:
+        if bucket not in self._ports:
+            opening = Request(
+                "open",
+                {
+                    "place": self._place,
+                    "storage_path": self._storage_path,
+                    "config": msgspec.to_builtins(self._config),
+                    "bucket": bucket,
+                },
+            )
+            self._ports[bucket] = RemotePort(
+                self._system, bucket_key(self._place, bucket), opening, self._home
+            )
+        return self._ports[bucket]
+
+    async def close(self) -> None:
+        """Wait for what is under way; the buckets stay with their owners."""
+        for port in self._ports.values():
+            await port.drain()
+
+
+class Owner:
+    """Where a bucket was found: a node and the door to one of its lanes."""
+
+    def __init__(self, node: str, ref: Any) -> None:
+        self.node, self.ref = node, ref
+
+
+class RemotePort:
+    """A bucket of a cluster."""
+
+    def __init__(self, system: Any, key: str, opening: Request, home: str | None) -> None:
+        self._system, self._key, self._opening, self._home = system, key, opening, home
+        self._writer = uuid.uuid4().hex
+        self._number = -1
+        self._lane = uuid.uuid4().int % LANES
+        self._owner: Owner | None = None
+        self._finding = asyncio.Lock()
+        self._queue: list[tuple[list[dict[str, Any]], asyncio.Future[None]]] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+
+    # Finding the owner
+
+    def _service(self) -> Any | None:
+        """The bucket itself, if this very process owns it."""
+        host = host_here(self._system)
+        service = host.buckets.get(self._key) if host is not None else None
+        return service if service is not None and not service.closed else None
+
+    async def _find(self, deadline: float) -> Owner:
+        async with self._finding:
+            if self._owner is not None:
+                return self._owner
+            hint: str | None = None
+            last = "no node hosts buckets; call persisting.cluster.serve(system) on one"
+            while True:
+                hosts = await living_hosts(self._system)
+                order = [self._home] if self._home else ranked(self._key, hosts)
+                if hint in hosts:
+                    order = [hint, *(node for node in order if node != hint)]
+                for node in order:
+                    try:
+                        self._owner = await self._open_on(node)
+                        return self._owner
+                    except BucketLocked as exc:
+                        hint, last = exc.owner.get("node"), str(exc)
+                        if hint == node:
+                            hint = None
+                    except Unreachable as exc:
+                        last = last if hint == node and hint else str(exc)
+                if time.monotonic() > deadline:
+                    raise _unavailable(self._key, self._opening, last, hint)
+                await asyncio.sleep(_PAUSE)
+
+    async def _open_on(self, node: str) -> Owner:
+        """Have a node own the bucket, and a way to it."""
+        host = host_here(self._system)
+        if host is not None and host.node == node:
+            reply = await host.answer(self._opening)
+            if reply.error is not None:
+                raise wire.rebuilt(*reply.error)
+        else:
+            door = await self._resolve(HOST_NAME, node)
+            reply = await ask(door, node, self._opening, _OPEN_SECONDS)
+        if "locked" in reply.value:
+            raise BucketLocked(reply.value["text"], owner=reply.value["locked"])
+        return Owner(node, await self._resolve(f"{self._key}/{self._lane}", node))
+
+    async def _resolve(self, name: str, node: str) -> Any:
+        try:
+            return await asyncio.wait_for(
+                self._system.resolve_named(name, node_id=int(node)), _OPEN_SECONDS
+            )
+        except (RuntimeError, pul.PulsingError, asyncio.TimeoutError) as exc:
+            raise Unreachable(f"node {node} cannot be reached: {exc}") from exc
+
+    async def _call(
+        self, op: str, args: dict[str, Any], rows: bytes | None = None, arrow: bool = False
+    ) -> Reply:
+        """Call the owner, whoever it is by then, until it answers or patience ends."""
+        request = Request(op, args, rows, arrow)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            service = self._service()
+            if service is not None:
+                reply = await service.answer(request)
+                if reply.error is None:
+                    return reply
+                error: Exception = wire.rebuilt(*reply.error)
+            else:
+                owner = await self._find(deadline)
+                try:
+                    return await ask(owner.ref, owner.node, request)
+                except (Unreachable, BucketClosed) as exc:
+                    error = exc
+            if not isinstance(error, (Unreachable, BucketClosed)):
+                raise error
+            self._owner = None
+            if time.monotonic() > deadline:
+                raise _unavailable(self._key, self._opening, str(error), None) from error
+            await asyncio.sleep(_PAUSE)
+
+    # Putting
+
+    async def put(self, rows: Rows, mark: Mark | None = None) -> None:
+        if mark is not None:
+            await self._put_marked(rows, mark)
+        elif isinstance(rows, list) and len(rows) <= _BATCH_ROWS:
+            await self._put_together(rows)
+        else:
+            await self._put_in_turn(rows)
+
+    async def _put_marked(self, rows: Rows, mark: Mark) -> None:
+        data, is_arrow = await asyncio.to_thread(wire.pack_rows, rows)
+        await self._call("put", {"mark": list(mark)}, data, is_arrow)
+
+    async def _put_in_turn(self, rows: Rows) -> None:
+        async with self._turn:
+            self._number += 1
+            await self._put_marked(rows, (self._writer, self._number))
+
+    async def _put_together(self, rows: list[dict[str, Any]]) -> None:
+        """Puts that wait at the same time go out as one call."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((rows, future))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send())
+        await future
+
+    async def _send(self) -> None:
+        while self._queue:
+            group, count = [], 0
+            while self._queue and count < _ROWS_PER_CALL:
+                group.append(self._queue.pop(0))
+                count += len(group[-1][0])
+            try:
+                await self._put_in_turn([row for rows, _ in group for row in rows])
+            except SchemaError as exc:
+                await self._send_singly(group, exc)
+            except BaseException as exc:
+                _settle(group, exc)
+                if isinstance(exc, asyncio.CancelledError):
+                    raise
+            else:
+                _settle(group, None)
+
+    async def _send_singly(self, group: list[Any], exc: SchemaError) -> None:
+        """One of them does not fit: it alone is to fail."""
+        if len(group) == 1:
+            _settle(group, exc)
+            return
+        for one in group:
+            try:
+                await self._put_in_turn(one[0])
+            except Exception as own:
+                _settle([one], own)
+            else:
+                _settle([one], None)
+
+    async def drain(self) -> None:
+        """Return when no put is under way."""
+        if self._sending is not None and not self._sending.done():
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    # Reading
+
+    async def get(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
+        service = self._service()
+        if service is not None:
+            return await service.port.get(offset, limit)
+        return _records(await self._call("get", {"offset": offset, "limit": limit}))
+
+    async def get_arrow(self, offset: int, limit: int | None) -> pa.Table:
+        reply = await self._call("get_arrow", {"offset": offset, "limit": limit})
+        return wire.unpack_arrow(reply.rows or b"")
+
+    async def pages(
+        self, offset: int, limit: int | None, block: bool
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        end = None if limit is None else offset + limit
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while end is None or offset < end:
+            left = None if end is None else end - offset
+            request = Request("stream", {"offset": offset, "limit": left, "block": block})
+            try:
+                owner = await self._find(deadline)
+                stream = await ask_stream(owner.ref, owner.node, request)
+                done = False
+                while not done:
+                    reply = await _next_reply(stream)
+                    deadline = time.monotonic() + PATIENCE_SECONDS
+                    if reply.rows is not None:
+                        page = _records(reply)
+                        offset += len(page)
+                        yield page
+                    elif reply.value == "end":
+                        return
+                    else:
+                        done = reply.value == "again"
+            except (Unreachable, BucketClosed) as exc:
+                self._owner = None
+                if time.monotonic() > deadline:
+                    raise _unavailable(self._key, self._opening, str(exc), None) from exc
+                await asyncio.sleep(_PAUSE)
+
+    async def wait(self, offset: int) -> None:
+        async for _ in self.pages(offset, 1, True):
+            return
+
+    async def find(self, timestamp: int) -> int:
+        return int((await self._call("find", {"timestamp": timestamp})).value)
+
+    async def last_number(self, writer: str) -> int:
+        return int((await self._call("last_number", {"writer": writer})).value)
+
+    async def flush(self) -> None:
+        await self.drain()
+        await self._call("flush", {})
+
+    async def stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = (await self._call("stats", {})).value
+        owner = self._owner
+        return {**found, "node": owner.node if owner is not None else None}
+
+
+async def _next_reply(stream: Any) -> Reply:
+    """The next reply of a stream; its end without a word of ours is a failure."""
+    try:
+        data = await asyncio.wait_for(anext(stream, None), 3 * KEEPALIVE_SECONDS)
+    except asyncio.TimeoutError as exc:
+        raise Unreachable("a stream fell silent") from exc
+    except (RuntimeError, pul.PulsingError) as exc:
+        raise Unreachable(f"a stream broke off: {exc}") from exc
+    if data is None:
+        raise Unreachable("a stream ended without a word")
+    return wire.decode_reply(data)
+
+
+def _records(reply: Reply) -> list[dict[str, Any]]:
+    rows = wire.unpack_rows(reply.rows or b"", reply.arrow)
+    return rows if isinstance(rows, list) else rows.to_pylist()
+
+
+def _settle(group: list[Any], exc: BaseException | None) -> None:
+    for _, future in group:
+        if not future.done():
+            if exc is None:
+                future.set_result(None)
+            else:
+                future.set_exception(exc)
+
+
+def _unavailable(key: str, opening: Request, last: str, owner: str | None) -> StorageError:
+    topic, bucket = opening.args["config"]["topic"], opening.args["bucket"]
+    return StorageError(
+        f"bucket {bucket} of topic {topic!r} has no owner that answers"
+        + (f" (node {owner} holds it)" if owner else "")
+        + f": {last}"
+    )

@@ -1,0 +1,217 @@
+"""A node that owns buckets: opens them when asked, lets them go when others should have them.
+
+The lock on a bucket's folder decides who owns it, not names or gossip: a host that does not get
+the lock says who has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+import pulsing as pul
+
+from persisting import lock
+from persisting.cluster import wire
+from persisting.cluster.placement import bucket_key, ranked
+from persisting.cluster.service import LANES, BucketActor, BucketService, answered
+from persisting.cluster.wire import Reply, Request
+from persisting.errors import BucketLocked, StorageError
+from persisting.topic.config import TopicConfig, Wanted
+from persisting.topic.local import LocalHandle, open_for_writing
+
+log = logging.getLogger("persisting")
+
+HOST_NAME = "persisting/host"
+MOVE_SECONDS = 2.0
+"""How often a host looks whether a bucket should live elsewhere."""
+
+
+class Host:
+    """The buckets that this node owns."""
+
+    def __init__(self, system: Any) -> None:
+        self.system = system
+        self.node = str(system.node_id.id)
+        self.buckets: dict[str, BucketService] = {}
+        self.closed = False
+        self._topics: dict[str, LocalHandle] = {}
+        self._opening = asyncio.Lock()
+        self._mover: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        lock.IDENTITY.update(node=self.node, address=str(self.system.addr))
+        await self.system.spawn(HostActor(self), name=HOST_NAME, public=True)
+        self._mover = asyncio.create_task(self._move_for_ever())
+
+    async def close(self) -> None:
+        """Flush and close every bucket; others may open them."""
+        self.closed = True
+        if self._mover is not None:
+            self._mover.cancel()
+        async with self._opening:
+            failures = []
+            for key in list(self.buckets):
+                try:
+                    await self._close_bucket(key)
+                except Exception as exc:
+                    failures.append(exc)
+            for handle in self._topics.values():
+                try:
+                    await handle.close()
+                except Exception as exc:
+                    failures.append(exc)
+            self._topics.clear()
+        if failures:
+            raise failures[0]
+
+    async def answer(self, request: Request) -> Reply:
+        """The reply to a request; never raises."""
+        try:
+            if request.op == "open":
+                return Reply(await self.open_bucket(**request.args))
+            if request.op == "topics":
+                return Reply(self.topics_named(**request.args))
+            raise StorageError(f"unknown call {request.op!r}; do all nodes run one version?")
+        except BucketLocked as exc:
+            return Reply({"locked": exc.owner, "text": str(exc)})
+        except Exception as exc:
+            return wire.error_reply(exc)
+
+    def topics_named(self, topic: str) -> list[dict[str, Any]]:
+        """The open topics of this name: where they lie and what they are."""
+        return [
+            {"place": place, "config": msgspec.to_builtins(handle.config), "node": self.node}
+            for place, handle in self._topics.items()
+            if handle.name == topic
+        ]
+
+    async def open_bucket(
+        self, place: str, storage_path: str | None, config: dict[str, Any], bucket: int
+    ) -> dict[str, str]:
+        """Own a bucket, or raise :class:`BucketLocked`."""
+        key = bucket_key(place, bucket)
+        async with self._opening:
+            if self.closed:
+                raise StorageError(f"node {self.node} is shutting down")
+            if key not in self.buckets:
+                handle = await self._topic(place, storage_path, config)
+                await handle.open_bucket(bucket)
+                service = BucketService(handle.port(bucket), place, bucket)
+                for lane in range(LANES):
+                    name = f"{key}/{lane}"
+                    await self.system.spawn(BucketActor(service), name=name, public=True)
+                self.buckets[key] = service
+            return {"node": self.node}
+
+    async def _topic(
+        self, place: str, storage_path: str | None, config: dict[str, Any]
+    ) -> LocalHandle:
+        wanted = msgspec.convert(config, TopicConfig)
+        known = self._topics.get(place)
+        if known is not None and known.config == wanted:
+            return known
+        handle = await open_for_writing(
+            Wanted(
+                topic=wanted.topic,
+                num_buckets=wanted.num_buckets,
+                bucket_column=wanted.bucket_column,
+                backend=wanted.backend,
+                batch_size=wanted.batch_size,
+                options=wanted.options,
+            ),
+            storage_path,
+            None,
+        )
+        self._topics[place] = handle
+        if known is not None:
+            await known.close()
+        return handle
+
+    async def _close_bucket(self, key: str) -> None:
+        service = self.buckets.pop(key)
+        await service.close()
+        for lane in range(LANES):
+            await self.system.stop(f"{key}/{lane}")
+        await self._topics[service.place].close_bucket(service.bucket)
+
+    async def _move_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(MOVE_SECONDS)
+            try:
+                await self._move()
+            except Exception as exc:
+                log.warning("node %s cannot look after its buckets: %s", self.node, exc)
+
+    async def _move(self) -> None:
+        """Let go of the buckets that another living host should have."""
+        hosts = await living_hosts(self.system)
+        for key, service in list(self.buckets.items()):
+            if service.place.startswith("memory:") or self.node not in hosts:
+                continue
+            if ranked(key, hosts)[0] != self.node:
+                async with self._opening:
+                    if key in self.buckets:
+                        log.info("bucket %s moves to another node", key)
+                        await self._close_bucket(key)
+
+
+class HostActor(pul.Actor):
+    """The door to a host."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def receive(self, msg: Any) -> Any:
+        return await answered(msg, self._host.answer)
+
+    async def on_stop(self) -> None:
+        if not self._host.closed:
+            await self._host.close()
+
+
+async def living_hosts(system: Any) -> list[str]:
+    """The nodes that host buckets and, as far as the cluster knows, live."""
+    try:
+        found = await system.get_named_instances(HOST_NAME)
+    except (RuntimeError, pul.PulsingError):
+        return []
+    return [str(one["node_id"]) for one in found if one.get("status") == "Alive"]
+
+
+_hosts: dict[str, Host] = {}
+_starting: dict[str, asyncio.Task[Host]] = {}
+
+
+def host_here(system: Any) -> Host | None:
+    """The host on this process's node of the system, if it is one."""
+    host = _hosts.get(str(system.node_id.id))
+    return host if host is not None and not host.closed else None
+
+
+async def serve(system: Any) -> Host:
+    """Let this node own buckets; ``await host.close()`` gives them all back."""
+    system = getattr(system, "_inner", system)
+    node = str(system.node_id.id)
+    known = host_here(system)
+    if known is not None:
+        return known
+    if node not in _starting:
+        _starting[node] = asyncio.create_task(_start(system, node))
+    try:
+        return await asyncio.shield(_starting[node])
+    finally:
+        if node in _starting and _starting[node].done():
+            del _starting[node]
+
+
+async def _start(system: Any, node: str) -> Host:
+    from persisting.cluster.sockets import send_at_once
+
+    host = Host(system)
+    await host.start()
+    send_at_once(str(system.addr))
+    _hosts[node] = host
+    return host

@@ -1,0 +1,142 @@
+"""Writers and readers of a cluster's topics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+
+from persisting import fs as filesystem
+from persisting.cluster import exits
+from persisting.cluster.client import RemoteTopic
+from persisting.cluster.host import HOST_NAME, host_here, living_hosts, serve
+from persisting.cluster.peers import Unreachable, ask
+from persisting.cluster.wire import Request
+from persisting.errors import InvalidArgument
+from persisting.topic import config as topics
+from persisting.topic.config import TopicConfig, Wanted
+from persisting.topic.local import agreed_config
+from persisting.topic.opening import BucketChoice, NoSuchTopic, reader_of
+from persisting.topic.reader import QueueReader
+from persisting.topic.registry import register_backend
+from persisting.topic.writer import QueueWriter
+from persisting.work import in_thread
+
+_ASK_SECONDS = 3.0
+_WAIT_STEP = 0.2
+
+
+async def write_there(
+    system: Any, wanted: Wanted, cls: type | None, storage_path: Any, writer_id: str | None
+) -> QueueWriter:
+    """A writer of a topic on the nodes of ``system``."""
+    system = await _ready(system, wanted, cls)
+    if wanted.backend is None or wanted.backend == "memory":
+        known = await _open_topics(system, wanted.topic)
+        if known or wanted.backend == "memory":
+            return QueueWriter(await _in_memory(system, wanted, known), writer_id=writer_id)
+    folder, config = await in_thread(agreed_config, wanted, storage_path)
+    if folder is None:
+        return QueueWriter(await _in_memory(system, wanted, []), writer_id=writer_id)
+    topic = RemoteTopic(system, str(folder), str(folder.parent), config, None)
+    return QueueWriter(topic, writer_id=writer_id)
+
+
+async def read_there(
+    system: Any,
+    wanted: Wanted,
+    cls: type | None,
+    storage_path: Any,
+    buckets: BucketChoice,
+    wait_for_topic: bool | float,
+    group: str | None,
+    auto_commit: bool,
+) -> QueueReader:
+    """A reader of a topic on the nodes of ``system``."""
+    system = await _ready(system, wanted, cls)
+    deadline = None if wait_for_topic is True else time.monotonic() + float(wait_for_topic)
+    while True:
+        try:
+            topic = await _find(system, wanted, storage_path)
+            break
+        except NoSuchTopic:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(_WAIT_STEP)
+    return await reader_of(topic, buckets, group, auto_commit)
+
+
+async def _ready(system: Any, wanted: Wanted, cls: type | None) -> Any:
+    """The system below its wrapper, with at least one node that hosts buckets."""
+    system = getattr(system, "_inner", system)
+    exits.install()
+    if cls is not None and wanted.backend is not None:
+        register_backend(wanted.backend, cls)
+    if host_here(system) is None and not await living_hosts(system):
+        await serve(system)
+    return system
+
+
+async def _find(system: Any, wanted: Wanted, storage_path: Any) -> RemoteTopic:
+    """An open topic of the system, else the one on disk."""
+    if storage_path is None:
+        known = await _open_topics(system, wanted.topic)
+        if len({one["place"] for one in known}) > 1:
+            places = ", ".join(sorted(one["place"] for one in known))
+            raise InvalidArgument(
+                f"there are several open topics {wanted.topic!r} ({places}); say which with "
+                "storage_path"
+            )
+        if known:
+            return _remote(system, wanted, known[0])
+    folder = topics.topic_folder(storage_path, wanted.topic)
+    config = await in_thread(topics.load, folder.resolve(), filesystem.current())
+    if config is None:
+        raise NoSuchTopic(
+            f"there is no topic {wanted.topic!r} in {folder.parent}, nor open on the system: check "
+            "the name and the storage_path, or wait for it with wait_for_topic=True"
+        )
+    place = folder.resolve()
+    return RemoteTopic(system, str(place), str(place.parent), wanted.applied_to(config), None)
+
+
+def _remote(system: Any, wanted: Wanted, known: dict[str, Any]) -> RemoteTopic:
+    config = wanted.applied_to(msgspec.convert(known["config"], TopicConfig))
+    place = known["place"]
+    if place.startswith("memory:"):
+        return RemoteTopic(system, place, None, config, known["node"])
+    return RemoteTopic(system, place, place.rsplit("/", 1)[0], config, None)
+
+
+async def _in_memory(system: Any, wanted: Wanted, known: list[dict[str, Any]]) -> RemoteTopic:
+    """A topic in the memory of the node that first opened it."""
+    if known:
+        return _remote(system, wanted, known[0])
+    hosts = await living_hosts(system)
+    here = host_here(system)
+    home = here.node if here is not None else sorted(hosts)[0]
+    topic = RemoteTopic(system, f"memory:{wanted.topic}", None, wanted.new(), home)
+    await topic.port(0).stats()
+    return topic
+
+
+async def _open_topics(system: Any, name: str) -> list[dict[str, Any]]:
+    """What the hosts say of open topics of this name."""
+    found: list[dict[str, Any]] = []
+    here = host_here(system)
+    if here is not None:
+        found += here.topics_named(name)
+    for node in await living_hosts(system):
+        if here is not None and node == here.node:
+            continue
+        try:
+            door = await asyncio.wait_for(
+                system.resolve_named(HOST_NAME, node_id=int(node)), _ASK_SECONDS
+            )
+            reply = await ask(door, node, Request("topics", {"topic": name}), _ASK_SECONDS)
+        except (Unreachable, RuntimeError, asyncio.TimeoutError):
+            continue
+        found += reply.value
+    return found

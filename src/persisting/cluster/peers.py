@@ -1,0 +1,57 @@
+"""Calls to other nodes: few at a time, each answered or failed, never left hanging."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pulsing as pul
+
+from persisting.cluster import wire
+from persisting.cluster.wire import Reply, Request
+
+MAX_IN_FLIGHT = 8
+"""Calls under way to one node; Pulsing's connection pool gives up at about twice as many."""
+
+CALL_SECONDS = 20.0
+"""After this a call counts as failed, although it may still be carried out: puts carry marks."""
+
+_limits: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = (
+    WeakKeyDictionary()
+)
+
+
+class Unreachable(Exception):
+    """The node did not answer, or answered with something that is no reply."""
+
+
+async def ask(ref: Any, node: str, request: Request, timeout: float = CALL_SECONDS) -> Reply:
+    """The reply to a call; our own errors are raised as they were, all others as Unreachable."""
+    answer = await _ask(ref, node, request, timeout)
+    if answer is None or answer.is_stream:
+        raise Unreachable(f"node {node} gave no reply to {request.op!r}")
+    return wire.decode_reply(answer.payload)
+
+
+async def ask_stream(ref: Any, node: str, request: Request) -> Any:
+    """A stream of replies."""
+    answer = await _ask(ref, node, request, CALL_SECONDS)
+    if answer is None:
+        raise Unreachable(f"node {node} gave no reply to {request.op!r}")
+    if not answer.is_stream:
+        wire.decode_reply(answer.payload)
+        raise Unreachable(f"node {node} answered {request.op!r} without a stream")
+    return answer.stream_reader()
+
+
+async def _ask(ref: Any, node: str, request: Request, timeout: float) -> Any:
+    message = pul.Message(request.op, wire.encode(request))
+    limits = _limits.setdefault(asyncio.get_running_loop(), {})
+    async with limits.setdefault(node, asyncio.Semaphore(MAX_IN_FLIGHT)):
+        try:
+            return await asyncio.wait_for(ref.ask(message), timeout)
+        except asyncio.TimeoutError as exc:
+            raise Unreachable(f"node {node} did not answer for {timeout:g} s") from exc
+        except (RuntimeError, pul.PulsingError) as exc:
+            raise Unreachable(f"node {node} cannot be reached: {exc}") from exc

@@ -1,0 +1,207 @@
+"""What crosses the network: requests and replies as bytes of our own.
+
+Pulsing carries them; inside are msgpack and Arrow, never pickle. Records go out as msgpack, so
+that the owner judges them just as it would judge a local put, and come back as Arrow, or msgpack
+where a backend keeps no schema. Errors arrive as the class they were.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from persisting import errors
+from persisting.errors import SchemaError, StorageError
+from persisting.schema.values import Values
+
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
+_NAIVE, _AWARE, _DATE, _TIME, _DELTA, _DECIMAL, _UUID, _VECTOR = range(1, 9)
+
+_encoder = msgspec.msgpack.Encoder()
+_EPOCH = dt.datetime(1970, 1, 1)
+_UTC_EPOCH = _EPOCH.replace(tzinfo=dt.timezone.utc)
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
+class Request(msgspec.Struct, array_like=True):
+    """One call to a host or a bucket."""
+
+    op: str
+    args: dict[str, Any] = {}
+    rows: bytes | None = None
+    arrow: bool = False
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """Its answer: a value, or the class and the text of an error."""
+
+    value: Any = None
+    error: tuple[str, str] | None = None
+    rows: bytes | None = None
+    arrow: bool = False
+
+
+_request_decoder = msgspec.msgpack.Decoder(Request)
+_reply_decoder = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Request | Reply) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_request(data: bytes) -> Request:
+    try:
+        return _request_decoder.decode(data)
+    except msgspec.DecodeError as exc:
+        raise StorageError(
+            f"a request cannot be read: {exc}; do all nodes run one version?"
+        ) from exc
+
+
+def decode_reply(data: bytes) -> Reply:
+    """The reply; an error in it is raised as the class it was."""
+    try:
+        reply = _reply_decoder.decode(data)
+    except msgspec.DecodeError as exc:
+        raise StorageError(f"a reply cannot be read: {exc}; do all nodes run one version?") from exc
+    if reply.error is not None:
+        raise rebuilt(*reply.error)
+    return reply
+
+
+def error_reply(exc: BaseException) -> Reply:
+    text = str(exc) or repr(exc)
+    if not isinstance(exc, StorageError):
+        text = f"{type(exc).__name__}: {text}"
+    return Reply(error=(type(exc).__name__, text))
+
+
+def rebuilt(name: str, text: str) -> StorageError:
+    """The error of that name in our tree, else a plain StorageError."""
+    cls = getattr(errors, name, None)
+    if isinstance(cls, type) and issubclass(cls, StorageError):
+        return cls(text)
+    return StorageError(text)
+
+
+def pack_rows(rows: list[dict[str, Any]] | pa.Table) -> tuple[bytes, bool]:
+    """Rows as bytes, and whether they are Arrow."""
+    if not isinstance(rows, list):
+        return pack_arrow(rows), True
+    return pack_records(rows), False
+
+
+def unpack_rows(data: bytes, arrow: bool) -> list[dict[str, Any]] | pa.Table:
+    return unpack_arrow(data) if arrow else unpack_records(data)
+
+
+def pack_records(records: Sequence[Any]) -> bytes:
+    """Records as msgpack; values that msgpack does not know become extensions."""
+    if not all(_is_plain(record) for record in records):
+        records = [_packed(record, "") for record in records]
+    try:
+        return _encoder.encode(records)
+    except (OverflowError, UnicodeEncodeError, TypeError, RecursionError) as exc:
+        values = Values(evolving=True, vector=pa.float64())
+        for record in records:
+            for name, value in record.items():
+                values.describe(value, str(name))
+        raise SchemaError(f"the records cannot be sent: {exc}") from exc
+
+
+def unpack_records(data: bytes) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = msgspec.msgpack.decode(data, ext_hook=_unpacked)
+    return found
+
+
+def pack_arrow(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def unpack_arrow(data: bytes) -> pa.Table:
+    try:
+        return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+    except pa.ArrowException as exc:
+        raise StorageError(f"Arrow data from another node cannot be read: {exc}") from exc
+
+
+def _is_plain(record: Any) -> bool:
+    return type(record) is dict and _PLAIN.issuperset(map(type, record.values()))
+
+
+def _packed(value: Any, path: str, depth: int = 0) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if depth > 64:
+        raise SchemaError(f"field {path[:80]!r} is nested too deep; flatten it")
+    if isinstance(value, dict):
+        return {k: _packed(v, f"{path}.{k}", depth + 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        if _PLAIN.issuperset(map(type, value)):
+            return list(value)
+        return [_packed(v, f"{path}[]", depth + 1) for v in value]
+    return _extension(value, path.removeprefix("."))
+
+
+def _extension(value: Any, path: str) -> Any:
+    canonical, own = Values(evolving=True, vector=pa.float64()).describe(value, path, top=True)
+    if pa.types.is_fixed_size_list(own) and own.value_type != pa.float64():
+        import numpy as np
+
+        return msgspec.msgpack.Ext(
+            _VECTOR, _encoder.encode([value.dtype.str, np.ascontiguousarray(value).tobytes()])
+        )
+    for kind, code, pack in _PACKERS:
+        if isinstance(canonical, kind):
+            return msgspec.msgpack.Ext(code(canonical), pack(canonical))
+    return canonical
+
+
+def _micros(delta: dt.timedelta) -> bytes:
+    return (delta // _MICROSECOND).to_bytes(12, "big", signed=True)
+
+
+def _pack_datetime(value: dt.datetime) -> bytes:
+    return _micros(value - (_EPOCH if value.tzinfo is None else _UTC_EPOCH))
+
+
+_PACKERS: tuple[tuple[type, Any, Any], ...] = (
+    (dt.datetime, lambda v: _NAIVE if v.tzinfo is None else _AWARE, _pack_datetime),
+    (dt.date, lambda v: _DATE, lambda v: v.isoformat().encode()),
+    (dt.time, lambda v: _TIME, lambda v: v.isoformat().encode()),
+    (dt.timedelta, lambda v: _DELTA, _micros),
+    (decimal.Decimal, lambda v: _DECIMAL, lambda v: str(v).encode()),
+    (uuid.UUID, lambda v: _UUID, lambda v: v.bytes),
+)
+
+
+def _unpacked(code: int, data: memoryview) -> Any:
+    raw = bytes(data)
+    if code in (_NAIVE, _AWARE, _DELTA):
+        delta = int.from_bytes(raw, "big", signed=True) * _MICROSECOND
+        return delta if code == _DELTA else delta + (_EPOCH if code == _NAIVE else _UTC_EPOCH)
+    if code == _DATE:
+        return dt.date.fromisoformat(raw.decode())
+    if code == _TIME:
+        return dt.time.fromisoformat(raw.decode())
+    if code == _DECIMAL:
+        return decimal.Decimal(raw.decode())
+    if code == _UUID:
+        return uuid.UUID(bytes=raw)
+    if code == _VECTOR:
+        import numpy as np
+
+        kind, items = msgspec.msgpack.decode(raw, type=tuple[str, bytes])
+        return np.frombuffer(items, dtype=kind)
+    raise StorageError(
+        f"a record holds the unknown extension {code}; do all nodes run one version?"
+    )
