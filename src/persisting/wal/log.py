@@ -153,6 +153,8 @@ class Log:
         with self._guard:
             if self._unpromised is None or self._active is None:
                 return
+            if self._failure is None:
+                self._failure = WALError("what had been appended was taken back")
             written = self._active.size
             try:
                 self._active.cut(self._unpromised)

@@ -65,10 +65,16 @@ class Recovery:
                 return
             self._check_header(path, header)
             expected = self._check_begin(path, header.first_sequence, expected)
+            first = expected
             expected = yield from self._whole_entries(paths[index:], data, expected, header.salt)
             if expected is None:
                 return
-            self._keep(path, len(data), expected - 1)
+            if expected == first:
+                # Without frames; the next segment begins at the same sequence.
+                self.fs.remove(path)
+                self.fs.sync_folder(self.folder)
+            else:
+                self._keep(path, len(data), expected - 1)
 
     def open_log(self) -> Log:
         """The log, ready to append after what was found, all of it durable now.
@@ -217,6 +223,8 @@ class Recovery:
             except Broken:
                 continue
             if header.first_sequence <= self.after + 1:
+                if _first_sequence(paths[index - 1]) == header.first_sequence:
+                    continue
                 for path in paths[:index]:
                     self._keep(path, path.stat().st_size, self.after)
                 return paths[index:]
@@ -233,3 +241,9 @@ class Recovery:
                 f"log segment {path} says it begins at sequence {header.first_sequence}: it was "
                 "copied or renamed. Put the log back as it was"
             )
+
+
+def _first_sequence(path: Path) -> int:
+    name = parse_name(path.name)
+    assert name is not None
+    return name.first_sequence
