@@ -112,13 +112,23 @@ class Log:
     ) -> list[int]:
         first = self._next_sequence
         if self._active is None:
-            self._active = Segment(self.folder, self._fs, first)
+            self._active = self._begin_segment(first)
             self._size += self._active.size
             entries = [[preamble], *entries]
             lasts = self._write(entries, arrival, self._active)[1:]
         else:
             lasts = self._write(entries, arrival, self._active)
         return lasts
+
+    def _begin_segment(self, first: int) -> Segment:
+        before = set(self._fs.list(self.folder))
+        try:
+            return Segment(self.folder, self._fs, first)
+        except BaseException:
+            for name in set(self._fs.list(self.folder)) - before:
+                # It could not be removed either: the reset that must follow removes it.
+                self._kept.append(Kept(self.folder / name, first - 1, 0))
+            raise
 
     def _write(
         self, entries: Sequence[Sequence[Payload]], arrival: int, segment: Segment

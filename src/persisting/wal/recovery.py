@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from persisting.errors import WALError
 from persisting.fs import FileSystem
@@ -37,6 +38,22 @@ TRIMMED = "trimmed"
 """Folder, beside the segments, for copies of what was cut off."""
 
 
+class Scan(NamedTuple):
+    """How far a segment is whole, and what comes next."""
+
+    whole: int
+    """Bytes up to the end of the last whole entry; 0 without a header."""
+
+    next_sequence: int
+    """The sequence after that entry."""
+
+    broken: Broken | None
+    """What stands in the way of more."""
+
+    missing: int
+    """The sequence of the frame that is broken there."""
+
+
 @dataclass
 class Recovery:
     """One pass over the log in ``folder``, above the table's sequence ``after``."""
@@ -58,23 +75,13 @@ class Recovery:
         expected: int | None = None
         for index, path in enumerate(paths):
             data = memoryview(self.fs.read(path))
-            try:
-                header = decode_segment_header(data)
-            except Broken as broken:
-                self._torn_or_damaged(paths[index:], data, broken, self.last_sequence + 1)
-                return
-            self._check_header(path, header)
-            expected = self._check_begin(path, header.first_sequence, expected)
-            first = expected
-            expected = yield from self._whole_entries(paths[index:], data, expected, header.salt)
-            if expected is None:
-                return
-            if expected == first:
-                # Without frames; the next segment begins at the same sequence.
-                self.fs.remove(path)
-                self.fs.sync_folder(self.folder)
+            scan = yield from self._scan(path, data, expected)
+            expected = scan.next_sequence
+            if scan.broken is None or self._continues(paths[index + 1 :], expected):
+                self._cut_to_whole(path, data, scan)
             else:
-                self._keep(path, len(data), expected - 1)
+                self._torn_or_damaged(paths[index:], data, scan, scan.broken)
+                return
 
     def open_log(self) -> Log:
         """The log, ready to append after what was found, all of it durable now.
@@ -92,59 +99,71 @@ class Recovery:
             kept=self.kept,
         )
 
-    def _whole_entries(
-        self, paths: list[Path], data: memoryview, expected: int, salt: int
-    ) -> Generator[Frame, None, int | None]:
-        """The frames of one segment; returns the sequence after them, None after a torn end."""
-        position, whole = SEGMENT_HEADER_SIZE, SEGMENT_HEADER_SIZE
+    def _scan(
+        self, path: Path, data: memoryview, expected: int | None
+    ) -> Generator[Frame, None, Scan]:
+        """The frames of the whole entries of one segment; returns how far it is whole."""
+        try:
+            header = decode_segment_header(data)
+        except Broken as broken:
+            return Scan(0, self.last_sequence + 1, broken, self.last_sequence + 1)
+        self._check_header(path, header)
+        sequence = self._check_begin(path, header.first_sequence, expected)
+        position = SEGMENT_HEADER_SIZE
+        whole, next_sequence = position, sequence
         entry: list[Frame] = []
-        next_whole = expected
         while position < len(data):
             try:
-                frame, following = decode_frame(data, position, salt)
-                if frame.sequence != expected:
-                    raise Broken(position, f"sequence {frame.sequence} follows {expected - 1}")
+                frame, following = decode_frame(data, position, header.salt)
+                if frame.sequence != sequence:
+                    raise Broken(position, f"sequence {frame.sequence} follows {sequence - 1}")
             except Broken as broken:
-                self._torn_or_damaged(paths, data, broken, expected, whole, next_whole)
-                return None
+                return Scan(whole, next_sequence, broken, sequence)
             entry.append(frame)
-            expected += 1
-            position = following
+            sequence, position = sequence + 1, following
             if not frame.flags & MORE:
                 yield from entry
-                entry, whole, next_whole = [], position, expected
-                self.last_sequence = max(self.last_sequence, expected - 1)
-        if entry:
-            cut = Broken(whole, "the last entry is not whole")
-            self._torn_or_damaged(paths, data, cut, expected, whole, next_whole)
-            return None
-        return expected
+                entry, whole, next_sequence = [], position, sequence
+                self.last_sequence = max(self.last_sequence, sequence - 1)
+        broken_entry = Broken(whole, "the last entry is not whole") if entry else None
+        return Scan(whole, next_sequence, broken_entry, sequence)
+
+    def _continues(self, later: list[Path], sequence: int) -> bool:
+        """Whether the next segment begins just there: then nothing behind it was promised."""
+        if not later:
+            return False
+        try:
+            header = decode_segment_header(memoryview(self.fs.read(later[0])))
+        except Broken:
+            return False
+        return header.first_sequence == sequence
 
     def _torn_or_damaged(
-        self,
-        paths: list[Path],
-        data: memoryview,
-        broken: Broken,
-        expected: int,
-        whole: int = 0,
-        next_whole: int | None = None,
+        self, paths: list[Path], data: memoryview, scan: Scan, broken: Broken
     ) -> None:
-        proof = self._proof(paths, data, broken.position, expected)
+        proof = self._proof(paths, data, broken.position, scan.missing)
         if proof is not None:
             raise WALError(
-                f"log segment {paths[0]} is damaged: {broken}, where sequence {expected} was "
+                f"log segment {paths[0]} is damaged: {broken}, where sequence {scan.missing} was "
                 f"stored durably ({proof}). Nothing was changed; restore the file from a copy"
             )
         for path in paths[1:]:
-            self._set_aside(path, self.fs.read(path), 0)
+            self._keep_copy(path, self.fs.read(path), 0)
+            self.fs.remove(path)
         # Before the cut: a later segment must not outlive the frames before it.
         self.fs.sync_folder(self.folder)
-        self._set_aside(paths[0], data, whole)
-        if whole > SEGMENT_HEADER_SIZE and next_whole is not None:
-            self._keep(paths[0], whole, next_whole - 1)
-        elif whole:
-            self.fs.remove(paths[0])
-        self.fs.sync_folder(self.folder)
+        self._cut_to_whole(paths[0], data, scan)
+
+    def _cut_to_whole(self, path: Path, data: memoryview, scan: Scan) -> None:
+        """Keep a segment's whole entries; one that has none goes: the next begins where it does."""
+        self._keep_copy(path, bytes(data[scan.whole :]), scan.whole)
+        if scan.whole <= SEGMENT_HEADER_SIZE:
+            self.fs.remove(path)
+            self.fs.sync_folder(self.folder)
+            return
+        if scan.whole < len(data):
+            self.fs.cut_file(path, scan.whole)
+        self.kept.append(Kept(path, scan.next_sequence - 1, scan.whole))
 
     def _proof(
         self, paths: list[Path], data: memoryview, position: int, expected: int
@@ -161,26 +180,22 @@ class Recovery:
                     return f"{path.name} says so in the frame of sequence {header.sequence}"
         return None
 
-    def _set_aside(self, path: Path, data: bytes | memoryview, whole: int) -> None:
-        """Cut a segment to its ``whole`` bytes, or remove it, keeping a copy of the rest."""
-        rest = bytes(data[whole:])
-        if rest:
-            folder = self.folder / TRIMMED
-            self.fs.make_folder(folder)
-            copy = folder / f"{path.name}.{whole}.{time.time_ns()}"
-            self.fs.write_file(copy, rest)
-            self.trimmed_bytes += len(rest)
-            log.warning(
-                "log segment %s: cut off a torn tail of %d bytes at byte %d, kept as %s",
-                path,
-                len(rest),
-                whole,
-                copy,
-            )
-        if whole:
-            self.fs.cut_file(path, whole)
-        else:
-            self.fs.remove(path)
+    def _keep_copy(self, path: Path, rest: bytes, position: int) -> None:
+        """Keep what is to be cut off a segment."""
+        if not rest:
+            return
+        folder = self.folder / TRIMMED
+        self.fs.make_folder(folder)
+        copy = folder / f"{path.name}.{position}.{time.time_ns()}"
+        self.fs.write_file(copy, rest)
+        self.trimmed_bytes += len(rest)
+        log.warning(
+            "log segment %s: cut off a torn tail of %d bytes at byte %d, kept as %s",
+            path,
+            len(rest),
+            position,
+            copy,
+        )
 
     def _check_begin(self, path: Path, first: int, expected: int | None) -> int:
         """Segments follow each other without a gap, but for what the table holds already."""
@@ -196,9 +211,6 @@ class Recovery:
                 "already: one of them was copied. Put the log back as it was"
             )
         return first
-
-    def _keep(self, path: Path, size: int, last_sequence: int) -> None:
-        self.kept.append(Kept(path, last_sequence, size))
 
     def _segments(self) -> list[Path]:
         if not self.folder.is_dir():
@@ -226,7 +238,7 @@ class Recovery:
                 if _first_sequence(paths[index - 1]) == header.first_sequence:
                     continue
                 for path in paths[:index]:
-                    self._keep(path, path.stat().st_size, self.after)
+                    self.kept.append(Kept(path, self.after, path.stat().st_size))
                 return paths[index:]
         return paths
 
