@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persisting.errors import SchemaError
+from persisting.schema.conversion import convert
 from persisting.schema.names import check_name
 from persisting.schema.rules import Conflict, is_listy, learn, widen
 from persisting.schema.shaper import Rules
@@ -105,24 +106,6 @@ def fill(field: pa.Field, rows: int, defaults: Mapping[str, Any] | None) -> pa.A
     return pa.concat_arrays([one] * rows) if rows < 2 else one.take(pa.array([0] * rows))
 
 
-def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """``array`` as the wider ``target``, exactly; unlike Arrow's cast it also adds dict fields."""
-    if array.type == target:
-        return array
-    if pa.types.is_null(array.type) or array.null_count == len(array):
-        return pa.nulls(len(array), target)
-    if pa.types.is_struct(target):
-        return _convert_struct(array, target)
-    if pa.types.is_fixed_size_list(array.type):
-        return _convert_vector(array, target)
-    if pa.types.is_list(target):
-        items = convert(array.values, target.value_type)
-        return pa.Array.from_buffers(
-            target, len(array), array.buffers()[:2], offset=array.offset, children=[items]
-        )
-    return array.cast(target)
-
-
 def beyond_float(array: pa.Array) -> bool:
     """Whether a whole number in ``array`` is too large for a float to hold every neighbour."""
     if pa.types.is_integer(array.type):
@@ -135,36 +118,6 @@ def beyond_float(array: pa.Array) -> bool:
     if is_listy(array.type):
         return beyond_float(array.flatten())
     return False
-
-
-def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
-    children = []
-    for field in target:
-        index = array.type.get_field_index(field.name)
-        if index < 0:
-            children.append(pa.nulls(len(array), field.type))
-        else:
-            children.append(convert(array.field(index), field.type))
-    if not children:
-        return pa.array([{}] * len(array), target, mask=_mask(array))
-    return pa.StructArray.from_arrays(children, fields=list(target), mask=_mask(array))
-
-
-def _convert_vector(array: pa.Array, target: pa.DataType) -> pa.Array:
-    if pa.types.is_fixed_size_list(target):
-        items = convert(_vector_items(array), target.value_type)
-        return pa.FixedSizeListArray.from_arrays(items, type=target, mask=_mask(array))
-    plain = array.cast(pa.list_(array.type.value_type))
-    return convert(plain, target)
-
-
-def _vector_items(array: pa.Array) -> pa.Array:
-    size = array.type.list_size
-    return array.values.slice(array.offset * size, len(array) * size)
-
-
-def _mask(array: pa.Array) -> pa.Array | None:
-    return pc.is_null(array) if array.null_count else None
 
 
 def _stored_type(dtype: pa.DataType, path: str, depth: int = 0) -> pa.DataType:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from persisting.errors import SchemaError
 from persisting.schema import checks
+from persisting.schema.conversion import convert
 from persisting.schema.names import check_name
 from persisting.schema.rules import Conflict, has_integers, learn, widen
 from persisting.schema.values import EXACT_IN_FLOAT64, Misfit, Values, type_name
@@ -59,7 +60,7 @@ class Shaper:
         self._values = Values(evolving=rules.evolving, vector=rules.vector)
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         self._build_type = pa.struct([checks.storage_field(f) for f in schema])
-        self._final_type = pa.struct(list(schema))
+        self._extended = self._build_type != pa.struct(list(schema))
         self._largest = EXACT_IN_FLOAT64 if rules.evolving else checks.INT64_MAX
         self.integer_columns = tuple(f.name for f in schema if has_integers(f.type))
 
@@ -120,9 +121,11 @@ class Shaper:
 
     def _convert(self, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
         array = pa.array(rows, self._build_type)
-        if self._build_type != self._final_type:
-            array = array.cast(self._final_type)
-        return pa.RecordBatch.from_struct_array(array).replace_schema_metadata(None)
+        batch = pa.RecordBatch.from_struct_array(array)
+        if not self._extended:
+            return batch
+        columns = [convert(batch.column(f.name), f.type) for f in self.schema]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _take_carefully(self, record: Any, number: int) -> tuple[dict[str, Any], pa.Schema]:
         """One record in canonical form, and the schema after it."""

@@ -119,9 +119,9 @@ class Bucket:
             raise
 
     def abandon(self) -> None:
-        """Let the lock go without a clean close, after a failed opening."""
-        if self._lock is not None:
-            self._unlock()
+        """Let the lock go after a failed opening, as it was found."""
+        if self._lock is not None and self._unlock.detach() is not None:
+            self._lock.release(clean=self._lock.left_clean)
 
     def attach(self, journal: Journal) -> None:
         """Log every record from now on; a bucket that is dropped closes the log's files."""
@@ -273,9 +273,10 @@ class Bucket:
         The table may know a later schema than the record's: a flush may have died after it had
         changed the schema and before it had added the rows.
         """
-        schema = merge(self._acknowledged.schema, chunk.schema, EVOLVING)
-        if not schema.equals(chunk.schema):
-            chunk.shaper = Shaper(schema, self.rules)
+        if chunk.shaper is not self._acknowledged:
+            schema = merge(self._acknowledged.schema, chunk.schema, EVOLVING)
+            if not schema.equals(chunk.schema):
+                chunk.shaper = Shaper(schema, self.rules)
         self._shaper = chunk.shaper
         self._accept([chunk], chunk.arrival)
         if self._buffered_bytes > self.options.max_buffer_bytes:

@@ -24,7 +24,7 @@ from persisting.errors import WALError
 from persisting.fs import FileSystem
 from persisting.options import PersistingOptions
 from persisting.schema import Shaper
-from persisting.storage.chunk import Chunk
+from persisting.storage.chunk import ROWS_AT_ONCE, Chunk
 from persisting.wal import FOLDER, Log, Payload, Recovery
 from persisting.wal.frame import MARK, ROWS, SCHEMA, Frame
 
@@ -263,27 +263,56 @@ def recover(bucket: Bucket, fs: FileSystem) -> Log:
     recovery = Recovery(folder, fs, after)
     shaper: Shaper | None = None
     records = 0
+    waiting = Waiting(bucket)
     for frame in recovery.frames():
         if frame.kind == SCHEMA:
+            waiting.hand_over()
             shaper = Shaper(_read_schema(frame, folder), bucket.rules)
         elif frame.kind == MARK and frame.sequence > after:
             # Before its rows: a flush in the middle of them leaves the rest to the log.
+            waiting.hand_over()
             bucket.writers.remember([_read_mark(frame, folder)])
         elif frame.kind == ROWS and frame.sequence > after:
             chunk = _read_chunk(frame, shaper, folder)
             records += chunk.count
-            bucket.acknowledge_recovered(chunk)
+            waiting.add(chunk)
         elif frame.kind not in (SCHEMA, ROWS, MARK):
             raise WALError(
                 f"the log in {folder} holds a frame of unknown kind {frame.kind} at sequence "
                 f"{frame.sequence}; it was written by a newer version, upgrade persisting"
             )
+    waiting.hand_over()
     if records:
         bucket.metrics.recovered(records)
         log.info("recovered %d records from the log in %s", records, folder)
     found = recovery.open_log()
     found.release(bucket.table.sequence)
     return found
+
+
+class Waiting:
+    """Recovered chunks of one schema on their way into the bucket; small ones go together."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._chunks: list[Chunk] = []
+        self._rows = 0
+
+    def add(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._rows += chunk.count
+        if self._rows >= ROWS_AT_ONCE:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        chunks, self._chunks, self._rows = self._chunks, [], 0
+        if chunks:
+            last = chunks[-1]
+            whole = last
+            if len(chunks) > 1:
+                whole = Chunk(last.shaper, batch=pa.concat_batches([c.batch for c in chunks]))
+                whole.sequence, whole.arrival = last.sequence, last.arrival
+            self._bucket.acknowledge_recovered(whole)
 
 
 def has_log(folder: Any) -> bool:

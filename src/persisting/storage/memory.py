@@ -18,6 +18,7 @@ from persisting.schema.names import check_name
 from persisting.schema.shaper import EMPTY
 from persisting.schema.values import Values
 from persisting.storage.waiters import Waiters
+from persisting.storage.weight import check_records
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,7 +51,7 @@ class MemoryBackend:
     async def put_batch(self, records: list[dict[str, Any]]) -> None:
         """Store multiple records, all or none."""
         taken = []
-        for number, record in enumerate(records):
+        for number, record in enumerate(check_records(records)):
             taken.append(self._canonical(record))
             if number % _ROWS_PER_TURN == _ROWS_PER_TURN - 1:
                 await asyncio.sleep(0)

@@ -17,7 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from persisting.schema.arrow import convert, fill
+from persisting.schema.arrow import fill
+from persisting.schema.conversion import convert
 from persisting.schema.names import ARRIVAL
 from persisting.table import layout
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from persisting.errors import TableError
-from persisting.schema.arrow import convert, no_columns
+from persisting.schema.arrow import no_columns
+from persisting.schema.conversion import convert
 from persisting.schema.names import ARRIVAL
 
 FORMAT = 1
@@ -45,6 +46,10 @@ _ENCODINGS: dict[str | None, dict[bytes, bytes]] = {
 }
 EFFECTIVE = {None: None, "zstd": "zstd", "lz4": "lz4", "snappy": "lz4 (64 KiB chunks)"}
 """What the table does for a ``compression`` option; Lance has no snappy."""
+
+
+class UnreadableSchema(TableError):
+    """The schema in a table's metadata is there and cannot be decoded."""
 
 
 def physical_schema(schema: pa.Schema, compression: str | None) -> pa.Schema:
@@ -101,7 +106,14 @@ def logical_schema(table_schema: pa.Schema, path: object) -> pa.Schema:
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(kept)))
     except (ValueError, OSError, pa.ArrowException) as exc:
-        raise TableError(f"the schema kept in {path} cannot be read: {exc}") from exc
+        raise UnreadableSchema(f"the schema kept in {path} cannot be read: {exc}") from exc
+
+
+def agrees(table_schema: pa.Schema, schema: pa.Schema) -> bool:
+    """Whether the table has the columns that records of ``schema`` are kept in."""
+    names = set(table_schema.names)
+    wanted = {f.name for f in schema if not pa.types.is_null(f.type)}
+    return wanted | {ARRIVAL} <= names
 
 
 def encoding_changes(schema: pa.Schema, target: pa.Schema) -> dict[str, dict[str, str | None]]:

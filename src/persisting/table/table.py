@@ -90,7 +90,12 @@ class Table:
             raise _torn_or_not(exc, self.root) from exc
         if dataset.version != version:
             raise Torn(f"the manifest of version {version} of {self.root} is damaged")
-        layout.logical_schema(dataset.schema, self.root)
+        try:
+            schema = layout.logical_schema(dataset.schema, self.root)
+        except layout.UnreadableSchema as exc:
+            raise Torn(str(exc)) from exc
+        if not layout.agrees(dataset.schema, schema):
+            raise Torn(f"version {version} of {self.root} lacks columns of its own schema")
         return dataset
 
     def _load_whole(self, version: int) -> Any:
