@@ -136,7 +136,7 @@ def take_known(kind: type[BucketOptions], given: Mapping[str, Any]) -> dict[str,
         warnings.warn(
             f"ignored unknown backend option{'s' if len(unknown) > 1 else ''} {', '.join(hints)}",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return {name: value for name, value in given.items() if name in known}
 

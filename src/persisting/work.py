@@ -51,6 +51,21 @@ async def in_thread(call: Callable[..., _R], *args: Any) -> _R:
     return await asyncio.get_running_loop().run_in_executor(pool(), call, *args)
 
 
+async def in_thread_or_undo(undo: Callable[[_R], None], call: Callable[..., _R], *args: Any) -> _R:
+    """Run blocking work in the pool; if the caller is cancelled, undo what it did after all."""
+    future = asyncio.get_running_loop().run_in_executor(pool(), call, *args)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+
+        def finish(done: asyncio.Future[_R]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                undo(done.result())
+
+        future.add_done_callback(finish)
+        raise
+
+
 class SharedJob:
     """A job that runs in the pool, one run at a time, and whose runs are shared.
 

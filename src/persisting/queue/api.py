@@ -43,8 +43,8 @@ async def write_queue(
     backend_options : dict, optional
         Options of the backend.
     writer_id : str, optional
-        A name that outlives this writer: puts are numbered under it and stored once, also when
-        they are repeated after a restart.
+        A name that outlives this writer: a put with a ``sequence`` is remembered under it and
+        stored once, also when it is repeated after a restart.
 
     What is left out comes from the topic, if it exists; what contradicts it raises.
     """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persisting.options import check_window
+from persisting.options import BucketOptions, check_window
 from persisting.schema import Shaper
 from persisting.storage.bucket import Bucket
 from persisting.storage.chunk import Prepared, prepare, prepare_arrow
@@ -39,6 +39,15 @@ class TableBackend:
         self._bucket = bucket
         self._turn = 0
         self._closing = asyncio.Lock()
+
+    @classmethod
+    def check_options(cls, **options: Any) -> None:
+        """Raise :class:`InvalidArgument` for options that the constructor would refuse."""
+        cls._options(bucket_id=0, storage_path=".", **options)
+
+    @classmethod
+    def _options(cls, **given: Any) -> BucketOptions:
+        raise NotImplementedError
 
     # Putting
 
@@ -222,7 +231,7 @@ class TableBackend:
             "storage_path": str(options.storage_path),
             "version": bucket.table.view.version,
             "flush_count": bucket.flushes,
-            "flush_error": None if bucket.flush_error is None else str(bucket.flush_error),
+            "flush_error": bucket.flush_error,
             "compression": options.compression,
             "compression_effective": EFFECTIVE[options.compression],
             "read_only": options.read_only,

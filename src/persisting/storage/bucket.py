@@ -54,7 +54,7 @@ class Bucket:
         self.guard = threading.Lock()
         self.journal: Journal | None = None
         self.closed = False
-        self.flush_error: BaseException | None = None
+        self.flush_error: str | None = None
         self.flushes = 0
         self.waiters = Waiters()
         self._chunks: list[Chunk] = []
@@ -422,7 +422,7 @@ class Bucket:
         try:
             flushed = self._flush_once()
         except BaseException as exc:
-            self.flush_error = exc
+            self.flush_error = str(exc) or type(exc).__name__
             self.metrics.flush_failed()
             log.error("flush of %s failed: %s", self.options.storage_path, exc)
             work.after(_RETRY_SECONDS, work.weakly(self, Bucket._retry_flush))

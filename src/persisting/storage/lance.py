@@ -46,12 +46,12 @@ class LanceBackend(TableBackend):
             The further options of :class:`~persisting.options.BucketOptions`; others are ignored
             with a warning.
         """
-        options = BucketOptions(
+        options = self._options(
             bucket_id=bucket_id,
-            storage_path=storage_folder(storage_path),
+            storage_path=storage_path,
             batch_size=batch_size,
             flush_threshold=flush_threshold,
-            **take_known(BucketOptions, kwargs),
+            **kwargs,
         )
         if not options.read_only and has_log(options.storage_path):
             raise StorageError(
@@ -59,3 +59,8 @@ class LanceBackend(TableBackend):
                 "the table yet; open it once with PersistingBackend and close it, then again here"
             )
         super().__init__(Bucket(options, Rules(vector=vector_item(options.vector_type))))
+
+    @classmethod
+    def _options(cls, **given: Any) -> BucketOptions:
+        known = take_known(BucketOptions, given)
+        return BucketOptions(**known | {"storage_path": storage_folder(given["storage_path"])})

@@ -59,21 +59,30 @@ class PersistingBackend(TableBackend):
             The further options of :class:`~persisting.options.PersistingOptions`; others are
             ignored with a warning.
         """
-        known = take_known(PersistingOptions, kwargs)
-        if isinstance(batch_size, int):
-            known.setdefault("flush_threshold", max(1000, batch_size))
-        options = PersistingOptions(
+        options = self._options(
             bucket_id=bucket_id,
-            storage_path=storage_folder(storage_path),
+            storage_path=storage_path,
             batch_size=batch_size,
             enable_wal=enable_wal,
             compression=compression,
             enable_metrics=enable_metrics,
             wal_sync_interval=wal_sync_interval,
             max_wal_size=max_wal_size,
-            **known,
+            **kwargs,
         )
         super().__init__(_open(options))
+
+    @classmethod
+    def _options(cls, **given: Any) -> PersistingOptions:
+        known = take_known(PersistingOptions, given)
+        batch_size = given.get("batch_size", 100)
+        if isinstance(batch_size, int):
+            known.setdefault("flush_threshold", max(1000, batch_size))
+        options = PersistingOptions(
+            **known | {"storage_path": storage_folder(given["storage_path"])}
+        )
+        _checked_defaults(options)
+        return options
 
     async def stats(self) -> dict[str, Any]:
         """Get storage statistics, with the state of the log."""

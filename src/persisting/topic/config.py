@@ -57,6 +57,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidArgument(
                     f"bucket_column must name a field, got {self.bucket_column!r}"
                 )
+        if self.batch_size is not None:
+            if type(self.batch_size) is not int or self.batch_size < 1:
+                raise InvalidArgument(
+                    f"batch_size must be a whole number from 1, got {self.batch_size!r}"
+                )
         if self.options is not None and not isinstance(self.options, dict):
             raise InvalidArgument(
                 f"backend_options must be a dict, got {type(self.options).__name__}"
@@ -149,6 +154,8 @@ def save(folder: Path, config: TopicConfig, fs: FileSystem) -> None:
     """Put the topic file in place, atomically and synced."""
     try:
         data = msgspec.json.format(msgspec.json.encode(config), indent=2)
+        if msgspec.json.decode(data, type=TopicConfig) != config:
+            raise TypeError("a value would come back as another")
     except (TypeError, msgspec.ValidationError) as exc:
         raise InvalidArgument(
             f"backend_options of topic {config.topic!r} cannot be kept in its file: {exc}; use "

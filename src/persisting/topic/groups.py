@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import uuid
+import weakref
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,6 +36,13 @@ class Committed(msgspec.Struct, frozen=True):
     generation: int = 0
 
 
+class Held(NamedTuple):
+    """A bucket that is a member's: since which generation, and where it began."""
+
+    generation: int
+    start: int
+
+
 def group_folder(topic_folder: Path, group: str) -> Path:
     return topic_folder / FOLDER / check_name("group", group)
 
@@ -46,52 +56,63 @@ def read_committed(folder: Path, bucket: int, fs: FileSystem) -> Committed:
         return Committed()
     except msgspec.DecodeError as exc:
         raise StorageError(
-            f"the group's offset file {path} is damaged ({exc}); set it with set_offset and commit"
+            f"the group's offset file {path} is damaged ({exc}); remove it to have the group read "
+            "the bucket from its beginning"
         ) from exc
 
 
 class Membership:
-    """One member of a group. Blocking; the reader calls it in a thread."""
+    """One member of a group, which it joins with the first :meth:`rebalance`.
+
+    Blocking, and safe between threads: a reader whose call was cancelled may call again while the
+    cancelled one still runs. A member that is dropped lets go of everything.
+    """
 
     def __init__(self, topic_folder: Path, group: str, buckets: list[int], fs: FileSystem) -> None:
         self.group = group
         self.member = uuid.uuid4().hex
         self.folder = group_folder(topic_folder, group)
         self._buckets, self._fs = buckets, fs
-        fs.make_folder(self.folder)
-        self._own = _try_lock(self.folder / f"{_MEMBER}{self.member}")
-        self._held: dict[int, int] = {}
-        self._generations: dict[int, int] = {}
+        self._guard = threading.Lock()
+        self._held: dict[int, Held] = {}
+        self._files: dict[str, int] = {}
+        self._left = False
+        weakref.finalize(self, _close_all, self._files)
 
     @property
-    def held(self) -> list[int]:
+    def held(self) -> dict[int, Held]:
         """The buckets that are this member's now."""
-        return sorted(self._held)
+        return dict(self._held)
 
-    def rebalance(self) -> dict[int, int]:
-        """Take and leave buckets as the living members demand; offsets of the new ones.
+    def rebalance(self) -> None:
+        """Take and leave buckets as the living members demand.
 
         A bucket is taken only when its former member has let go of it.
         """
-        members = self._living()
-        share = {b for b in self._buckets if members[b % len(members)] == self.member}
-        for bucket in [b for b in self._held if b not in share]:
-            self._let_go(bucket)
-        taken = {}
-        for bucket in sorted(share - set(self._held)):
-            fd = _try_lock(self.folder / f"bucket_{bucket}.lock")
-            if fd is not None:
-                taken[bucket] = self._take(bucket, fd)
-        return taken
+        with self._guard:
+            if self._left:
+                return
+            self._join()
+            members = self._living()
+            share = {b for b in self._buckets if members[b % len(members)] == self.member}
+            for bucket in [b for b in self._held if b not in share]:
+                self._let_go(bucket)
+            for bucket in sorted(share - set(self._held)):
+                self._try_to_take(bucket)
 
-    def commit(self, offsets: dict[int, int]) -> dict[int, int]:
-        """Make offsets durable, those of buckets that are still this member's."""
-        done = {}
-        for bucket, offset in offsets.items():
-            if bucket in self._held:
-                self._write(bucket, Committed(offset, self._generations[bucket]))
-                done[bucket] = offset
-        return done
+    def commit(self, offsets: dict[int, tuple[int, int]]) -> dict[int, int]:
+        """Make offsets durable: by bucket, its generation and offset.
+
+        Those of buckets that are no longer this member's are left out.
+        """
+        with self._guard:
+            done = {}
+            for bucket, (generation, offset) in offsets.items():
+                held = self._held.get(bucket)
+                if held is not None and held.generation == generation:
+                    self._write(bucket, Committed(offset, generation))
+                    done[bucket] = offset
+            return done
 
     def committed(self) -> dict[int, int]:
         """The committed offsets of all buckets of the group."""
@@ -99,23 +120,32 @@ class Membership:
 
     def leave(self) -> None:
         """Give every bucket back, at once."""
-        for bucket in list(self._held):
-            self._let_go(bucket)
-        own, self._own = self._own, None
-        if own is not None:
-            self._fs.remove(self.folder / f"{_MEMBER}{self.member}")
-            os.close(own)
+        with self._guard:
+            self._left = True
+            for bucket in list(self._held):
+                self._let_go(bucket)
+            name = _MEMBER + self.member
+            if name in self._files:
+                self._fs.remove(self.folder / name)
+                os.close(self._files.pop(name))
+
+    def _join(self) -> None:
+        name = _MEMBER + self.member
+        if name not in self._files:
+            self._fs.make_folder(self.folder)
+            while (fd := _try_lock(self.folder / name)) is None:
+                pass  # another member was just looking whether it is alive
+            self._files[name] = fd
 
     def _living(self) -> list[str]:
         """The members whose file is locked, in a fixed order; files of dead ones are removed."""
         living = []
         for name in self._fs.list(self.folder):
-            if not name.startswith(_MEMBER):
-                continue
-            member = name.removeprefix(_MEMBER)
-            if member == self.member or self._is_alive(name):
-                living.append(member)
-        return living
+            if name.startswith(_MEMBER):
+                member = name.removeprefix(_MEMBER)
+                if member == self.member or self._is_alive(name):
+                    living.append(member)
+        return living if self.member in living else sorted([*living, self.member])
 
     def _is_alive(self, name: str) -> bool:
         try:
@@ -128,19 +158,23 @@ class Membership:
         os.close(fd)
         return False
 
-    def _take(self, bucket: int, fd: int) -> int:
+    def _try_to_take(self, bucket: int) -> None:
+        name = f"bucket_{bucket}.lock"
+        fd = _try_lock(self.folder / name)
+        if fd is None:
+            return
         try:
             known = read_committed(self.folder, bucket, self._fs)
-            self._generations[bucket] = known.generation + 1
             self._write(bucket, Committed(known.offset, known.generation + 1))
         except BaseException:
             os.close(fd)
             raise
-        self._held[bucket] = fd
-        return known.offset
+        self._files[name] = fd
+        self._held[bucket] = Held(known.generation + 1, known.offset)
 
     def _let_go(self, bucket: int) -> None:
-        os.close(self._held.pop(bucket))
+        del self._held[bucket]
+        os.close(self._files.pop(f"bucket_{bucket}.lock"))
 
     def _write(self, bucket: int, committed: Committed) -> None:
         path = self.folder / f"bucket_{bucket}.json"
@@ -151,11 +185,19 @@ class Membership:
 
 
 def _try_lock(path: Path, *, create: bool = True) -> int | None:
-    """A locked file, None if somebody else holds it."""
+    """A locked file, None if somebody else holds it or it was removed meanwhile."""
     fd = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if os.path.samestat(os.fstat(fd), os.stat(path)):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(fd)
+    return None
+
+
+def _close_all(files: dict[str, int]) -> None:
+    for fd in files.values():
         os.close(fd)
-        return None
-    return fd
+    files.clear()

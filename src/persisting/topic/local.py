@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from persisting import fs as filesystem
-from persisting.errors import StorageError
+from persisting.errors import BucketClosed, StorageError
 from persisting.lock import file_lock
 from persisting.storage.backend import TableBackend
 from persisting.storage.shared_schema import FILE as SCHEMA_FILE
@@ -19,7 +21,10 @@ from persisting.topic.config import TopicConfig, Wanted
 from persisting.topic.custom import custom_pages, wait_by_polling
 from persisting.topic.port import Mark, Rows
 from persisting.topic.registry import get_backend_class
-from persisting.work import in_thread
+from persisting.work import in_thread, in_thread_or_undo
+
+_T = TypeVar("_T")
+_PAUSE = 0.01
 
 
 class LocalTopic:
@@ -28,12 +33,16 @@ class LocalTopic:
     def __init__(self, key: str, folder: Path | None, config: TopicConfig, cls: type) -> None:
         self.key, self.folder, self.config, self.backend_class = key, folder, config, cls
         self.handles = 0
+        self.closed = False
+        self._pausing = False
         self._backends: dict[int, Any] = {}
         self._marks: dict[tuple[int, str], int] = {}
         self._guard = threading.Lock()
 
     async def backend(self, bucket: int) -> Any:
         """The bucket's backend, opened in a thread the first time."""
+        while self._pausing:  # noqa: ASYNC110 (short, and from any event loop)
+            await asyncio.sleep(_PAUSE)
         found = self._backends.get(bucket)
         if found is not None:
             return found
@@ -41,6 +50,8 @@ class LocalTopic:
 
     def _open(self, bucket: int) -> Any:
         with self._guard:
+            if self.closed:
+                raise BucketClosed(f"topic {self.config.topic!r} was closed; open it again")
             if bucket not in self._backends:
                 self._backends[bucket] = self._build(bucket)
             return self._backends[bucket]
@@ -72,8 +83,23 @@ class LocalTopic:
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
         """Go on with another backend class or other options; the buckets reopen when used."""
         if config != self.config or cls is not self.backend_class:
+            self._pausing = True
+            try:
+                await self.close_buckets()
+                self.config, self.backend_class = config, cls
+            finally:
+                self._pausing = False
+
+    async def close(self) -> None:
+        """Flush and close everything, for good."""
+        with self._guard:
+            self.closed = True
+        try:
             await self.close_buckets()
-            self.config, self.backend_class = config, cls
+        except BaseException:
+            with self._guard:
+                self.closed = False
+            raise
 
     async def close_bucket(self, bucket: int) -> None:
         """Flush and close one bucket; it is opened again when it is used again."""
@@ -150,7 +176,7 @@ class LocalHandle:
             last = self._topic.handles == 0
         if last:
             try:
-                await self._topic.close_buckets()
+                await self._topic.close()
             except BaseException:
                 with _live_guard:
                     self._topic.handles += 1
@@ -169,44 +195,57 @@ class LocalPort:
     async def _backend(self) -> Any:
         return await self._topic.backend(self._bucket)
 
+    async def _on_backend(self, call: Callable[[Any], Awaitable[_T]]) -> _T:
+        """Call the backend; if it was closed to be reopened, the reopened one."""
+        while True:
+            backend = await self._backend()
+            try:
+                return await call(backend)
+            except BucketClosed:
+                if self._topic.closed:
+                    raise
+                await asyncio.sleep(_PAUSE)
+
     async def put(self, rows: Rows, mark: Mark | None = None) -> None:
-        backend = await self._backend()
         if mark is not None:
-            await self._topic.put_marked(self._bucket, backend, rows, mark)
+            await self._on_backend(
+                lambda backend: self._topic.put_marked(self._bucket, backend, rows, mark)
+            )
         else:
-            await _put_plain(backend, rows)
+            await self._on_backend(lambda backend: _put_plain(backend, rows))
 
     async def keeps_schema(self) -> bool:
         """Whether all records of the bucket have one schema, so that Arrow holds them exactly."""
         return isinstance(await self._backend(), TableBackend)
 
     async def get(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await (await self._backend()).get(offset, limit)
+        found: list[dict[str, Any]] = await self._on_backend(lambda b: b.get(offset, limit))
         return found
 
     async def get_arrow(self, offset: int, limit: int | None) -> pa.Table:
-        backend = await self._backend()
-        if hasattr(backend, "get_arrow"):
-            return await backend.get_arrow(offset, limit)
-        return pa.Table.from_pylist(await backend.get(offset, limit))
+        return await self._on_backend(lambda b: _get_arrow(b, offset, limit))
 
     async def pages(
         self, offset: int, limit: int | None, block: bool
     ) -> AsyncIterator[list[dict[str, Any]]]:
-        backend = await self._backend()
-        if hasattr(backend, "get_pages"):
-            stream = backend.get_pages(offset, limit, block)
-        else:
-            stream = custom_pages(backend, offset, limit, block)
-        async for page in stream:
-            yield page
+        end = None if limit is None else offset + limit
+        while end is None or offset < end:
+            backend = await self._backend()
+            left = None if end is None else end - offset
+            try:
+                async with aclosing(_pages(backend, offset, left, block)) as stream:
+                    async for page in stream:
+                        offset += len(page)
+                        yield page
+            except BucketClosed:
+                if self._topic.closed:
+                    raise
+            if not block or self._topic.closed:
+                return
+            await asyncio.sleep(_PAUSE)  # the backend was closed to be reopened
 
     async def wait(self, offset: int) -> None:
-        backend = await self._backend()
-        if hasattr(backend, "wait_beyond"):
-            await backend.wait_beyond(offset)
-        else:
-            await wait_by_polling(backend, offset)
+        await self._on_backend(lambda backend: _wait(backend, offset))
 
     async def find(self, timestamp: int) -> int:
         backend = await self._backend()
@@ -220,11 +259,30 @@ class LocalPort:
         return self._topic.last_number(self._bucket, await self._backend(), writer)
 
     async def flush(self) -> None:
-        await (await self._backend()).flush()
+        await self._on_backend(lambda backend: backend.flush())
 
     async def stats(self) -> dict[str, Any]:
         found: dict[str, Any] = await (await self._backend()).stats()
         return found
+
+
+def _pages(backend: Any, offset: int, limit: int | None, block: bool) -> Any:
+    if hasattr(backend, "get_pages"):
+        return backend.get_pages(offset, limit, block)
+    return custom_pages(backend, offset, limit, block)
+
+
+async def _get_arrow(backend: Any, offset: int, limit: int | None) -> pa.Table:
+    if hasattr(backend, "get_arrow"):
+        return await backend.get_arrow(offset, limit)
+    return pa.Table.from_pylist(await backend.get(offset, limit))
+
+
+async def _wait(backend: Any, offset: int) -> None:
+    if hasattr(backend, "wait_beyond"):
+        await backend.wait_beyond(offset)
+    else:
+        await wait_by_polling(backend, offset)
 
 
 async def _close(backend: Any) -> None:
@@ -251,13 +309,25 @@ async def open_for_writing(
 ) -> LocalHandle:
     """A hold on the topic, which is made if it does not exist."""
     wanted.check()
-    handle, config, cls = await in_thread(_hold, wanted, storage_path, backend_class)
+    handle, config, cls = await in_thread_or_undo(
+        _undo_hold, _hold, wanted, storage_path, backend_class
+    )
     try:
         await handle.reconfigure(config, cls)
     except BaseException:
         await handle.close()
         raise
     return handle
+
+
+def _undo_hold(held: tuple[LocalHandle, TopicConfig, type]) -> None:
+    """The caller was cancelled: nobody will close the handle."""
+    task = asyncio.get_running_loop().create_task(held[0].close())
+    _undoing.add(task)
+    task.add_done_callback(_undoing.discard)
+
+
+_undoing: set[asyncio.Task[None]] = set()
 
 
 def agreed_config(wanted: Wanted, storage_path: Any) -> tuple[Path | None, TopicConfig]:
@@ -271,9 +341,16 @@ def agreed_config(wanted: Wanted, storage_path: Any) -> tuple[Path | None, Topic
     if known is None and wanted.backend in (None, "memory"):
         return None, wanted.new()
     config = wanted.new() if known is None else wanted.applied_to(known)
+    _check_options(get_backend_class(config.backend), config)
     if config != known:
         _save(folder, wanted, config, fs)
     return folder, config
+
+
+def _check_options(cls: type, config: TopicConfig) -> None:
+    """Raise for wrong options before they are kept, where the class can tell."""
+    if issubclass(cls, TableBackend):
+        cls.check_options(batch_size=config.batch_size, **config.options)
 
 
 def _hold(
@@ -281,11 +358,9 @@ def _hold(
 ) -> tuple[LocalHandle, TopicConfig, type]:
     """Find or make the topic, on disk and in this process."""
     fs = filesystem.current()
-    folder: Path | None = topics.topic_folder(storage_path, wanted.topic)
-    if wanted.backend == "memory":
-        folder = None
-    known = None if folder is None else topics.load(folder, fs)
-    if known is None and wanted.backend is None:
+    folder: Path | None = topics.topic_folder(storage_path, wanted.topic).resolve()
+    known = topics.load(folder, fs)  # type: ignore[arg-type]
+    if known is None and wanted.backend in (None, "memory"):
         folder = None
     key = f"memory:{wanted.topic}" if folder is None else str(folder.resolve())
     with _live_guard:
@@ -294,6 +369,7 @@ def _hold(
             known = topic.config
         config = wanted.new() if known is None else wanted.applied_to(known)
         cls = backend_class or get_backend_class(config.backend)
+        _check_options(cls, config)
         if folder is not None and config != known:
             _save(folder, wanted, config, fs)
         if topic is None:

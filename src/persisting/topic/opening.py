@@ -88,9 +88,7 @@ async def reader_of(
                     f"topic {topic.name!r} is in memory and cannot remember a group's offsets; "
                     "use the backend 'lance' or 'persisting'"
                 )
-            membership = await in_thread(
-                Membership, Path(topic.folder), group, chosen, filesystem.current()
-            )
+            membership = Membership(Path(topic.folder), group, chosen, filesystem.current())
         elif auto_commit:
             raise InvalidArgument("auto_commit needs a group: read_queue(…, group='name')")
     except BaseException:
@@ -147,18 +145,24 @@ async def _find(wanted: Wanted, cls: type | None, storage_path: Any) -> Topic:
                 f"there are several open topics {wanted.topic!r} ({places}); say which with "
                 "storage_path"
             )
+        if live:
+            wanted.applied_to(live[0].config)
         handle = hold_live(live[0]) if live else None
         if handle is not None:
-            wanted.applied_to(live[0].config)
             return handle
     folder = topics.topic_folder(storage_path, wanted.topic)
     live_here = live_topic(folder)
-    handle = hold_live(live_here) if live_here is not None else None
-    if handle is not None and live_here is not None:
+    if live_here is not None:
         wanted.applied_to(live_here.config)
-        return handle
+        handle = hold_live(live_here)
+        if handle is not None:
+            return handle
     config = await in_thread(topics.load, folder, filesystem.current())
     if config is None:
+        in_memory = [t for t in live_topics(wanted.topic) if t.folder is None]
+        handle = hold_live(in_memory[0]) if in_memory else None
+        if handle is not None:
+            return handle
         raise NoSuchTopic(
             f"there is no topic {wanted.topic!r} in {folder.parent}: check the name and the "
             "storage_path, or wait for it with wait_for_topic=True"

@@ -49,6 +49,9 @@ class QueueReader:
         self._topic, self._all = topic, buckets
         self._membership, self._auto_commit = membership, auto_commit
         self._cursor: dict[int, int] = {} if membership else dict.fromkeys(buckets, 0)
+        self._generations: dict[int, int] = {}
+        self._moves = 0
+        self._reading = asyncio.Lock()
         self._turn = 0
         self._rebalanced = 0.0
         self._committed = 0.0
@@ -67,24 +70,25 @@ class QueueReader:
     # Reading
 
     async def get(
-        self, limit: int = 100, wait: bool = False, timeout: float | None = None
+        self, limit: int | None = 100, wait: bool = False, timeout: float | None = None
     ) -> list[dict[str, Any]]:
-        """Up to ``limit`` records in all from the cursor, which moves on.
+        """Up to ``limit`` records in all (None: all there are) from the cursor, which moves on.
 
         With ``wait`` it waits until there is at least one, or until ``timeout`` seconds are over.
         """
         check_window(0, limit)
         deadline = None if timeout is None else time.monotonic() + timeout
-        await self._begin()
-        while True:
-            found = await self._take(limit)
-            if found or not wait or limit == 0:
-                return found
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return []
-            await self._wait(left)
-            await self._rebalance()
+        async with self._reading:
+            await self._begin()
+            while True:
+                found = await self._take(limit)
+                if found or not wait or limit == 0:
+                    return found
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return []
+                await self._wait(left)
+                await self._rebalance()
 
     async def get_stream(
         self, offset: int | None = None, limit: int | None = None, block: bool = False
@@ -97,15 +101,20 @@ class QueueReader:
         check_window(offset or 0, limit)
         await self._begin()
         left = limit
+        positions = None if offset is None else dict.fromkeys(self._cursor, offset)
         while left is None or left > 0:
-            async with aclosing(self._turns(offset, left, block)) as turns:
+            moves, at = self._moves, dict(self._cursor) if positions is None else positions
+            async with aclosing(self._turns(at, left, block)) as turns:
                 async for bucket, page in turns:
                     for record in page[:left]:
-                        if offset is None:
-                            self._cursor[bucket] += 1
+                        at[bucket] += 1
+                        if positions is None:
+                            self._cursor[bucket] = at[bucket]
+                        left = None if left is None else left - 1
                         yield record
-                    left = None if left is None else left - len(page[:left])
-                    if left == 0 or await self._changed():
+                        if moves != self._moves:
+                            break
+                    if left == 0 or moves != self._moves or await self._changed():
                         break
                 else:
                     if not block or self._membership is None:
@@ -115,14 +124,13 @@ class QueueReader:
                 await self._rebalance()
 
     async def _turns(
-        self, offset: int | None, limit: int | None, block: bool
+        self, starts: dict[int, int], limit: int | None, block: bool
     ) -> AsyncGenerator[tuple[int, list[dict[str, Any]]]]:
         """Pages of the buckets, as they come; ends also when the group has changed."""
 
         def source(bucket: int, start: int) -> Any:
             return lambda: self._topic.port(bucket).pages(start, limit, block)
 
-        starts = self._cursor if offset is None else dict.fromkeys(self._cursor, offset)
         stream = merged({bucket: source(bucket, start) for bucket, start in starts.items()})
         tick = REBALANCE_SECONDS if self._membership is not None else None
         pending: asyncio.Task[Any] | None = None
@@ -149,7 +157,7 @@ class QueueReader:
             return False
         if self._auto_commit and time.monotonic() - self._committed > AUTO_COMMIT_SECONDS:
             self._committed = time.monotonic()
-            await in_thread(self._membership.commit, dict(self._cursor))
+            await in_thread(self._membership.commit, self._positions())
         return await self._rebalance()
 
     async def get_arrow(self, offset: int | None = None, limit: int | None = None) -> pa.Table:
@@ -158,40 +166,52 @@ class QueueReader:
         Without ``offset`` from the cursor, which moves to the end of what was read.
         """
         check_window(offset or 0, limit)
-        await self._begin()
-        tables: list[pa.Table] = []
-        left = limit
-        for bucket in self.buckets:
-            start = self._cursor[bucket] if offset is None else offset
-            table = await self._topic.port(bucket).get_arrow(start, left)
+        async with self._reading:
+            await self._begin()
+            tables: list[pa.Table] = []
+            left, reached = limit, dict(self._cursor)
+            for bucket in self.buckets:
+                start = reached[bucket] if offset is None else offset
+                table = await self._topic.port(bucket).get_arrow(start, left)
+                reached[bucket] = start + table.num_rows
+                if table.num_rows or not tables:
+                    tables.append(table)
+                left = None if left is None else left - table.num_rows
+                if left == 0:
+                    break
             if offset is None:
-                self._cursor[bucket] += table.num_rows
-            if table.num_rows or not tables:
-                tables.append(table)
-            left = None if left is None else left - table.num_rows
-            if left == 0:
-                break
+                self._move(reached)
         return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
 
-    async def _take(self, limit: int) -> list[dict[str, Any]]:
-        """From each bucket its share; what one does not need is left to the others."""
+    async def _take(self, limit: int | None) -> list[dict[str, Any]]:
+        """From each bucket its share; what one does not need is left to the others.
+
+        The cursor moves at the end, when nothing can go wrong any more.
+        """
         found: list[dict[str, Any]] = []
+        reached = dict(self._cursor)
         buckets = self.buckets
         first = self._turn % max(1, len(buckets))
         self._turn += 1
         hungry = buckets[first:] + buckets[:first]
-        while hungry and len(found) < limit:
-            share = -(-(limit - len(found)) // len(hungry))
+        while hungry and (limit is None or len(found) < limit):
+            share = None if limit is None else -(-(limit - len(found)) // len(hungry))
             for bucket in list(hungry):
-                want = min(share, limit - len(found))
+                want = share if limit is None else min(share or 0, limit - len(found))
                 if want == 0:
                     break
-                rows = await self._topic.port(bucket).get(self._cursor[bucket], want)
-                self._cursor[bucket] += len(rows)
+                rows = await self._topic.port(bucket).get(reached[bucket], want)
+                reached[bucket] += len(rows)
                 found += rows
-                if len(rows) < want:
+                if want is None or len(rows) < want:
                     hungry.remove(bucket)
+        self._move(reached)
         return found
+
+    def _move(self, reached: dict[int, int]) -> None:
+        """Set the cursor, for the buckets that are still read here; streams begin anew there."""
+        self._cursor.update((b, o) for b, o in reached.items() if b in self._cursor)
+        self._moves += 1
 
     async def _wait(self, timeout: float | None) -> None:
         """Return when some bucket has more, the group may have changed, or time is up."""
@@ -219,15 +239,16 @@ class QueueReader:
 
     async def reset(self) -> None:
         """Back to the beginning."""
-        await self._begin()
-        self._cursor = dict.fromkeys(self._cursor, 0)
+        async with self._reading:
+            await self._begin()
+            self._move(dict.fromkeys(self._cursor, 0))
 
     async def set_offset(self, offset: int, bucket_id: int | None = None) -> None:
         """Go on at ``offset``, in one bucket or in each."""
         check_window(offset, None)
-        await self._begin()
-        for bucket in self._chosen(bucket_id):
-            self._cursor[bucket] = offset
+        async with self._reading:
+            await self._begin()
+            self._move(dict.fromkeys(self._chosen(bucket_id), offset))
 
     async def seek(self, *, timestamp: float | dt.datetime) -> dict[int, int]:
         """Go to the first records that arrived at ``timestamp`` or later; the offsets."""
@@ -237,10 +258,12 @@ class QueueReader:
             raise InvalidArgument(
                 f"timestamp must be seconds of Unix time or a datetime, got {timestamp!r}"
             )
-        await self._begin()
-        for bucket in self.buckets:
-            self._cursor[bucket] = await self._topic.port(bucket).find(round(timestamp * 1e6))
-        return dict(self._cursor)
+        async with self._reading:
+            await self._begin()
+            micros = round(timestamp * 1e6)
+            found = {b: await self._topic.port(b).find(micros) for b in self.buckets}
+            self._move(found)
+        return found
 
     def offsets(self) -> dict[int, int]:
         """The cursor: the next offset to read in each bucket."""
@@ -266,28 +289,39 @@ class QueueReader:
         self._check_open()
         if self._membership is None:
             raise InvalidArgument("commit needs a group: read_queue(…, group='name')")
-        return await in_thread(self._membership.commit, dict(self._cursor))
+        return await in_thread(self._membership.commit, self._positions())
+
+    def _positions(self) -> dict[int, tuple[int, int]]:
+        """The cursor, with the generation in which each bucket is read."""
+        return {b: (self._generations[b], offset) for b, offset in self._cursor.items()}
 
     async def _begin(self) -> None:
         """Before each read: what was read before counts as done under ``auto_commit``."""
         self._check_open()
         if self._membership is not None:
             if self._auto_commit and self._cursor:
-                await in_thread(self._membership.commit, dict(self._cursor))
+                await in_thread(self._membership.commit, self._positions())
             await self._rebalance()
 
     async def _rebalance(self) -> bool:
         """Look for members that came or went; whether this one's buckets changed."""
         if self._membership is None:
             return False
-        if time.monotonic() - self._rebalanced < REBALANCE_SECONDS:
+        if time.monotonic() - self._rebalanced >= REBALANCE_SECONDS:
+            self._rebalanced = time.monotonic()
+            await in_thread(self._membership.rebalance)
+        held = self._membership.held
+        generations = {bucket: one.generation for bucket, one in held.items()}
+        if generations == self._generations:
             return False
-        self._rebalanced = time.monotonic()
-        taken = await in_thread(self._membership.rebalance)
-        held = set(self._membership.held)
-        if not taken and held == set(self._cursor):
-            return False
-        self._cursor = {b: o for b, o in self._cursor.items() if b in held} | taken
+        self._cursor = {
+            bucket: self._cursor[bucket]
+            if self._generations.get(bucket) == one.generation
+            else one.start
+            for bucket, one in held.items()
+        }
+        self._generations = generations
+        self._moves += 1
         return True
 
     # Facts and the end
@@ -331,10 +365,10 @@ class QueueReader:
             return
         if self._membership is not None:
             if self._auto_commit:
-                await in_thread(self._membership.commit, dict(self._cursor))
+                await in_thread(self._membership.commit, self._positions())
             await in_thread(self._membership.leave)
-        self._closed = True
         await self._topic.close()
+        self._closed = True
 
     def _check_open(self) -> None:
         if self._closed:

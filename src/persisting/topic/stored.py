@@ -7,10 +7,10 @@ the topic for writing, the readers go over to its buckets, buffer and all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -24,7 +24,9 @@ from persisting.topic.local import LocalPort, live_topic
 from persisting.topic.port import Mark, Rows
 from persisting.work import in_thread
 
+_T = TypeVar("_T")
 _NO_BUCKET_YET = 0.05
+_PAUSE = 0.01
 
 
 class StoredTopic:
@@ -100,13 +102,25 @@ class StoredPort:
     async def put(self, rows: Rows, mark: Mark | None = None) -> None:
         raise StorageError(f"topic {self._config.topic!r} is open for reading only")
 
+    async def _on_source(self, call: Callable[[Any], Awaitable[_T]], nothing: _T) -> _T:
+        """Call the live bucket or the reader; the other one if it has just been closed."""
+        while True:
+            source = await self._source()
+            if source is None:
+                return nothing
+            try:
+                return await call(source)
+            except BucketClosed:
+                if not isinstance(source, LocalPort):
+                    raise
+                await asyncio.sleep(_PAUSE)
+
     async def get(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
-        source = await self._source()
-        return [] if source is None else await source.get(offset, limit)
+        nothing: list[dict[str, Any]] = []
+        return await self._on_source(lambda source: source.get(offset, limit), nothing)
 
     async def get_arrow(self, offset: int, limit: int | None) -> pa.Table:
-        source = await self._source()
-        return pa.table({}) if source is None else await source.get_arrow(offset, limit)
+        return await self._on_source(lambda s: s.get_arrow(offset, limit), pa.table({}))
 
     async def pages(
         self, offset: int, limit: int | None, block: bool
@@ -118,10 +132,16 @@ class StoredPort:
             if source is not None:
                 live = isinstance(source, LocalPort)
                 pages: Any = source.pages if live else source.get_pages
-                async with aclosing(pages(offset, left, False)) as stream:
-                    async for page in stream:
-                        offset += len(page)
-                        yield page
+                try:
+                    async with aclosing(pages(offset, left, False)) as stream:
+                        async for page in stream:
+                            offset += len(page)
+                            yield page
+                except BucketClosed:
+                    if not live:
+                        raise
+                    await asyncio.sleep(_PAUSE)
+                    continue
             if not block:
                 return
             if end is None or offset < end:
@@ -159,11 +179,13 @@ class StoredPort:
         raise StorageError(f"topic {self._config.topic!r} is open for reading only")
 
     async def stats(self) -> dict[str, Any]:
-        source = await self._source()
-        if source is None:
-            return {"bucket_id": self._bucket, "total_count": 0, "end_offset": 0, "start_offset": 0}
-        found: dict[str, Any] = await source.stats()
-        return found
+        nothing = {
+            "bucket_id": self._bucket,
+            "total_count": 0,
+            "end_offset": 0,
+            "start_offset": 0,
+        }
+        return await self._on_source(lambda source: source.stats(), nothing)
 
     async def close(self) -> None:
         if self._reader is not None:

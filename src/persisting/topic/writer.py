@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from persisting.errors import BucketClosed, InvalidArgument
-from persisting.topic.port import Mark, Rows, Topic
+from persisting.topic.port import Rows, Topic
 from persisting.topic.routing import by_bucket, route, table_by_bucket
 from persisting.topic.totals import summed
 
@@ -32,10 +32,7 @@ class QueueWriter:
 
     def __init__(self, topic: Topic, *, writer_id: str | None = None) -> None:
         self._topic = topic
-        self._named = writer_id is not None
         self._writer_id = writer_id or uuid.uuid4().hex
-        self._numbers: dict[int, int] = {}
-        self._numbering: dict[int, asyncio.Lock] = {}
         self._closed = False
         self._loop = asyncio.get_running_loop()
 
@@ -114,20 +111,12 @@ class QueueWriter:
             if type(sequence) is not int or sequence < 0:
                 raise InvalidArgument(f"sequence must be a whole number from 0, got {sequence!r}")
             await port.put(rows, (self._writer_id, sequence))
-        elif self._named:
-            async with self._numbering.setdefault(bucket, asyncio.Lock()):
-                await port.put(rows, await self._next_mark(bucket))
         else:
             await port.put(rows)
 
-    async def _next_mark(self, bucket: int) -> Mark:
-        if bucket not in self._numbers:
-            self._numbers[bucket] = await self._topic.port(bucket).last_number(self._writer_id)
-        self._numbers[bucket] += 1
-        return self._writer_id, self._numbers[bucket]
-
     async def last_sequence(self) -> int:
         """The highest sequence of this ``writer_id`` that any bucket has stored, -1 for none."""
+        self._check_open()
         numbers = await asyncio.gather(
             *(
                 self._topic.port(bucket).last_number(self._writer_id)
@@ -143,6 +132,7 @@ class QueueWriter:
 
     async def stats(self) -> dict[str, Any]:
         """Counts summed over the buckets, and each bucket's own in ``buckets``."""
+        self._check_open()
         buckets = await asyncio.gather(
             *(self._topic.port(b).stats() for b in range(self._topic.num_buckets))
         )

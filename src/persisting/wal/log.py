@@ -61,7 +61,7 @@ class Log:
         self._unsynced: list[Segment] = []
         self._active: Segment | None = None
         self._synced = next_sequence - 1
-        self._failure: BaseException | None = None
+        self._failure: str | None = None  # as text: an exception holds all its callers
         self._unpromised: int | None = None
         self._size = sum(k.size for k in kept)
         self._guard = threading.Lock()
@@ -78,7 +78,7 @@ class Log:
         return self._synced
 
     @property
-    def failed(self) -> BaseException | None:
+    def failed(self) -> str | None:
         """Why nothing can be appended, or None."""
         return self._failure
 
@@ -101,7 +101,7 @@ class Log:
             try:
                 return self._append(entries, preamble, arrival)
             except BaseException as exc:
-                self._failure = exc
+                self._failure = _reason(exc)
                 raise WALError(
                     f"cannot write to the log in {self.folder}: {_reason(exc)}; nothing of this "
                     "put was stored. Free the cause and put again"
@@ -164,7 +164,7 @@ class Log:
             if self._unpromised is None or self._active is None:
                 return
             if self._failure is None:
-                self._failure = WALError("what had been appended was taken back")
+                self._failure = "what had been appended was taken back"
             written = self._active.size
             try:
                 self._active.cut(self._unpromised)
@@ -186,7 +186,7 @@ class Log:
                         segment.sync()
             except BaseException as exc:
                 with self._guard:
-                    self._failure = exc
+                    self._failure = _reason(exc)
                 raise WALError(
                     f"cannot sync the log in {self.folder}: {_reason(exc)}; what was put since the "
                     "last sync is not acknowledged as durable"
@@ -262,7 +262,7 @@ class Log:
             raise WALError(
                 f"the log in {self.folder} failed earlier ({self._failure}) and takes nothing "
                 "until a flush has brought what was acknowledged into the table; call flush()"
-            ) from self._failure
+            )
 
 
 def _reason(exc: BaseException) -> str:
