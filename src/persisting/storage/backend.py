@@ -14,20 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from persisting.errors import StorageError
 from persisting.options import BucketOptions, check_window
 from persisting.schema import Shaper
 from persisting.storage.bucket import Bucket
 from persisting.storage.chunk import Prepared, prepare, prepare_arrow
 from persisting.storage.journal import Mark
+from persisting.storage.turns import Turns
 from persisting.storage.weight import check_records, is_light
 from persisting.table.layout import EFFECTIVE
 from persisting.work import in_thread
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_PUTS_PER_TURN = 64
-"""Puts that need no waiting before the event loop gets its turn."""
 
 
 class TableBackend:
@@ -37,7 +36,7 @@ class TableBackend:
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._turn = 0
+        self._turns = Turns()
         self._closing = asyncio.Lock()
 
     @classmethod
@@ -58,7 +57,7 @@ class TableBackend:
             await self._make_room()
         if bucket.journal is None:
             if bucket.add_row(record):
-                return await self._take_turn()
+                return await self._turns.take()
         else:
             entry = bucket.reserve_row(record)
             if entry is not None:
@@ -119,7 +118,7 @@ class TableBackend:
                 continue
             if bucket.journal is None:
                 if bucket.admit(prepared, mark):
-                    return await self._take_turn()
+                    return await self._turns.take()
             else:
                 entry = bucket.reserve(prepared, mark)
                 if entry is not None:
@@ -131,12 +130,6 @@ class TableBackend:
         while self._bucket.is_full:
             await asyncio.wrap_future(self._bucket.request_flush())
 
-    async def _take_turn(self) -> None:
-        """Puts that never wait would keep every other task waiting."""
-        self._turn += 1
-        if self._turn % _PUTS_PER_TURN == 0:
-            await asyncio.sleep(0)
-
     # Reading
 
     async def get(self, offset: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
@@ -145,6 +138,7 @@ class TableBackend:
         await self._refresh()
         snapshot = self._bucket.snapshot()
         if snapshot.is_quick(offset, limit):
+            await self._turns.take()
             return snapshot.records(offset, limit)
         return await in_thread(snapshot.records, offset, limit)
 
@@ -179,6 +173,7 @@ class TableBackend:
                 quick = snapshot.is_quick(offset, left)
                 while page := (next(pages, None) if quick else await in_thread(_next, pages)):
                     offset += len(page)
+                    await self._turns.take()
                     yield page
             elif not block:
                 return
@@ -218,6 +213,7 @@ class TableBackend:
     async def stats(self) -> dict[str, Any]:
         """Get storage statistics."""
         await self._refresh()
+        await self._turns.take()
         bucket, options = self._bucket, self._bucket.options
         persisted, buffered = bucket.counts
         return {
@@ -257,6 +253,14 @@ class TableBackend:
                 bucket.cancel_close()
                 raise
             await asyncio.shield(in_thread(bucket.finish_close))
+
+    def close_now(self) -> None:
+        """Give a bucket with nothing buffered back, blocking; for code without an event loop."""
+        if self._bucket.counts[1]:
+            raise StorageError("there are buffered records; await close() instead")
+        if not self._bucket.closed:
+            self._bucket.begin_close()
+            self._bucket.finish_close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ from persisting.schema import arrow
 from persisting.schema.names import check_name
 from persisting.schema.shaper import EMPTY
 from persisting.schema.values import Values
+from persisting.storage.turns import Turns
 from persisting.storage.waiters import Waiters
 from persisting.storage.weight import check_records
 
@@ -42,11 +43,13 @@ class MemoryBackend:
         self._last_numbers: dict[str, int] = {}
         self._values = Values(evolving=True, vector=pa.float64())
         self._waiters = Waiters()
+        self._turns = Turns()
         self._closed = False
 
     async def put(self, record: dict[str, Any]) -> None:
         """Store a single record."""
         self._add([self._canonical(record)])
+        await self._turns.take()
 
     async def put_batch(self, records: list[dict[str, Any]]) -> None:
         """Store multiple records, all or none."""
@@ -56,6 +59,7 @@ class MemoryBackend:
             if number % _ROWS_PER_TURN == _ROWS_PER_TURN - 1:
                 await asyncio.sleep(0)
         self._add(taken)
+        await self._turns.take()
 
     async def put_arrow(self, data: pa.Table | pa.RecordBatch) -> None:
         """Store the rows of an Arrow table or batch."""
@@ -94,6 +98,7 @@ class MemoryBackend:
         """Retrieve records in order."""
         check_window(offset, limit)
         self._check_open()
+        await self._turns.take()
         stop = None if limit is None else offset + limit
         return [_copied(record) for record in self._records[offset:stop]]
 
@@ -114,6 +119,7 @@ class MemoryBackend:
         while end is None or offset < end:
             if offset < len(self._records):
                 offset += 1
+                await self._turns.take()
                 yield _copied(self._records[offset - 1])
             elif self._closed or not block:
                 return

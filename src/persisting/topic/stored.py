@@ -88,16 +88,12 @@ class StoredPort:
     def _recover(self) -> None:
         """Bring what a crashed owner left in its log into the table, if nobody else owns it."""
         if has_log(self._folder):
+            options = {**self._config.options, "enable_wal": False, "enable_metrics": False}
             try:
-                owner = PersistingBackend(
-                    self._bucket,
-                    str(self._folder),
-                    batch_size=self._config.batch_size,
-                    **self._config.options,
-                )
+                owner = PersistingBackend(self._bucket, str(self._folder), **options)
             except BucketLocked:
                 return
-            asyncio.run(owner.close())
+            owner.close_now()
 
     async def put(self, rows: Rows, mark: Mark | None = None) -> None:
         raise StorageError(f"topic {self._config.topic!r} is open for reading only")
