@@ -39,6 +39,9 @@ log = logging.getLogger("persisting")
 
 EVOLVING = Rules(evolving=True)
 _RETRY_SECONDS = 1.0
+FLUSH_PAUSE = 0.1
+"""Seconds from one flush that the threshold started to the next."""
+
 READER_REFRESH = 0.05
 """Seconds between looks for a new version by a reader without the lock."""
 
@@ -62,6 +65,8 @@ class Bucket:
         self._buffered_bytes = 0
         self._flushing = work.SharedJob(work.weakly(self, Bucket._flush))
         self._flush_due = False
+        self._flush_waits = False
+        self._flushed_at = 0.0
         self._large: set[str] = set()
         self._searched: set[str] = set()
         self._refreshed = 0.0
@@ -309,11 +314,27 @@ class Bucket:
         if self._buffered_rows >= self.options.flush_threshold or (
             self.journal is not None and self.journal.wants_flush
         ):
-            if not self._flushing.pending:
-                self.request_flush()
+            self._flush_soon()
         elif not self._flush_due and self.options.flush_interval is not None:
             self._flush_due = True
             work.after(self.options.flush_interval, work.weakly(self, Bucket._flush_aged))
+
+    def _flush_soon(self) -> None:
+        """Flush at the threshold, but not at once after the last flush: many small commits cost
+        more than one, and the records that wait are no less safe."""
+        if self._flushing.pending or self._flush_waits:
+            return
+        rest = self._flushed_at + FLUSH_PAUSE - time.monotonic()
+        if rest <= 0 or self._buffered_bytes > self.options.max_buffer_bytes // 4:
+            self.request_flush()
+        else:
+            self._flush_waits = True
+            work.after(rest, work.weakly(self, Bucket._flush_after_pause))
+
+    def _flush_after_pause(self) -> None:
+        self._flush_waits = False
+        if self._buffered_rows and not self.closed:
+            self.request_flush()
 
     def _flush_aged(self) -> None:
         self._flush_due = False
@@ -428,6 +449,7 @@ class Bucket:
             work.after(_RETRY_SECONDS, work.weakly(self, Bucket._retry_flush))
             raise
         self.flush_error = None
+        self._flushed_at = time.monotonic()
         if flushed:
             self.flushes += 1
             self.metrics.flushed(time.perf_counter() - started, self._buffered_rows)
