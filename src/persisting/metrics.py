@@ -135,6 +135,34 @@ class PrometheusMetrics(BucketMetrics):
                 family.remove(*self._labels)
 
 
+@cache
+def _group_lag() -> Any:
+    from prometheus_client import Gauge
+
+    return Gauge(
+        "persisting_group_lag_records",
+        "Records that a consumer group has not committed yet",
+        ("topic", "group", "bucket"),
+    )
+
+
+class GroupMetrics:
+    """The lag of one group's buckets; ``remove`` takes the series of this reader away."""
+
+    def __init__(self, topic: str, group: str) -> None:
+        self._topic, self._group = topic, group
+        self._buckets: set[int] = set()
+
+    def lag(self, bucket: int, records: int) -> None:
+        """A commit left so many records of a bucket."""
+        self._buckets.add(bucket)
+        _group_lag().labels(self._topic, self._group, str(bucket)).set(records)
+
+    def remove(self) -> None:
+        while self._buckets:
+            _group_lag().remove(self._topic, self._group, str(self._buckets.pop()))
+
+
 def topic_of(folder: Path) -> str:
     """The topic that a bucket folder belongs to: ``<topic>/bucket_<i>``, else its own name."""
     return folder.parent.name if folder.name.startswith("bucket_") else folder.name

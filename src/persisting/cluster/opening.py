@@ -53,6 +53,7 @@ async def read_there(
     wait_for_topic: bool | float,
     group: str | None,
     auto_commit: bool,
+    enable_metrics: bool,
 ) -> QueueReader:
     """A reader of a topic on the nodes of ``system``."""
     system = await _ready(system, wanted, cls)
@@ -65,7 +66,7 @@ async def read_there(
             if deadline is not None and time.monotonic() >= deadline:
                 raise
             await asyncio.sleep(_WAIT_STEP)
-    return await reader_of(topic, buckets, group, auto_commit)
+    return await reader_of(topic, buckets, group, auto_commit, enable_metrics)
 
 
 async def _ready(system: Any, wanted: Wanted, cls: type | None) -> Any:

@@ -79,6 +79,7 @@ async def read_queue(
     group: str | None = None,
     auto_commit: bool = False,
     wait_for_topic: bool | float = False,
+    enable_metrics: bool = False,
 ) -> QueueReader:
     """Open a topic for reading.
 
@@ -99,6 +100,8 @@ async def read_queue(
         In a group: what was returned before counts as done at the next read and at close.
     wait_for_topic : bool | float, optional
         Wait until the topic exists, or so many seconds, instead of raising.
+    enable_metrics : bool, optional
+        In a group: export its lag as a Prometheus metric, at every commit.
     """
     system, topic = _sorted_out(system, topic)
     wanted, cls = wanted_topic(
@@ -109,9 +112,19 @@ async def read_queue(
         from persisting.cluster.opening import read_there
 
         return await read_there(
-            system, wanted, cls, storage_path, buckets, wait_for_topic, group, auto_commit
+            system,
+            wanted,
+            cls,
+            storage_path,
+            buckets,
+            wait_for_topic,
+            group,
+            auto_commit,
+            enable_metrics,
         )
-    return await read_here(wanted, cls, storage_path, buckets, wait_for_topic, group, auto_commit)
+    return await read_here(
+        wanted, cls, storage_path, buckets, wait_for_topic, group, auto_commit, enable_metrics
+    )
 
 
 def _sorted_out(system: Any, topic: Any) -> tuple[Any, str]:

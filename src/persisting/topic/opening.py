@@ -9,6 +9,7 @@ from typing import Any
 
 from persisting import fs as filesystem
 from persisting.errors import InvalidArgument, StorageError
+from persisting.metrics import GroupMetrics
 from persisting.storage.backend import TableBackend
 from persisting.topic import config as topics
 from persisting.topic.config import Wanted
@@ -61,6 +62,7 @@ async def read_here(
     wait_for_topic: bool | float,
     group: str | None,
     auto_commit: bool,
+    enable_metrics: bool,
 ) -> QueueReader:
     """A reader of a topic of this process, or of one on disk."""
     deadline = None if wait_for_topic is True else time.monotonic() + float(wait_for_topic)
@@ -72,11 +74,15 @@ async def read_here(
             if deadline is not None and time.monotonic() >= deadline:
                 raise
             await asyncio.sleep(_WAIT_STEP)
-    return await reader_of(topic, buckets, group, auto_commit)
+    return await reader_of(topic, buckets, group, auto_commit, enable_metrics)
 
 
 async def reader_of(
-    topic: Topic, buckets: BucketChoice, group: str | None, auto_commit: bool
+    topic: Topic,
+    buckets: BucketChoice,
+    group: str | None,
+    auto_commit: bool,
+    enable_metrics: bool,
 ) -> QueueReader:
     """A reader of an open topic, alone or as a member of a group."""
     try:
@@ -94,7 +100,10 @@ async def reader_of(
     except BaseException:
         await topic.close()
         raise
-    return QueueReader(topic, chosen, membership=membership, auto_commit=auto_commit)
+    metrics = GroupMetrics(topic.name, group) if enable_metrics and group is not None else None
+    return QueueReader(
+        topic, chosen, membership=membership, auto_commit=auto_commit, metrics=metrics
+    )
 
 
 class NoSuchTopic(StorageError):

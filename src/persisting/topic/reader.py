@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from persisting.errors import BucketClosed, InvalidArgument
+from persisting.metrics import GroupMetrics
 from persisting.options import check_window
 from persisting.topic.groups import Membership
 from persisting.topic.merging import merged
@@ -45,8 +46,9 @@ class QueueReader:
         *,
         membership: Membership | None = None,
         auto_commit: bool = False,
+        metrics: GroupMetrics | None = None,
     ) -> None:
-        self._topic, self._all = topic, buckets
+        self._topic, self._all, self._metrics = topic, buckets, metrics
         self._membership, self._auto_commit = membership, auto_commit
         self._cursor: dict[int, int] = {} if membership else dict.fromkeys(buckets, 0)
         self._generations: dict[int, int] = {}
@@ -157,7 +159,7 @@ class QueueReader:
             return False
         if self._auto_commit and time.monotonic() - self._committed > AUTO_COMMIT_SECONDS:
             self._committed = time.monotonic()
-            await in_thread(self._membership.commit, self._positions())
+            await self._commit(self._membership)
         return await self._rebalance()
 
     async def get_arrow(self, offset: int | None = None, limit: int | None = None) -> pa.Table:
@@ -289,7 +291,16 @@ class QueueReader:
         self._check_open()
         if self._membership is None:
             raise InvalidArgument("commit needs a group: read_queue(…, group='name')")
-        return await in_thread(self._membership.commit, self._positions())
+        return await self._commit(self._membership)
+
+    async def _commit(self, membership: Membership) -> dict[int, int]:
+        done = await in_thread(membership.commit, self._positions())
+        if self._metrics is not None:
+            for bucket, offset in done.items():
+                found = await self._topic.port(bucket).stats()
+                end = found.get("end_offset", found.get("total_count", 0))
+                self._metrics.lag(bucket, max(0, end - offset))
+        return done
 
     def _positions(self) -> dict[int, tuple[int, int]]:
         """The cursor, with the generation in which each bucket is read."""
@@ -300,7 +311,7 @@ class QueueReader:
         self._check_open()
         if self._membership is not None:
             if self._auto_commit and self._cursor:
-                await in_thread(self._membership.commit, self._positions())
+                await self._commit(self._membership)
             await self._rebalance()
 
     async def _rebalance(self) -> bool:
@@ -365,8 +376,10 @@ class QueueReader:
             return
         if self._membership is not None:
             if self._auto_commit:
-                await in_thread(self._membership.commit, self._positions())
+                await self._commit(self._membership)
             await in_thread(self._membership.leave)
+        if self._metrics is not None:
+            self._metrics.remove()
         await self._topic.close()
         self._closed = True
 
