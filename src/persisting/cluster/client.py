@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from persisting.cluster import wire
 from persisting.cluster.host import HOST_NAME, host_here, living_hosts
 from persisting.cluster.peers import Unreachable, ask, ask_stream
 from persisting.cluster.placement import bucket_key, ranked
-from persisting.cluster.service import KEEPALIVE_SECONDS, LANES
+from persisting.cluster.service import KEEPALIVE_SECONDS, LANES, BucketService
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, BucketLocked, SchemaError, StorageError
 from persisting.topic.config import TopicConfig
@@ -30,6 +31,7 @@ _OPEN_SECONDS = 8.0
 _PAUSE = 0.1
 _BATCH_ROWS = 5000
 _ROWS_PER_CALL = 20_000
+_WATCH_SECONDS = 30.0
 
 
 class RemoteTopic:
@@ -87,7 +89,11 @@ class RemoteTopic:
     async def close(self) -> None:
         """Wait for what is under way; the buckets stay with their owners."""
         for port in self._ports.values():
-            await port.drain()
+            await port.close()
+
+    async def reopen(self) -> None:
+        """Have every owner go on with the topic's new configuration."""
+        await asyncio.gather(*(self.port(b).reopen() for b in range(self.num_buckets)))
 
 
 class Owner:
@@ -110,10 +116,13 @@ class RemotePort:
         self._queue: list[tuple[list[dict[str, Any]], asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
+        self._end = 0
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._watcher: asyncio.Task[None] | None = None
 
     # Finding the owner
 
-    def _service(self) -> Any | None:
+    def _service(self) -> BucketService | None:
         """The bucket itself, if this very process owns it."""
         host = host_here(self._system)
         service = host.buckets.get(self._key) if host is not None else None
@@ -195,6 +204,13 @@ class RemotePort:
     # Putting
 
     async def put(self, rows: Rows, mark: Mark | None = None) -> None:
+        service = self._service()
+        if service is not None:
+            try:
+                await service.direct(lambda port: port.put(rows, mark))
+                return
+            except BucketClosed:
+                pass  # it has just moved; nothing was stored
         if mark is not None:
             await self._put_marked(rows, mark)
         elif isinstance(rows, list) and len(rows) <= _BATCH_ROWS:
@@ -254,12 +270,25 @@ class RemotePort:
         if self._sending is not None and not self._sending.done():
             await asyncio.gather(self._sending, return_exceptions=True)
 
+    async def close(self) -> None:
+        """Finish what is under way and watch no longer."""
+        await self.drain()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+
+    async def reopen(self) -> None:
+        """Have the owner look at the topic's configuration again."""
+        self._owner = None
+        await self._find(time.monotonic() + PATIENCE_SECONDS)
+
     # Reading
 
     async def get(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
         service = self._service()
         if service is not None:
-            return await service.port.get(offset, limit)
+            with suppress(BucketClosed):
+                return await service.direct(lambda port: port.get(offset, limit))
         return _records(await self._call("get", {"offset": offset, "limit": limit}))
 
     async def get_arrow(self, offset: int, limit: int | None) -> pa.Table:
@@ -296,8 +325,50 @@ class RemotePort:
                 await asyncio.sleep(_PAUSE)
 
     async def wait(self, offset: int) -> None:
-        async for _ in self.pages(offset, 1, True):
-            return
+        """One watcher serves all who wait: a stream per wait would pile up at the owner."""
+        while self._end <= offset:
+            if self._watcher is None or self._watcher.done():
+                self._watcher = asyncio.create_task(self._watch())
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.add(future)
+            try:
+                await future
+            finally:
+                self._waiting.discard(future)
+
+    async def _watch(self) -> None:
+        """Follow the bucket's end until nobody has waited for a while."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        wanted = time.monotonic()
+        try:
+            while time.monotonic() - wanted < _WATCH_SECONDS:
+                try:
+                    owner = await self._find(deadline)
+                    stream = await ask_stream(owner.ref, owner.node, Request("watch"))
+                    again = False
+                    while not again and time.monotonic() - wanted < _WATCH_SECONDS:
+                        reply = await _next_reply(stream)
+                        deadline = time.monotonic() + PATIENCE_SECONDS
+                        wanted = time.monotonic() if self._waiting else wanted
+                        again = reply.value == "again"
+                        if isinstance(reply.value, int):
+                            self._end = reply.value
+                            self._wake(None)
+                except (Unreachable, BucketClosed) as exc:
+                    self._owner = None
+                    if time.monotonic() > deadline:
+                        raise _unavailable(self._key, self._opening, str(exc), None) from exc
+                    await asyncio.sleep(_PAUSE)
+        except Exception as exc:
+            self._wake(exc)
+
+    def _wake(self, exc: Exception | None) -> None:
+        for future in self._waiting:
+            if not future.done():
+                if exc is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(exc)
 
     async def find(self, timestamp: int) -> int:
         return int((await self._call("find", {"timestamp": timestamp})).value)

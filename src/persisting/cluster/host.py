@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pulsing as pul
 
+from persisting import fs as filesystem
 from persisting import lock
 from persisting.cluster import wire
+from persisting.cluster.peers import Unreachable, ask
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.service import LANES, BucketActor, BucketService, answered
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketLocked, StorageError
+from persisting.topic import config as topics
 from persisting.topic.config import TopicConfig, Wanted
 from persisting.topic.local import LocalHandle, open_for_writing
+from persisting.work import in_thread
 
 log = logging.getLogger("persisting")
 
 HOST_NAME = "persisting/host"
+_PING_SECONDS = 2.0
 MOVE_SECONDS = 2.0
 """How often a host looks whether a bucket should live elsewhere."""
 
@@ -96,20 +103,24 @@ class Host:
         async with self._opening:
             if self.closed:
                 raise StorageError(f"node {self.node} is shutting down")
+            handle = await self._topic(place, storage_path, config)
             if key not in self.buckets:
-                handle = await self._topic(place, storage_path, config)
                 await handle.open_bucket(bucket)
-                service = BucketService(handle.port(bucket), place, bucket)
-                for lane in range(LANES):
-                    name = f"{key}/{lane}"
-                    await self.system.spawn(BucketActor(service), name=name, public=True)
-                self.buckets[key] = service
+                self.buckets[key] = BucketService(handle.port(bucket), place, bucket)
+                try:
+                    await self._spawn_lanes(key)
+                except BaseException:
+                    await self._close_bucket(key)
+                    raise
             return {"node": self.node}
 
     async def _topic(
         self, place: str, storage_path: str | None, config: dict[str, Any]
     ) -> LocalHandle:
         wanted = msgspec.convert(config, TopicConfig)
+        if storage_path is not None:
+            # What the topic file says now, not what a client once read in it.
+            wanted = await in_thread(topics.load, Path(place), filesystem.current()) or wanted
         known = self._topics.get(place)
         if known is not None and known.config == wanted:
             return known
@@ -130,11 +141,17 @@ class Host:
             await known.close()
         return handle
 
+    async def _spawn_lanes(self, key: str) -> None:
+        for lane in range(LANES):
+            actor = BucketActor(self.buckets[key])
+            await self.system.spawn(actor, name=f"{key}/{lane}", public=True)
+
     async def _close_bucket(self, key: str) -> None:
         service = self.buckets.pop(key)
         await service.close()
         for lane in range(LANES):
-            await self.system.stop(f"{key}/{lane}")
+            with suppress(RuntimeError, pul.PulsingError):  # it may not have been spawned
+                await self.system.stop(f"{key}/{lane}")
         await self._topics[service.place].close_bucket(service.bucket)
 
     async def _move_for_ever(self) -> None:
@@ -151,11 +168,21 @@ class Host:
         for key, service in list(self.buckets.items()):
             if service.place.startswith("memory:") or self.node not in hosts:
                 continue
-            if ranked(key, hosts)[0] != self.node:
+            better = ranked(key, hosts)[0]
+            if better != self.node and await self._answers(better):
                 async with self._opening:
                     if key in self.buckets:
                         log.info("bucket %s moves to another node", key)
                         await self._close_bucket(key)
+
+    async def _answers(self, node: str) -> bool:
+        """Whether a host answers: a dead node counts as alive in the cluster for a while."""
+        try:
+            door = await self.system.resolve_named(HOST_NAME, node_id=int(node))
+            await ask(door, node, Request("topics", {"topic": ""}), _PING_SECONDS)
+        except (Unreachable, StorageError, RuntimeError, pul.PulsingError):
+            return False
+        return True
 
 
 class HostActor(pul.Actor):

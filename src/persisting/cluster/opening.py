@@ -33,15 +33,41 @@ async def write_there(
 ) -> QueueWriter:
     """A writer of a topic on the nodes of ``system``."""
     system = await _ready(system, wanted, cls)
-    if wanted.backend is None or wanted.backend == "memory":
-        known = await _open_topics(system, wanted.topic)
-        if known or wanted.backend == "memory":
-            return QueueWriter(await _in_memory(system, wanted, known), writer_id=writer_id)
-    folder, config = await in_thread(agreed_config, wanted, storage_path)
-    if folder is None:
-        return QueueWriter(await _in_memory(system, wanted, []), writer_id=writer_id)
-    topic = RemoteTopic(system, str(folder), str(folder.parent), config, None)
+    topic = await _already_open(system, wanted, storage_path)
+    if topic is None:
+        folder, config, changed = await in_thread(agreed_config, wanted, storage_path)
+        if folder is None:
+            topic = await _in_memory(system, wanted)
+        else:
+            topic = RemoteTopic(system, str(folder), str(folder.parent), config, None)
+            if changed:
+                await topic.reopen()
     return QueueWriter(topic, writer_id=writer_id)
+
+
+async def _already_open(system: Any, wanted: Wanted, storage_path: Any) -> RemoteTopic | None:
+    """The open topic that a call without a place, or for one in memory, means."""
+    if wanted.backend == "memory":
+        known = [one for one in await _open_topics(system, wanted.topic) if _in_ram(one)]
+    elif wanted.backend is None and storage_path is None:
+        known = await _open_topics(system, wanted.topic)
+    else:
+        return None
+    return _remote(system, wanted, _the_only(known, wanted.topic)) if known else None
+
+
+def _in_ram(known: dict[str, Any]) -> bool:
+    return str(known["place"]).startswith("memory:")
+
+
+def _the_only(known: list[dict[str, Any]], topic: str) -> dict[str, Any]:
+    places = sorted({one["place"] for one in known})
+    if len(places) > 1:
+        raise InvalidArgument(
+            f"there are several open topics {topic!r} ({', '.join(places)}); say which with "
+            "storage_path"
+        )
+    return known[0]
 
 
 async def read_there(
@@ -84,17 +110,14 @@ async def _find(system: Any, wanted: Wanted, storage_path: Any) -> RemoteTopic:
     """An open topic of the system, else the one on disk."""
     if storage_path is None:
         known = await _open_topics(system, wanted.topic)
-        if len({one["place"] for one in known}) > 1:
-            places = ", ".join(sorted(one["place"] for one in known))
-            raise InvalidArgument(
-                f"there are several open topics {wanted.topic!r} ({places}); say which with "
-                "storage_path"
-            )
         if known:
-            return _remote(system, wanted, known[0])
+            return _remote(system, wanted, _the_only(known, wanted.topic))
     folder = topics.topic_folder(storage_path, wanted.topic)
     config = await in_thread(topics.load, folder.resolve(), filesystem.current())
     if config is None:
+        in_memory = [one for one in await _open_topics(system, wanted.topic) if _in_ram(one)]
+        if in_memory:
+            return _remote(system, wanted, in_memory[0])
         raise NoSuchTopic(
             f"there is no topic {wanted.topic!r} in {folder.parent}, nor open on the system: check "
             "the name and the storage_path, or wait for it with wait_for_topic=True"
@@ -106,15 +129,13 @@ async def _find(system: Any, wanted: Wanted, storage_path: Any) -> RemoteTopic:
 def _remote(system: Any, wanted: Wanted, known: dict[str, Any]) -> RemoteTopic:
     config = wanted.applied_to(msgspec.convert(known["config"], TopicConfig))
     place = known["place"]
-    if place.startswith("memory:"):
+    if _in_ram(known):
         return RemoteTopic(system, place, None, config, known["node"])
     return RemoteTopic(system, place, place.rsplit("/", 1)[0], config, None)
 
 
-async def _in_memory(system: Any, wanted: Wanted, known: list[dict[str, Any]]) -> RemoteTopic:
-    """A topic in the memory of the node that first opened it."""
-    if known:
-        return _remote(system, wanted, known[0])
+async def _in_memory(system: Any, wanted: Wanted) -> RemoteTopic:
+    """A new topic in the memory of a node."""
     hosts = await living_hosts(system)
     here = host_here(system)
     home = here.node if here is not None else sorted(hosts)[0]

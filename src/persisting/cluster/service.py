@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import pulsing as pul
 
@@ -13,6 +14,8 @@ from persisting.cluster import wire
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, StorageError
 from persisting.topic.local import LocalPort
+
+_T = TypeVar("_T")
 
 LANES = 4
 """Actors in front of a bucket: one answers one call at a time, and calls share syncs."""
@@ -37,28 +40,43 @@ class BucketService:
         self._idle.set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def answer(self, request: Request) -> Reply | pul.StreamMessage:
-        """The reply to a request; never raises."""
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        """Keeps the bucket open for the length of a call."""
+        if self.closed:
+            raise BucketClosed(f"bucket {self.bucket} is no longer here")
         self._running += 1
         self._idle.clear()
         try:
-            if self.closed:
-                raise BucketClosed(f"bucket {self.bucket} is no longer here")
-            operation: Callable[..., Any] | None = getattr(self, f"_do_{request.op}", None)
-            if operation is None:
-                raise StorageError(f"unknown call {request.op!r}; do all nodes run one version?")
-            if request.rows is not None:
-                rows = wire.unpack_rows(request.rows, request.arrow)
-                found = await operation(rows=rows, **request.args)
-            else:
-                found = await operation(**request.args)
-            return found if isinstance(found, (Reply, pul.StreamMessage)) else Reply(found)
-        except Exception as exc:
-            return wire.error_reply(exc)
+            yield
         finally:
             self._running -= 1
             if not self._running:
                 self._idle.set()
+
+    async def direct(self, call: Callable[[LocalPort], Awaitable[_T]]) -> _T:
+        """A call from this very process, without the detour over bytes."""
+        with self._under_way():
+            return await call(self.port)
+
+    async def answer(self, request: Request) -> Reply | pul.StreamMessage:
+        """The reply to a request; never raises."""
+        try:
+            with self._under_way():
+                return await self._answer(request)
+        except Exception as exc:
+            return wire.error_reply(exc)
+
+    async def _answer(self, request: Request) -> Reply | pul.StreamMessage:
+        operation: Callable[..., Any] | None = getattr(self, f"_do_{request.op}", None)
+        if operation is None:
+            raise StorageError(f"unknown call {request.op!r}; do all nodes run one version?")
+        if request.rows is not None:
+            rows = wire.unpack_rows(request.rows, request.arrow)
+            found = await operation(rows=rows, **request.args)
+        else:
+            found = await operation(**request.args)
+        return found if isinstance(found, (Reply, pul.StreamMessage)) else Reply(found)
 
     async def close(self) -> None:
         """Answer nothing more, and return when nothing is under way."""
@@ -93,10 +111,34 @@ class BucketService:
 
     async def _do_stream(self, offset: int, limit: int | None, block: bool) -> pul.StreamMessage:
         message, writer = pul.StreamMessage.create("pages", buffer_size=4)
-        task = asyncio.create_task(self._write_stream(writer, offset, limit, block))
+        self._keep(self._write_stream(writer, offset, limit, block))
+        return message
+
+    async def _do_watch(self) -> pul.StreamMessage:
+        """A stream of the bucket's end, whenever it has moved."""
+        message, writer = pul.StreamMessage.create("ends", buffer_size=4)
+        self._keep(self._write_ends(writer))
+        return message
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return message
+
+    async def _write_ends(self, writer: Any) -> None:
+        ends = time.monotonic() + STREAM_SECONDS
+        try:
+            while time.monotonic() < ends:
+                end = await self.port.end()
+                await writer.write(wire.encode(Reply(end)))
+                await self._wait_or_keep_alive(writer, end)
+            await writer.write(wire.encode(Reply("again")))
+        except RuntimeError:
+            return  # the consumer has gone
+        except Exception as exc:
+            await writer.write(wire.encode(wire.error_reply(exc)))
+        finally:
+            await writer.close()
 
     async def _page(self, offset: int, limit: int | None) -> Any:
         """Rows as Arrow where the backend keeps a schema, else as records."""

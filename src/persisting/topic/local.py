@@ -218,6 +218,10 @@ class LocalPort:
         """Whether all records of the bucket have one schema, so that Arrow holds them exactly."""
         return isinstance(await self._backend(), TableBackend)
 
+    async def end(self) -> int:
+        """The offset after the last record."""
+        return int((await self._backend()).total_count())
+
     async def get(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = await self._on_backend(lambda b: b.get(offset, limit))
         return found
@@ -330,21 +334,22 @@ def _undo_hold(held: tuple[LocalHandle, TopicConfig, type]) -> None:
 _undoing: set[asyncio.Task[None]] = set()
 
 
-def agreed_config(wanted: Wanted, storage_path: Any) -> tuple[Path | None, TopicConfig]:
+def agreed_config(wanted: Wanted, storage_path: Any) -> tuple[Path | None, TopicConfig, bool]:
     """The topic's folder and configuration on disk, made or changed as wanted; blocking.
 
-    The folder is None for a topic that is not there and shall be in memory.
+    The folder is None for a topic that is not there and shall be in memory. The last says whether
+    a topic that was there changed.
     """
     fs = filesystem.current()
     folder = topics.topic_folder(storage_path, wanted.topic).resolve()
     known = topics.load(folder, fs)
     if known is None and wanted.backend in (None, "memory"):
-        return None, wanted.new()
+        return None, wanted.new(), False
     config = wanted.new() if known is None else wanted.applied_to(known)
     _check_options(get_backend_class(config.backend), config)
     if config != known:
         _save(folder, wanted, config, fs)
-    return folder, config
+    return folder, config, known is not None and config != known
 
 
 def _check_options(cls: type, config: TopicConfig) -> None:

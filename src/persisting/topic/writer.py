@@ -33,6 +33,7 @@ class QueueWriter:
     def __init__(self, topic: Topic, *, writer_id: str | None = None) -> None:
         self._topic = topic
         self._writer_id = writer_id or uuid.uuid4().hex
+        self._in_order: dict[int, asyncio.Lock] = {}
         self._closed = False
         self._loop = asyncio.get_running_loop()
 
@@ -110,7 +111,9 @@ class QueueWriter:
         if sequence is not None:
             if type(sequence) is not int or sequence < 0:
                 raise InvalidArgument(f"sequence must be a whole number from 0, got {sequence!r}")
-            await port.put(rows, (self._writer_id, sequence))
+            # In the order of the calls: a later number would make an earlier one look stored.
+            async with self._in_order.setdefault(bucket, asyncio.Lock()):
+                await port.put(rows, (self._writer_id, sequence))
         else:
             await port.put(rows)
 
