@@ -120,7 +120,8 @@ class Host:
         wanted = msgspec.convert(config, TopicConfig)
         if storage_path is not None:
             # What the topic file says now, not what a client once read in it.
-            wanted = await in_thread(topics.load, Path(place), filesystem.current()) or wanted
+            stored = await in_thread(topics.load, Path(place), filesystem.current())
+            wanted = stored if stored is not None else wanted
         known = self._topics.get(place)
         if known is not None and known.config == wanted:
             return known

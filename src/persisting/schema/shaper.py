@@ -51,7 +51,8 @@ class Shape:
 class Shaper:
     """Converts records for one schema; a changed schema gets a new shaper.
 
-    Instances are immutable but for the memory of shapes, so threads may share one.
+    Instances are immutable but for what they remember of shapes and sizes, so threads may share
+    one.
     """
 
     def __init__(self, schema: pa.Schema, rules: Rules, *, defined: bool = True) -> None:
@@ -61,6 +62,8 @@ class Shaper:
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         self._build_type = pa.struct([checks.storage_field(f) for f in schema])
         self._extended = self._build_type != pa.struct(list(schema))
+        self.slice_rows = 8
+        """Rows that convert quickly, as far as the last ones tell; see :func:`chunk.prepare`."""
         self._largest = EXACT_IN_FLOAT64 if rules.evolving else checks.INT64_MAX
         self.integer_columns = tuple(f.name for f in schema if has_integers(f.type))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from persisting.storage.journal import Mark
 from persisting.storage.turns import Turns
 from persisting.storage.weight import check_records, is_light
 from persisting.table.layout import EFFECTIVE
-from persisting.work import in_thread
+from persisting.work import in_thread, pool
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,6 +39,7 @@ class TableBackend:
         self._bucket = bucket
         self._turns = Turns()
         self._closing = asyncio.Lock()
+        self._finished: Future[None] | None = None
 
     @classmethod
     def check_options(cls, **options: Any) -> None:
@@ -241,7 +243,8 @@ class TableBackend:
         """
         async with self._closing:
             bucket = self._bucket
-            if bucket.closed:
+            if self._finished is not None:
+                await asyncio.shield(asyncio.wrap_future(self._finished))
                 return
             bucket.begin_close()
             try:
@@ -252,15 +255,18 @@ class TableBackend:
             except BaseException:
                 bucket.cancel_close()
                 raise
-            await asyncio.shield(in_thread(bucket.finish_close))
+            self._finished = pool().submit(bucket.finish_close)
+            await asyncio.shield(asyncio.wrap_future(self._finished))
 
     def close_now(self) -> None:
         """Give a bucket with nothing buffered back, blocking; for code without an event loop."""
         if self._bucket.counts[1]:
             raise StorageError("there are buffered records; await close() instead")
-        if not self._bucket.closed:
+        if self._finished is None:
             self._bucket.begin_close()
+            self._finished = Future()
             self._bucket.finish_close()
+            self._finished.set_result(None)
 
     async def __aenter__(self) -> Self:
         return self

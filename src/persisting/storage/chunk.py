@@ -15,7 +15,6 @@ from persisting.schema.rules import integers_become_floats
 ROWS_AT_ONCE = 1000
 """Rows converted in one go; the interpreter is held for about a millisecond."""
 
-_FIRST_SLICE = 50
 _ARROW_ROWS = 65536
 CONVERT_BYTES = 1 << 20
 """Arrow bytes made from, or turned into, Python objects in one go."""
@@ -141,13 +140,13 @@ def prepare(shaper: Shaper, records: Sequence[Any]) -> Prepared:
     In slices, so that Arrow's converter, which holds the interpreter, is never at it for long.
     """
     after, taken = shaper, []
-    start, step = 0, _FIRST_SLICE
+    start, step = 0, shaper.slice_rows
     while start < len(records):
         rows, after = after.take(records[start : start + step])
         batches = list(_batches(after, rows))
         taken.append((after, batches))
         start += len(rows)
-        step = rows_at_once(sum(b.nbytes for b in batches), len(rows))
+        step = after.slice_rows = rows_at_once(sum(b.nbytes for b in batches), len(rows))
     chunks = []
     for at, batches in taken:
         for batch in batches:
