@@ -74,18 +74,25 @@ class Bucket:
         self.table = Table(
             options.storage_path, self.fs, compression=options.compression, defaults=rules.defaults
         )
-        if options.read_only:
-            self._open_for_reading()
-        else:
-            self._open_for_writing()
-        self._view = self.table.view
-        self.writers = Writers(self.table.properties.get(WRITERS))
         self._marked: dict[Mark, Entry] = {}
-        self._last_arrival = self._view.arrival(self._view.rows - 1) if self._view.rows else 0
         self._shared = (
             SharedSchema(Path(options.schema_path), self.fs) if options.schema_path else None
         )
-        self._shaper = self._acknowledged = self._shaper_of_table()
+        try:
+            if options.read_only:
+                self._open_for_reading()
+            else:
+                self._open_for_writing()
+            self._view = self.table.view
+            self.writers = Writers(self.table.properties.get(WRITERS))
+            self._last_arrival = self._view.arrival(self._view.rows - 1) if self._view.rows else 0
+            self._shaper = self._acknowledged = self._shaper_of_table()
+        except OSError as exc:
+            self.abandon()
+            raise StorageError(f"cannot open {options.storage_path}: {exc}") from exc
+        except BaseException:
+            self.abandon()
+            raise
 
     # Opening and closing
 
@@ -113,15 +120,8 @@ class Bucket:
             ) from exc
         self._lock = BucketLock(folder, bucket=self.options.bucket_id)
         self._unlock = weakref.finalize(self, self._lock.release, clean=False)
-        try:
-            self.table.open(left_clean=self._lock.left_clean)
-            self.table.set_compression()
-        except OSError as exc:
-            self.abandon()
-            raise StorageError(f"cannot open {folder}: {exc}") from exc
-        except BaseException:
-            self.abandon()
-            raise
+        self.table.open(left_clean=self._lock.left_clean)
+        self.table.set_compression()
 
     def abandon(self) -> None:
         """Let the lock go after a failed opening, as it was found."""
