@@ -1,0 +1,218 @@
+"""What Persisting can do today, in under a minute: ``make demo``.
+
+Everything is written to a temporary folder, which is removed at the end. Each part checks what it
+claims; the demo fails where a claim does not hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from urllib.request import urlopen
+
+import pyarrow as pa
+
+from persisting import metrics
+from persisting.queue import LanceBackend, PersistingBackend, SchemaError
+
+HERE = Path(__file__).parent
+DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0}
+
+
+def say(text: str = "", *values: object) -> None:
+    print(f"   {text}", *values, flush=True)
+
+
+def check(claim: bool, what: str) -> None:
+    if not claim:
+        sys.exit(f"   FAILED: {what}")
+    say(f"✓ {what}")
+
+
+def speed(count: int, started: float) -> str:
+    return f"{count / (time.perf_counter() - started):>10,.0f} records/s"
+
+
+def orders(count: int) -> list[dict[str, object]]:
+    return [{"id": f"order-{n}", "amount": n % 100, "paid": n % 3 == 0} for n in range(count)]
+
+
+async def durable_puts(folder: Path) -> None:
+    """Every put returns when its record survives power loss"""
+    async with PersistingBackend(0, str(folder / "bucket_0"), **DURABLE) as backend:
+        single, together, batches = orders(500), orders(5000), [orders(1000)] * 20
+        await backend.put(single[0])
+
+        started = time.perf_counter()
+        for order in single[1:]:
+            await backend.put(order)
+        say("one by one:   ", speed(len(single), started))
+
+        started = time.perf_counter()
+        await asyncio.gather(*(backend.put(order) for order in together))
+        say("all at once:  ", speed(len(together), started), "(they share syncs)")
+
+        started = time.perf_counter()
+        for batch in batches:
+            await backend.put_batch(batch)
+        say("1,000 a batch:", speed(20_000, started))
+
+        await backend.flush()
+        stats = await backend.stats()
+        check(stats["persisted_count"] == 25_500, "after flush() all 25,500 are in the table")
+        check(stats["wal_size"] == 0, "and the log is empty")
+
+
+async def killed(folder: Path) -> None:
+    """A writer is killed with -9 in the middle; nothing acknowledged is missing"""
+    program = [sys.executable, str(HERE / "durable_producer.py"), str(folder)]
+    for round_ in range(1, 4):
+        acknowledged = _kill_in_the_middle(program, after=500 * round_)
+        say(f"round {round_}: killed after it had acknowledged {acknowledged + 1} records")
+    started = time.perf_counter()
+    async with PersistingBackend(0, str(folder / "bucket_0"), **DURABLE) as backend:
+        say(f"opened and recovered in {(time.perf_counter() - started) * 1000:.0f} ms")
+        numbers = [record["number"] for record in await backend.get()]
+        check(numbers == list(range(len(numbers))), f"{len(numbers)} records, each once, in order")
+        check(len(numbers) > acknowledged, "every acknowledged one is among them")
+
+
+def _kill_in_the_middle(program: list[str], after: int) -> int:
+    """Run the producer, kill it after this number, return the last one that it acknowledged."""
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        last = -1
+        for line in child.stdout:
+            if line.endswith("\n"):
+                last = int(line)
+            if last == after:
+                os.kill(child.pid, signal.SIGKILL)
+    return last
+
+
+async def evolution(folder: Path) -> None:
+    """Records may bring new fields and wider types"""
+    async with PersistingBackend(
+        0, str(folder / "bucket_0"), **DURABLE, schema_defaults={"age": 0}
+    ) as backend:
+        for record in (
+            {"id": "1", "name": "Ada", "score": 1},
+            {"id": "2", "name": "Bob", "score": 2.5, "age": 30},
+            {"id": "3", "address": {"city": "Ghent"}},
+        ):
+            say("put ", record)
+            await backend.put(record)
+            await backend.flush()
+        for record in await backend.get():
+            say("read", record)
+        try:
+            await backend.put({"id": 4})
+        except SchemaError as error:
+            say("refused:", error)
+        check(backend.total_count() == 3, "what contradicts the schema is refused at the put")
+
+
+async def compression(folder: Path) -> None:
+    """The same 20,000 log lines under each codec"""
+    lines = [
+        {"id": n, "line": f'{{"user": {n * 7919 % 5000}, "path": "/items/{n % 97}"}}'}
+        for n in range(20_000)
+    ]
+    say(f"{'':8} {'log':>10} {'table':>10}")
+    sizes = {}
+    for codec in (None, "snappy", "lz4", "zstd"):
+        path = folder / str(codec) / "bucket_0"
+        backend = PersistingBackend(
+            0, str(path), **DURABLE, compression=codec, flush_threshold=1 << 40
+        )
+        async with backend:
+            for start in range(0, len(lines), 1000):
+                await backend.put_batch(lines[start : start + 1000])
+            log = (await backend.stats())["wal_size"]
+        table = sum(file.stat().st_size for file in (path / "data.lance" / "data").iterdir())
+        sizes[codec] = (log, table)
+        say(f"{codec or 'none':8} {log / 1000:>7,.0f} kB {table / 1000:>7,.0f} kB")
+    check(sizes["zstd"] < sizes["lz4"] < sizes[None], "zstd < lz4 < none in the log")
+
+
+async def arrow(folder: Path) -> None:
+    """Arrow tables go in and out without a Python object per value"""
+    rows = 500_000
+    table = pa.table({"id": range(rows), "score": [n / 7 for n in range(rows)]})
+    async with LanceBackend(0, str(folder / "bucket_0")) as backend:
+        started = time.perf_counter()
+        await backend.put_arrow(table)
+        await backend.flush()
+        say("in, durable:", speed(rows, started))
+        started = time.perf_counter()
+        read = await backend.get_arrow()
+        say("out:        ", speed(rows, started))
+        check(read.equals(table), "it is the same table")
+
+
+async def stream(folder: Path) -> None:
+    """A consumer waits for records without polling"""
+    async with PersistingBackend(0, str(folder / "bucket_0"), **DURABLE) as backend:
+        delays: list[float] = []
+
+        async def consume() -> None:
+            async for record in backend.get_stream(limit=100, block=True):
+                delays.append(time.perf_counter() - record["sent"])
+
+        consumer = asyncio.create_task(consume())
+        for _ in range(100):
+            await backend.put({"sent": time.perf_counter()})
+            await asyncio.sleep(0.002)
+        await consumer
+        say(f"from put to consumer: {sorted(delays)[50] * 1000:.2f} ms (median), durable")
+        check(len(delays) == 100, "all 100 records came, and the stream ended at its limit")
+
+
+async def scrape(folder: Path) -> None:
+    """Prometheus metrics, served with one line"""
+    server = metrics.serve(port=0)
+    async with PersistingBackend(
+        0, str(folder / "bucket_0"), **DURABLE, enable_metrics=True
+    ) as backend:
+        await backend.put_batch(orders(250))
+        await backend.flush()
+        address = f"http://127.0.0.1:{server.server_port}/metrics"
+        say("scraped from", address)
+        page = await asyncio.to_thread(lambda: urlopen(address).read().decode())
+    for name in ("records_total", "buffer_size", "flush_duration_seconds_count", "wal_size_bytes"):
+        say(next(line for line in page.splitlines() if line.startswith(f"persisting_{name}{{")))
+    server.shutdown()
+    server.server_close()
+    check("persisting_records_total" in page and "} 250.0" in page, "the counter is true")
+
+
+PARTS: tuple[Callable[[Path], Awaitable[None]], ...] = (
+    durable_puts,
+    killed,
+    evolution,
+    compression,
+    arrow,
+    stream,
+    scrape,
+)
+
+
+def main() -> None:
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="persisting-demo-") as folder:
+        for number, part in enumerate(PARTS, 1):
+            print(f"\n{number}. {part.__doc__}")
+            asyncio.run(part(Path(folder) / part.__name__))
+    print(f"\nAll of it held, in {time.perf_counter() - started:.0f} s.")
+    print("Next: README.md, docs/ (make docs), examples/, make bench.")
+
+
+if __name__ == "__main__":
+    main()

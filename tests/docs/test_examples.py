@@ -1,0 +1,71 @@
+"""Every program in examples/ runs, as a user would run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from docpages import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(name: str, *args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name), *args],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_demo_shows_every_part_in_under_a_minute():
+    started = time.monotonic()
+    output = run("demo.py")
+    assert time.monotonic() - started < 60
+    assert [line[0] for line in output.splitlines() if line[:1].isdigit()] == list("1234567")
+    assert "All of it held" in output
+
+
+def test_the_embedded_backend_prints_what_it_got(tmp_path):
+    assert run("embedded_backend.py").count("got {'id'") == 4
+    assert run("embedded_backend.py", str(tmp_path)).count("got {'id'") == 4
+    assert run("embedded_backend.py", str(tmp_path)).count("got {'id'") == 8
+
+
+def test_the_durable_producer_goes_on_where_it_was_killed(tmp_path):
+    program = [sys.executable, str(EXAMPLES / "durable_producer.py"), str(tmp_path)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as child:
+        for line in child.stdout:
+            if line == "20\n":
+                os.kill(child.pid, signal.SIGKILL)
+                break
+        last = 20 + sum(1 for line in child.stdout if line.endswith("\n"))
+    first, *rest = map(int, run("durable_producer.py", str(tmp_path), str(last + 10)).split())
+    assert last < first <= last + 2
+    assert [first, *rest] == list(range(first, last + 10))
+    assert run("durable_producer.py", str(tmp_path), str(last + 10)) == ""
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_every_example_says_what_it_is_and_is_run_here(example):
+    assert example.read_text().startswith('"""')
+    assert example.name in {"demo.py", "embedded_backend.py", "durable_producer.py"}
+
+
+def test_the_benchmarks_run_and_write_their_results(tmp_path):
+    small = ["--records", "1000", "--repeat", "1", "--results", str(tmp_path)]
+    parts = [f"--only={name}" for name in ("ingest", "reading", "compression")]
+    output = run("../benchmarks/core.py", *small, *parts)
+    (result,) = tmp_path.glob("core-*.json")
+    rows = json.loads(result.read_text())["rows"]
+    assert {row["group"] for row in rows} == {"ingest", "reading", "compression"}
+    assert all(row["name"] in output for row in rows)

@@ -1,0 +1,38 @@
+"""The runner of the snippets notices what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from docpages import Block
+from running import Page
+
+
+def run(*snippets: str) -> None:
+    page = Page(Path("page.md"))
+    try:
+        for text in snippets:
+            page.run(Block("python", text, 10))
+    finally:
+        page.close()
+
+
+def test_names_and_the_event_loop_last_from_one_snippet_to_the_next():
+    run(
+        "import asyncio\nx = await asyncio.sleep(0, 5)\nlock = asyncio.Lock()\n",
+        "async with lock:\n    print(x)  # 5\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["print(1)  # 2\n", "for i in range(2):\n    print(i)\n# 0\n# 2\n", "print(1)\n# 1\n# 2\n"],
+)
+def test_a_wrong_output_fails_and_names_the_line(text: str):
+    with pytest.raises(AssertionError, match=r"page\.md:1[01] prints"):
+        run(text)
+
+
+def test_a_program_with_its_own_event_loop_runs():
+    run("import asyncio\n\nasync def main():\n    print(7)  # 7\n\nasyncio.run(main())\n")

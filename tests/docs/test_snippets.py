@@ -1,0 +1,66 @@
+"""Every Python snippet of the README and of the pages runs and prints what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from docpages import DOCS, ROOT, blocks, chinese, english_pages, tables
+from running import Page
+
+PAGES = [ROOT / "README.md", *english_pages()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_snippets_of_a_page_run_and_print_what_they_say(page: Path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    running = Page(page)
+    try:
+        for block in blocks(page):
+            if block.language == "python":
+                running.run(block)
+    finally:
+        running.close()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_snippet_writes_to_an_absolute_path(page: Path):
+    for block in blocks(page):
+        if block.language == "python":
+            assert not re.search(r"""path\s*=\s*f?["']/""", block.text), f"{page}:{block.line}"
+
+
+@pytest.mark.parametrize("page", english_pages(), ids=lambda page: page.stem)
+def test_every_page_has_a_chinese_one_with_the_same_snippets(page: Path):
+    assert chinese(page).is_file(), f"{chinese(page)} is missing"
+    ours = [(block.language, block.text) for block in blocks(page)]
+    theirs = [(block.language, block.text) for block in blocks(chinese(page))]
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("page", english_pages(), ids=lambda page: page.stem)
+def test_the_chinese_page_has_the_same_tables_and_headings(page: Path):
+    def shape(path: Path) -> tuple[list[str], list[int]]:
+        prose = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.M | re.S)
+        levels = [line.split(" ")[0] for line in prose.splitlines() if line.startswith("#")]
+        rows = [line.count("|") for line in prose.splitlines() if line.startswith("|")]
+        return levels, rows
+
+    assert shape(page) == shape(chinese(page))
+
+
+def promises(page: Path) -> list[list[str]]:
+    """The rows of the one table of guarantees, without remarks in brackets."""
+    table = next(t for t in tables(page) if "`kill -9`" in t[0])
+    return [[re.sub(r" \(.*?\)", "", cell) for cell in row] for row in table]
+
+
+def test_the_readme_promises_what_the_durability_page_promises():
+    assert promises(ROOT / "README.md") == promises(DOCS / "guide/durability.md")
+
+
+def test_every_file_that_the_readme_links_to_exists():
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text("utf-8"))
+    for link in links:
+        assert link.startswith("https://") or (ROOT / link).exists(), link
