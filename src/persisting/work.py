@@ -86,7 +86,13 @@ class SharedJob:
             start = not self._active
             self._active = True
         if start:
-            pool().submit(self._work)
+            try:
+                pool().submit(self._work)
+            except RuntimeError as exc:  # the interpreter is going down
+                with self._guard:
+                    refused, self._waiting, self._active = self._waiting, [], False
+                for one in refused:
+                    one.set_exception(exc)
         return future
 
     @property

@@ -21,6 +21,7 @@ from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.service import KEEPALIVE_SECONDS, LANES, BucketService
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, BucketLocked, SchemaError, StorageError
+from persisting.storage.writers import ANONYMOUS
 from persisting.topic.config import TopicConfig
 from persisting.topic.port import Mark, Rows
 
@@ -108,7 +109,7 @@ class RemotePort:
 
     def __init__(self, system: Any, key: str, opening: Request, home: str | None) -> None:
         self._system, self._key, self._opening, self._home = system, key, opening, home
-        self._writer = uuid.uuid4().hex
+        self._writer = ANONYMOUS + uuid.uuid4().hex
         self._number = -1
         self._lane = uuid.uuid4().int % LANES
         self._owner: Owner | None = None
@@ -157,12 +158,14 @@ class RemotePort:
         """Have a node own the bucket, and a way to it."""
         host = host_here(self._system)
         if host is not None and host.node == node:
-            reply = await host.answer(self._opening)
+            reply = await asyncio.shield(host.answer(self._opening))
             if reply.error is not None:
                 raise wire.rebuilt(*reply.error)
         else:
             door = await self._resolve(HOST_NAME, node)
             reply = await ask(door, node, self._opening, _OPEN_SECONDS)
+        if "leaving" in reply.value:
+            raise Unreachable(f"node {node} is shutting down")
         if "locked" in reply.value:
             raise BucketLocked(reply.value["text"], owner=reply.value["locked"])
         return Owner(node, await self._resolve(f"{self._key}/{self._lane}", node))
@@ -314,6 +317,7 @@ class RemotePort:
                         page = _records(reply)
                         offset += len(page)
                         yield page
+                        deadline = time.monotonic() + PATIENCE_SECONDS
                     elif reply.value == "end":
                         return
                     else:
@@ -382,7 +386,8 @@ class RemotePort:
 
     async def stats(self) -> dict[str, Any]:
         found: dict[str, Any] = (await self._call("stats", {})).value
-        owner = self._owner
+        here = host_here(self._system) if self._service() is not None else None
+        owner = here if here is not None else self._owner
         return {**found, "node": owner.node if owner is not None else None}
 
 

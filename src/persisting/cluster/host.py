@@ -17,7 +17,7 @@ import pulsing as pul
 
 from persisting import fs as filesystem
 from persisting import lock
-from persisting.cluster import wire
+from persisting.cluster import exits, wire
 from persisting.cluster.peers import Unreachable, ask
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.service import LANES, BucketActor, BucketService, answered
@@ -58,6 +58,8 @@ class Host:
         self.closed = True
         if self._mover is not None:
             self._mover.cancel()
+        with suppress(RuntimeError, pul.PulsingError):
+            await self.system.stop(HOST_NAME)
         async with self._opening:
             failures = []
             for key in list(self.buckets):
@@ -77,6 +79,8 @@ class Host:
     async def answer(self, request: Request) -> Reply:
         """The reply to a request; never raises."""
         try:
+            if self.closed:
+                return Reply({"leaving": self.node})
             if request.op == "open":
                 return Reply(await self.open_bucket(**request.args))
             if request.op == "topics":
@@ -238,6 +242,7 @@ async def serve(system: Any) -> Host:
 async def _start(system: Any, node: str) -> Host:
     from persisting.cluster.sockets import send_at_once
 
+    exits.install()
     host = Host(system)
     await host.start()
     send_at_once(str(system.addr))

@@ -13,6 +13,7 @@ from persisting.cluster import exits
 from persisting.cluster.client import RemoteTopic
 from persisting.cluster.host import HOST_NAME, host_here, living_hosts, serve
 from persisting.cluster.peers import Unreachable, ask
+from persisting.cluster.placement import ranked
 from persisting.cluster.wire import Request
 from persisting.errors import InvalidArgument
 from persisting.topic import config as topics
@@ -136,10 +137,10 @@ def _remote(system: Any, wanted: Wanted, known: dict[str, Any]) -> RemoteTopic:
 
 async def _in_memory(system: Any, wanted: Wanted) -> RemoteTopic:
     """A new topic in the memory of a node."""
-    hosts = await living_hosts(system)
+    place = f"memory:{wanted.topic}"
     here = host_here(system)
-    home = here.node if here is not None else sorted(hosts)[0]
-    topic = RemoteTopic(system, f"memory:{wanted.topic}", None, wanted.new(), home)
+    hosts = await living_hosts(system) or ([here.node] if here is not None else [])
+    topic = RemoteTopic(system, place, None, wanted.new(), ranked(place, hosts)[0])
     await topic.port(0).stats()
     return topic
 

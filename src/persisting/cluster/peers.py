@@ -26,9 +26,9 @@ class Unreachable(Exception):
     """The node did not answer, or answered with something that is no reply."""
 
 
-async def ask(ref: Any, node: str, request: Request, timeout: float = CALL_SECONDS) -> Reply:
+async def ask(ref: Any, node: str, request: Request, timeout: float | None = None) -> Reply:
     """The reply to a call; our own errors are raised as they were, all others as Unreachable."""
-    answer = await _ask(ref, node, request, timeout)
+    answer = await _ask(ref, node, request, CALL_SECONDS if timeout is None else timeout)
     if answer is None or answer.is_stream:
         raise Unreachable(f"node {node} gave no reply to {request.op!r}")
     return wire.decode_reply(answer.payload)

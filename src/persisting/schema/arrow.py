@@ -101,7 +101,8 @@ def fill(field: pa.Field, rows: int, defaults: Mapping[str, Any] | None) -> pa.A
     value = (defaults or {}).get(field.name)
     if value is None:
         return pa.nulls(rows, field.type)
-    canonical = Values(evolving=True, vector=pa.float64()).fit(value, field.type, field.name)
+    vector = field.type.value_type if is_listy(field.type) else pa.float64()
+    canonical = Values(evolving=True, vector=vector).fit(value, field.type, field.name)
     one = pa.array([canonical], field.type)
     return pa.concat_arrays([one] * rows) if rows < 2 else one.take(pa.array([0] * rows))
 

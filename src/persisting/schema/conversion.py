@@ -20,6 +20,8 @@ def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_list(array.type):
         return _convert_vector(array, target)
     if pa.types.is_list(target):
+        if array.null_count:
+            array = array.take(pa.array(range(len(array))))  # without what lies under nulls
         items = convert(array.values, target.value_type)
         return pa.Array.from_buffers(
             target, len(array), array.buffers()[:2], offset=array.offset, children=[items]
@@ -31,12 +33,13 @@ def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
     children = []
+    parts = array.flatten()  # nulls of the dict are nulls of its parts: nothing lies under them
     for field in target:
         index = array.type.get_field_index(field.name)
         if index < 0:
             children.append(pa.nulls(len(array), field.type))
         else:
-            children.append(convert(array.field(index), field.type))
+            children.append(convert(parts[index], field.type))
     if not children:
         return pa.array([{}] * len(array), target, mask=_mask(array))
     return pa.StructArray.from_arrays(children, fields=list(target), mask=_mask(array))

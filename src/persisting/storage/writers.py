@@ -10,7 +10,10 @@ WRITERS = "persisting.writers"
 """Property of an append: the last number of each writer, as JSON."""
 
 MAX_WRITERS = 1024
-"""Writers remembered per bucket; beyond it the one that wrote longest ago is forgotten."""
+"""Writers remembered per bucket; beyond it one that wrote longest ago is forgotten."""
+
+ANONYMOUS = "~"
+"""Begins the names of writers that live as long as a connection; they are forgotten first."""
 
 
 class Writers:
@@ -35,7 +38,8 @@ class Writers:
             known = self._last.pop(writer, -1)
             self._last[writer] = max(known, number)
         while len(self._last) > MAX_WRITERS:
-            del self._last[next(iter(self._last))]
+            oldest = next(iter(self._last))
+            del self._last[next((w for w in self._last if w.startswith(ANONYMOUS)), oldest)]
 
     def encode(self) -> str:
         """For :data:`WRITERS`; empty if there are none."""

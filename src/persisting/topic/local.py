@@ -122,6 +122,10 @@ class LocalTopic:
 
 _live: dict[str, LocalTopic] = {}
 _live_guard = threading.Lock()
+"""Held for a moment only: event loops take it."""
+
+_opening_guard = threading.Lock()
+"""Held over the disk, in threads: topics are found or made one at a time."""
 
 
 class LocalHandle:
@@ -313,9 +317,12 @@ async def open_for_writing(
 ) -> LocalHandle:
     """A hold on the topic, which is made if it does not exist."""
     wanted.check()
-    handle, config, cls = await in_thread_or_undo(
-        _undo_hold, _hold, wanted, storage_path, backend_class
-    )
+    while True:
+        held = await in_thread_or_undo(_undo_hold, _hold, wanted, storage_path, backend_class)
+        if held is not None:
+            break
+        await asyncio.sleep(_PAUSE)
+    handle, config, cls = held
     try:
         await handle.reconfigure(config, cls)
     except BaseException:
@@ -324,8 +331,10 @@ async def open_for_writing(
     return handle
 
 
-def _undo_hold(held: tuple[LocalHandle, TopicConfig, type]) -> None:
+def _undo_hold(held: tuple[LocalHandle, TopicConfig, type] | None) -> None:
     """The caller was cancelled: nobody will close the handle."""
+    if held is None:
+        return
     task = asyncio.get_running_loop().create_task(held[0].close())
     _undoing.add(task)
     task.add_done_callback(_undoing.discard)
@@ -347,9 +356,10 @@ def agreed_config(wanted: Wanted, storage_path: Any) -> tuple[Path | None, Topic
         return None, wanted.new(), False
     config = wanted.new() if known is None else wanted.applied_to(known)
     _check_options(get_backend_class(config.backend), config)
+    changed = known is not None and config != known
     if config != known:
-        _save(folder, wanted, config, fs)
-    return folder, config, known is not None and config != known
+        config = _save(folder, wanted, config, fs)
+    return folder, config, changed
 
 
 def _check_options(cls: type, config: TopicConfig) -> None:
@@ -360,38 +370,39 @@ def _check_options(cls: type, config: TopicConfig) -> None:
 
 def _hold(
     wanted: Wanted, storage_path: Any, backend_class: type | None
-) -> tuple[LocalHandle, TopicConfig, type]:
-    """Find or make the topic, on disk and in this process."""
-    fs = filesystem.current()
-    folder: Path | None = topics.topic_folder(storage_path, wanted.topic).resolve()
-    known = topics.load(folder, fs)  # type: ignore[arg-type]
-    if known is None and wanted.backend in (None, "memory"):
-        folder = None
-    key = f"memory:{wanted.topic}" if folder is None else str(folder.resolve())
-    with _live_guard:
-        topic = _live.get(key)
-        if topic is not None:
-            known = topic.config
-        config = wanted.new() if known is None else wanted.applied_to(known)
+) -> tuple[LocalHandle, TopicConfig, type] | None:
+    """Find or make the topic, on disk and in this process; None while it is being closed."""
+    with _opening_guard:
+        folder, config, _ = agreed_config(wanted, storage_path)
+        key = f"memory:{wanted.topic}" if folder is None else str(folder)
         cls = backend_class or get_backend_class(config.backend)
-        _check_options(cls, config)
-        if folder is not None and config != known:
-            _save(folder, wanted, config, fs)
-        if topic is None:
-            topic = _live[key] = LocalTopic(key, folder, config, cls)
-        topic.handles += 1
-        return LocalHandle(topic), config, cls
+        with _live_guard:
+            topic = _live.get(key)
+            if topic is not None and topic.handles == 0:
+                return None
+            if topic is None:
+                topic = _live[key] = LocalTopic(key, folder, config, cls)
+            elif folder is None:
+                config = wanted.applied_to(topic.config)
+                cls = topic.backend_class
+            topic.handles += 1
+            return LocalHandle(topic), config, cls
 
 
-def _save(folder: Path, wanted: Wanted, config: TopicConfig, fs: filesystem.FileSystem) -> None:
-    """Write the topic file, unless another process made the topic first and differently."""
+def _save(
+    folder: Path, wanted: Wanted, config: TopicConfig, fs: filesystem.FileSystem
+) -> TopicConfig:
+    """Write the topic file; if another process has just made the topic, its own counts."""
     try:
         fs.make_folder(folder)
     except OSError as exc:
         raise StorageError(f"cannot make the topic's folder {folder}: {exc.strerror}") from exc
     with file_lock(folder / ".topic.lock"):
         made = topics.load(folder, fs)
-        topics.save(folder, config if made is None else wanted.applied_to(made), fs)
+        final = config if made is None else wanted.applied_to(made)
+        if final != made:
+            topics.save(folder, final, fs)
+        return final
 
 
 def live_topics(name: str) -> list[LocalTopic]:
@@ -409,7 +420,7 @@ def live_topic(folder: Path) -> LocalTopic | None:
 def hold_live(topic: LocalTopic) -> LocalHandle | None:
     """One more handle on an open topic, None if it has just been closed."""
     with _live_guard:
-        if _live.get(topic.key) is not topic:
+        if _live.get(topic.key) is not topic or topic.handles == 0:
             return None
         topic.handles += 1
         return LocalHandle(topic)

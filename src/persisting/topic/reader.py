@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -260,6 +261,8 @@ class QueueReader:
             raise InvalidArgument(
                 f"timestamp must be seconds of Unix time or a datetime, got {timestamp!r}"
             )
+        if not math.isfinite(timestamp):
+            raise InvalidArgument(f"timestamp must be a moment, got {timestamp!r}")
         async with self._reading:
             await self._begin()
             micros = round(timestamp * 1e6)

@@ -25,7 +25,7 @@ from persisting.topic.port import Mark, Rows
 from persisting.work import in_thread
 
 _T = TypeVar("_T")
-_NO_BUCKET_YET = 0.05
+_LOOK = 0.05
 _PAUSE = 0.01
 
 
@@ -144,16 +144,17 @@ class StoredPort:
                 await self.wait(offset)
 
     async def wait(self, offset: int) -> None:
-        source = await self._source()
-        if source is None:
-            await asyncio.sleep(_NO_BUCKET_YET)
-        elif isinstance(source, LocalPort):
-            try:
-                await source.wait(offset)
-            except BucketClosed:
-                await asyncio.sleep(_NO_BUCKET_YET)
-        else:
-            await source.wait_beyond(offset)
+        """Wakes on put where this process owns the topic, by then; else it looks now and then."""
+        while True:
+            source = await self._source()
+            if isinstance(source, LocalPort):
+                try:
+                    return await source.wait(offset)
+                except BucketClosed:
+                    pass
+            elif source is not None and await in_thread(source.total_count) > offset:
+                return
+            await asyncio.sleep(_LOOK)
 
     async def find(self, timestamp: int) -> int:
         source = await self._source()

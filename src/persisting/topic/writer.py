@@ -32,8 +32,13 @@ class QueueWriter:
 
     def __init__(self, topic: Topic, *, writer_id: str | None = None) -> None:
         self._topic = topic
+        if writer_id is not None and (not isinstance(writer_id, str) or writer_id[:1] in ("", "~")):
+            raise InvalidArgument(
+                f"writer_id must be a string that does not begin with '~', got {writer_id!r}"
+            )
         self._writer_id = writer_id or uuid.uuid4().hex
         self._in_order: dict[int, asyncio.Lock] = {}
+        self._touched: set[int] = set()
         self._closed = False
         self._loop = asyncio.get_running_loop()
 
@@ -108,6 +113,7 @@ class QueueWriter:
 
     async def _put(self, bucket: int, rows: Rows, sequence: int | None) -> None:
         port = self._topic.port(bucket)
+        self._touched.add(bucket)
         if sequence is not None:
             if type(sequence) is not int or sequence < 0:
                 raise InvalidArgument(f"sequence must be a whole number from 0, got {sequence!r}")
@@ -153,10 +159,14 @@ class QueueWriter:
         return SyncQueue(self, self._loop)
 
     async def close(self) -> None:
-        """Let go of the topic; the last handle in a process flushes and closes its buckets."""
+        """Flush what was put and let go of the topic; the last handle closes its buckets.
+
+        If the flush fails the error is raised and the writer stays open.
+        """
         if not self._closed:
             self._closed = True
             try:
+                await asyncio.gather(*(self._topic.port(b).flush() for b in self._touched))
                 await self._topic.close()
             except BaseException:
                 self._closed = False
