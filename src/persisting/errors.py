@@ -5,6 +5,7 @@
     ├── TableError               the table cannot be written, or is damaged
     ├── SchemaError              a record does not fit; also a ValueError
     ├── InvalidArgument          an option or an argument is wrong; also a ValueError
+    ├── NoSuchTopic              the topic to read does not exist (yet)
     ├── BucketLocked             another owner has the bucket open for writing
     ├── BucketClosed             the backend was closed
     └── OffsetOutOfRange         the offset was removed by retention
@@ -52,6 +53,10 @@ class BucketLocked(StorageError):
 
 class BucketClosed(StorageError):
     """The backend was closed and takes no more calls."""
+
+
+class NoSuchTopic(StorageError):
+    """There is no such topic (yet); ``wait_for_topic`` waits for it."""
 
 
 class OffsetOutOfRange(StorageError):

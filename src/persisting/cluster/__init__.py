@@ -4,3 +4,15 @@
 ``peers`` calls to other nodes · ``client`` the using side · ``wire`` the bytes between them ·
 ``opening`` how writers and readers get there · ``exits`` leaving the interpreter cleanly.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name == "serve":
+        from persisting.cluster.host import serve
+
+        return serve
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

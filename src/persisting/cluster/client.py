@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from persisting.cluster import wire
 from persisting.cluster.host import HOST_NAME, host_here, living_hosts
-from persisting.cluster.peers import Unreachable, ask, ask_stream
+from persisting.cluster.peers import Unreachable, ask, ask_stream, plain
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.service import KEEPALIVE_SECONDS, LANES, BucketService
 from persisting.cluster.wire import Reply, Request
@@ -134,6 +134,7 @@ class RemotePort:
             if self._owner is not None:
                 return self._owner
             hint: str | None = None
+            held: str | None = None
             last = "no node hosts buckets; call persisting.cluster.serve(system) on one"
             while True:
                 hosts = await living_hosts(self._system)
@@ -145,13 +146,12 @@ class RemotePort:
                         self._owner = await self._open_on(node)
                         return self._owner
                     except BucketLocked as exc:
-                        hint, last = exc.owner.get("node"), str(exc)
-                        if hint == node:
-                            hint = None
+                        held, owner = str(exc), exc.owner.get("node")
+                        hint = owner if owner != node else None
                     except Unreachable as exc:
-                        last = last if hint == node and hint else str(exc)
+                        last = str(exc)
                 if time.monotonic() > deadline:
-                    raise _unavailable(self._key, self._opening, last, hint)
+                    raise _unavailable(self._key, self._opening, held or last, hint)
                 await asyncio.sleep(_PAUSE)
 
     async def _open_on(self, node: str) -> Owner:
@@ -176,7 +176,7 @@ class RemotePort:
                 self._system.resolve_named(name, node_id=int(node)), _OPEN_SECONDS
             )
         except (RuntimeError, pul.PulsingError, asyncio.TimeoutError) as exc:
-            raise Unreachable(f"node {node} cannot be reached: {exc}") from exc
+            raise Unreachable(f"node {node} cannot be reached: {plain(exc)}") from exc
 
     async def _call(
         self, op: str, args: dict[str, Any], rows: bytes | None = None, arrow: bool = False
@@ -398,7 +398,7 @@ async def _next_reply(stream: Any) -> Reply:
     except asyncio.TimeoutError as exc:
         raise Unreachable("a stream fell silent") from exc
     except (RuntimeError, pul.PulsingError) as exc:
-        raise Unreachable(f"a stream broke off: {exc}") from exc
+        raise Unreachable(f"a stream broke off: {plain(exc)}") from exc
     if data is None:
         raise Unreachable("a stream ended without a word")
     return wire.decode_reply(data)

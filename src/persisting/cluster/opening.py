@@ -15,11 +15,11 @@ from persisting.cluster.host import HOST_NAME, host_here, living_hosts, serve
 from persisting.cluster.peers import Unreachable, ask
 from persisting.cluster.placement import ranked
 from persisting.cluster.wire import Request
-from persisting.errors import InvalidArgument
+from persisting.errors import InvalidArgument, NoSuchTopic
 from persisting.topic import config as topics
 from persisting.topic.config import TopicConfig, Wanted
 from persisting.topic.local import agreed_config
-from persisting.topic.opening import BucketChoice, NoSuchTopic, reader_of
+from persisting.topic.opening import BucketChoice, reader_of
 from persisting.topic.reader import QueueReader
 from persisting.topic.registry import register_backend
 from persisting.topic.writer import QueueWriter

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import msgspec
 import pulsing as pul
 
 from persisting.cluster import wire
@@ -54,4 +56,14 @@ async def _ask(ref: Any, node: str, request: Request, timeout: float) -> Any:
         except asyncio.TimeoutError as exc:
             raise Unreachable(f"node {node} did not answer for {timeout:g} s") from exc
         except (RuntimeError, pul.PulsingError) as exc:
-            raise Unreachable(f"node {node} cannot be reached: {exc}") from exc
+            raise Unreachable(f"node {node} cannot be reached: {plain(exc)}") from exc
+
+
+def plain(exc: BaseException) -> str:
+    """An error of Pulsing in its own words, without the envelope they come in."""
+    text = str(exc)
+    head, found, rest = text.partition("__PULSING_ERROR__:")
+    if found:
+        with suppress(msgspec.DecodeError):
+            text = head + str(msgspec.json.decode(rest, type=dict[str, Any]).get("message", rest))
+    return text

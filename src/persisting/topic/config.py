@@ -82,20 +82,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         """An existing topic's configuration with what was said, or raise where it contradicts."""
         self._must_equal("num_buckets", known.num_buckets)
         self._must_equal("bucket_column", known.bucket_column)
-        changed = msgspec.structs.replace(
+        return msgspec.structs.replace(
             known,
             backend=self._backend_after(known.backend),
             batch_size=self.batch_size or known.batch_size,
-            options=known.options if self.options is None else dict(self.options),
+            options={**known.options, **(self.options or {})},
         )
-        if self.options is not None and changed.options != known.options:
-            warnings.warn(
-                f"topic {self.topic!r} had the options {known.options}; {changed.options} apply to "
-                "what is written from now on",
-                UserWarning,
-                stacklevel=2,
-            )
-        return changed
 
     def _must_equal(self, name: str, known: Any) -> None:
         said = getattr(self, name)
@@ -114,6 +106,17 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             f"topic {self.topic!r} has the backend {known!r}, which cannot become "
             f"{self.backend!r}"
             + ("; its log and evolved schema need 'persisting'" if known == "persisting" else "")
+        )
+
+
+def warn_of_changes(old: TopicConfig, new: TopicConfig) -> None:
+    """Say that an existing topic goes on with other options."""
+    if new.options != old.options:
+        warnings.warn(
+            f"topic {old.topic!r} had the options {old.options}; {new.options} apply to what is "
+            "written from now on",
+            UserWarning,
+            stacklevel=2,
         )
 
 

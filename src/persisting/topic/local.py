@@ -357,6 +357,8 @@ def agreed_config(wanted: Wanted, storage_path: Any) -> tuple[Path | None, Topic
     config = wanted.new() if known is None else wanted.applied_to(known)
     _check_options(get_backend_class(config.backend), config)
     changed = known is not None and config != known
+    if known is not None:
+        topics.warn_of_changes(known, config)
     if config != known:
         config = _save(folder, wanted, config, fs)
     return folder, config, changed
@@ -385,6 +387,7 @@ def _hold(
             elif folder is None:
                 config = wanted.applied_to(topic.config)
                 cls = topic.backend_class
+                topics.warn_of_changes(topic.config, config)
             topic.handles += 1
             return LocalHandle(topic), config, cls
 

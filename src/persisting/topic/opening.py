@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from persisting import fs as filesystem
-from persisting.errors import InvalidArgument, StorageError
+from persisting.errors import InvalidArgument, NoSuchTopic
 from persisting.metrics import GroupMetrics
 from persisting.storage.backend import TableBackend
 from persisting.topic import config as topics
@@ -89,6 +89,11 @@ async def reader_of(
         chosen = buckets.of(topic.num_buckets)
         membership = None
         if group is not None:
+            if not buckets.all:
+                raise InvalidArgument(
+                    "the members of a group share all buckets of a topic; give a group, or "
+                    "bucket_id, bucket_ids or rank"
+                )
             if topic.folder is None:
                 raise InvalidArgument(
                     f"topic {topic.name!r} is in memory and cannot remember a group's offsets; "
@@ -104,10 +109,6 @@ async def reader_of(
     return QueueReader(
         topic, chosen, membership=membership, auto_commit=auto_commit, metrics=metrics
     )
-
-
-class NoSuchTopic(StorageError):
-    """There is no such topic (yet)."""
 
 
 class BucketChoice:
@@ -130,6 +131,11 @@ class BucketChoice:
             raise InvalidArgument(f"rank must lie from 0 to world_size - 1, got {rank}")
         self._ids = [bucket_id] if bucket_id is not None else bucket_ids
         self._rank, self._world = rank, world_size
+
+    @property
+    def all(self) -> bool:
+        """Whether nothing was chosen."""
+        return self._ids is None and self._rank is None
 
     def of(self, num_buckets: int) -> list[int]:
         """The chosen buckets of a topic."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import logging
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from persisting.topic.sync import SyncQueue
+
+log = logging.getLogger("persisting")
 
 REBALANCE_SECONDS = 0.3
 """How often a member of a group looks whether others came or went."""
@@ -328,15 +331,29 @@ class QueueReader:
         generations = {bucket: one.generation for bucket, one in held.items()}
         if generations == self._generations:
             return False
-        self._cursor = {
-            bucket: self._cursor[bucket]
-            if self._generations.get(bucket) == one.generation
-            else one.start
-            for bucket, one in held.items()
-        }
+        fresh = [
+            b for b, generation in generations.items() if self._generations.get(b) != generation
+        ]
+        starts = {bucket: await self._start(bucket, held[bucket].start) for bucket in fresh}
+        self._cursor = {b: starts[b] if b in starts else self._cursor[b] for b in held}
         self._generations = generations
         self._moves += 1
         return True
+
+    async def _start(self, bucket: int, committed: int) -> int:
+        """Where to begin in a bucket; never beyond its end, which a crash may have set back."""
+        found = await self._topic.port(bucket).stats()
+        end = int(found.get("end_offset", found.get("total_count", 0)))
+        if committed > end:
+            log.warning(
+                "topic %r: the group's offset %d of bucket %d lies beyond its end %d; records that "
+                "were read have been lost, the group goes on at the end",
+                self._topic.name,
+                committed,
+                bucket,
+                end,
+            )
+        return min(committed, end)
 
     # Facts and the end
 
@@ -374,11 +391,18 @@ class QueueReader:
         return SyncQueue(self, self._loop)
 
     async def close(self) -> None:
-        """Leave the group and let go of the topic; may be called twice."""
+        """Leave the group and let go of the topic; may be called twice.
+
+        With ``auto_commit`` what was read counts as done. Leaving an ``async with`` by an
+        exception commits nothing: the records in hand are delivered again.
+        """
+        await self._close(commit=self._auto_commit)
+
+    async def _close(self, *, commit: bool) -> None:
         if self._closed:
             return
         if self._membership is not None:
-            if self._auto_commit:
+            if commit:
                 await self._commit(self._membership)
             await in_thread(self._membership.leave)
         if self._metrics is not None:
@@ -399,7 +423,7 @@ class QueueReader:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        await self._close(commit=self._auto_commit and kind is None)
 
 
 async def _next_turn(stream: AsyncGenerator[Any]) -> Any:
