@@ -20,7 +20,13 @@ from urllib.request import urlopen
 import pyarrow as pa
 
 from persisting import metrics
-from persisting.queue import LanceBackend, PersistingBackend, SchemaError
+from persisting.queue import (
+    LanceBackend,
+    PersistingBackend,
+    SchemaError,
+    read_queue,
+    write_queue,
+)
 
 HERE = Path(__file__).parent
 DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0}
@@ -193,6 +199,77 @@ async def scrape(folder: Path) -> None:
     check("persisting_records_total" in page and "} 250.0" in page, "the counter is true")
 
 
+async def group(folder: Path) -> None:
+    """Two consumers share a topic's buckets; one leaves, the other takes over"""
+    place = {"topic": "orders", "storage_path": str(folder)}
+    async with await write_queue(**place, backend="persisting", backend_options=DURABLE) as writer:
+        await writer.put(orders(1000))
+        first = await read_queue(**place, group="billing")
+        second = await read_queue(**place, group="billing")
+        await asyncio.gather(first.get(1), second.get(1))
+        await asyncio.sleep(0.5)
+        got = [len(await reader.get(2000)) for reader in (first, second)]
+        say(f"first reads buckets {first.buckets}, second {second.buckets}")
+        await first.commit()
+        await first.close()
+        await second.commit()
+        await writer.put(orders(200))
+        more = 0
+        while more < 200:
+            more += len(await second.get(200, wait=True, timeout=5))
+        check(
+            sum(got) >= 998 and second.buckets == [0, 1, 2, 3], "every record came to one of them"
+        )
+        await second.close()
+
+
+async def cluster(folder: Path) -> None:
+    """On a Pulsing cluster a node is killed with -9; the others recover its buckets"""
+    import pulsing as pul
+
+    nodes: dict[str, subprocess.Popen[str]] = {}
+    seeds: list[str] = []
+    try:
+        for _ in range(2):
+            node = _start_node(seeds)
+            _, address, name = node.stdout.readline().split()  # type: ignore[union-attr]
+            nodes[name], seeds = node, [address]
+        system = await pul.actor_system("127.0.0.1:0", seeds=seeds)
+        await asyncio.sleep(2)
+        writer = await write_queue(
+            system,
+            "orders",
+            storage_path=str(folder),
+            backend="persisting",
+            backend_options=DURABLE,
+        )
+        started = time.perf_counter()
+        await writer.put(orders(20_000))
+        say("one list to two processes:", speed(20_000, started))
+        victim = (await writer.stats())["buckets"][0]["node"]
+        nodes[victim].kill()
+        started = time.perf_counter()
+        await writer.put(orders(2_000))
+        say(f"2,000 more were accepted {time.perf_counter() - started:.1f} s after the kill")
+        reader = await read_queue(system, "orders")
+        count = 0
+        async for _ in reader.get_stream():
+            count += 1
+        check(count == 22_000, "all 22,000 acknowledged records are there, each once")
+        await reader.close()
+        await writer.close()
+        await system.shutdown()
+    finally:
+        for node in nodes.values():
+            node.terminate()
+            node.wait()
+
+
+def _start_node(seeds: list[str]) -> subprocess.Popen[str]:
+    program = [sys.executable, str(HERE / "storage_node.py"), "--seeds", *seeds]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+
+
 PARTS: tuple[Callable[[Path], Awaitable[None]], ...] = (
     durable_puts,
     killed,
@@ -201,6 +278,8 @@ PARTS: tuple[Callable[[Path], Awaitable[None]], ...] = (
     arrow,
     stream,
     scrape,
+    group,
+    cluster,
 )
 
 

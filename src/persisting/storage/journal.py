@@ -351,7 +351,7 @@ def _read_chunk(frame: Frame, shaper: Shaper | None, folder: Any) -> Chunk:
         raise WALError(
             f"the records at sequence {frame.sequence} of the log in {folder} cannot be read: {exc}"
         ) from exc
-    chunk = Chunk(shaper, batch=batch)
+    chunk = Chunk(shaper, batch=batch, nbytes=frame.raw_length)
     chunk.sequence, chunk.arrival = frame.sequence, frame.arrival
     return chunk
 

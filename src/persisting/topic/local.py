@@ -343,7 +343,9 @@ def _undo_hold(held: tuple[LocalHandle, TopicConfig, type] | None) -> None:
 _undoing: set[asyncio.Task[None]] = set()
 
 
-def agreed_config(wanted: Wanted, storage_path: Any) -> tuple[Path | None, TopicConfig, bool]:
+def agreed_config(
+    wanted: Wanted, storage_path: Any, backend_class: type | None = None
+) -> tuple[Path | None, TopicConfig, bool]:
     """The topic's folder and configuration on disk, made or changed as wanted; blocking.
 
     The folder is None for a topic that is not there and shall be in memory. The last says whether
@@ -355,7 +357,7 @@ def agreed_config(wanted: Wanted, storage_path: Any) -> tuple[Path | None, Topic
     if known is None and wanted.backend in (None, "memory"):
         return None, wanted.new(), False
     config = wanted.new() if known is None else wanted.applied_to(known)
-    _check_options(get_backend_class(config.backend), config)
+    _check_options(backend_class or get_backend_class(config.backend), config)
     changed = known is not None and config != known
     if known is not None:
         topics.warn_of_changes(known, config)
@@ -375,7 +377,7 @@ def _hold(
 ) -> tuple[LocalHandle, TopicConfig, type] | None:
     """Find or make the topic, on disk and in this process; None while it is being closed."""
     with _opening_guard:
-        folder, config, _ = agreed_config(wanted, storage_path)
+        folder, config, _ = agreed_config(wanted, storage_path, backend_class)
         key = f"memory:{wanted.topic}" if folder is None else str(folder)
         cls = backend_class or get_backend_class(config.backend)
         with _live_guard:
