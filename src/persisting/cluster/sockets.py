@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 
 
 def send_at_once(address: str) -> None:
@@ -12,6 +13,8 @@ def send_at_once(address: str) -> None:
     folder = "/proc/self/fd"
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
             duplicate = socket.socket(fileno=os.dup(int(name)))
         except OSError:
             continue
