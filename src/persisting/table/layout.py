@@ -28,9 +28,12 @@ ARRIVAL_FIELD = pa.field(ARRIVAL, pa.timestamp("us", tz="UTC"))
 _UNUSED = "_persisting_empty"
 
 
+_CODEC = b"lance-encoding:compression"
+
+
 def _encoding_of(codec: str, chunk: int) -> dict[bytes, bytes]:
     return {
-        b"lance-encoding:compression": codec.encode(),
+        _CODEC: codec.encode(),
         b"lance-encoding:structural-encoding": b"miniblock",
         b"lance-encoding:minichunk-size": str(chunk).encode(),
     }
@@ -55,7 +58,7 @@ class UnreadableSchema(TableError):
 def physical_schema(schema: pa.Schema, compression: str | None) -> pa.Schema:
     """The columns of a table for records of ``schema``."""
     fields = [ARRIVAL_FIELD, *(f for f in schema if not pa.types.is_null(f.type))]
-    return pa.schema([_physical_field(f, compression) for f in fields], metadata(schema))
+    return pa.schema([_column(f, compression) for f in fields], metadata(schema))
 
 
 def to_physical(batch: pa.RecordBatch, arrival: pa.Array, target: pa.Schema) -> pa.RecordBatch:
@@ -140,6 +143,15 @@ def _compare_encodings(
 def _encoding(field: pa.Field) -> dict[str, str]:
     entries = field.metadata or {}
     return {k.decode(): v.decode() for k, v in entries.items() if k.startswith(b"lance-encoding:")}
+
+
+def _column(field: pa.Field, compression: str | None) -> pa.Field:
+    """A column; Lance takes the layout of a nested one from its top, the codec from its leaves."""
+    column = _physical_field(field, compression)
+    entries = {k: v for k, v in _ENCODINGS[compression].items() if k != _CODEC}
+    if column.type.num_fields and not pa.types.is_fixed_size_list(column.type) and entries:
+        return column.with_metadata(entries)
+    return column
 
 
 def _physical_field(field: pa.Field, compression: str | None, *, in_list: bool = False) -> pa.Field:
