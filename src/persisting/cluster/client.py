@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.service import KEEPALIVE_SECONDS, LANES, BucketService
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, BucketLocked, SchemaError, StorageError
+from persisting.storage.weight import is_light
 from persisting.storage.writers import ANONYMOUS
 from persisting.topic.config import TopicConfig
 from persisting.topic.port import Mark, Rows
@@ -30,9 +32,10 @@ PATIENCE_SECONDS = 30.0
 
 _OPEN_SECONDS = 8.0
 _PAUSE = 0.1
-_BATCH_ROWS = 5000
-_ROWS_PER_CALL = 20_000
 _WATCH_SECONDS = 30.0
+
+
+Waiting = tuple[list[bytes], "asyncio.Future[None]"]
 
 
 class RemoteTopic:
@@ -114,7 +117,7 @@ class RemotePort:
         self._lane = uuid.uuid4().int % LANES
         self._owner: Owner | None = None
         self._finding = asyncio.Lock()
-        self._queue: list[tuple[list[dict[str, Any]], asyncio.Future[None]]] = []
+        self._queue: deque[Waiting] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
         self._end = 0
@@ -179,7 +182,7 @@ class RemotePort:
             raise Unreachable(f"node {node} cannot be reached: {plain(exc)}") from exc
 
     async def _call(
-        self, op: str, args: dict[str, Any], rows: bytes | None = None, arrow: bool = False
+        self, op: str, args: dict[str, Any], rows: list[bytes] | None = None, arrow: bool = False
     ) -> Reply:
         """Call the owner, whoever it is by then, until it answers or patience ends."""
         request = Request(op, args, rows, arrow)
@@ -214,38 +217,53 @@ class RemotePort:
                 return
             except BucketClosed:
                 pass  # it has just moved; nothing was stored
+        parts, is_arrow = await _packed(rows)
         if mark is not None:
-            await self._put_marked(rows, mark)
-        elif isinstance(rows, list) and len(rows) <= _BATCH_ROWS:
-            await self._put_together(rows)
+            await self._put_marked(parts, is_arrow, mark)
+        elif not is_arrow and sum(map(len, parts)) <= wire.MESSAGE_BYTES:
+            await self._put_together(parts)
         else:
-            await self._put_in_turn(rows)
+            await self._put_in_turn(parts, is_arrow)
 
-    async def _put_marked(self, rows: Rows, mark: Mark) -> None:
-        data, is_arrow = await asyncio.to_thread(wire.pack_rows, rows)
-        await self._call("put", {"mark": list(mark)}, data, is_arrow)
+    async def _put_marked(self, parts: list[bytes], is_arrow: bool, mark: Mark) -> None:
+        """Send a put, in several messages where one cannot hold it; it is stored as a whole."""
+        *before, last = wire.in_messages(parts)
+        while True:
+            args: dict[str, Any] = {"mark": list(mark)}
+            if before:
+                upload = uuid.uuid4().hex
+                for number, message in enumerate(before):
+                    staging = {"upload": upload, "number": number}
+                    await self._call("stage", staging, message, is_arrow)
+                args |= {"upload": upload, "staged": len(before)}
+            reply = await self._call("put", args, last, is_arrow)
+            if reply.value != "resend":
+                return
 
-    async def _put_in_turn(self, rows: Rows) -> None:
+    async def _put_in_turn(self, parts: list[bytes], is_arrow: bool) -> None:
         async with self._turn:
             self._number += 1
-            await self._put_marked(rows, (self._writer, self._number))
+            await self._put_marked(parts, is_arrow, (self._writer, self._number))
 
-    async def _put_together(self, rows: list[dict[str, Any]]) -> None:
+    async def _put_together(self, parts: list[bytes]) -> None:
         """Puts that wait at the same time go out as one call."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append((rows, future))
+        self._queue.append((parts, future))
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
         await future
 
     async def _send(self) -> None:
         while self._queue:
-            group, count = [], 0
-            while self._queue and count < _ROWS_PER_CALL:
-                group.append(self._queue.pop(0))
-                count += len(group[-1][0])
+            group, size = [self._queue.popleft()], 0
+            size = sum(map(len, group[0][0]))
+            while self._queue:
+                size += sum(map(len, self._queue[0][0]))
+                if size > wire.MESSAGE_BYTES:
+                    break
+                group.append(self._queue.popleft())
             try:
-                await self._put_in_turn([row for rows, _ in group for row in rows])
+                await self._put_in_turn([part for parts, _ in group for part in parts], False)
             except SchemaError as exc:
                 await self._send_singly(group, exc)
             except BaseException as exc:
@@ -255,14 +273,14 @@ class RemotePort:
             else:
                 _settle(group, None)
 
-    async def _send_singly(self, group: list[Any], exc: SchemaError) -> None:
+    async def _send_singly(self, group: list[Waiting], exc: SchemaError) -> None:
         """One of them does not fit: it alone is to fail."""
         if len(group) == 1:
             _settle(group, exc)
             return
         for one in group:
             try:
-                await self._put_in_turn(one[0])
+                await self._put_in_turn(one[0], False)
             except Exception as own:
                 _settle([one], own)
             else:
@@ -292,11 +310,27 @@ class RemotePort:
         if service is not None:
             with suppress(BucketClosed):
                 return await service.direct(lambda port: port.get(offset, limit))
-        return _records(await self._call("get", {"offset": offset, "limit": limit}))
+        found: list[dict[str, Any]] = []
+        async for reply in self._replies("get", offset, limit):
+            found += _records(reply)
+        return found
+
+    async def _replies(self, op: str, offset: int, limit: int | None) -> AsyncIterator[Reply]:
+        """The pages of a window; each reply holds as much as a message does."""
+        end = None if limit is None else offset + limit
+        while True:
+            left = None if end is None else end - offset
+            reply = await self._call(op, {"offset": offset, "limit": left})
+            count = reply.value
+            offset += count
+            yield reply
+            if not count or offset == end:
+                return
 
     async def get_arrow(self, offset: int, limit: int | None) -> pa.Table:
-        reply = await self._call("get_arrow", {"offset": offset, "limit": limit})
-        return wire.unpack_arrow(reply.rows or b"")
+        pages = self._replies("get_arrow", offset, limit)
+        tables = [wire.unpack_arrow(reply.rows or b"") async for reply in pages]
+        return pa.concat_tables([t for t in tables if len(t)] or tables[:1])
 
     async def pages(
         self, offset: int, limit: int | None, block: bool
@@ -391,6 +425,12 @@ class RemotePort:
         return {**found, "node": owner.node if owner is not None else None}
 
 
+async def _packed(rows: Rows) -> tuple[list[bytes], bool]:
+    if isinstance(rows, list) and is_light(rows):
+        return wire.pack_parts(rows)
+    return await asyncio.to_thread(wire.pack_parts, rows)
+
+
 async def _next_reply(stream: Any) -> Reply:
     """The next reply of a stream; its end without a word of ours is a failure."""
     try:
@@ -409,7 +449,7 @@ def _records(reply: Reply) -> list[dict[str, Any]]:
     return rows if isinstance(rows, list) else rows.to_pylist()
 
 
-def _settle(group: list[Any], exc: BaseException | None) -> None:
+def _settle(group: list[Waiting], exc: BaseException | None) -> None:
     for _, future in group:
         if not future.done():
             if exc is None:

@@ -26,7 +26,11 @@ KEEPALIVE_SECONDS = 5.0
 STREAM_SECONDS = 240.0
 """Pulsing ends a stream silently after 300 s; before that we end it ourselves, to be resumed."""
 
-_PAGE_ROWS = 4096
+STAGED_SECONDS = 60.0
+"""How long pieces of a put wait for the rest of it."""
+
+_FIRST_ROWS = 128
+_MOST_ROWS = 8192
 
 
 class BucketService:
@@ -35,6 +39,8 @@ class BucketService:
     def __init__(self, port: LocalPort, place: str, bucket: int) -> None:
         self.port, self.place, self.bucket = port, place, bucket
         self.closed = False
+        self._page_rows = _FIRST_ROWS
+        self._staged: dict[str, list[list[bytes]]] = {}
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -72,8 +78,7 @@ class BucketService:
         if operation is None:
             raise StorageError(f"unknown call {request.op!r}; do all nodes run one version?")
         if request.rows is not None:
-            rows = wire.unpack_rows(request.rows, request.arrow)
-            found = await operation(rows=rows, **request.args)
+            found = await operation(parts=request.rows, arrow=request.arrow, **request.args)
         else:
             found = await operation(**request.args)
         return found if isinstance(found, (Reply, pul.StreamMessage)) else Reply(found)
@@ -86,15 +91,42 @@ class BucketService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._idle.wait()
 
-    async def _do_put(self, rows: Any, mark: list[Any]) -> str:
+    async def _do_stage(self, parts: list[bytes], arrow: bool, upload: str, number: int) -> str:
+        """Take a piece of a put that needs several messages."""
+        staged = self._staged.setdefault(upload, [])
+        if number == len(staged):  # else it is a repetition
+            staged.append(parts)
+            asyncio.get_running_loop().call_later(STAGED_SECONDS, self._staged.pop, upload, None)
+        return "staged"
+
+    async def _do_put(
+        self,
+        parts: list[bytes],
+        arrow: bool,
+        mark: list[Any],
+        upload: str | None = None,
+        staged: int = 0,
+    ) -> str:
+        """Store rows; "resend" if pieces that came before are not here."""
+        if upload is not None:
+            before = self._staged.pop(upload, [])
+            if len(before) != staged:
+                return "resend"
+            parts = [part for message in before for part in message] + parts
+        if sum(map(len, parts)) > wire.MESSAGE_BYTES:
+            rows = await asyncio.to_thread(wire.unpack_parts, parts, arrow)
+        else:
+            rows = wire.unpack_parts(parts, arrow)
         await self.port.put(rows, (mark[0], mark[1]))
         return "stored"
 
     async def _do_get(self, offset: int, limit: int | None) -> Reply:
+        """A first page of what was asked for; the caller asks again for the rest."""
         return _rows_reply(await self._page(offset, limit))
 
     async def _do_get_arrow(self, offset: int, limit: int | None) -> Reply:
-        return _rows_reply(await self.port.get_arrow(offset, limit))
+        rows = self._page_rows if limit is None else min(limit, self._page_rows)
+        return _rows_reply(self._fitting(await self.port.get_arrow(offset, rows)))
 
     async def _do_find(self, timestamp: int) -> int:
         return await self.port.find(timestamp)
@@ -141,19 +173,30 @@ class BucketService:
             await writer.close()
 
     async def _page(self, offset: int, limit: int | None) -> Any:
-        """Rows as Arrow where the backend keeps a schema, else as records."""
+        """Rows that fit a message: as Arrow where the backend keeps a schema, else as records."""
+        rows = self._page_rows if limit is None else min(limit, self._page_rows)
         if await self.port.keeps_schema():
-            return await self.port.get_arrow(offset, limit)
-        return await self.port.get(offset, limit)
+            return self._fitting(await self.port.get_arrow(offset, rows))
+        return self._fitting(await self.port.get(offset, rows))
+
+    def _fitting(self, rows: Any) -> Any:
+        """As many of the rows as fit a message; remembers how many that may be."""
+        count = len(rows)
+        if not count:
+            return rows
+        size = rows.nbytes if not isinstance(rows, list) else len(wire.pack_records(rows))
+        fits = max(1, wire.MESSAGE_BYTES * count // max(1, size))
+        self._page_rows = max(1, min(fits // 2, 2 * self._page_rows, _MOST_ROWS))
+        if fits >= count:
+            return rows
+        return rows[:fits] if isinstance(rows, list) else rows.slice(0, fits)
 
     async def _write_stream(self, writer: Any, offset: int, limit: int | None, block: bool) -> None:
         ends = time.monotonic() + STREAM_SECONDS
         left = limit
         try:
             while left is None or left > 0:
-                rows = await self._page(
-                    offset, _PAGE_ROWS if left is None else min(left, _PAGE_ROWS)
-                )
+                rows = await self._page(offset, left)
                 if len(rows):
                     offset += len(rows)
                     left = None if left is None else left - len(rows)
@@ -203,4 +246,4 @@ async def answered(msg: Any, answer: Callable[[Request], Any]) -> Any:
 
 def _rows_reply(rows: Any) -> Reply:
     data, is_arrow = wire.pack_rows(rows)
-    return Reply(rows=data, arrow=is_arrow)
+    return Reply(len(rows), rows=data, arrow=is_arrow)

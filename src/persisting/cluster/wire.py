@@ -23,6 +23,11 @@ from persisting.schema.values import Values
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 _NAIVE, _AWARE, _DATE, _TIME, _DELTA, _DECIMAL, _UUID, _VECTOR = range(1, 9)
 
+MESSAGE_BYTES = 4 * 1024 * 1024
+"""What a message holds at most, but for a single row that is larger."""
+
+_PIECE_ROWS = 512
+
 _encoder = msgspec.msgpack.Encoder()
 _EPOCH = dt.datetime(1970, 1, 1)
 _UTC_EPOCH = _EPOCH.replace(tzinfo=dt.timezone.utc)
@@ -34,7 +39,7 @@ class Request(msgspec.Struct, array_like=True):
 
     op: str
     args: dict[str, Any] = {}
-    rows: bytes | None = None
+    rows: list[bytes] | None = None
     arrow: bool = False
 
 
@@ -99,6 +104,46 @@ def pack_rows(rows: list[dict[str, Any]] | pa.Table) -> tuple[bytes, bool]:
 
 def unpack_rows(data: bytes, arrow: bool) -> list[dict[str, Any]] | pa.Table:
     return unpack_arrow(data) if arrow else unpack_records(data)
+
+
+def pack_parts(rows: list[dict[str, Any]] | pa.Table) -> tuple[list[bytes], bool]:
+    """Rows as pieces that fit a message each, unless a single row does not; and whether Arrow."""
+    if isinstance(rows, list):
+        return _pack_pieces(rows, _PIECE_ROWS), False
+    step = max(1, MESSAGE_BYTES * rows.num_rows // max(1, 2 * rows.nbytes))
+    slices = range(0, max(1, rows.num_rows), step)
+    return [pack_arrow(rows.slice(start, step)) for start in slices], True
+
+
+def _pack_pieces(rows: list[dict[str, Any]], step: int) -> list[bytes]:
+    pieces = []
+    for start in range(0, len(rows), step):
+        piece = rows[start : start + step]
+        packed = pack_records(piece)
+        if len(packed) > MESSAGE_BYTES // 2 and len(piece) > 1:
+            pieces += _pack_pieces(piece, max(1, len(piece) // 4))
+        else:
+            pieces.append(packed)
+    return pieces
+
+
+def unpack_parts(parts: list[bytes], arrow: bool) -> list[dict[str, Any]] | pa.Table:
+    if arrow:
+        return pa.concat_tables([unpack_arrow(part) for part in parts])
+    return [record for part in parts for record in unpack_records(part)]
+
+
+def in_messages(parts: list[bytes]) -> list[list[bytes]]:
+    """Pieces put together as far as they fit a message."""
+    messages: list[list[bytes]] = [[]]
+    size = 0
+    for part in parts:
+        if messages[-1] and size + len(part) > MESSAGE_BYTES:
+            messages.append([])
+            size = 0
+        messages[-1].append(part)
+        size += len(part)
+    return messages
 
 
 def pack_records(records: Sequence[Any]) -> bytes:

@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 Page = list[dict[str, Any]]
 _PAGES_AHEAD = 2
 
 
-async def merged(
-    pages: dict[int, Callable[[], Any]],
-) -> AsyncGenerator[tuple[int, Page]]:
-    """(bucket, page) from each source until all have ended; an error of one ends all."""
-    queue: asyncio.Queue[tuple[int, Page | BaseException | None]] = asyncio.Queue(
-        _PAGES_AHEAD * max(1, len(pages))
-    )
-    tasks = [asyncio.create_task(_pump(bucket, source, queue)) for bucket, source in pages.items()]
-    try:
-        running = len(tasks)
-        while running:
-            bucket, page = await queue.get()
-            if page is None:
-                running -= 1
-            elif isinstance(page, BaseException):
+class Turn(NamedTuple):
+    """The next page, and the bucket it is from."""
+
+    bucket: int
+    page: Page
+
+
+class Ended(Exception):
+    """All sources have come to their end."""
+
+
+class Merged:
+    """Reads several sources at once; an error of one is raised, and ends all."""
+
+    def __init__(self, sources: dict[int, Callable[[], Any]]) -> None:
+        self._queue: asyncio.Queue[tuple[int, Page | BaseException | None]] = asyncio.Queue(
+            _PAGES_AHEAD * max(1, len(sources))
+        )
+        self._tasks = [
+            asyncio.create_task(_pump(bucket, source, self._queue))
+            for bucket, source in sources.items()
+        ]
+        self._running = len(self._tasks)
+        self._getting: asyncio.Task[Any] | None = None
+
+    async def next(self, timeout: float | None) -> Turn | None:
+        """The next page, None if ``timeout`` seconds were over before; raises :class:`Ended`."""
+        while self._running:
+            if self._getting is None:
+                self._getting = asyncio.create_task(self._queue.get())
+            done, _ = await asyncio.wait([self._getting], timeout=timeout)
+            if not done:
+                return None
+            bucket, page = self._getting.result()
+            self._getting = None
+            if isinstance(page, BaseException):
                 raise page
-            else:
-                yield bucket, page
-    finally:
+            if page is not None:
+                return Turn(bucket, page)
+            self._running -= 1
+        raise Ended
+
+    async def close(self) -> None:
+        """Stop reading."""
+        tasks = [*self._tasks, *([self._getting] if self._getting is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

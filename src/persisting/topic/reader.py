@@ -7,8 +7,7 @@ import datetime as dt
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from persisting.errors import BucketClosed, InvalidArgument
 from persisting.metrics import GroupMetrics
 from persisting.options import check_window
 from persisting.topic.groups import Membership
-from persisting.topic.merging import merged
+from persisting.topic.merging import Ended, Merged
 from persisting.topic.port import Topic
 from persisting.topic.totals import summed
 from persisting.work import in_thread
@@ -108,54 +107,36 @@ class QueueReader:
         await self._begin()
         left = limit
         positions = None if offset is None else dict.fromkeys(self._cursor, offset)
+        tick = REBALANCE_SECONDS if self._membership is not None else None
         while left is None or left > 0:
             moves, at = self._moves, dict(self._cursor) if positions is None else positions
-            async with aclosing(self._turns(at, left, block)) as turns:
-                async for bucket, page in turns:
-                    for record in page[:left]:
-                        at[bucket] += 1
+            merged = self._merged(at, left, block)
+            try:
+                while left != 0 and moves == self._moves:
+                    turn = await merged.next(tick)
+                    for record in turn.page[:left] if turn is not None else ():
+                        at[turn.bucket] += 1  # type: ignore[union-attr]
                         if positions is None:
-                            self._cursor[bucket] = at[bucket]
+                            self._cursor[turn.bucket] = at[turn.bucket]  # type: ignore[union-attr]
                         left = None if left is None else left - 1
                         yield record
                         if moves != self._moves:
                             break
-                    if left == 0 or moves != self._moves or await self._changed():
-                        break
-                else:
-                    if not block or self._membership is None:
-                        return
-            if not self._cursor:
+                    if moves == self._moves:
+                        await self._changed()
+            except Ended:
+                if not block or self._membership is None:
+                    return
                 await asyncio.sleep(REBALANCE_SECONDS)
                 await self._rebalance()
+            finally:
+                await merged.close()
 
-    async def _turns(
-        self, starts: dict[int, int], limit: int | None, block: bool
-    ) -> AsyncGenerator[tuple[int, list[dict[str, Any]]]]:
-        """Pages of the buckets, as they come; ends also when the group has changed."""
-
+    def _merged(self, starts: dict[int, int], limit: int | None, block: bool) -> Merged:
         def source(bucket: int, start: int) -> Any:
             return lambda: self._topic.port(bucket).pages(start, limit, block)
 
-        stream = merged({bucket: source(bucket, start) for bucket, start in starts.items()})
-        tick = REBALANCE_SECONDS if self._membership is not None else None
-        pending: asyncio.Task[Any] | None = None
-        try:
-            while True:
-                pending = pending or asyncio.ensure_future(_next_turn(stream))
-                done, _ = await asyncio.wait([pending], timeout=tick)
-                if done:
-                    turn, pending = pending.result(), None
-                    if turn is None:
-                        return
-                    yield turn
-                elif await self._changed():
-                    return
-        finally:
-            if pending is not None:
-                pending.cancel()
-                await asyncio.gather(pending, return_exceptions=True)
-            await stream.aclose()
+        return Merged({bucket: source(bucket, start) for bucket, start in starts.items()})
 
     async def _changed(self) -> bool:
         """Between pages of a group's stream: what was read counts as done, others may have come."""
@@ -424,7 +405,3 @@ class QueueReader:
         trace: TracebackType | None,
     ) -> None:
         await self._close(commit=self._auto_commit and kind is None)
-
-
-async def _next_turn(stream: AsyncGenerator[Any]) -> Any:
-    return await anext(stream, None)
