@@ -33,6 +33,7 @@ class BucketLock:
     def __init__(self, folder: Path, **owner: Any) -> None:
         """Take the lock or raise :class:`BucketLocked`; ``owner`` is added to the note."""
         self._path = folder / LOCK_FILE
+        self._pid = os.getpid()
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as exc:
@@ -64,7 +65,7 @@ class BucketLock:
     def release(self, *, clean: bool) -> None:
         """Give the lock up; ``clean`` promises that everything in the folder is synced."""
         try:
-            if clean:
+            if clean and os.getpid() == self._pid:
                 self._write({**self._owner, "clean": True})
         except OSError as exc:
             raise StorageError(
@@ -72,6 +73,9 @@ class BucketLock:
                 "next owner checks the bucket as after a crash"
             ) from exc
         finally:
+            if os.getpid() == self._pid:
+                # A forked child may hold a copy of the file: closing ours would not free it.
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
 
     def _read(self) -> dict[str, Any]:

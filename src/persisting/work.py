@@ -13,7 +13,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -64,6 +64,21 @@ async def in_thread_or_undo(undo: Callable[[_R], None], call: Callable[..., _R],
 
         future.add_done_callback(finish)
         raise
+
+
+async def within(awaitable: Awaitable[_R], seconds: float | None) -> _R:
+    """The result, or ``asyncio.TimeoutError``. Unlike ``asyncio.wait_for`` before Python 3.12 it
+    never swallows a cancellation."""
+    task = asyncio.ensure_future(awaitable)
+    try:
+        done, _ = await asyncio.wait([task], timeout=seconds)
+    except BaseException:
+        task.cancel()
+        raise
+    if not done:
+        task.cancel()
+        raise asyncio.TimeoutError
+    return task.result()
 
 
 class SharedJob:

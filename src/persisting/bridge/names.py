@@ -15,6 +15,7 @@ from typing import Any
 
 from persisting import queue
 from persisting.topic.registry import get_backend_class
+from persisting.work import within
 
 _NAMES = (
     "register_backend",
@@ -90,7 +91,7 @@ class _Native:
             yield page
         while wait and limit > 0:
             try:
-                await asyncio.wait_for(self._inner.wait_beyond(offset), timeout)
+                await within(self._inner.wait_beyond(offset), timeout)
             except asyncio.TimeoutError:
                 return
             page = await self._inner.get(offset, limit)

@@ -26,6 +26,7 @@ from persisting.storage.weight import is_light
 from persisting.storage.writers import ANONYMOUS
 from persisting.topic.config import TopicConfig
 from persisting.topic.port import Mark, Rows
+from persisting.work import within
 
 PATIENCE_SECONDS = 30.0
 """How long a call looks for a bucket's owner before it raises."""
@@ -116,11 +117,13 @@ class RemotePort:
         self._number = -1
         self._lane = uuid.uuid4().int % LANES
         self._owner: Owner | None = None
+        self._held: str | None = None
         self._finding = asyncio.Lock()
         self._queue: deque[Waiting] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
         self._end = 0
+        self._closed = False
         self._waiting: set[asyncio.Future[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
 
@@ -147,14 +150,16 @@ class RemotePort:
                 for node in order:
                     try:
                         self._owner = await self._open_on(node)
+                        self._held = None
                         return self._owner
                     except BucketLocked as exc:
                         held, owner = str(exc), exc.owner.get("node")
                         hint = owner if owner != node else None
                     except Unreachable as exc:
                         last = str(exc)
+                self._held = held or self._held
                 if time.monotonic() > deadline:
-                    raise _unavailable(self._key, self._opening, held or last, hint)
+                    raise _unavailable(self._key, self._opening, self._held or last, hint)
                 await asyncio.sleep(_PAUSE)
 
     async def _open_on(self, node: str) -> Owner:
@@ -175,9 +180,7 @@ class RemotePort:
 
     async def _resolve(self, name: str, node: str) -> Any:
         try:
-            return await asyncio.wait_for(
-                self._system.resolve_named(name, node_id=int(node)), _OPEN_SECONDS
-            )
+            return await within(self._system.resolve_named(name, node_id=int(node)), _OPEN_SECONDS)
         except (RuntimeError, pul.PulsingError, asyncio.TimeoutError) as exc:
             raise Unreachable(f"node {node} cannot be reached: {plain(exc)}") from exc
 
@@ -204,14 +207,16 @@ class RemotePort:
                 raise error
             self._owner = None
             if time.monotonic() > deadline:
-                raise _unavailable(self._key, self._opening, str(error), None) from error
+                raise _unavailable(
+                    self._key, self._opening, self._held or str(error), None
+                ) from error
             await asyncio.sleep(_PAUSE)
 
     # Putting
 
     async def put(self, rows: Rows, mark: Mark | None = None) -> None:
         service = self._service()
-        if service is not None:
+        if service is not None and (self._sending is None or self._sending.done()):
             try:
                 await service.direct(lambda port: port.put(rows, mark))
                 return
@@ -293,6 +298,7 @@ class RemotePort:
 
     async def close(self) -> None:
         """Finish what is under way and watch no longer."""
+        self._closed = True
         await self.drain()
         if self._watcher is not None:
             self._watcher.cancel()
@@ -359,12 +365,16 @@ class RemotePort:
             except (Unreachable, BucketClosed) as exc:
                 self._owner = None
                 if time.monotonic() > deadline:
-                    raise _unavailable(self._key, self._opening, str(exc), None) from exc
+                    raise _unavailable(
+                        self._key, self._opening, self._held or str(exc), None
+                    ) from exc
                 await asyncio.sleep(_PAUSE)
 
     async def wait(self, offset: int) -> None:
         """One watcher serves all who wait: a stream per wait would pile up at the owner."""
         while self._end <= offset:
+            if self._closed:
+                raise BucketClosed("the reader was closed")
             if self._watcher is None or self._watcher.done():
                 self._watcher = asyncio.create_task(self._watch())
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -395,10 +405,14 @@ class RemotePort:
                 except (Unreachable, BucketClosed) as exc:
                     self._owner = None
                     if time.monotonic() > deadline:
-                        raise _unavailable(self._key, self._opening, str(exc), None) from exc
+                        raise _unavailable(
+                            self._key, self._opening, self._held or str(exc), None
+                        ) from exc
                     await asyncio.sleep(_PAUSE)
         except Exception as exc:
             self._wake(exc)
+        finally:
+            self._wake(None)  # who still waits looks again, and starts another watcher
 
     def _wake(self, exc: Exception | None) -> None:
         for future in self._waiting:
@@ -434,7 +448,7 @@ async def _packed(rows: Rows) -> tuple[list[bytes], bool]:
 async def _next_reply(stream: Any) -> Reply:
     """The next reply of a stream; its end without a word of ours is a failure."""
     try:
-        data = await asyncio.wait_for(anext(stream, None), 3 * KEEPALIVE_SECONDS)
+        data = await within(anext(stream, None), 3 * KEEPALIVE_SECONDS)
     except asyncio.TimeoutError as exc:
         raise Unreachable("a stream fell silent") from exc
     except (RuntimeError, pul.PulsingError) as exc:

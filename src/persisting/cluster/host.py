@@ -206,11 +206,17 @@ class HostActor(pul.Actor):
 
 async def living_hosts(system: Any) -> list[str]:
     """The nodes that host buckets and, as far as the cluster knows, live."""
+    node = str(system.node_id.id)
     try:
         found = await system.get_named_instances(HOST_NAME)
     except (RuntimeError, pul.PulsingError):
-        return []
-    return [str(one["node_id"]) for one in found if one.get("status") == "Alive"]
+        return _last_seen.get(node, [])  # it says so, too, when one of them does not answer
+    alive = [str(one["node_id"]) for one in found if one.get("status") == "Alive"]
+    _last_seen[node] = alive
+    return alive
+
+
+_last_seen: dict[str, list[str]] = {}
 
 
 _hosts: dict[str, Host] = {}

@@ -23,7 +23,7 @@ from persisting.topic.opening import BucketChoice, reader_of
 from persisting.topic.reader import QueueReader
 from persisting.topic.registry import register_backend
 from persisting.topic.writer import QueueWriter
-from persisting.work import in_thread
+from persisting.work import in_thread, within
 
 _ASK_SECONDS = 3.0
 _WAIT_STEP = 0.2
@@ -155,9 +155,7 @@ async def _open_topics(system: Any, name: str) -> list[dict[str, Any]]:
         if here is not None and node == here.node:
             continue
         try:
-            door = await asyncio.wait_for(
-                system.resolve_named(HOST_NAME, node_id=int(node)), _ASK_SECONDS
-            )
+            door = await within(system.resolve_named(HOST_NAME, node_id=int(node)), _ASK_SECONDS)
             reply = await ask(door, node, Request("topics", {"topic": name}), _ASK_SECONDS)
         except (Unreachable, RuntimeError, asyncio.TimeoutError):
             continue

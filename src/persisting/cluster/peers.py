@@ -12,6 +12,7 @@ import pulsing as pul
 
 from persisting.cluster import wire
 from persisting.cluster.wire import Reply, Request
+from persisting.work import within
 
 MAX_IN_FLIGHT = 8
 """Calls under way to one node; Pulsing's connection pool gives up at about twice as many."""
@@ -52,7 +53,7 @@ async def _ask(ref: Any, node: str, request: Request, timeout: float) -> Any:
     limits = _limits.setdefault(asyncio.get_running_loop(), {})
     async with limits.setdefault(node, asyncio.Semaphore(MAX_IN_FLIGHT)):
         try:
-            return await asyncio.wait_for(ref.ask(message), timeout)
+            return await within(ref.ask(message), timeout)
         except asyncio.TimeoutError as exc:
             raise Unreachable(f"node {node} did not answer for {timeout:g} s") from exc
         except (RuntimeError, pul.PulsingError) as exc:

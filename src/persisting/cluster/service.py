@@ -14,6 +14,7 @@ from persisting.cluster import wire
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, StorageError
 from persisting.topic.local import LocalPort
+from persisting.work import within
 
 _T = TypeVar("_T")
 
@@ -160,7 +161,7 @@ class BucketService:
     async def _write_ends(self, writer: Any) -> None:
         ends = time.monotonic() + STREAM_SECONDS
         try:
-            while time.monotonic() < ends:
+            while time.monotonic() < ends and not self.closed:
                 end = await self.port.end()
                 await writer.write(wire.encode(Reply(end)))
                 await self._wait_or_keep_alive(writer, end)
@@ -195,7 +196,7 @@ class BucketService:
         ends = time.monotonic() + STREAM_SECONDS
         left = limit
         try:
-            while left is None or left > 0:
+            while (left is None or left > 0) and not self.closed:
                 rows = await self._page(offset, left)
                 if len(rows):
                     offset += len(rows)
@@ -208,7 +209,7 @@ class BucketService:
                     return
                 else:
                     await self._wait_or_keep_alive(writer, offset)
-            await writer.write(wire.encode(Reply("end")))
+            await writer.write(wire.encode(Reply("again" if self.closed else "end")))
         except RuntimeError:
             return  # the consumer has gone
         except Exception as exc:
@@ -218,7 +219,7 @@ class BucketService:
 
     async def _wait_or_keep_alive(self, writer: Any, offset: int) -> None:
         try:
-            await asyncio.wait_for(self.port.wait(offset), KEEPALIVE_SECONDS)
+            await within(self.port.wait(offset), KEEPALIVE_SECONDS)
         except asyncio.TimeoutError:
             await writer.write(wire.encode(Reply("alive")))
 

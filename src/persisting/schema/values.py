@@ -246,6 +246,8 @@ def _bytes(value: Any, path: str) -> tuple[Any, pa.DataType]:
 
 
 def _datetime(value: dt.datetime, path: str) -> tuple[Any, pa.DataType]:
+    if type(value) is not dt.datetime:
+        value = _plain_datetime(value, path)
     if value.utcoffset() is None:
         return value.replace(tzinfo=None), NAIVE
     try:
@@ -254,6 +256,18 @@ def _datetime(value: dt.datetime, path: str) -> tuple[Any, pa.DataType]:
         raise SchemaError(
             f"field {path!r} holds {value!r}, which is outside the years 1 to 9999 in UTC"
         ) from None
+
+
+def _plain_datetime(value: Any, path: str) -> dt.datetime:
+    """A subclass's moment, such as pandas', as a datetime."""
+    if value != value:
+        raise SchemaError(f"field {path!r} holds NaT; store None instead")
+    if getattr(value, "nanosecond", 0):
+        raise SchemaError(f"field {path!r} holds {value!r}: times are kept in microseconds")
+    day, time = dt.date(value.year, value.month, value.day), value.timetz()
+    return dt.datetime.combine(
+        day, dt.time.fromisoformat(time.replace(tzinfo=None).isoformat()), tzinfo=value.tzinfo
+    ).replace(fold=value.fold)
 
 
 def _date(value: Any, path: str) -> tuple[Any, pa.DataType]:
@@ -270,6 +284,10 @@ def _time(value: dt.time, path: str) -> tuple[Any, pa.DataType]:
 
 
 def _timedelta(value: dt.timedelta, path: str) -> tuple[Any, pa.DataType]:
+    if type(value) is not dt.timedelta:
+        if getattr(value, "nanoseconds", 0):
+            raise SchemaError(f"field {path!r} holds {value!r}: times are kept in microseconds")
+        value = dt.timedelta(value.days, value.seconds, value.microseconds)
     if abs(value) > _MAX_DURATION:
         raise SchemaError(f"field {path!r} holds a timedelta beyond ±292,000 years: {value!r}")
     return value, DURATION

@@ -40,6 +40,7 @@ class TableBackend:
         self._turns = Turns()
         self._closing = asyncio.Lock()
         self._finished: Future[None] | None = None
+        self._opened = bucket.end
 
     @classmethod
     def check_options(cls, **options: Any) -> None:
@@ -225,6 +226,7 @@ class TableBackend:
             "buffer_count": buffered,
             "persisted_count": persisted,
             "start_offset": 0,
+            "opened_offset": self._opened,
             "end_offset": persisted + buffered,
             "storage_path": str(options.storage_path),
             "version": bucket.table.view.version,
@@ -259,11 +261,12 @@ class TableBackend:
             await asyncio.shield(asyncio.wrap_future(self._finished))
 
     def close_now(self) -> None:
-        """Give a bucket with nothing buffered back, blocking; for code without an event loop."""
-        if self._bucket.counts[1]:
-            raise StorageError("there are buffered records; await close() instead")
+        """Give back a bucket without a log and with nothing buffered; blocks, needs no loop."""
         if self._finished is None:
             self._bucket.begin_close()
+            if self._bucket.journal is not None or self._bucket.counts[1]:
+                self._bucket.cancel_close()
+                raise StorageError("there may be buffered records; await close() instead")
             self._finished = Future()
             self._bucket.finish_close()
             self._finished.set_result(None)

@@ -124,9 +124,10 @@ class Bucket:
         self.table.set_compression()
 
     def abandon(self) -> None:
-        """Let the lock go after a failed opening, as it was found."""
+        """Let the lock go after a failed opening; as it was found, if nothing was written."""
         if self._lock is not None and self._unlock.detach() is not None:
-            self._lock.release(clean=self._lock.left_clean)
+            untouched = self._lock.left_clean and not self.table.touched
+            self._lock.release(clean=untouched)
 
     def attach(self, journal: Journal) -> None:
         """Log every record from now on; a bucket that is dropped closes the log's files."""
@@ -369,8 +370,11 @@ class Bucket:
         """Find out whether stored whole numbers of these fields could become floats."""
         unknown = [name for name in names if name not in self._searched]
         if unknown:
-            for batch in self.snapshot().batches(0, None, unknown):
-                found = {n for n in unknown if beyond_float(batch.column(n))}
+            snapshot = self.snapshot()
+            # A field that is still on its way to the log is not there, and was looked at.
+            stored = [name for name in unknown if name in snapshot.schema.names]
+            for batch in snapshot.batches(0, None, stored) if stored else ():
+                found = {n for n in stored if beyond_float(batch.column(n))}
                 with self.guard:
                     self._large |= found
             self._searched.update(unknown)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from persisting.errors import SchemaError
@@ -23,7 +24,17 @@ CONVERT_BYTES = 1 << 20
 class Chunk:
     """Records of one schema, as rows that no one else can change or as an Arrow batch."""
 
-    __slots__ = ("_batch", "_open", "_rows", "arrival", "count", "nbytes", "sequence", "shaper")
+    __slots__ = (
+        "_batch",
+        "_open",
+        "_rows",
+        "arrival",
+        "arrivals",
+        "count",
+        "nbytes",
+        "sequence",
+        "shaper",
+    )
 
     def __init__(
         self,
@@ -39,6 +50,8 @@ class Chunk:
         self.nbytes = nbytes or (batch.nbytes if batch is not None else 0)
         self.arrival = 0
         """When the records were accepted, in microseconds of Unix time."""
+        self.arrivals: np.ndarray | None = None
+        """The same for each record, where they were accepted at different times."""
         self.sequence = 0
         """Where the log holds them, 0 without a log."""
         self._open = rows is not None

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from persisting import codec, work
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("persisting")
 
 _WORTH_COMPRESSING = 256
+_JOINED_BYTES = 16 * 1024 * 1024
 
 
 Mark = tuple[str, int]
@@ -296,22 +298,28 @@ class Waiting:
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._chunks: list[Chunk] = []
-        self._rows = 0
+        self._rows = self._nbytes = 0
 
     def add(self, chunk: Chunk) -> None:
+        if self._nbytes + chunk.nbytes > _JOINED_BYTES:
+            self.hand_over()
         self._chunks.append(chunk)
         self._rows += chunk.count
+        self._nbytes += chunk.nbytes
         if self._rows >= ROWS_AT_ONCE:
             self.hand_over()
 
     def hand_over(self) -> None:
-        chunks, self._chunks, self._rows = self._chunks, [], 0
+        chunks, self._chunks, self._rows, self._nbytes = self._chunks, [], 0, 0
         if chunks:
             last = chunks[-1]
             whole = last
             if len(chunks) > 1:
                 whole = Chunk(last.shaper, batch=pa.concat_batches([c.batch for c in chunks]))
                 whole.sequence, whole.arrival = last.sequence, last.arrival
+                whole.arrivals = np.maximum.accumulate(
+                    np.repeat([c.arrival for c in chunks], [c.count for c in chunks])
+                )
             self._bucket.acknowledge_recovered(whole)
 
 

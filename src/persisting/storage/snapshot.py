@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from persisting.schema.arrow import align
@@ -89,6 +90,8 @@ class Snapshot:
                 high = middle
         for chunk, count in self._chunks if low == self.persisted else ():
             if chunk.arrival >= timestamp:
+                if chunk.arrivals is not None:
+                    low += int(np.searchsorted(chunk.arrivals, timestamp))
                 break
             low += count
         return low

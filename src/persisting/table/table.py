@@ -50,12 +50,13 @@ class Table:
         """What the last append kept beside its rows."""
         self._fs, self._compression, self._defaults = fs, compression, defaults or {}
         self._undo: int | None = None
+        self._found = 0
 
     # Opening
 
     def open(self, *, left_clean: bool) -> None:
         """Open for writing: check the newest version, take a torn one back, sync what is there."""
-        version = files.newest_version(self.root)
+        version = self._found = files.newest_version(self.root)
         if version:
             try:
                 dataset = self._load_whole(version)
@@ -72,6 +73,11 @@ class Table:
     def sequence(self) -> int:
         """The last log sequence whose records the table holds."""
         return int(self.properties.get(SEQUENCE, 0))
+
+    @property
+    def touched(self) -> bool:
+        """Whether anything was written since the opening began."""
+        return self._undo is not None or files.newest_version(self.root) != self._found
 
     def refresh(self) -> None:
         """Open, or reopen, for reading only: follow the newest version."""

@@ -34,7 +34,7 @@ class LocalTopic:
         self.key, self.folder, self.config, self.backend_class = key, folder, config, cls
         self.handles = 0
         self.closed = False
-        self._pausing = False
+        self._pausing = 0
         self._backends: dict[int, Any] = {}
         self._marks: dict[tuple[int, str], int] = {}
         self._guard = threading.Lock()
@@ -83,12 +83,17 @@ class LocalTopic:
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
         """Go on with another backend class or other options; the buckets reopen when used."""
         if config != self.config or cls is not self.backend_class:
-            self._pausing = True
+            self._pausing += 1
             try:
+                await in_thread(self._switch, config, cls)
                 await self.close_buckets()
-                self.config, self.backend_class = config, cls
             finally:
-                self._pausing = False
+                self._pausing -= 1
+
+    def _switch(self, config: TopicConfig, cls: type) -> None:
+        """From here on buckets open in the new way; under the guard none is just being opened."""
+        with self._guard:
+            self.config, self.backend_class = config, cls
 
     async def close(self) -> None:
         """Flush and close everything, for good."""

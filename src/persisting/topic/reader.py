@@ -32,6 +32,8 @@ log = logging.getLogger("persisting")
 REBALANCE_SECONDS = 0.3
 """How often a member of a group looks whether others came or went."""
 
+_LOOK_SECONDS = 1.0
+
 AUTO_COMMIT_SECONDS = 0.5
 """How often a stream with ``auto_commit`` commits what it has passed on."""
 
@@ -61,6 +63,8 @@ class QueueReader:
         self._rebalanced = 0.0
         self._committed = 0.0
         self._closed = False
+        self._ending = asyncio.Event()
+        self._looked = 0.0
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -83,17 +87,18 @@ class QueueReader:
         """
         check_window(0, limit)
         deadline = None if timeout is None else time.monotonic() + timeout
-        async with self._reading:
-            await self._begin()
-            while True:
+        while True:
+            async with self._reading:
+                await self._begin()
                 found = await self._take(limit)
-                if found or not wait or limit == 0:
-                    return found
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return []
-                await self._wait(left)
-                await self._rebalance()
+                if not found and limit != 0 and await self._step_back():
+                    found = await self._take(limit)
+            if found or not wait or limit == 0:
+                return found
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return []
+            await self._wait(left)
 
     async def get_stream(
         self, offset: int | None = None, limit: int | None = None, block: bool = False
@@ -114,6 +119,8 @@ class QueueReader:
             try:
                 while left != 0 and moves == self._moves:
                     turn = await merged.next(tick)
+                    if moves != self._moves:
+                        break
                     for record in turn.page[:left] if turn is not None else ():
                         at[turn.bucket] += 1  # type: ignore[union-attr]
                         if positions is None:
@@ -208,15 +215,13 @@ class QueueReader:
             asyncio.create_task(self._topic.port(bucket).wait(offset))
             for bucket, offset in self._cursor.items()
         ]
+        tasks.append(asyncio.create_task(_until(self._ending)))
         try:
-            if tasks:
-                done, _ = await asyncio.wait(
-                    tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in done:
-                    task.result()
-            else:
-                await asyncio.sleep(REBALANCE_SECONDS if timeout is None else timeout)
+            done, _ = await asyncio.wait(
+                tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                task.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -321,20 +326,34 @@ class QueueReader:
         self._moves += 1
         return True
 
-    async def _start(self, bucket: int, committed: int) -> int:
-        """Where to begin in a bucket; never beyond its end, which a crash may have set back."""
+    async def _step_back(self) -> bool:
+        """Whether the cursor lay beyond the end of a bucket, and was set back."""
+        if time.monotonic() - self._looked < _LOOK_SECONDS:
+            return False
+        self._looked = time.monotonic()
+        starts = {bucket: await self._start(bucket, o) for bucket, o in self._cursor.items()}
+        if starts == self._cursor:
+            return False
+        self._move(starts)
+        return True
+
+    async def _start(self, bucket: int, offset: int) -> int:
+        """Where to read a bucket on; if a crash has set its end back, after what it left."""
         found = await self._topic.port(bucket).stats()
         end = int(found.get("end_offset", found.get("total_count", 0)))
-        if committed > end:
-            log.warning(
-                "topic %r: the group's offset %d of bucket %d lies beyond its end %d; records that "
-                "were read have been lost, the group goes on at the end",
-                self._topic.name,
-                committed,
-                bucket,
-                end,
-            )
-        return min(committed, end)
+        if offset <= end:
+            return offset
+        start = min(end, int(found.get("opened_offset", end)))
+        log.warning(
+            "topic %r: offset %d of bucket %d lies beyond its end %d: records that were read and "
+            "not yet durable have been lost. Reading goes on at %d",
+            self._topic.name,
+            offset,
+            bucket,
+            end,
+            start,
+        )
+        return start
 
     # Facts and the end
 
@@ -382,6 +401,7 @@ class QueueReader:
     async def _close(self, *, commit: bool) -> None:
         if self._closed:
             return
+        self._ending.set()
         if self._membership is not None:
             if commit:
                 await self._commit(self._membership)
@@ -405,3 +425,7 @@ class QueueReader:
         trace: TracebackType | None,
     ) -> None:
         await self._close(commit=self._auto_commit and kind is None)
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()

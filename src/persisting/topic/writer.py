@@ -113,7 +113,6 @@ class QueueWriter:
 
     async def _put(self, bucket: int, rows: Rows, sequence: int | None) -> None:
         port = self._topic.port(bucket)
-        self._touched.add(bucket)
         if sequence is not None:
             if type(sequence) is not int or sequence < 0:
                 raise InvalidArgument(f"sequence must be a whole number from 0, got {sequence!r}")
@@ -122,6 +121,7 @@ class QueueWriter:
                 await port.put(rows, (self._writer_id, sequence))
         else:
             await port.put(rows)
+        self._touched.add(bucket)
 
     async def last_sequence(self) -> int:
         """The highest sequence of this ``writer_id`` that any bucket has stored, -1 for none."""
