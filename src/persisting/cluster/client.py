@@ -36,7 +36,12 @@ _PAUSE = 0.1
 _WATCH_SECONDS = 30.0
 
 
-Waiting = tuple[list[bytes], "asyncio.Future[None]"]
+class Waiting:
+    """A put that waits for its turn: its rows on their way to bytes, and whom to tell."""
+
+    def __init__(self, packing: asyncio.Future[tuple[list[bytes], bool]]) -> None:
+        self.packing = packing
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class RemoteTopic:
@@ -222,13 +227,11 @@ class RemotePort:
                 return
             except BucketClosed:
                 pass  # it has just moved; nothing was stored
-        parts, is_arrow = await _packed(rows)
         if mark is not None:
+            parts, is_arrow = await _packed(rows)
             await self._put_marked(parts, is_arrow, mark)
-        elif not is_arrow and sum(map(len, parts)) <= wire.MESSAGE_BYTES:
-            await self._put_together(parts)
         else:
-            await self._put_in_turn(parts, is_arrow)
+            await self._put_together(rows)
 
     async def _put_marked(self, parts: list[bytes], is_arrow: bool, mark: Mark) -> None:
         """Send a put, in several messages where one cannot hold it; it is stored as a whole."""
@@ -250,25 +253,22 @@ class RemotePort:
             self._number += 1
             await self._put_marked(parts, is_arrow, (self._writer, self._number))
 
-    async def _put_together(self, parts: list[bytes]) -> None:
-        """Puts that wait at the same time go out as one call."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append((parts, future))
+    async def _put_together(self, rows: Rows) -> None:
+        """Puts go out in the order of the calls; those that wait at the same time as one call."""
+        one = Waiting(asyncio.ensure_future(_packed(rows)))
+        self._queue.append(one)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
-        await future
+        await one.future
 
     async def _send(self) -> None:
         while self._queue:
-            group, size = [self._queue.popleft()], 0
-            size = sum(map(len, group[0][0]))
-            while self._queue:
-                size += sum(map(len, self._queue[0][0]))
-                if size > wire.MESSAGE_BYTES:
-                    break
-                group.append(self._queue.popleft())
+            group = [self._queue.popleft()]
             try:
-                await self._put_in_turn([part for parts, _ in group for part in parts], False)
+                packed, is_arrow = await group[0].packing
+                parts = list(packed)
+                await self._join_group(group, parts, is_arrow)
+                await self._put_in_turn(parts, is_arrow)
             except SchemaError as exc:
                 await self._send_singly(group, exc)
             except BaseException as exc:
@@ -278,6 +278,20 @@ class RemotePort:
             else:
                 _settle(group, None)
 
+    async def _join_group(self, group: list[Waiting], parts: list[bytes], is_arrow: bool) -> None:
+        """Add the puts that wait next, as far as one message holds them."""
+        size = sum(map(len, parts))
+        while self._queue and not is_arrow and size < wire.MESSAGE_BYTES:
+            following = self._queue[0]
+            if not following.packing.done() or following.packing.exception() is not None:
+                return
+            more, more_is_arrow = following.packing.result()
+            size += sum(map(len, more))
+            if more_is_arrow or size > wire.MESSAGE_BYTES:
+                return
+            group.append(self._queue.popleft())
+            parts += more
+
     async def _send_singly(self, group: list[Waiting], exc: SchemaError) -> None:
         """One of them does not fit: it alone is to fail."""
         if len(group) == 1:
@@ -285,7 +299,7 @@ class RemotePort:
             return
         for one in group:
             try:
-                await self._put_in_turn(one[0], False)
+                await self._put_in_turn(*await one.packing)
             except Exception as own:
                 _settle([one], own)
             else:
@@ -464,12 +478,12 @@ def _records(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _settle(group: list[Waiting], exc: BaseException | None) -> None:
-    for _, future in group:
-        if not future.done():
+    for one in group:
+        if not one.future.done():
             if exc is None:
-                future.set_result(None)
+                one.future.set_result(None)
             else:
-                future.set_exception(exc)
+                one.future.set_exception(exc)
 
 
 def _unavailable(key: str, opening: Request, last: str, owner: str | None) -> StorageError:

@@ -35,15 +35,27 @@ class Merged:
         ]
         self._running = len(self._tasks)
         self._getting: asyncio.Task[Any] | None = None
+        self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def stop(self) -> None:
+        """Let :meth:`next` raise :class:`Ended`, also where it waits just now."""
+        if not self._stopped.done():
+            self._stopped.set_result(None)
 
     async def next(self, timeout: float | None) -> Turn | None:
         """The next page, None if ``timeout`` seconds were over before; raises :class:`Ended`."""
         while self._running:
             if self._getting is None:
                 self._getting = asyncio.create_task(self._queue.get())
-            done, _ = await asyncio.wait([self._getting], timeout=timeout)
+            done, _ = await asyncio.wait(
+                [self._getting, self._stopped],
+                timeout=timeout,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
             if not done:
                 return None
+            if self._stopped.done():
+                break
             bucket, page = self._getting.result()
             self._getting = None
             if isinstance(page, BaseException):

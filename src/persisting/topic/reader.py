@@ -64,6 +64,7 @@ class QueueReader:
         self._committed = 0.0
         self._closed = False
         self._ending = asyncio.Event()
+        self._streams: set[Merged] = set()
         self._looked = 0.0
         self._loop = asyncio.get_running_loop()
 
@@ -116,6 +117,7 @@ class QueueReader:
         while left is None or left > 0:
             moves, at = self._moves, dict(self._cursor) if positions is None else positions
             merged = self._merged(at, left, block)
+            self._streams.add(merged)
             try:
                 while left != 0 and moves == self._moves:
                     turn = await merged.next(tick)
@@ -132,11 +134,12 @@ class QueueReader:
                     if moves == self._moves:
                         await self._changed()
             except Ended:
-                if not block or self._membership is None:
+                if not block or self._membership is None or self._ending.is_set():
                     return
                 await asyncio.sleep(REBALANCE_SECONDS)
                 await self._rebalance()
             finally:
+                self._streams.discard(merged)
                 await merged.close()
 
     def _merged(self, starts: dict[int, int], limit: int | None, block: bool) -> Merged:
@@ -402,6 +405,8 @@ class QueueReader:
         if self._closed:
             return
         self._ending.set()
+        for merged in self._streams:
+            merged.stop()
         if self._membership is not None:
             if commit:
                 await self._commit(self._membership)
