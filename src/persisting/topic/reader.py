@@ -181,12 +181,23 @@ class QueueReader:
         return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
 
     async def _take(self, limit: int | None) -> list[dict[str, Any]]:
-        """From each bucket its share; what one does not need is left to the others.
+        """Records from the cursor, which moves at the end, when nothing can go wrong any more.
 
-        The cursor moves at the end, when nothing can go wrong any more.
+        If a stream of this reader has moved it meanwhile, what was found is the stream's.
         """
+        while True:
+            before = dict(self._cursor)
+            found, reached = await self._gather(before, limit)
+            if self._cursor == before:
+                self._move(reached)
+                return found
+
+    async def _gather(
+        self, starts: dict[int, int], limit: int | None
+    ) -> tuple[list[dict[str, Any]], dict[int, int]]:
+        """From each bucket its share; what one does not need is left to the others."""
         found: list[dict[str, Any]] = []
-        reached = dict(self._cursor)
+        reached = dict(starts)
         buckets = self.buckets
         first = self._turn % max(1, len(buckets))
         self._turn += 1
@@ -202,8 +213,7 @@ class QueueReader:
                 found += rows
                 if want is None or len(rows) < want:
                     hungry.remove(bucket)
-        self._move(reached)
-        return found
+        return found, reached
 
     def _move(self, reached: dict[int, int]) -> None:
         """Set the cursor, for the buckets that are still read here; streams begin anew there."""
