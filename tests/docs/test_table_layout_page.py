@@ -89,7 +89,7 @@ def test_a_lance_table_of_others_is_refused(tmp_path):
 async def test_the_lock_file_says_who_and_whether_it_left_cleanly(tmp_path):
     async with LanceBackend(3, str(tmp_path)):
         note = json.loads((tmp_path / ".lock").read_text())
-        assert set(note) == {"pid", "host", "bucket", "clean"}
+        assert set(note) >= {"pid", "host", "bucket", "clean"}
         assert (note["bucket"], note["clean"]) == (3, False)
     assert json.loads((tmp_path / ".lock").read_text())["clean"] is True
 

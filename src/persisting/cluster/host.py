@@ -73,6 +73,8 @@ class Host:
                 except Exception as exc:
                     failures.append(exc)
             self._topics.clear()
+        if all(host.closed for host in _hosts.values()):
+            lock.IDENTITY.clear()
         if failures:
             raise failures[0]
 

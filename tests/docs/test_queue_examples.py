@@ -1,0 +1,62 @@
+"""The programs in examples/ that use topics run, as a user would run them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from docpages import ROOT
+
+SECONDS = 15
+
+
+def run(name: str, folder: Path) -> str:
+    """What the example prints, with ``folder`` as the current one."""
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(ROOT / "examples" / name)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - started < SECONDS
+    return done.stdout
+
+
+def test_the_embedded_queue_keeps_its_topic(tmp_path):
+    first = run("embedded_queue.py", tmp_path)
+    assert "stored before: 0\n" in first
+    assert first.count("got {'customer'") == 15
+    for customer in ("ada", "bob", "cy"):
+        numbers = re.findall(rf"'customer': '{customer}', 'number': (\d)", first)
+        assert numbers == list("01234")
+    second = run("embedded_queue.py", tmp_path)
+    assert "stored before: 15\n" in second
+    assert "read again: 15 rows" in second
+    assert (tmp_path / "queue_storage" / "orders" / "topic.json").is_file()
+
+
+def test_the_pulsing_queue_stores_each_record_once_and_handles_all(tmp_path):
+    first = run("pulsing_queue.py", tmp_path)
+    assert "stored:  1000\n" in first
+    assert "handled: 1000 by" in first
+    assert "lag:     0\n" in first
+    second = run("pulsing_queue.py", tmp_path)
+    assert "stored:  1000\n" in second
+    assert "handled: 0 by" in second
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_the_custom_backend_works_embedded_and_on_pulsing(tmp_path, runs):
+    for _ in range(runs):
+        output = run("custom_backend.py", tmp_path)
+        assert "embedded: 10 notes" in output
+        assert "on Pulsing: [{'id': 10, 'text': 'one more'}]" in output
+    assert list((tmp_path / "queue_storage" / "notes").glob("bucket_*/records.db"))
