@@ -55,10 +55,16 @@ class UnreadableSchema(TableError):
     """The schema in a table's metadata is there and cannot be decoded."""
 
 
-def physical_schema(schema: pa.Schema, compression: str | None) -> pa.Schema:
-    """The columns of a table for records of ``schema``."""
-    fields = [ARRIVAL_FIELD, *(f for f in schema if not pa.types.is_null(f.type))]
-    return pa.schema([_column(f, compression) for f in fields], metadata(schema))
+def physical_schema(
+    schema: pa.Schema, compression: str | None, *, plain_lists: bool = False
+) -> pa.Schema:
+    """The columns of a table for records of ``schema``; with ``plain_lists`` lists do without
+    the compression."""
+    columns = []
+    for field in [ARRIVAL_FIELD, *(f for f in schema if not pa.types.is_null(f.type))]:
+        plain = plain_lists and _list_levels(field.type) > 0
+        columns.append(_column(field, None if plain else compression))
+    return pa.schema(columns, metadata(schema))
 
 
 def to_physical(batch: pa.RecordBatch, arrival: pa.Array, target: pa.Schema) -> pa.RecordBatch:

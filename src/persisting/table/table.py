@@ -50,6 +50,7 @@ class Table:
         """What the last append kept beside its rows."""
         self._fs, self._compression, self._defaults = fs, compression, defaults or {}
         self._undo: int | None = None
+        self._long_rows = False
         self._found = 0
 
     # Opening
@@ -178,15 +179,17 @@ class Table:
         Either everything is durable when this returns, or it raises and the table is as it was.
         """
         self._complete_undo()
+        batches = list(batches)
         with translated("write to", self.root):
             if self.view.dataset is not None:
                 self._evolve(schema)
-            began = time.time_ns()
             try:
-                transaction = self._write(batches, schema)
-            except BaseException:
-                files.remove_new_data(self._fs, self.root, began, self._data_in_use())
-                raise
+                transaction = self._write_or_clean_up(batches, schema)
+            except Exception as exc:
+                if "Mini-block cannot encode" not in str(exc) or self._long_rows:
+                    raise
+                self._leave_long_rows_plain()
+                transaction = self._write_or_clean_up(batches, schema)
             kept = {SEQUENCE: str(sequence), **(properties or {})}
             transaction.transaction_properties = kept
             dataset = self._commit(transaction)
@@ -199,10 +202,34 @@ class Table:
         self._adopt_appended(dataset, transaction, schema)
         self.properties = kept
 
+    def _write_or_clean_up(
+        self, batches: list[tuple[pa.RecordBatch, pa.Array]], schema: pa.Schema
+    ) -> Any:
+        began = time.time_ns()
+        try:
+            return self._write(batches, schema)
+        except BaseException:
+            files.remove_new_data(self._fs, self.root, began, self._data_in_use())
+            raise
+
+    def _leave_long_rows_plain(self) -> None:
+        """Lance's compressed layout holds some 32,000 nested values in a row: go on without it."""
+        log.warning(
+            "table %s: a row holds a list too long for Lance's compressed layout; lists are stored "
+            "without %s from here on",
+            self.root,
+            self._compression,
+        )
+        self._long_rows = True
+        self.set_compression()
+
+    def _physical(self, schema: pa.Schema) -> pa.Schema:
+        return layout.physical_schema(schema, self._compression, plain_lists=self._long_rows)
+
     def _write(self, batches: Iterable[tuple[pa.RecordBatch, pa.Array]], schema: pa.Schema) -> Any:
         from lance.fragment import write_fragments
 
-        physical = layout.physical_schema(schema, self._compression)
+        physical = self._physical(schema)
         reader = pa.RecordBatchReader.from_batches(physical, _physical(batches, physical))
         dataset = self.view.dataset
         if dataset is None:
@@ -269,7 +296,7 @@ class Table:
     # Changing the schema
 
     def _evolve(self, schema: pa.Schema) -> None:
-        target = layout.physical_schema(schema, self._compression)
+        target = self._physical(schema)
         same_columns = not any(evolve.steps(self.view.dataset.schema, target))  # type: ignore[union-attr]
         if same_columns and schema.equals(self.view.schema):
             return
@@ -325,7 +352,7 @@ class Table:
         dataset = self.view.dataset
         if dataset is None:
             return
-        target = layout.physical_schema(self.view.schema, self._compression)
+        target = self._physical(self.view.schema)
         changes = layout.encoding_changes(dataset.schema, target)
         if changes:
             with translated("change the compression of", self.root):

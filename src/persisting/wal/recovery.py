@@ -108,7 +108,11 @@ class Recovery:
         except Broken as broken:
             return Scan(0, self.last_sequence + 1, broken, self.last_sequence + 1)
         self._check_header(path, header)
-        sequence = self._check_begin(path, header.first_sequence, expected)
+        try:
+            sequence = self._check_begin(path, header.first_sequence, expected)
+        except Broken as broken:
+            missing = max(expected or 0, self.after + 1)
+            return Scan(0, missing, broken, missing)
         position = SEGMENT_HEADER_SIZE
         whole, next_sequence = position, sequence
         entry: list[Frame] = []
@@ -199,11 +203,12 @@ class Recovery:
 
     def _check_begin(self, path: Path, first: int, expected: int | None) -> int:
         """Segments follow each other without a gap, but for what the table holds already."""
-        if first > max(expected or 0, self.after + 1):
-            raise WALError(
-                f"log segment {path} begins at sequence {first}, but what comes before it ends at "
-                f"{max(expected or 0, self.after + 1) - 1}: a segment is missing. Put it back into "
-                f"{self.folder}"
+        last = max(expected or 0, self.after + 1) - 1
+        if first > last + 1:
+            raise Broken(
+                0,
+                f"it begins at sequence {first}, but what comes before it ends at {last}: a "
+                f"segment is missing in {self.folder}",
             )
         if expected is not None and first < expected:
             raise WALError(
