@@ -180,7 +180,9 @@ class Recovery:
             name = parse_name(path.name)
             assert name is not None
             for header in later_headers(rest, start, name.salt):
-                if header.synced >= expected:
+                # What the table holds is no loss, unless something beyond it comes after.
+                beyond = expected > self.after or header.sequence > self.after
+                if header.synced >= expected and beyond:
                     return f"{path.name} says so in the frame of sequence {header.sequence}"
         return None
 
