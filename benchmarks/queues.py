@@ -1,0 +1,280 @@
+"""The queues' benchmarks: us beside Pulsing's own queue in memory, in one run, with ratios.
+
+    .venv/bin/python benchmarks/queues.py
+    .venv/bin/python benchmarks/queues.py --quick --only remote
+
+Embedded, on an actor of this process, and on another process over the loopback. The file is not
+called ``queue.py``: beside the other programs it would hide Python's own module of that name.
+Absolute numbers are those of this machine at this hour; the ratios are what to compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pulsing as pul
+from corebench import records, report
+from corebench.report import Run, Target, rate
+
+from persisting.cluster.host import host_here, serve
+from persisting.queue import read_queue, write_queue
+
+RESULTS = Path(__file__).parent / "results"
+LIST = 10_000
+CONCURRENT = 1000
+BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "memory": ("memory", {}),
+    "lance": ("lance", {"flush_threshold": 50_000}),
+    "persisting, log 1 s": (
+        "persisting",
+        {"enable_wal": True, "wal_sync_interval": 1.0, "flush_threshold": 50_000},
+    ),
+}
+PLACES = ("embedded", "local", "remote")
+TARGETS = {
+    ("remote", "list"): Target("value", at_least=200_000),
+    ("remote", "stream"): Target("value", at_least=250_000),
+    ("remote", "concurrent"): Target("value", at_least=20_000),
+}
+PULSING = "pulsing's queue, memory"
+
+
+async def seconds(work: Awaitable[Any]) -> float:
+    started = time.perf_counter()
+    await work
+    return time.perf_counter() - started
+
+
+class Measured:
+    """The best rate of each kind of use."""
+
+    def __init__(self) -> None:
+        self.rates: dict[str, float] = {}
+
+    def keep(self, name: str, count: int, took: float) -> None:
+        self.rates[name] = max(self.rates.get(name, 0.0), rate(count, took))
+
+
+async def measure_ours(
+    system: Any, folder: Path, backend: str, options: dict[str, Any], run: Run
+) -> Measured:
+    found = Measured()
+    rows = list(records.stream(run.records))
+    lists = [rows[start : start + LIST] for start in range(0, len(rows), LIST)]
+    for _ in range(run.repeat):
+        topic = f"bench-{uuid.uuid4().hex[:8]}"
+        words: dict[str, Any] = {"topic": topic, "backend": backend, "backend_options": options}
+        if backend != "memory":
+            words["storage_path"] = str(folder)
+        writer = await write_queue(system, **words)
+        await writer.put(rows[:8])
+        singles = rows[: 200 if system is not None else 2000]
+        found.keep("single", len(singles), await seconds(_one_by_one(writer, singles)))
+        for _ in range(5):
+            some = rows[:CONCURRENT]
+            took = await seconds(asyncio.gather(*(writer.put(record) for record in some)))
+            found.keep("concurrent", CONCURRENT, took)
+        found.keep("list", len(rows), await seconds(_lists(writer, lists)))
+        reader = await read_queue(system, topic=topic, storage_path=words.get("storage_path"))
+        total = (await writer.stats())["total_count"]
+        found.keep("stream", total, await seconds(_drain(reader, total)))
+        await reader.close()
+        await writer.close()
+    return found
+
+
+async def _one_by_one(writer: Any, rows: list[dict[str, Any]]) -> None:
+    for record in rows:
+        await writer.put(record)
+
+
+async def _lists(writer: Any, lists: list[list[dict[str, Any]]]) -> None:
+    waiting = iter(lists)
+
+    async def work() -> None:
+        for rows in waiting:
+            await writer.put(rows)
+
+    await asyncio.gather(*(work() for _ in range(4)))
+
+
+async def _drain(reader: Any, total: int) -> None:
+    count = 0
+    async for _ in reader.get_stream():
+        count += 1
+    if count != total:
+        raise SystemExit(f"read {count} of {total} records")
+
+
+async def measure_pulsings(system: Any, topic: str, count: int) -> Measured:
+    """Pulsing's own queue with its memory backend, one bucket; it has no stream, so pages."""
+    from pulsing import streaming
+
+    found = Measured()
+    rows = list(records.stream(count))
+    writer = await streaming.write_queue(system, topic, num_buckets=1)
+    await writer.put(rows[0])
+    found.keep("single", count, await seconds(_one_by_one(writer, rows)))
+    found.keep("list", count, await seconds(writer.put(rows)))
+    some = rows[:8]  # more at once exhaust Pulsing's connection pool
+    took = await seconds(asyncio.gather(*(writer.put(record) for record in some)))
+    found.keep("concurrent", len(some), took)
+    reader = await streaming.read_queue(system, topic, num_buckets=1)
+    started, got = time.perf_counter(), 0
+    while page := await reader.get(limit=1000):
+        got += len(page)
+    found.keep("stream", got, time.perf_counter() - started)
+    return found
+
+
+async def topic_on(system: Any, node: str | None) -> str:
+    """A topic whose one bucket Pulsing places on ``node``."""
+    from pulsing.streaming.manager import _compute_owner
+
+    members = await system.members()
+    for number in range(1000):
+        topic = f"pulsing-{uuid.uuid4().hex[:6]}-{number}"
+        if node is None or _compute_owner(f"{topic}:bucket_0", members) == node:
+            return topic
+    raise SystemExit("Pulsing places no bucket on the other node")
+
+
+def _start_node(kind: str) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, "--node", kind]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@asynccontextmanager
+async def other_process(kind: str) -> AsyncIterator[tuple[str, str]]:
+    """A node in a process of its own: its address and id."""
+    child = _start_node(kind)
+    assert child.stdout is not None
+    try:
+        while not (line := await asyncio.to_thread(child.stdout.readline)).startswith("READY"):
+            if not line:
+                raise SystemExit("the other node did not start")
+        _, address, node = line.split()
+        yield address, node
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+async def be_a_node(kind: str) -> None:
+    """One of ours, or one as Pulsing alone makes it: ours also speeds up its small replies."""
+    from pulsing.streaming.manager import get_storage_manager
+
+    system = await pul.actor_system("127.0.0.1:0")
+    if kind == "ours":
+        await serve(system)
+    else:
+        await get_storage_manager(system._inner)
+    print("READY", system.addr, system.node_id.id, flush=True)
+    parent = os.getppid()
+    while os.getppid() == parent:  # noqa: ASYNC110
+        await asyncio.sleep(0.5)
+
+
+@asynccontextmanager
+async def place(where: str, kind: str = "ours") -> AsyncIterator[tuple[Any, str | None]]:
+    """A system and the node that is to own the buckets."""
+    if where == "embedded":
+        yield None, None
+    elif where == "local":
+        system = await pul.actor_system("127.0.0.1:0")
+        yield system, None
+        host = host_here(system._inner)
+        if host is not None:
+            await host.close()
+        await system.shutdown()
+    else:
+        async with other_process(kind) as (address, node):
+            system = await pul.actor_system("127.0.0.1:0", seeds=[address])
+            while len(await system.members()) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(1)
+            yield system, node
+            await system.shutdown()
+
+
+NAMES = {
+    "single": "put, one after the other",
+    "concurrent": f"put, {CONCURRENT:,} at the same time",
+    "list": f"put of lists of {LIST:,}",
+    "stream": "stream",
+}
+
+
+async def measure(where: str, run: Run) -> None:
+    beside: dict[str, float] = {}
+    if where != "embedded":
+        async with place(where, "pulsing") as (system, node):
+            count = 60 if where == "remote" else 1000
+            topic = await topic_on(system, node)
+            beside = (await measure_pulsings(system, topic, count)).rates
+    async with place(where) as (system, _):
+        for label, (backend, options) in BACKENDS.items():
+            with run.scratch() as folder:
+                found = await measure_ours(system, folder, backend, options, run)
+            for kind, name in NAMES.items():
+                run.add(
+                    where,
+                    f"{name}, {label}",
+                    found.rates[kind],
+                    "rec/s",
+                    PULSING if beside else "",
+                    beside.get(kind),
+                    TARGETS.get((where, kind)),
+                )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--records", type=int, default=300_000, help="default: 300,000")
+    parser.add_argument("--quick", action="store_true", help="50,000 records, each measured once")
+    parser.add_argument("--repeat", type=int, default=3, help="measure so often, keep the best")
+    parser.add_argument("--only", action="append", choices=PLACES, help="a place; may be repeated")
+    parser.add_argument("--folder", type=Path, help="where the data goes (default: a temporary)")
+    parser.add_argument("--node", choices=("ours", "pulsing"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.records < LIST or given.repeat < 1:
+        parser.error(f"--records must be at least {LIST} and --repeat at least 1")
+    if given.quick:
+        given.records, given.repeat = 50_000, 1
+    return given
+
+
+def main() -> None:
+    given = arguments()
+    if given.node:
+        asyncio.run(be_a_node(given.node))
+        return
+    before = report.machine()
+    print(f"{given.records:,} records, best of {given.repeat}, load average", end=" ")
+    print(", ".join(f"{load:.1f}" for load in before["load_average"]))  # type: ignore[attr-defined]
+    print(report.HEADER)
+    with tempfile.TemporaryDirectory(prefix="persisting-bench-", dir=given.folder) as folder:
+        run = Run(given.records, given.repeat, Path(folder))
+        for where in given.only or PLACES:
+            asyncio.run(measure(where, run))
+    path = report.write_json(run, RESULTS, before)
+    path = path.rename(path.with_name(path.name.replace("core-", "queues-")))
+    print(f"\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    main()

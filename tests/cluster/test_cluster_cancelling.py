@@ -1,0 +1,129 @@
+"""Tasks are cancelled at every moment: nothing hangs, is lost or stored twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nodes import Cluster
+from places import ids, numbered, streamed
+from traffic import SYNCED
+
+from persisting.errors import StorageError
+from persisting.queue import read_queue, write_queue
+
+
+@pytest.fixture
+async def topic(cluster: Cluster, join: Any, tmp_path: Path) -> Any:
+    """A system, its storage, and a writer that has put 200 records."""
+    cluster.start(1)
+    system = await join(cluster)
+    writer = await write_queue(
+        system,
+        topic="t",
+        storage_path=str(tmp_path),
+        backend="persisting",
+        backend_options=SYNCED,
+    )
+    await writer.put(numbered(200))
+    return system, str(tmp_path), writer
+
+
+async def test_a_waiting_stream_ends_whenever_it_is_cancelled(topic: Any) -> None:
+    system, root, _ = topic
+    for attempt in range(40):
+        reader = await read_queue(system, topic="t", storage_path=root)
+        task = asyncio.ensure_future(streamed(reader, block=True))
+        await asyncio.sleep(0.001 * attempt)
+        task.cancel()
+        await asyncio.wait([task], timeout=8)
+        assert task.done(), f"a stream that was cancelled after {attempt} ms still waits"
+        await asyncio.wait_for(reader.close(), 8)
+
+
+async def test_a_waiting_get_ends_whenever_it_is_cancelled(topic: Any) -> None:
+    system, root, _ = topic
+    reader = await read_queue(system, topic="t", storage_path=root)
+    await reader.get(limit=1000)
+    for attempt in range(40):
+        task = asyncio.ensure_future(reader.get(wait=True))
+        await asyncio.sleep(0.0007 * attempt)
+        task.cancel()
+        await asyncio.wait([task], timeout=8)
+        assert task.done(), f"a get that was cancelled after {0.7 * attempt} ms still waits"
+
+
+async def test_closing_a_reader_ends_what_waits_in_it(topic: Any) -> None:
+    system, root, _ = topic
+    for use in (lambda r: r.get(wait=True), lambda r: streamed(r, block=True)):
+        reader = await read_queue(system, topic="t", storage_path=root)
+        await reader.get(limit=1000)
+        task = asyncio.ensure_future(use(reader))
+        await asyncio.sleep(0.3)
+        await asyncio.wait_for(reader.close(), 8)
+        await asyncio.wait([task], timeout=8)
+        assert task.done()
+        result = (await asyncio.gather(task, return_exceptions=True))[0]
+        assert result == [] or isinstance(result, StorageError)
+
+
+async def test_a_short_wait_is_short_beside_a_long_one(topic: Any, spawned: Any) -> None:
+    system, root, writer = topic
+    reader = await read_queue(system, topic="t", storage_path=root)
+    await reader.get(limit=1000)
+    long = spawned(reader.get(wait=True))
+    await asyncio.sleep(0.1)
+    assert await asyncio.wait_for(reader.get(wait=True, timeout=0.3), 5) == []
+    assert await asyncio.wait_for(reader.get(), 5) == []
+    await asyncio.wait_for(reader.reset(), 5)
+    await writer.put({"id": -1})
+    assert await asyncio.wait_for(long, 10)
+
+
+async def test_a_storm_of_cancelled_puts_stores_each_acknowledged_record_once(topic: Any) -> None:
+    system, root, writer = topic
+    chance = random.Random(5)
+    acknowledged: list[int] = []
+
+    async def one(number: int) -> None:
+        task = asyncio.ensure_future(writer.put({"id": number}))
+        if chance.random() < 0.5:
+            await asyncio.sleep(chance.random() * 0.02)
+            task.cancel()
+        await asyncio.wait([task], timeout=30)
+        assert task.done()
+        if not task.cancelled() and task.exception() is None:
+            acknowledged.append(number)
+
+    for start in range(1000, 2000, 100):
+        await asyncio.gather(*(one(number) for number in range(start, start + 100)))
+    await writer.put({"id": 5000})
+    found = Counter(ids(await streamed(await read_queue(system, topic="t", storage_path=root))))
+    assert set(acknowledged) <= set(found)
+    assert max(found.values()) == 1
+    assert found[5000] == 1
+
+
+async def test_a_reader_that_is_beyond_the_end_after_a_loss_gets_what_is_new(
+    cluster: Cluster, join: Any, tmp_path: Path
+) -> None:
+    cluster.start(2)
+    system = await join(cluster)
+    writer = await write_queue(
+        system, topic="t", storage_path=str(tmp_path), backend="lance", num_buckets=1
+    )
+    await writer.put(numbered(100))
+    reader = await read_queue(system, topic="t", storage_path=str(tmp_path))
+    assert len(await reader.get(limit=1000)) == 100
+    cluster.owner((await writer.stats())["buckets"][0]).kill()
+    await writer.put(numbered(50, 1000))
+    found: list[int] = []
+    for _ in range(20):
+        found += ids(await reader.get(limit=1000, wait=True, timeout=0.5))
+        if len(found) >= 50:
+            break
+    assert sorted(found) == list(range(1000, 1050))

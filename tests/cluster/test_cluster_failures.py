@@ -1,0 +1,333 @@
+"""Nodes are killed, paused, stopped and added while records flow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nodes import Cluster
+from places import ids, numbered, streamed
+from traffic import SYNCED, Traffic, assert_once
+
+from persisting.cluster import client, peers
+from persisting.errors import StorageError
+from persisting.queue import LanceBackend, read_queue, write_queue
+
+LATER = {"enable_wal": True, "wal_sync_interval": 1.0}
+
+
+@pytest.fixture
+async def traffic(tmp_path: Path) -> AsyncIterator[Any]:
+    flowing: list[Traffic] = []
+
+    async def start(system: Any, **given: Any) -> Traffic:
+        flowing.append(Traffic(system, tmp_path, **given))
+        await flowing[-1].start()
+        return flowing[-1]
+
+    yield start
+    for one in flowing:
+        await one.close()
+
+
+def owners(stats: dict[str, Any]) -> list[str]:
+    return [bucket["node"] for bucket in stats["buckets"]]
+
+
+@pytest.mark.parametrize("options", [SYNCED, LATER], ids=["wal-0.0", "wal-1.0"])
+async def test_a_killed_owner_is_replaced_and_nothing_is_lost_or_doubled(
+    cluster: Cluster, join: Any, traffic: Any, options: dict[str, Any]
+) -> None:
+    cluster.start(3)
+    flow = await traffic(await join(cluster), backend_options=options)
+    await flow.progress()
+    victim = cluster.owner((await flow.writer.stats())["buckets"][0])
+    victim.kill()
+    assert await flow.progress(30) < 15
+    assert victim.id not in owners(await flow.writer.stats())
+    assert flow.longest < 15
+    await flow.check()
+
+
+@pytest.mark.nightly
+async def test_owners_that_die_one_after_the_other_leave_everything(
+    cluster: Cluster, join: Any, traffic: Any
+) -> None:
+    cluster.start(3)
+    flow = await traffic(await join(cluster))
+    for _ in range(2):
+        await flow.progress(30)
+        cluster.owner((await flow.writer.stats())["buckets"][1]).kill()
+    await flow.progress(30)
+    await flow.check()
+
+
+async def test_a_bucket_that_moved_after_a_kill_stays_where_it_is(
+    cluster: Cluster, join: Any, tmp_path: Path
+) -> None:
+    cluster.start(2)
+    system = await join(cluster)
+    writer = await write_queue(
+        system, topic="t", storage_path=str(tmp_path), backend="persisting", num_buckets=4
+    )
+    await writer.put(numbered(40))
+    await writer.flush()
+    cluster.nodes[1].kill()
+    await writer.put(numbered(40, 40))
+    lock_files = [tmp_path / "t" / f"bucket_{n}" / ".lock" for n in range(4)]
+    opened = [path.stat().st_mtime_ns for path in lock_files]
+    await asyncio.sleep(4.5)
+    assert [path.stat().st_mtime_ns for path in lock_files] == opened
+
+
+async def test_a_paused_owner_keeps_its_bucket_and_is_named(
+    cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(client, "_OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(peers, "CALL_SECONDS", 2.0)
+    cluster.start(3)
+    system = await join(cluster)
+    writer = await write_queue(
+        system,
+        topic="t",
+        storage_path=str(tmp_path),
+        backend="persisting",
+        num_buckets=1,
+        backend_options=SYNCED,
+    )
+    await writer.put(numbered(20))
+    owner = cluster.owner((await writer.stats())["buckets"][0])
+    owner.signal(signal.SIGSTOP)
+    with pytest.raises(StorageError) as caught:
+        await writer.put(numbered(20, 20))
+    assert owner.id in str(caught.value) or str(owner.popen.pid) in str(caught.value)
+    note = json.loads((tmp_path / "t" / "bucket_0" / ".lock").read_text())
+    assert note["pid"] == owner.popen.pid
+    owner.signal(signal.SIGCONT)
+    deadline = time.monotonic() + 40
+    acknowledged = False
+    while not acknowledged and time.monotonic() < deadline:
+        try:
+            await writer.put(numbered(20, 40))
+            acknowledged = True
+        except StorageError:
+            await asyncio.sleep(0.2)
+    assert acknowledged
+    found = ids(await streamed(await read_queue(system, topic="t", storage_path=str(tmp_path))))
+    assert_once("stored", [n for n in found if not 20 <= n < 40], [*range(20), *range(40, 60)])
+    assert [n for n in found if 20 <= n < 40] in ([], list(range(20, 40)))
+
+
+async def test_streams_of_a_paused_owner_go_on_when_it_wakes(
+    cluster: Cluster, join: Any, traffic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.start(2)
+    flow = await traffic(await join(cluster), num_buckets=2)
+    await flow.progress()
+    owner = cluster.owner((await flow.writer.stats())["buckets"][0])
+    owner.signal(signal.SIGSTOP)
+    await flow.flows(3)
+    owner.signal(signal.SIGCONT)
+    await flow.progress(40)
+    await flow.check()
+
+
+async def test_sigterm_brings_everything_to_disk_and_exits_with_0(
+    cluster: Cluster, join: Any, tmp_path: Path
+) -> None:
+    cluster.start(2)
+    system = await join(cluster)
+    writer = await write_queue(system, topic="t", storage_path=str(tmp_path), backend="lance")
+    await writer.put(numbered(500))
+    for node in cluster.nodes:
+        node.signal(signal.SIGTERM)
+    codes = [await node.ended() for node in cluster.nodes]
+    assert codes == [0, 0], "\n".join(node.output for node in cluster.nodes)
+    async with await read_queue(topic="t", storage_path=str(tmp_path)) as reader:
+        assert sorted(ids(await streamed(reader))) == list(range(500))
+
+
+async def test_buckets_move_to_a_node_that_joins_while_records_flow(
+    cluster: Cluster, join: Any, traffic: Any
+) -> None:
+    cluster.start(1)
+    flow = await traffic(await join(cluster), num_buckets=8)
+    await flow.progress()
+    await asyncio.to_thread(cluster.start, 2)
+    deadline = time.monotonic() + 40
+    while len(set(owners(await flow.writer.stats()))) < 3 and time.monotonic() < deadline:
+        await flow.flows(0.3)
+    assert len(set(owners(await flow.writer.stats()))) == 3
+    await flow.progress()
+    assert flow.longest < 10
+    await flow.check()
+
+
+async def test_a_node_that_leaves_hands_its_buckets_over_while_records_flow(
+    cluster: Cluster, join: Any, traffic: Any
+) -> None:
+    cluster.start(3)
+    flow = await traffic(await join(cluster), backend="lance", backend_options=None, num_buckets=6)
+    await flow.progress()
+    leaver = cluster.owner((await flow.writer.stats())["buckets"][0])
+    leaver.signal(signal.SIGTERM)
+    assert await leaver.ended() == 0, leaver.output
+    await flow.progress(30)
+    assert leaver.id not in owners(await flow.writer.stats())
+    await flow.check()
+
+
+async def test_a_slow_consumer_survives_a_change_of_owner(
+    cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PATIENCE_SECONDS", 2.0)
+    cluster.start(2)
+    system = await join(cluster)
+    writer = await write_queue(
+        system,
+        topic="t",
+        storage_path=str(tmp_path),
+        backend="persisting",
+        num_buckets=1,
+        backend_options=SYNCED,
+    )
+    text = "x" * 1000
+    for start in range(0, 40_000, 4000):
+        await writer.put([{"id": n, "text": text} for n in range(start, start + 4000)])
+    reader = await read_queue(system, topic="t", storage_path=str(tmp_path))
+    found = []
+    async for record in reader.get_stream():
+        found.append(record["id"])
+        if len(found) == 10:
+            cluster.owner((await writer.stats())["buckets"][0]).kill()
+            await asyncio.sleep(3)
+    assert found == list(range(40_000))
+
+
+async def test_a_bucket_that_a_stranger_holds_is_named_and_taken_later(
+    cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PATIENCE_SECONDS", 1.0)
+    cluster.start(1)
+    system = await join(cluster)
+    stranger = LanceBackend(0, str(tmp_path / "t" / "bucket_0"))
+    writer = await write_queue(
+        system, topic="t", storage_path=str(tmp_path), backend="lance", num_buckets=1
+    )
+    with pytest.raises(StorageError, match="process"):
+        await writer.put(numbered(10))
+    await stranger.close()
+    await writer.put(numbered(10))
+    assert (await writer.stats())["total_count"] == 10
+
+
+MEMBER = """
+import asyncio, sys
+import pulsing as pul
+from persisting.queue import read_queue
+async def main():
+    root, *seeds = sys.argv[1:]
+    system = await pul.actor_system("127.0.0.1:0", seeds=seeds)
+    reader = await read_queue(system, topic="t", storage_path=root, group="g", wait_for_topic=10)
+    while True:
+        for record in await reader.get(limit=10, wait=True, timeout=1.0):
+            print("GOT", record["id"], flush=True)
+        print("COMMITTED", len(await reader.commit()), flush=True)
+asyncio.run(main())
+"""
+
+
+async def test_members_of_a_group_on_several_processes_hand_over(
+    cluster: Cluster, join: Any, tmp_path: Path
+) -> None:
+    cluster.start(2)
+    system = await join(cluster)
+    writer = await write_queue(
+        system,
+        topic="t",
+        storage_path=str(tmp_path),
+        backend="persisting",
+        backend_options=SYNCED,
+    )
+    await writer.put(numbered(200))
+    first = cluster.run("-c", MEMBER, str(tmp_path), *cluster.seeds)
+    await first.hears("GOT", 5)
+    second = cluster.run("-c", MEMBER, str(tmp_path), *cluster.seeds)
+    await second.hears("COMMITTED", 3)
+    for start in range(200, 600, 50):
+        await writer.put(numbered(50, start))
+        await asyncio.sleep(0.1)
+    await second.hears("GOT", 1)
+    first.kill()
+    await writer.put(numbered(100, 600))
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        seen = {int(line) for member in (first, second) for line in member.lines("GOT")}
+        if seen == set(range(700)):
+            break
+        await asyncio.sleep(0.1)
+    assert seen == set(range(700))
+
+
+async def test_a_wrong_passphrase_joins_nobody_and_mixes_nothing(
+    join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PATIENCE_SECONDS", 1.5)
+    protected = Cluster(passphrase="right")
+    try:
+        protected.start(1)
+        inside = await join(protected, passphrase="right")
+        writer = await write_queue(
+            inside,
+            topic="t",
+            storage_path=str(tmp_path),
+            backend="persisting",
+            num_buckets=1,
+            backend_options=SYNCED,
+        )
+        await writer.put(numbered(10))
+        outside = await join(protected, 0, passphrase="wrong")
+        stranger = await write_queue(outside, topic="t", storage_path=str(tmp_path))
+        with pytest.raises(StorageError, match=str(protected.nodes[0].popen.pid)):
+            await stranger.put(numbered(10, 10))
+        await writer.put(numbered(10, 20))
+        reader = await read_queue(inside, topic="t", storage_path=str(tmp_path))
+        assert ids(await streamed(reader)) == [*range(10), *range(20, 30)]
+    finally:
+        protected.close()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+async def test_nodes_die_pause_leave_and_join_for_minutes(
+    cluster: Cluster, join: Any, traffic: Any
+) -> None:
+    chance = random.Random(11)
+    cluster.start(4)
+    flow = await traffic(await join(cluster), num_buckets=8)
+    for _ in range(15):
+        await flow.progress(60)
+        living = [node for node in cluster.nodes[1:] if node.popen.poll() is None]
+        node = chance.choice(living)
+        deed = chance.choice(["kill", "leave", "pause"])
+        if deed == "kill":
+            node.kill()
+        elif deed == "leave":
+            node.signal(signal.SIGTERM)
+            await node.ended()
+        else:
+            node.signal(signal.SIGSTOP)
+            await flow.flows(chance.uniform(0.5, 4))
+            node.signal(signal.SIGCONT)
+        if deed != "pause":
+            await asyncio.to_thread(cluster.start, 1)
+    await flow.progress(60)
+    await flow.check()

@@ -1,0 +1,347 @@
+"""A node's own affairs: opening, closing, sizes of messages, descriptors, the interpreter's end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from joining import joined, left
+from nodes import Cluster, Process
+from places import ids, numbered, streamed
+from traffic import SYNCED
+
+from persisting.cluster import client, peers, wire
+from persisting.cluster.host import host_here, serve
+from persisting.errors import InvalidArgument, StorageError
+from persisting.queue import read_queue, write_queue
+
+MIB = 1 << 20
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_serving_opens_no_descriptor_that_stays() -> None:
+    counts = []
+    for _ in range(4):
+        system = await joined(Cluster(), 0)
+        await serve(system)
+        await left(system)
+        await asyncio.sleep(0.3)
+        counts.append(descriptors())
+    assert counts[-1] - counts[0] < 15
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.003, 0.01, 0.03])
+async def test_a_cancelled_first_put_leaves_a_bucket_that_works(
+    tmp_path: Path, delay: float
+) -> None:
+    system = await joined(Cluster(), 0)
+    try:
+        writer = await write_queue(
+            system, topic="t", storage_path=str(tmp_path), backend="lance", num_buckets=1
+        )
+        task = asyncio.ensure_future(writer.put({"id": 0}))
+        await asyncio.sleep(delay)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.wait_for(writer.put({"id": 1}), 20)
+        found = ids(await streamed(await read_queue(system, topic="t")))
+        assert found in ([1], [0, 1])
+    finally:
+        await left(system)
+
+
+async def test_a_host_that_closed_is_asked_no_more_and_may_serve_again(
+    cluster: Cluster, join: Any, tmp_path: Path
+) -> None:
+    cluster.start(1)
+    system = await join(cluster)
+    host = await serve(system)
+    writer = await write_queue(
+        system, topic="t", storage_path=str(tmp_path), backend="lance", num_buckets=8
+    )
+    await writer.put(numbered(100))
+    await host.close()
+    started = time.monotonic()
+    await writer.put(numbered(100, 100))
+    assert time.monotonic() - started < 10
+    stats = await writer.stats()
+    assert {bucket["node"] for bucket in stats["buckets"]} == {cluster.nodes[0].id}
+    assert stats["total_count"] == 200
+    again = await serve(system)
+    assert again is not host
+    await writer.put(numbered(100, 200))
+    assert (await writer.stats())["total_count"] == 300
+
+
+async def test_stats_name_the_owner_also_in_its_own_process(tmp_path: Path) -> None:
+    system = await joined(Cluster(), 0)
+    try:
+        writer = await write_queue(
+            system, topic="t", storage_path=str(tmp_path), backend="lance", num_buckets=1
+        )
+        await writer.put({"id": 1})
+        node = (await writer.stats())["buckets"][0]["node"]
+        assert node == str(system.node_id.id)
+    finally:
+        await left(system)
+
+
+async def test_a_client_does_not_become_a_host_while_it_joins(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.start(1)
+    for _ in range(3):
+        system = await joined(cluster, 0)
+        writer = await write_queue(system, topic="t", storage_path=str(tmp_path), backend="lance")
+        await writer.put(numbered(10))
+        assert host_here(system._inner) is None
+        await left(system)
+
+
+async def test_an_upgrade_reaches_buckets_that_are_open_on_their_owners(
+    cluster: Cluster, join: Any, tmp_path: Path
+) -> None:
+    cluster.start(2)
+    system = await join(cluster)
+    old = await write_queue(system, topic="t", storage_path=str(tmp_path), backend="lance")
+    await old.put(numbered(40))
+    with pytest.warns(UserWarning, match="from now on"):
+        new = await write_queue(
+            system,
+            topic="t",
+            storage_path=str(tmp_path),
+            backend="persisting",
+            backend_options=SYNCED,
+        )
+    await new.put([{"id": n, "new": n} for n in range(40, 80)])
+    stats = await new.stats()
+    assert stats["wal_enabled"] is True
+    assert all(bucket["wal_enabled"] for bucket in stats["buckets"])
+    await old.put(numbered(40, 80))
+    cluster.nodes[0].kill()
+    await old.put(numbered(40, 120))
+    assert (await new.stats())["wal_enabled"] is True
+    assert sorted(ids(await streamed(await read_queue(system, topic="t")))) == list(range(160))
+
+
+async def test_storage_path_decides_which_topic_is_meant(
+    cluster: Cluster, join: Any, tmp_path: Path
+) -> None:
+    cluster.start(1)
+    system = await join(cluster)
+    for number, name in enumerate("ab"):
+        writer = await write_queue(
+            system, topic="t", storage_path=str(tmp_path / name), backend="lance"
+        )
+        await writer.put({"id": number})
+    again = await write_queue(system, topic="t", storage_path=str(tmp_path / "b"))
+    await again.put({"id": 2})
+    reader = await read_queue(system, topic="t", storage_path=str(tmp_path / "b"))
+    assert sorted(ids(await streamed(reader))) == [1, 2]
+    for opening in (read_queue, write_queue):
+        with pytest.raises(InvalidArgument, match="several"):
+            await opening(system, topic="t")
+
+
+async def test_a_memory_topic_dies_with_its_node_and_says_so(
+    cluster: Cluster, join: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PATIENCE_SECONDS", 2.0)
+    cluster.start(2)
+    system = await join(cluster)
+    writer = await write_queue(system, topic="m", backend="memory")
+    await writer.put(numbered(10))
+    home = cluster.owner((await writer.stats())["buckets"][0])
+    home.kill()
+    with pytest.raises(StorageError, match="m"):
+        await writer.put({"id": 1})
+
+
+async def test_messages_stay_small_however_large_the_records(
+    cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    encode, decode = wire.encode, wire.decode_reply
+
+    def encoded(message: Any) -> bytes:
+        sizes.append(len(data := encode(message)))
+        return data
+
+    def decoded(data: bytes) -> Any:
+        sizes.append(len(data))
+        return decode(data)
+
+    monkeypatch.setattr(wire, "encode", encoded)
+    monkeypatch.setattr(wire, "decode_reply", decoded)
+    cluster.start(1)
+    system = await join(cluster)
+    writer = await write_queue(
+        system, topic="t", storage_path=str(tmp_path), backend="persisting", num_buckets=1
+    )
+    await writer.put([{"id": n, "data": os.urandom(MIB)} for n in range(24)])
+    await asyncio.gather(*(writer.put({"id": n, "data": bytes(MIB)}) for n in range(24, 44)))
+    assert max(sizes) < 16 * MIB
+    reader = await read_queue(system, topic="t", storage_path=str(tmp_path))
+    assert ids(await streamed(reader)) == list(range(44))
+    await reader.reset()
+    found: list[Any] = []
+    while page := await reader.get(limit=1000):
+        found += ids(page)
+    assert found == list(range(44))
+    assert (await reader.get_arrow(offset=0)).num_rows == 44
+    assert max(sizes) < 16 * MIB
+
+
+async def test_concurrent_single_puts_share_calls(
+    cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    really = peers._ask
+
+    async def counted(ref: Any, node: str, request: Any, timeout: float) -> Any:
+        calls.append(request.op)
+        return await really(ref, node, request, timeout)
+
+    monkeypatch.setattr(peers, "_ask", counted)
+    cluster.start(1)
+    system = await join(cluster)
+    writer = await write_queue(
+        system,
+        topic="t",
+        storage_path=str(tmp_path),
+        backend="persisting",
+        backend_options=SYNCED,
+    )
+    await writer.put(numbered(8))
+    calls.clear()
+    await asyncio.gather(*(writer.put({"id": n}) for n in range(1000)))
+    assert calls.count("put") <= 80
+    assert (await writer.stats())["total_count"] == 1008
+
+
+async def test_a_slow_consumer_stops_the_sender(
+    cluster: Cluster, join: Any, tmp_path: Path
+) -> None:
+    cluster.start(1)
+    system = await join(cluster)
+    writer = await write_queue(
+        system, topic="t", storage_path=str(tmp_path), backend="lance", num_buckets=2
+    )
+    text = "x" * 10_000
+    for start in range(0, 10_000, 2000):
+        await writer.put([{"id": n, "text": text} for n in range(start, start + 2000)])
+    await writer.flush()
+    reader = await read_queue(system, topic="t", storage_path=str(tmp_path))
+    before = _resident()
+    stream = reader.get_stream()
+    await anext(stream)
+    await asyncio.sleep(1.5)
+    assert _resident() - before < 70 * MIB
+    count = 1
+    async for _ in stream:
+        count += 1
+    assert count == 10_000
+
+
+def _resident() -> int:
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGESIZE")
+
+
+async def test_two_nodes_that_make_a_memory_topic_at_once_make_one(
+    cluster: Cluster, join: Any
+) -> None:
+    program = """
+import asyncio, sys
+import pulsing as pul
+from persisting.cluster.host import living_hosts, serve
+from persisting.queue import write_queue
+async def main():
+    system = await pul.actor_system("127.0.0.1:0", seeds=sys.argv[1:])
+    await serve(system)
+    while len(await living_hosts(system._inner)) < 3:
+        await asyncio.sleep(0.02)
+    print("HERE", flush=True)
+    await asyncio.sleep(1 - __import__("time").time() % 1)
+    writer = await write_queue(system, topic="m", backend="memory")
+    await writer.put([{"id": n} for n in range(20)])
+    print("PUT", (await writer.stats())["buckets"][0]["node"], flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    cluster.start(1)
+    children = [cluster.run("-c", program, *cluster.seeds) for _ in range(2)]
+    homes = {(await child.hears("PUT"))[0] for child in children}
+    system = await join(cluster)
+    reader = await read_queue(system, topic="m")
+    assert len(await streamed(reader)) == 40
+    assert len(homes) == 1
+
+
+PROGRAM = """
+import asyncio, sys
+import pulsing as pul
+from persisting.queue import read_queue, write_queue
+async def main():
+    system = await pul.actor_system("127.0.0.1:0")
+    writer = await write_queue(system, topic="t", storage_path=sys.argv[1], backend="lance")
+    await writer.put([{"id": n} for n in range(100)])
+    reader = await read_queue(system, topic="t")
+    assert len([r async for r in reader.get_stream()]) == 100
+    await writer.close()
+    await system.shutdown()
+asyncio.run(main())
+print("DONE")
+sys.exit(int(sys.argv[2]))
+"""
+SERVING = """
+import asyncio, sys
+import pulsing as pul
+from persisting.cluster import serve
+async def main():
+    system = await pul.actor_system("127.0.0.1:0")
+    await serve(system)
+    await system.shutdown()
+asyncio.run(main())
+print("DONE")
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "runs"), [(PROGRAM, 10), (SERVING, 2)], ids=["queues", "serving"]
+)
+async def test_a_program_ends_with_the_exit_code_it_meant(
+    cluster: Cluster, tmp_path: Path, program: str, runs: int
+) -> None:
+    for start in range(0, runs, 2):
+        running: list[tuple[int, Process]] = []
+        for number in range(start, start + 2):
+            code = 0 if number % 2 else 3
+            child = cluster.run("-c", program, str(tmp_path / str(number)), str(code))
+            running.append((code, child))
+        for code, child in running:
+            assert await child.ended(60) == code, child.output
+            assert child.lines("DONE")
+
+
+async def test_without_an_address_nothing_listens_beyond_the_loopback(cluster: Cluster) -> None:
+    node = cluster.start(1)[0]
+    listening = set()
+    inodes = set()
+    for link in Path(f"/proc/{node.popen.pid}/fd").iterdir():
+        target = os.readlink(link)
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            listening.add(fields[1].split(":")[0])
+    assert listening == {"0100007F"}

@@ -1,0 +1,60 @@
+"""Fixtures for every folder of tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.buckets import LANCE, PERSISTING, Bucket
+from support.faults import FaultyFileSystem
+
+from persisting import fs
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A bucket folder as a topic lays it out; it does not exist yet."""
+    return tmp_path / "topic" / "bucket_0"
+
+
+@pytest.fixture
+async def lance(folder: Path) -> AsyncIterator[Bucket]:
+    """A bucket for LanceBackend."""
+    bucket = Bucket(LANCE, folder)
+    yield bucket
+    await bucket.close()
+
+
+@pytest.fixture
+async def persisting(folder: Path) -> AsyncIterator[Bucket]:
+    """A bucket for PersistingBackend."""
+    bucket = Bucket(PERSISTING, folder)
+    yield bucket
+    await bucket.close()
+
+
+@pytest.fixture
+def faults() -> Iterator[FaultyFileSystem]:
+    """Buckets opened in this test are on a file system that fails on demand."""
+    with fs.use(FaultyFileSystem()) as replaced:
+        assert isinstance(replaced, FaultyFileSystem)
+        yield replaced
+        replaced.heal()
+
+
+@pytest.fixture
+async def spawned() -> AsyncIterator[Any]:
+    """Start tasks that are cancelled, if need be, when the test ends."""
+    tasks: list[asyncio.Task[Any]] = []
+
+    def spawn(coroutine: Any) -> asyncio.Task[Any]:
+        tasks.append(asyncio.create_task(coroutine))
+        return tasks[-1]
+
+    yield spawn
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""What must hold when the process is killed, the power fails or the disk does."""

@@ -1,0 +1,38 @@
+"""Fixtures of the crash tests."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory where there is such a thing: these tests open thousands of buckets.
+
+    What a sync does is the business of the recorded disk, not of the real one.
+    """
+    usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
+    folder = Path(tempfile.mkdtemp(prefix="persisting-", dir=MEMORY if usable else None))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder on the real disk, for what is large."""
+    return tmp_path_factory.mktemp("disk")
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Torn tails and failed flushes are the daily bread here."""
+    caplog.set_level(logging.CRITICAL, "persisting")

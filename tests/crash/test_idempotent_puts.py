@@ -1,0 +1,93 @@
+"""A writer that repeats its puts after a crash stores each of them once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.checking import BUCKET, Handle, Open, Story, check_story, read_checked
+from crash.disk import FIXED, after_power_loss, lay_out, sampled
+from crash.recording import QuickFileSystem, RecordingFileSystem
+from crash.workloads import no_log, wal
+from persisting import fs
+
+PUTS = [
+    [{"id": f"{number}.{i}", "n": i} for i in range(1 + 2 * (number % 3))] for number in range(7)
+]
+
+
+async def put_all(backend: Any, *, numbers: range) -> None:
+    for number in numbers:
+        await backend.put_once(PUTS[number], "writer", number)
+
+
+def whole_story() -> Story:
+    story = Story()
+    for records in PUTS:
+        story.tell(*records)
+    return story
+
+
+async def recorded_run(root: Path, open_bucket: Open) -> RecordingFileSystem:
+    disk = RecordingFileSystem(root)
+    with fs.use(disk):
+        handle = Handle(root / BUCKET, open_bucket)
+        await put_all(handle.backend, numbers=range(0, 2))
+        await handle.backend.flush()
+        await put_all(handle.backend, numbers=range(2, 4))
+        await handle.drop()
+        handle.open()
+        await put_all(handle.backend, numbers=range(0, 6))
+        await handle.backend.flush()
+        await put_all(handle.backend, numbers=range(5, 7))
+        await handle.backend.close()
+    return disk
+
+
+@pytest.mark.parametrize(
+    "open_bucket", [pytest.param(wal(), id="wal"), pytest.param(no_log(), id="no_log")]
+)
+async def test_puts_repeated_after_power_loss_are_stored_once(
+    tmp_path: Path, open_bucket: Open
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    moments = (await recorded_run(disk, open_bucket)).recording.moments
+    story, seen = whole_story(), set()
+    for index, moment in enumerate(moments):
+        for loss in (*FIXED, sampled(index)):
+            tree = after_power_loss(moment.disk, loss)
+            key = hash(frozenset(tree.items()))
+            if key in seen:
+                continue
+            seen.add(key)
+            root = tmp_path / "state"
+            lay_out(tree, root)
+            try:
+                with fs.use(QuickFileSystem()):
+                    await check_repeated(root / BUCKET, open_bucket, story)
+            except Exception as exc:
+                raise AssertionError(f"moment {index} ({moment.label}), {loss}: {exc}") from exc
+            shutil.rmtree(root)
+    assert len(seen) > 40
+
+
+async def check_repeated(folder: Path, open_bucket: Open, story: Story) -> None:
+    """The writer begins again from its first put, twice, with a kill in between."""
+    handle = Handle(folder, open_bucket)
+    check_story(await read_checked(handle.backend), story, 0)
+    await put_all(handle.backend, numbers=range(0, 5))
+    await handle.drop()
+    handle.open()
+    assert handle.backend.last_number("writer") <= len(PUTS) - 1
+    await put_all(handle.backend, numbers=range(0, 7))
+    check_story(await read_checked(handle.backend), story, len(story.records))
+    assert handle.backend.last_number("writer") == len(PUTS) - 1
+    await handle.backend.close()
+    handle.open()
+    await put_all(handle.backend, numbers=range(0, 7))
+    check_story(await read_checked(handle.backend), story, len(story.records))
+    await handle.backend.close()

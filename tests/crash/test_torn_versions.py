@@ -1,0 +1,374 @@
+"""A crash tears the newest manifest of the table: the version before it and the log have it all.
+
+Damage after a clean close is no torn write: it raises and changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.checking import Handle, Story, check_folder, check_story, read_checked
+from crash.disk import SECTOR
+from crash.recording import QuickFileSystem
+from crash.workloads import lance, no_log, wal
+from persisting import fs
+from persisting.errors import StorageError, TableError
+from persisting.queue import LanceBackend
+
+
+@pytest.fixture(autouse=True)
+def _no_syncs() -> Iterator[None]:
+    with fs.use(QuickFileSystem()):
+        yield
+
+
+def manifests(folder: Path) -> list[Path]:
+    """Newest first, as their names sort."""
+    return sorted((folder / "data.lance" / "_versions").glob("*.manifest"))
+
+
+def record(number: int, **fields: Any) -> dict[str, Any]:
+    return {"id": f"r{number}", "n": number, **fields}
+
+
+WIDE = {f"field_number_{i}": i for i in range(60)}
+
+
+async def crashed_after_a_commit(
+    folder: Path, *, flushes: int, **fields: Any
+) -> tuple[Story, Path]:
+    """A bucket that died after the commit of its last flush, before the log was let go."""
+    story = Story()
+    handle = Handle(folder, wal())
+    for number in range(flushes):
+        if number:
+            await handle.backend.flush()
+        story.tell(record(2 * number, **fields))
+        story.tell(record(2 * number + 1, **fields))
+        for told in story.records[-2:]:
+            await handle.backend.put(told)
+    shutil.copytree(folder / "wal", folder / "copy")
+    await handle.backend.flush()
+    await handle.drop()
+    shutil.rmtree(folder / "wal")
+    (folder / "copy").rename(folder / "wal")
+    return story, manifests(folder)[0]
+
+
+Tear = Callable[[bytes], bytes]
+
+
+def tears(data_length: int) -> dict[str, Tear]:
+    found: dict[str, Tear] = {
+        "empty": lambda data: b"",
+        "zero-filled": lambda data: bytes(len(data)),
+        "first half zero": lambda data: bytes(len(data) // 2) + data[len(data) // 2 :],
+        "second half zero": lambda data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2),
+        "longer": lambda data: data + bytes(100),
+    }
+    for length in range(1, data_length, 13):
+        found[f"cut at {length}"] = lambda data, n=length: data[:n]  # type: ignore[misc]
+        found[f"zeros up to {length}"] = (
+            lambda data, n=length: (  # type: ignore[misc]
+                bytes(n) + data[n:]
+            )
+        )
+        found[f"zeros from {length}"] = (
+            lambda data, n=length: (  # type: ignore[misc]
+                data[:n] + bytes(len(data) - n)
+            )
+        )
+    return found
+
+
+def without_sectors(data: bytes, lost: set[int]) -> bytes:
+    parts = [data[i : i + SECTOR] for i in range(0, len(data), SECTOR)]
+    return b"".join(bytes(len(p)) if i in lost else p for i, p in enumerate(parts))
+
+
+async def check_torn(source: Path, story: Story, manifest: Path, torn: bytes, copy: Path) -> None:
+    shutil.copytree(source, copy)
+    (copy / manifest.relative_to(source)).write_bytes(torn)
+    handle = Handle(copy, wal())
+    check_story(await read_checked(handle.backend), story, len(story.records))
+    await handle.backend.close()
+    handle.open()
+    check_story(await read_checked(handle.backend), story, len(story.records))
+    await handle.backend.close()
+    shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("flushes", [1, 2])
+async def test_a_torn_newest_manifest_gives_way_to_the_version_before_and_the_log(
+    tmp_path: Path, flushes: int
+) -> None:
+    source = tmp_path / "bucket"
+    story, manifest = await crashed_after_a_commit(source, flushes=flushes)
+    data = manifest.read_bytes()
+    for name, tear in tears(len(data)).items():
+        try:
+            await check_torn(source, story, manifest, tear(data), tmp_path / "copy")
+        except Exception as exc:
+            raise AssertionError(f"the manifest is {name}: {exc}") from exc
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+async def test_a_manifest_cut_at_every_byte_gives_way_to_the_version_before_and_the_log(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "bucket"
+    story, manifest = await crashed_after_a_commit(source, flushes=2)
+    data = manifest.read_bytes()
+    for length in range(len(data)):
+        await check_torn(source, story, manifest, data[:length], tmp_path / "copy")
+        torn = bytes(length) + data[length:]
+        await check_torn(source, story, manifest, torn, tmp_path / "copy")
+
+
+async def test_a_manifest_with_sectors_missing_is_never_believed_wrongly(tmp_path: Path) -> None:
+    """A wide schema makes it long; some sectors had reached the disk, some had not."""
+    source = tmp_path / "bucket"
+    story, manifest = await crashed_after_a_commit(source, flushes=2, **WIDE)
+    data = manifest.read_bytes()
+    sectors = (len(data) + SECTOR - 1) // SECTOR
+    assert sectors >= 8
+    rng = random.Random(5)
+    masks = [{i} for i in range(sectors)]
+    masks += [{i for i in range(sectors) if rng.random() < 0.5} or {0} for _ in range(12)]
+    for lost in masks:
+        try:
+            torn = without_sectors(data, lost)
+            await check_torn(source, story, manifest, torn, tmp_path / "copy")
+        except Exception as exc:
+            raise AssertionError(f"sectors {lost} of {sectors} lost: {exc}") from exc
+
+
+async def test_a_manifest_with_sectors_missing_is_never_believed_wrongly_without_a_log(
+    tmp_path: Path,
+) -> None:
+    """Nobody was told of the last flush; the one before must be as it was."""
+    source = tmp_path / "bucket"
+    story = Story()
+    handle = Handle(source, no_log())
+    for number in range(2):
+        story.tell(record(number, **WIDE))
+        await handle.backend.put(story.records[-1])
+        await handle.backend.flush()
+    await handle.drop()
+    manifest = manifests(source)[0]
+    data = manifest.read_bytes()
+    for sector in range((len(data) + SECTOR - 1) // SECTOR):
+        copy = tmp_path / "copy"
+        shutil.copytree(source, copy)
+        (copy / manifest.relative_to(source)).write_bytes(without_sectors(data, {sector}))
+        try:
+            await check_folder(copy, no_log(), story, 1)
+        except Exception as exc:
+            raise AssertionError(f"sector {sector} lost: {exc}") from exc
+        shutil.rmtree(copy)
+
+
+async def test_the_torn_manifest_is_kept_aside_and_the_step_back_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "bucket"
+    _, manifest = await crashed_after_a_commit(folder, flushes=2)
+    torn = manifest.read_bytes()[:100]
+    manifest.write_bytes(torn)
+    with caplog.at_level(logging.WARNING, "persisting"):
+        handle = Handle(folder, wal())
+    assert "version 2" in caplog.text
+    assert torn in [path.read_bytes() for path in (folder / "damaged").iterdir()]
+    await handle.backend.close()
+
+
+# Damage after a clean close
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Everything but the lock's note, which every owner writes."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+async def closed_bucket(folder: Path, open_bucket: Any) -> Story:
+    story = Story()
+    handle = Handle(folder, open_bucket)
+    for number in range(2):
+        story.tell(record(number))
+        await handle.backend.put(story.records[-1])
+        await handle.backend.flush()
+    await handle.backend.close()
+    return story
+
+
+OPENERS = [pytest.param(wal(), id="wal"), pytest.param(lance(), id="lance")]
+
+
+@pytest.mark.parametrize("open_bucket", OPENERS)
+@pytest.mark.parametrize("tear", ["empty", "zero-filled", "first half zero", "cut at 14"])
+async def test_a_damaged_manifest_after_a_clean_close_raises_and_changes_nothing(
+    tmp_path: Path, open_bucket: Any, tear: str
+) -> None:
+    folder = tmp_path / "bucket"
+    story = await closed_bucket(folder, open_bucket)
+    manifest = manifests(folder)[0]
+    whole = manifest.read_bytes()
+    manifest.write_bytes(tears(len(whole))[tear](whole))
+    before = tree(folder)
+    for _ in range(2):  # a second try is no crash that would excuse it
+        with pytest.raises(TableError, match=r"data\.lance"):
+            open_bucket(folder)
+        assert tree(folder) == before
+    manifest.write_bytes(whole)
+    await check_folder(folder, open_bucket, story, 2)
+
+
+@pytest.mark.parametrize("open_bucket", OPENERS)
+@pytest.mark.parametrize("how", ["missing", "empty", "cut", "longer"])
+async def test_a_damaged_data_file_after_a_clean_close_raises_and_changes_nothing(
+    tmp_path: Path, open_bucket: Any, how: str
+) -> None:
+    folder = tmp_path / "bucket"
+    story = await closed_bucket(folder, open_bucket)
+    for path in sorted((folder / "data.lance" / "data").iterdir()):
+        whole = path.read_bytes()
+        if how == "missing":
+            path.unlink()
+        else:
+            path.write_bytes({"empty": b"", "cut": whole[:-1], "longer": whole + b"x"}[how])
+        before = tree(folder)
+        for _ in range(2):
+            with pytest.raises(TableError) as raised:
+                open_bucket(folder)
+            assert path.name in str(raised.value)
+            assert tree(folder) == before
+        path.write_bytes(whole)
+    await check_folder(folder, open_bucket, story, 2)
+
+
+async def test_a_data_file_that_was_synced_before_its_version_is_damage_also_after_a_kill(
+    tmp_path: Path,
+) -> None:
+    """Going back a version would lose rows that were flushed, and whose log is gone."""
+    folder = tmp_path / "bucket"
+    handle = Handle(folder, wal())
+    for number in range(2):
+        await handle.backend.put(record(number))
+        await handle.backend.flush()
+        if number == 0:
+            older = set((folder / "data.lance" / "data").iterdir())
+    await handle.drop()
+    (newest,) = set((folder / "data.lance" / "data").iterdir()) - older
+    newest.write_bytes(newest.read_bytes()[:-1])
+    before = tree(folder)
+    with pytest.raises(TableError, match=newest.name):
+        wal()(folder)
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("open_bucket", OPENERS)
+async def test_a_table_that_no_backend_wrote_is_refused_and_left_alone(
+    tmp_path: Path, open_bucket: Any
+) -> None:
+    import lance as raw
+    import pyarrow as pa
+
+    folder = tmp_path / "bucket"
+    folder.mkdir()
+    for mode in ("create", "append"):
+        raw.write_dataset(pa.table({"a": [1, 2]}), str(folder / "data.lance"), mode=mode)
+        before = tree(folder)
+        with pytest.raises(TableError, match="no Persisting backend wrote"):
+            open_bucket(folder)
+        assert tree(folder) == before
+
+
+async def test_a_table_of_a_newer_format_is_refused_and_left_alone_also_after_a_kill(
+    tmp_path: Path,
+) -> None:
+    import lance as raw
+
+    folder = tmp_path / "bucket"
+    handle = Handle(folder, lance())
+    await handle.backend.put(record(0))
+    await handle.backend.flush()
+    await handle.drop()
+    raw.dataset(str(folder / "data.lance")).update_schema_metadata({"persisting.format": "2"})
+    before = tree(folder)
+    with pytest.raises(TableError, match="upgrade"):
+        lance()(folder)
+    assert tree(folder) == before
+
+
+async def test_an_error_of_the_system_is_not_taken_for_a_torn_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files, once, at the wrong moment."""
+    import lance as raw
+
+    folder = tmp_path / "bucket"
+    handle = Handle(folder, wal())
+    for number in range(2):
+        await handle.backend.put(record(number))
+        await handle.backend.flush()
+    await handle.drop()
+    real, failures = raw.dataset, [OSError("LanceError(IO): Too many open files (os error 24)")]
+
+    def dataset(*args: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*args, **options)
+
+    monkeypatch.setattr(raw, "dataset", dataset)
+    before = tree(folder)
+    with pytest.raises(StorageError):
+        wal()(folder)
+    assert tree(folder) == before
+    handle.open()
+    assert [r["n"] for r in await read_checked(handle.backend)] == [0, 1]
+    await handle.backend.close()
+
+
+# A log where none is expected
+
+
+async def test_lance_backend_on_a_left_over_log_raises_and_says_how(tmp_path: Path) -> None:
+    folder = tmp_path / "bucket"
+    handle = Handle(folder, wal())
+    await handle.backend.put(record(0))
+    await handle.drop()
+    before = tree(folder)
+    with pytest.raises(StorageError, match="PersistingBackend"):
+        LanceBackend(0, str(folder))
+    assert tree(folder) == before
+
+
+async def test_a_left_over_log_is_recovered_also_when_logging_is_off_now(tmp_path: Path) -> None:
+    folder = tmp_path / "bucket"
+    story = Story()
+    handle = Handle(folder, wal())
+    for number in range(4):
+        story.tell(record(number))
+        await handle.backend.put(story.records[-1])
+        if number == 1:
+            await handle.backend.flush()
+    await handle.drop()
+    handle = Handle(folder, no_log())
+    check_story(await read_checked(handle.backend), story, 4)
+    assert list((folder / "wal").glob("*.wal")) == []
+    await handle.drop()
+    handle = Handle(folder, lance())
+    check_story(await read_checked(handle.backend), story, 4)
+    await handle.backend.close()

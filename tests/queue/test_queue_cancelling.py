@@ -1,0 +1,83 @@
+"""Readers of this process: cancelled, closed and shared while they wait."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import WAL, Place, ids, numbered, streamed
+
+from persisting.errors import StorageError
+from persisting.queue import write_queue
+
+
+async def test_closing_a_reader_ends_what_waits_in_it(place: Place) -> None:
+    await place.filled(10)
+    for use in (lambda r: r.get(wait=True), lambda r: streamed(r, block=True)):
+        reader = await place.read()
+        await reader.get(limit=100)
+        task = asyncio.ensure_future(use(reader))
+        await asyncio.sleep(0.2)
+        await asyncio.wait_for(reader.close(), 8)
+        await asyncio.wait([task], timeout=5)
+        done = task.done()
+        task.cancel()
+        result = (await asyncio.gather(task, return_exceptions=True))[0]
+        assert done
+        assert result == [] or isinstance(result, StorageError)
+
+
+async def test_a_short_wait_is_short_beside_a_long_one(place: Place, spawned: Any) -> None:
+    writer = await place.filled(10)
+    reader = await place.read()
+    await reader.get(limit=100)
+    long = spawned(reader.get(wait=True))
+    await asyncio.sleep(0.05)
+    assert await asyncio.wait_for(reader.get(wait=True, timeout=0.2), 5) == []
+    assert await asyncio.wait_for(reader.get(), 5) == []
+    await writer.put({"id": 10})
+    assert ids(await asyncio.wait_for(long, 10)) == [10]
+
+
+async def test_a_stream_and_gets_of_one_reader_share_the_records(place: Place) -> None:
+    writer = await place.filled(2000)
+    await writer.flush()
+    reader = await place.read()
+    found: list[int] = []
+
+    async def stream() -> None:
+        async for record in reader.get_stream():
+            found.append(record["id"])
+            if len(found) % 50 == 0:
+                await asyncio.sleep(0)
+
+    async def gets() -> None:
+        for _ in range(30):
+            found.extend(ids(await reader.get(limit=7)))
+            await asyncio.sleep(0)
+
+    await asyncio.gather(stream(), gets())
+    found += ids(await streamed(reader))
+    assert set(found) == set(range(2000))
+    assert len(found) == 2000
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.001, 0.002, 0.004, 0.008])
+async def test_an_upgrade_beside_the_first_puts_reaches_every_bucket(
+    tmp_path: Path, delay: float
+) -> None:
+    old = await write_queue(topic="t", storage_path=str(tmp_path), backend="lance", num_buckets=8)
+    putting = asyncio.ensure_future(old.put(numbered(100)))
+    await asyncio.sleep(delay)
+    new = await write_queue(
+        topic="t", storage_path=str(tmp_path), backend="persisting", backend_options=WAL
+    )
+    await putting
+    await new.put([{"id": number, "new": 1} for number in range(100, 200)])
+    stats = await new.stats()
+    await old.close()
+    await new.close()
+    assert [bucket.get("wal_enabled") for bucket in stats["buckets"]] == [True] * 8
+    assert stats["total_count"] == 200

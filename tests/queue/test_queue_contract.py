@@ -1,0 +1,36 @@
+"""The contract of queues, embedded: every bucket belongs to this process."""
+
+from __future__ import annotations
+
+from queue_contract import (
+    FindingContract,
+    GroupContract,
+    OnceContract,
+    ReadingContract,
+    SchemaContract,
+    WritingContract,
+)
+
+
+class TestWriting(WritingContract):
+    pass
+
+
+class TestReading(ReadingContract):
+    pass
+
+
+class TestFinding(FindingContract):
+    pass
+
+
+class TestSchema(SchemaContract):
+    pass
+
+
+class TestGroups(GroupContract):
+    pass
+
+
+class TestOnce(OnceContract):
+    pass

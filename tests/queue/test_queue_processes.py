@@ -1,0 +1,191 @@
+"""Topics between processes: who owns, who reads, and what a kill -9 leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import ids, numbered, streamed
+from support.children import python, run, wait_for_line
+
+from persisting.errors import BucketLocked
+from persisting.queue import read_queue, write_queue
+
+WRITER = """
+import asyncio, json, sys
+from persisting.queue import write_queue
+async def main():
+    root, options = sys.argv[1], json.loads(sys.argv[2])
+    writer = await write_queue(topic="t", storage_path=root, writer_id="w", **options)
+    for line in sys.stdin:
+        word, *numbers = line.split()
+        if word == "close":
+            await writer.close()
+        elif word == "flush":
+            await writer.flush()
+        else:
+            start, count = map(int, numbers)
+            records = [{"id": n} for n in range(start, start + count)]
+            await writer.put(records, sequence=start)
+        print("done", flush=True)
+asyncio.run(main())
+"""
+LOGGED = '{"backend": "persisting", "num_buckets": %d, "backend_options": %s}'
+SYNCED = '{"enable_wal": true, "wal_sync_interval": 0.0, "flush_interval": null}'
+LATER = '{"enable_wal": true, "wal_sync_interval": 1.0, "flush_interval": null}'
+
+
+def tell(child: Any, line: str) -> None:
+    child.stdin.write(line + "\n")
+    child.stdin.flush()
+    assert wait_for_line(child) == "done"
+
+
+async def everything(root: Path) -> list[int]:
+    async with await read_queue(topic="t", storage_path=str(root)) as reader:
+        return sorted(ids(await streamed(reader)))
+
+
+async def test_a_reader_of_another_process_sees_flushed_rows(tmp_path: Path) -> None:
+    with python(WRITER, tmp_path, '{"backend": "lance"}') as child:
+        tell(child, "put 0 100")
+        tell(child, "flush")
+        reader = await read_queue(topic="t", storage_path=str(tmp_path))
+        assert sorted(ids(await streamed(reader))) == list(range(100))
+        tell(child, "put 100 50")
+        assert await reader.get() == []
+        tell(child, "flush")
+        started, found = time.monotonic(), []
+        while len(found) < 50 and time.monotonic() - started < 10:
+            found += ids(await reader.get(wait=True, timeout=5))
+        assert sorted(found) == list(range(100, 150))
+        await reader.close()
+
+
+async def test_a_blocking_stream_follows_another_process(tmp_path: Path, spawned: Any) -> None:
+    with python(WRITER, tmp_path, '{"backend": "lance"}') as child:
+        tell(child, "put 0 10")
+        tell(child, "flush")
+        reader = await read_queue(topic="t", storage_path=str(tmp_path))
+        tail = spawned(streamed(reader, limit=60, block=True))
+        for start in range(10, 60, 10):
+            tell(child, f"put {start} 10")
+            tell(child, "flush")
+        assert sorted(ids(await asyncio.wait_for(tail, 30))) == list(range(60))
+        await reader.close()
+
+
+async def test_a_second_process_does_not_write_and_hears_who_does(tmp_path: Path) -> None:
+    with python(WRITER, tmp_path, '{"backend": "lance"}') as child:
+        tell(child, "put 0 100")
+        writer = await write_queue(topic="t", storage_path=str(tmp_path))
+        with pytest.raises(BucketLocked, match=str(child.pid)):
+            await writer.put(numbered(10))
+        tell(child, "close")
+        await writer.put(numbered(10, 100))
+        await writer.close()
+    assert await everything(tmp_path) == list(range(110))
+
+
+@pytest.mark.parametrize("options", [SYNCED, LATER], ids=["wal-0.0", "wal-1.0"])
+@pytest.mark.parametrize("heir", ["reader", "writer"])
+async def test_what_a_killed_writer_had_acknowledged_is_there(
+    tmp_path: Path, options: str, heir: str
+) -> None:
+    with python(WRITER, tmp_path, LOGGED % (4, options)) as child:
+        tell(child, "put 0 100")
+        tell(child, "flush")
+        tell(child, "put 100 100")
+        tell(child, "put 200 1")
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    if heir == "writer":
+        async with await write_queue(topic="t", storage_path=str(tmp_path)) as writer:
+            assert (await writer.stats())["total_count"] == 201
+    assert await everything(tmp_path) == list(range(201))
+
+
+async def test_many_buckets_of_a_killed_writer_are_recovered_by_a_reader(tmp_path: Path) -> None:
+    with python(WRITER, tmp_path, LOGGED % (24, SYNCED)) as child:
+        tell(child, "put 0 500")
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    async with await read_queue(topic="t", storage_path=str(tmp_path)) as reader:
+        stats = await asyncio.wait_for(reader.stats(), 60)
+        assert stats["total_count"] == 500
+    assert await everything(tmp_path) == list(range(500))
+
+
+async def test_a_retry_after_a_kill_is_stored_once(tmp_path: Path) -> None:
+    for _ in range(3):
+        with python(WRITER, tmp_path, LOGGED % (4, SYNCED)) as child:
+            tell(child, "put 0 100")
+            tell(child, "put 100 50")
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+    with python(WRITER, tmp_path, LOGGED % (4, SYNCED)) as child:
+        tell(child, "put 100 50")
+        tell(child, "flush")
+        tell(child, "put 100 50")
+        tell(child, "close")
+    assert await everything(tmp_path) == list(range(150))
+
+
+async def test_a_retry_of_a_put_that_was_killed_half_way_completes_it(tmp_path: Path) -> None:
+    for attempt in range(6):
+        with python(WRITER, tmp_path, LOGGED % (4, SYNCED)) as child:
+            tell(child, "put 0 10")
+            child.stdin.write("put 10 4000\n")  # type: ignore[union-attr]
+            child.stdin.flush()  # type: ignore[union-attr]
+            await asyncio.sleep(0.004 * attempt)
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+    with python(WRITER, tmp_path, LOGGED % (4, SYNCED)) as child:
+        tell(child, "put 10 4000")
+        tell(child, "close")
+    assert await everything(tmp_path) == list(range(4010))
+
+
+async def test_a_custom_backend_is_named_when_it_is_missing(tmp_path: Path) -> None:
+    code = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[2])
+from only_protocol import OnlyProtocol
+from persisting.queue import write_queue
+async def main():
+    async with await write_queue(topic="t", storage_path=sys.argv[1], backend=OnlyProtocol) as w:
+        await w.put([{"id": n} for n in range(10)])
+asyncio.run(main())
+"""
+    run(code, tmp_path, Path(__file__).parent)
+    with pytest.raises(ValueError, match="OnlyProtocol"):
+        await read_queue(topic="t", storage_path=str(tmp_path))
+    from only_protocol import OnlyProtocol
+
+    async with await read_queue(
+        topic="t", storage_path=str(tmp_path), backend=OnlyProtocol
+    ) as reader:
+        assert sorted(ids(await streamed(reader))) == list(range(10))
+
+
+async def test_two_processes_that_make_a_topic_at_once_agree(tmp_path: Path) -> None:
+    code = """
+import asyncio, sys
+from persisting.queue import write_queue
+async def main():
+    try:
+        writer = await write_queue(topic="t", storage_path=sys.argv[1], backend="lance",
+                                   num_buckets=int(sys.argv[2]))
+        print("made", writer._topic.num_buckets, flush=True)
+        await writer.close()
+    except ValueError as exc:
+        print("refused", flush=True)
+asyncio.run(main())
+"""
+    with python(code, tmp_path, 3) as first, python(code, tmp_path, 5) as second:
+        said = {first.communicate()[0].strip(), second.communicate()[0].strip()}
+    assert said in ({"made 3", "refused"}, {"made 5", "refused"})

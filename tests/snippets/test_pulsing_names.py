@@ -1,0 +1,129 @@
+"""Pulsing stays what it is: names are added where it has none, and its own queues still work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.children import run
+
+OURS = (
+    "register_backend",
+    "get_backend_class",
+    "list_backends",
+    "write_queue",
+    "read_queue",
+)
+
+NAMES = """
+import sys
+first, second = sys.argv[1].split(",")
+if first == "pulsing":
+    import pulsing
+    before = {name: getattr(pulsing.queue, name) for name in dir(pulsing.queue)}
+    own = {name: value for name, value in vars(pulsing).items()}
+    import persisting
+    assert all(vars(pulsing)[name] is own[name] for name in own)
+    assert all(getattr(pulsing.queue, name) == value for name, value in before.items()
+               if name in ("write", "read"))
+else:
+    import persisting
+    assert "pulsing" not in sys.modules, "importing persisting must not import pulsing"
+import pulsing as pul
+import pulsing.queue as module
+from pulsing.queue import write_queue, read_queue, register_backend
+assert type(pul.queue).__module__ == "pulsing", type(pul.queue)
+assert type(pul.queue).write is type(pul.queue).__dict__["write"]
+assert "write" not in vars(pul.queue) and "read" not in vars(pul.queue)
+for name in ("register_backend", "get_backend_class", "list_backends", "write_queue", "read_queue"):
+    assert getattr(pul.queue, name) is getattr(persisting.queue, name), name
+    assert getattr(module, name) is getattr(persisting.queue, name), name
+from pulsing import streaming
+assert streaming.write_queue.__module__.startswith("pulsing.")
+assert streaming.register_backend.__module__.startswith("pulsing.")
+assert streaming.get_backend_class("memory").__module__.startswith("pulsing.")
+print("fine")
+"""
+
+WITHOUT = """
+import asyncio, sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("pulsing", "pyspark"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+import persisting
+from persisting.queue import read_queue, write_queue
+async def main():
+    async with await write_queue(topic="t", storage_path=sys.argv[1], backend="lance") as writer:
+        await writer.put({"id": 1})
+    async with await read_queue(topic="t", storage_path=sys.argv[1]) as reader:
+        assert await reader.get() == [{"id": 1}]
+asyncio.run(main())
+try:
+    import pulsing
+except ModuleNotFoundError as exc:
+    assert exc.name == "pulsing"
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("order", ["pulsing,persisting", "persisting,pulsing"])
+def test_names_are_added_and_none_is_replaced(order: str) -> None:
+    assert run(NAMES, order).endswith("fine\n")
+
+
+def test_persisting_works_without_pulsing(tmp_path: Path) -> None:
+    assert run(WITHOUT, tmp_path) == "fine\n"
+
+
+def test_only_what_is_missing_is_added() -> None:
+    import pulsing as pul
+
+    added = set(vars(pul.queue))
+    assert set(OURS) <= added
+    assert not added & {"write", "read"}
+
+
+@pytest.mark.parametrize("backend", ["lance", "persisting"])
+async def test_pulsings_own_queue_uses_our_backends(
+    system: Any, tmp_path: Path, backend: str
+) -> None:
+    writer = await system.queue.write(
+        "native", backend=backend, storage_path=str(tmp_path / "native"), num_buckets=2
+    )
+    await writer.put([{"id": str(number), "n": number} for number in range(60)])
+    await writer.flush()
+    reader = await system.queue.read(
+        "native", backend=backend, storage_path=str(tmp_path / "native"), num_buckets=2
+    )
+    found: list[dict[str, Any]] = []
+    while records := await reader.get(limit=25):
+        found += records
+    assert sorted(record["n"] for record in found) == list(range(60))
+    assert len(list(tmp_path.glob("native/**/data.lance"))) == 2
+
+
+@pytest.mark.parametrize("backend", ["lance", "persisting", "memory"])
+async def test_pulsings_streaming_functions_use_our_backends(
+    system: Any, tmp_path: Path, backend: str
+) -> None:
+    from pulsing import streaming
+
+    words = {"backend": backend, "storage_path": str(tmp_path / "s"), "num_buckets": 2}
+    writer = await streaming.write_queue(system, "streaming", **words)
+    for number in range(10):
+        await writer.put({"id": str(number)})
+    reader = await streaming.read_queue(system, "streaming", **words)
+    assert sorted(int(r["id"]) for r in await reader.get(limit=100)) == list(range(10))
+    await reader.get(limit=10, wait=True, timeout=0.2)
+    reader.set_offset(0)
+    assert len(await reader.get(limit=100)) == 10
+
+
+async def test_pulsing_lists_our_backends_and_keeps_its_own(system: Any) -> None:
+    from pulsing import streaming
+
+    assert {"memory", "lance", "persisting"} <= set(streaming.list_backends())
+    assert streaming.get_backend_class("memory") is streaming.MemoryBackend

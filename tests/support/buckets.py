@@ -1,0 +1,77 @@
+"""Bucket folders that a test opens and reopens, whatever the backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from persisting.queue import LanceBackend, MemoryBackend, PersistingBackend
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A backend with its options."""
+
+    name: str
+    cls: type
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def persistent(self) -> bool:
+        return self.cls is not MemoryBackend
+
+    @property
+    def evolving(self) -> bool:
+        return self.cls is not LanceBackend
+
+    @property
+    def logged(self) -> bool:
+        return bool(self.options.get("enable_wal"))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+MEMORY = Kind("memory", MemoryBackend)
+LANCE = Kind("lance", LanceBackend)
+PERSISTING = Kind("persisting", PersistingBackend)
+WAL_SYNCED = Kind("wal-synced", PersistingBackend, {"enable_wal": True, "wal_sync_interval": 0.0})
+WAL_ZSTD = Kind(
+    "wal-zstd",
+    PersistingBackend,
+    {"enable_wal": True, "wal_sync_interval": 1.0, "compression": "zstd"},
+)
+
+TABLES = (LANCE, PERSISTING, WAL_SYNCED, WAL_ZSTD)
+ALL = (MEMORY, *TABLES)
+
+
+class Bucket:
+    """One bucket folder; every backend opened on it is closed at the end of the test."""
+
+    def __init__(self, kind: Kind, folder: Path) -> None:
+        self.kind, self.folder = kind, folder
+        self._opened: list[Any] = []
+
+    def open(self, **options: Any) -> Any:
+        given = {**self.kind.options, **options}
+        backend = self.kind.cls(bucket_id=0, storage_path=str(self.folder), **given)
+        self._opened.append(backend)
+        return backend
+
+    async def reopen(self, backend: Any, **options: Any) -> Any:
+        """Close and open again; a backend that keeps nothing is returned as it is."""
+        if not self.kind.persistent:
+            return backend
+        await backend.close()
+        return self.open(**options)
+
+    async def close(self) -> None:
+        for backend in self._opened:
+            await backend.close()
+
+
+async def read_all(backend: Any) -> list[dict[str, Any]]:
+    """Everything, through the stream."""
+    return [record async for record in backend.get_stream()]

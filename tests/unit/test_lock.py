@@ -1,0 +1,346 @@
+"""One owner per bucket, in this process and in others; readers need no lock."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Kind
+from support.children import python, wait_for_line
+
+from persisting.lock import LOCK_FILE, BucketLock
+from persisting.queue import BucketLocked, LanceBackend, PersistingBackend, StorageError
+
+kinds = pytest.mark.parametrize("kind", [LANCE, PERSISTING, WAL_SYNCED], ids=str)
+
+OWNER = """
+import asyncio, sys
+from persisting.queue import PersistingBackend
+backend = PersistingBackend(7, sys.argv[1], enable_wal=True, wal_sync_interval=0.0)
+asyncio.run(backend.put({"who": "child"}))
+print("open", flush=True)
+sys.stdin.readline()
+asyncio.run(backend.close())
+print("closed", flush=True)
+sys.stdin.readline()
+"""
+
+
+def open_(kind: Kind, folder: Path, **options: Any) -> Any:
+    return kind.cls(bucket_id=0, storage_path=str(folder), **{**kind.options, **options})
+
+
+@kinds
+async def test_a_second_owner_in_this_process_is_refused(kind: Kind, folder: Path) -> None:
+    backend = open_(kind, folder)
+    await backend.put({"a": 1})
+    for other in (LanceBackend, PersistingBackend):
+        with pytest.raises(StorageError) as caught:
+            other(0, str(folder))
+        if isinstance(caught.value, BucketLocked):
+            assert f"process {os.getpid()}" in str(caught.value)
+            assert "this process" in str(caught.value)
+            assert str(folder) in str(caught.value)
+    await backend.close()
+    backend = open_(kind, folder)
+    assert await backend.get() == [{"a": 1}]
+    await backend.close()
+
+
+async def test_a_path_spelled_differently_is_the_same_bucket(folder: Path) -> None:
+    backend = LanceBackend(0, str(folder))
+    with pytest.raises(BucketLocked):
+        LanceBackend(0, str(folder.parent / "." / "x" / ".." / folder.name) + "/")
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    with pytest.raises(BucketLocked):
+        LanceBackend(0, str(link))
+    await backend.close()
+
+
+async def test_another_process_is_named_and_its_death_frees_the_lock(folder: Path) -> None:
+    with python(OWNER, folder) as child:
+        assert wait_for_line(child) == "open"
+        with pytest.raises(BucketLocked, match=f"process {child.pid}") as caught:
+            PersistingBackend(0, str(folder))
+        assert "bucket 7" in str(caught.value)
+        assert "read_only=True" in str(caught.value)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        async with PersistingBackend(0, str(folder)) as backend:
+            assert await backend.get() == [{"who": "child"}]
+
+
+async def test_a_stopped_owner_keeps_its_lock_and_goes_on_when_it_wakes(folder: Path) -> None:
+    with python(OWNER, folder) as child:
+        assert wait_for_line(child) == "open"
+        os.kill(child.pid, signal.SIGSTOP)
+        with pytest.raises(BucketLocked, match=f"process {child.pid}"):
+            PersistingBackend(0, str(folder))
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.stdin is not None
+        child.stdin.write("close\n")
+        child.stdin.flush()
+        assert wait_for_line(child) == "closed"
+        async with PersistingBackend(0, str(folder)) as backend:
+            assert backend.total_count() == 1
+
+
+async def test_a_process_of_two_owners_fences_the_second(folder: Path) -> None:
+    code = """
+import sys
+from persisting.queue import LanceBackend, BucketLocked
+try:
+    LanceBackend(0, sys.argv[1])
+except BucketLocked as exc:
+    print(exc)
+"""
+    backend = LanceBackend(0, str(folder))
+    with python(code, folder) as child:
+        assert f"process {os.getpid()}" in wait_for_line(child)
+    await backend.close()
+
+
+@kinds
+async def test_a_failed_opening_frees_the_lock(kind: Kind, folder: Path) -> None:
+    import lance
+    import pyarrow as pa
+
+    folder.mkdir(parents=True)
+    lance.write_dataset(pa.table({"a": [1]}), str(folder / "data.lance"))
+    for _ in range(2):
+        with pytest.raises(StorageError, match="no Persisting backend wrote"):
+            open_(kind, folder)
+    BucketLock(folder).release(clean=False)
+
+
+@kinds
+async def test_a_reader_needs_no_lock_and_takes_none(kind: Kind, folder: Path) -> None:
+    backend = open_(kind, folder)
+    await backend.put({"a": 1})
+    await backend.flush()
+    await backend.put({"a": 2})
+    readers = [open_(kind, folder, read_only=True) for _ in range(3)]
+    for reader in readers:
+        assert reader.total_count() == 1
+        assert await reader.get() == [{"a": 1}]
+        assert (await reader.get_arrow()).num_rows == 1
+        assert (await reader.stats())["read_only"] is True
+    await backend.close()
+    backend = open_(kind, folder)
+    assert backend.total_count() == 2
+    await backend.close()
+    for reader in readers:
+        await reader.close()
+
+
+@kinds
+async def test_a_reader_sees_new_flushes_within_100_ms(kind: Kind, folder: Path) -> None:
+    backend = open_(kind, folder)
+    await backend.put({"a": 0})
+    await backend.flush()
+    reader = open_(kind, folder, read_only=True)
+    for i in range(1, 4):
+        await backend.put({"a": i})
+        await backend.flush()
+        await asyncio.sleep(0.1)
+        assert await reader.get(i) == [{"a": i}]
+        assert reader.total_count() == i + 1
+        assert (await reader.stats())["total_count"] == i + 1
+    await reader.close()
+    await backend.close()
+
+
+@kinds
+async def test_a_reader_that_was_there_first_sees_the_first_flush(kind: Kind, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    reader = open_(kind, folder, read_only=True)
+    assert reader.total_count() == 0
+    assert await reader.get() == []
+    async with open_(kind, folder) as backend:
+        await backend.put({"a": 0})
+    await asyncio.sleep(0.1)
+    assert await reader.get() == [{"a": 0}]
+    await reader.close()
+
+
+@kinds
+async def test_a_blocking_reader_wakes_on_a_flush_and_ends_at_close(
+    kind: Kind, folder: Path, spawned: Any
+) -> None:
+    backend = open_(kind, folder)
+    await backend.put({"a": 0})
+    await backend.flush()
+    reader = open_(kind, folder, read_only=True)
+    stream = reader.get_stream(block=True)
+    assert await anext(stream) == {"a": 0}
+    waiting = spawned(anext(stream, None))
+    await asyncio.sleep(0.02)
+    await backend.put({"a": 1})
+    await backend.flush()
+    assert await asyncio.wait_for(waiting, 20) == {"a": 1}
+    waiting = spawned(anext(stream, None))
+    await asyncio.sleep(0.02)
+    await reader.close()
+    assert await asyncio.wait_for(waiting, 20) is None
+    await backend.close()
+
+
+@kinds
+async def test_a_reader_refuses_to_write(kind: Kind, folder: Path) -> None:
+    async with open_(kind, folder) as backend:
+        await backend.put({"a": 1})
+    reader = open_(kind, folder, read_only=True)
+    for write in (reader.put({"a": 2}), reader.put_batch([{"a": 2}]), reader.flush()):
+        with pytest.raises(StorageError, match="read_only"):
+            await write
+    assert await reader.get() == [{"a": 1}]
+    await reader.close()
+
+
+@kinds
+def test_a_reader_of_a_folder_that_does_not_exist_raises(kind: Kind, folder: Path) -> None:
+    with pytest.raises(StorageError, match="does not exist"):
+        open_(kind, folder, read_only=True)
+    assert not folder.exists()
+
+
+async def test_a_reader_leaves_no_trace(folder: Path) -> None:
+    async with PersistingBackend(0, str(folder), enable_wal=True) as backend:
+        await backend.put({"a": 1})
+    before = sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*"))
+    reader = PersistingBackend(0, str(folder), read_only=True)
+    await reader.get()
+    await reader.close()
+    assert sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*")) == before
+
+
+async def test_a_reader_follows_an_evolution(folder: Path) -> None:
+    backend = PersistingBackend(0, str(folder), flush_interval=None)
+    await backend.put({"a": 1})
+    await backend.flush()
+    reader = PersistingBackend(0, str(folder), read_only=True)
+    strict = LanceBackend(0, str(folder), read_only=True)
+    await backend.put({"a": 1.5, "b": {"c": "new"}})
+    await backend.flush()
+    await asyncio.sleep(0.1)
+    expected = [{"a": 1.0, "b": None}, {"a": 1.5, "b": {"c": "new"}}]
+    assert await reader.get() == await strict.get() == expected
+    for each in (reader, strict, backend):
+        await each.close()
+
+
+async def test_readers_never_fail_while_a_writer_flushes_and_evolves(folder: Path) -> None:
+    backend = PersistingBackend(0, str(folder), flush_interval=None)
+    await backend.put({"n": 0})
+    await backend.flush()
+    stop = asyncio.Event()
+
+    async def read() -> int:
+        reads = 0
+        while not stop.is_set():
+            reader = await asyncio.to_thread(PersistingBackend, 0, str(folder), read_only=True)
+            rows = await reader.get()
+            assert [int(r["n"]) for r in rows] == list(range(len(rows)))
+            assert rows
+            await reader.close()
+            reads += 1
+        return reads
+
+    readers = [asyncio.create_task(read()) for _ in range(2)]
+    for n in range(1, 25):
+        await backend.put({"n": n, f"field{n % 8}": [n]} if n != 12 else {"n": 12.0, "w": 1})
+        await backend.flush()
+    stop.set()
+    assert all([await reader for reader in readers])
+    await backend.close()
+
+
+def test_the_lock_tells_whether_the_last_owner_left_cleanly(tmp_path: Path) -> None:
+    first = BucketLock(tmp_path)
+    assert not first.left_clean
+    first.release(clean=True)
+    second = BucketLock(tmp_path)
+    assert second.left_clean
+    second.release(clean=False)
+    third = BucketLock(tmp_path)
+    assert not third.left_clean
+    third.release(clean=False)
+
+
+@pytest.mark.parametrize("note", [b"", b"\0" * 100, b"[1]", b'{"pid": ', b"\xff\xfe"])
+def test_a_damaged_note_is_no_obstacle(tmp_path: Path, note: bytes) -> None:
+    (tmp_path / LOCK_FILE).write_bytes(note)
+    lock = BucketLock(tmp_path, bucket=3)
+    assert not lock.left_clean
+    with pytest.raises(BucketLocked, match="bucket 3"):
+        BucketLock(tmp_path)
+    lock.release(clean=False)
+
+
+async def test_a_dropped_backend_is_not_a_clean_leave(folder: Path) -> None:
+    backend = LanceBackend(0, str(folder))
+    await backend.put({"a": 1})
+    del backend
+    gc.collect()
+    lock = BucketLock(folder)
+    assert not lock.left_clean
+    lock.release(clean=False)
+
+
+FORKING = """
+import asyncio, os, sys
+from persisting.lock import BucketLock
+from persisting.errors import BucketLocked
+from pathlib import Path
+lock = BucketLock(Path(sys.argv[1]))
+child = os.fork()
+if child == 0:
+    if sys.argv[2] == "lives":
+        sys.stdin.readline()
+        os._exit(0)
+    sys.exit(0)
+if sys.argv[2] == "ends":
+    os.waitpid(child, 0)
+else:
+    lock.release(clean=True)
+try:
+    BucketLock(Path(sys.argv[1]))
+    print("free", flush=True)
+except BucketLocked:
+    print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_forked_child_does_not_keep_the_lock_its_parent_gave_up(tmp_path: Path) -> None:
+    with python(FORKING, tmp_path, "lives") as child:
+        assert wait_for_line(child) == "free"
+
+
+def test_a_forked_child_that_ends_does_not_free_its_parents_lock(tmp_path: Path) -> None:
+    with python(FORKING, tmp_path, "ends") as child:
+        assert wait_for_line(child) == "locked"
+
+
+async def test_a_program_that_ends_without_close_ends_quietly(folder: Path) -> None:
+    code = """
+import asyncio, sys
+from persisting.queue import PersistingBackend
+backend = PersistingBackend(0, sys.argv[1], enable_wal=True, flush_threshold=20,
+                            flush_interval=0.01, wal_sync_interval=0.01)
+async def main():
+    for i in range(70):
+        await backend.put({"i": i})
+asyncio.run(main())
+"""
+    with python(code, folder) as child:
+        _, complaints = child.communicate(timeout=60)
+        assert (child.returncode, complaints) == (0, "")
+    async with PersistingBackend(0, str(folder)) as backend:
+        assert [r["i"] for r in await backend.get()] == list(range(70))

@@ -1,0 +1,1 @@
+"""The log alone: bytes in, bytes out, and what damage does."""

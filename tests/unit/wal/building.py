@@ -1,0 +1,170 @@
+"""Small logs on disk, and ways to hurt them."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from persisting.fs import FileSystem
+from persisting.wal import Log, Payload, Recovery
+from persisting.wal.frame import (
+    FRAME_HEADER_SIZE,
+    ROWS,
+    SCHEMA,
+    SEGMENT_HEADER_SIZE,
+    Frame,
+)
+
+PREAMBLE = Payload(SCHEMA, 0, 6, b"schema")
+PREAMBLE_END = SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE + len(PREAMBLE.data)
+"""Where the first entry of a segment begins."""
+
+
+class QuickFileSystem(FileSystem):
+    """Syncs nothing: what a sync must reach is counted, and tested with power loss elsewhere."""
+
+    def sync(self, fd: int) -> None:
+        pass
+
+    def sync_file(self, path: Path) -> None:
+        path.stat()
+
+    def sync_folder(self, path: Path) -> None:
+        assert path.is_dir()
+
+
+def rows(data: bytes) -> Payload:
+    return Payload(ROWS, 0, len(data), data)
+
+
+def entry(*data: bytes) -> list[Payload]:
+    return [rows(d) for d in data]
+
+
+def size_of(*data: bytes) -> int:
+    """Bytes of the frames that hold these payloads."""
+    return sum(FRAME_HEADER_SIZE + len(d) for d in data)
+
+
+def new_log(folder: Path, fs: FileSystem | None = None) -> Log:
+    return Log(folder, fs or QuickFileSystem(), next_sequence=1)
+
+
+def write(log: Log, *entries: Sequence[bytes] | bytes, sync: bool = True) -> list[int]:
+    """One append per entry, each synced, as an acknowledgement at interval 0 is."""
+    lasts: list[int] = []
+    for item in entries:
+        parts = [item] if isinstance(item, bytes) else item
+        lasts += log.append([entry(*parts)], PREAMBLE, 7)
+        if sync:
+            log.sync()
+    return lasts
+
+
+def make_log(folder: Path, *segments: Sequence[Any], sync: bool = True) -> list[Path]:
+    """A closed log of these segments, each a list of entries; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = new_log(folder)
+    for entries in segments:
+        write(log, *entries, sync=sync)
+        log.seal()
+    log.close()
+    return segments_in(folder)
+
+
+def segments_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.wal"))
+
+
+def recover(
+    folder: Path, *, after: int = 0, fs: FileSystem | None = None
+) -> tuple[list[bytes], Recovery]:
+    """The payloads of the rows that a recovery finds, and the recovery."""
+    recovery = Recovery(folder, fs or QuickFileSystem(), after)
+    return rows_of(recovery.frames(), after), recovery
+
+
+def rows_of(frames: Any, after: int = 0) -> list[bytes]:
+    found: list[Frame] = list(frames)
+    return [bytes(f.payload) for f in found if f.kind == ROWS and f.sequence > after]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, to see that nothing was changed."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def trimmed(folder: Path) -> list[bytes]:
+    """The copies that were kept of what was cut off."""
+    return [path.read_bytes() for path in sorted((folder / "trimmed").glob("*"))]
+
+
+class FailingFileSystem(QuickFileSystem):
+    """Raises where a test says so."""
+
+    def __init__(self) -> None:
+        self.fail: Callable[[str, Any], BaseException | None] = lambda name, what: None
+        self.calls: list[str] = []
+
+    def fail_on(self, *names: str, error: BaseException | None = None) -> None:
+        """Fail every call of these names until :meth:`heal`."""
+        raised = error or OSError(errno.EIO, "Input/output error")
+        self.fail = lambda name, what: raised if name in names else None
+
+    def fail_at(self, index: int) -> None:
+        """Fail every call from the ``index``-th on."""
+        end = len(self.calls) + index
+        self.fail = lambda name, what: (
+            OSError(errno.EIO, "Input/output error") if len(self.calls) > end else None
+        )
+
+    def heal(self) -> None:
+        self.fail = lambda name, what: None
+
+    def _pass(self, name: str, what: Any) -> None:
+        self.calls.append(name)
+        error = self.fail(name, what)
+        if error is not None:
+            raise error
+
+    def create(self, path: Path) -> int:
+        self._pass("create", path)
+        return super().create(path)
+
+    def write(self, fd: int, data: bytes | memoryview) -> None:
+        self._pass("write", fd)
+        super().write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        self._pass("sync", fd)
+        super().sync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._pass("truncate", fd)
+        super().truncate(fd, size)
+
+    def read(self, path: Path) -> bytes:
+        self._pass("read", path)
+        return super().read(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._pass("rename", old)
+        super().rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        self._pass("remove", path)
+        super().remove(path)
+
+    def sync_file(self, path: Path) -> None:
+        self._pass("sync_file", path)
+        super().sync_file(path)
+
+    def sync_folder(self, path: Path) -> None:
+        self._pass("sync_folder", path)
+        super().sync_folder(path)

@@ -1,0 +1,193 @@
+"""The bytes of the log: what is written comes back, what is hurt is noticed."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persisting.wal import frame
+from persisting.wal.frame import (
+    FRAME_HEADER_SIZE,
+    MORE,
+    ROWS,
+    SCHEMA,
+    SEGMENT_HEADER_SIZE,
+    Broken,
+    Frame,
+    SegmentHeader,
+    decode_frame,
+    decode_segment_header,
+    encode_frame,
+    encode_segment_header,
+    later_headers,
+)
+
+SALT = 0xC0FFEE11
+HEADER = SegmentHeader(first_sequence=17, salt=SALT)
+FRAME = Frame(
+    kind=ROWS,
+    codec=1,
+    flags=MORE,
+    raw_length=900,
+    sequence=21,
+    synced=19,
+    arrival=1_700_000_000_000_000,
+    payload=b"a payload, packed",
+)
+
+frames = st.builds(
+    Frame,
+    kind=st.integers(0, 15),
+    codec=st.integers(0, 15),
+    flags=st.integers(0, 15),
+    raw_length=st.integers(0, 2**32 - 1),
+    sequence=st.integers(0, 2**64 - 1),
+    synced=st.integers(0, 2**64 - 1),
+    arrival=st.integers(-(2**63), 2**63 - 1),
+    payload=st.binary(max_size=200),
+)
+salts = st.integers(0, 2**32 - 1)
+
+
+def read(data: bytes, position: int = 0, salt: int = SALT) -> tuple[Frame, int]:
+    found, end = decode_frame(memoryview(data), position, salt)
+    return Frame(**{**vars(found), "payload": bytes(found.payload)}), end
+
+
+def flipped(data: bytes) -> Iterator[bytes]:
+    """The data with each of its bits turned, one at a time."""
+    for bit in range(len(data) * 8):
+        hurt = bytearray(data)
+        hurt[bit // 8] ^= 1 << bit % 8
+        yield bytes(hurt)
+
+
+@given(frames, salts, st.binary(max_size=20), st.binary(max_size=20))
+def test_a_frame_comes_back_from_any_place_as_it_was(
+    given: Frame, salt: int, before: bytes, after: bytes
+) -> None:
+    data = before + encode_frame(given, salt) + after
+    found, end = read(data, len(before), salt)
+    assert found == given
+    assert end == len(data) - len(after)
+
+
+@given(st.integers(0, 2**64 - 1), salts, st.integers(0, 2**16 - 1))
+def test_a_segment_header_comes_back_as_it_was(first: int, salt: int, version: int) -> None:
+    header = SegmentHeader(first_sequence=first, salt=salt, version=version)
+    assert decode_segment_header(memoryview(encode_segment_header(header))) == header
+
+
+def test_frames_follow_each_other_without_a_gap() -> None:
+    second = Frame(**{**vars(FRAME), "sequence": 22, "payload": b""})
+    data = encode_frame(FRAME, SALT) + encode_frame(second, SALT)
+    _, end = read(data)
+    assert read(data, end) == (second, len(data))
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", FRAME.payload])
+def test_a_frame_cut_at_any_byte_is_broken(payload: bytes) -> None:
+    data = encode_frame(Frame(**{**vars(FRAME), "payload": payload}), SALT)
+    for length in range(len(data)):
+        with pytest.raises(Broken):
+            read(data[:length])
+
+
+def test_a_segment_header_cut_at_any_byte_is_broken() -> None:
+    data = encode_segment_header(HEADER)
+    for length in range(len(data)):
+        with pytest.raises(Broken):
+            decode_segment_header(memoryview(data[:length]))
+
+
+def test_a_frame_with_any_bit_turned_is_broken() -> None:
+    for hurt in flipped(encode_frame(FRAME, SALT)):
+        with pytest.raises(Broken) as raised:
+            read(hurt)
+        assert raised.value.position == 0
+
+
+def test_a_segment_header_with_any_bit_turned_is_broken() -> None:
+    for hurt in flipped(encode_segment_header(HEADER)):
+        with pytest.raises(Broken):
+            decode_segment_header(memoryview(hurt))
+
+
+def test_zeros_are_no_frame_and_no_header() -> None:
+    with pytest.raises(Broken):
+        read(bytes(4096))
+    with pytest.raises(Broken):
+        decode_segment_header(memoryview(bytes(4096)))
+
+
+def test_a_frame_of_another_segment_is_broken() -> None:
+    with pytest.raises(Broken):
+        read(encode_frame(FRAME, SALT), salt=SALT ^ 1)
+
+
+def test_a_length_beyond_the_file_is_broken_and_costs_no_memory() -> None:
+    body = struct.pack("<4sBBHIIQQqI", b"PSTf", ROWS, 0, 0, 2**32 - 1, 0, 1, 0, 0, 0)
+    data = body + struct.pack("<I", zlib.crc32(body, SALT)) + b"short"
+    with pytest.raises(Broken, match="cut"):
+        read(data)
+
+
+@given(st.binary(max_size=300), st.integers(0, 40))
+def test_any_bytes_are_a_frame_or_broken(data: bytes, position: int) -> None:
+    with pytest.raises(Broken) as raised:
+        read(data, position)
+    assert raised.value.position == position
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_segment_header_or_broken(data: bytes) -> None:
+    with pytest.raises(Broken):
+        decode_segment_header(memoryview(data))
+
+
+@given(st.lists(frames, max_size=4), st.binary(max_size=60))
+def test_later_headers_are_found_behind_garbage(given: list[Frame], garbage: bytes) -> None:
+    data = garbage + b"".join(encode_frame(f, SALT) for f in given)
+    found = list(later_headers(memoryview(data), 0, SALT))
+    assert [(f.sequence, f.synced) for f in found] == [(f.sequence, f.synced) for f in given]
+
+
+def test_later_headers_are_found_behind_a_cut_frame_and_before_the_end() -> None:
+    data = encode_frame(FRAME, SALT)
+    cut = data[: FRAME_HEADER_SIZE + 3]
+    assert [f.sequence for f in later_headers(memoryview(cut + data), 0, SALT)] == [21, 21]
+    assert [f.sequence for f in later_headers(memoryview(cut + data), 1, SALT)] == [21]
+
+
+def test_later_headers_do_not_believe_what_a_record_holds() -> None:
+    forged = Frame(ROWS, 0, 0, 0, 10**9, 10**9, 0, b"")
+    outer = Frame(**{**vars(FRAME), "payload": encode_frame(forged, SALT ^ 5) * 3})
+    found = later_headers(memoryview(encode_frame(outer, SALT)), 0, SALT)
+    assert [f.sequence for f in found] == [FRAME.sequence]
+
+
+def test_the_bytes_are_those_of_the_format_document() -> None:
+    body = struct.pack("<8sHHIQ", b"PSTWAL\r\n", 1, 28, SALT, 17)
+    assert encode_segment_header(HEADER) == body + struct.pack("<I", zlib.crc32(body))
+    body = struct.pack(
+        "<4sBBHIIQQqI",
+        b"PSTf",
+        2,
+        1,
+        1,
+        17,
+        900,
+        21,
+        19,
+        1_700_000_000_000_000,
+        zlib.crc32(FRAME.payload),
+    )
+    checksum = struct.pack("<I", zlib.crc32(body, SALT))
+    assert encode_frame(FRAME, SALT) == body + checksum + FRAME.payload
+    assert (SEGMENT_HEADER_SIZE, FRAME_HEADER_SIZE) == (28, 48)
+    assert (SCHEMA, ROWS, frame.MARK, MORE, frame.FORMAT_VERSION) == (1, 2, 3, 1, 1)

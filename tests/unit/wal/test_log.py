@@ -1,0 +1,468 @@
+"""The log in append mode: what is in it, how long it is, and what a failure leaves."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from persisting.errors import WALError
+from persisting.wal.frame import SEGMENT_HEADER_SIZE
+
+from .building import (
+    PREAMBLE,
+    PREAMBLE_END,
+    FailingFileSystem,
+    entry,
+    new_log,
+    recover,
+    segments_in,
+    size_of,
+    write,
+)
+
+
+def on_disk(folder: Path) -> int:
+    return sum(path.stat().st_size for path in segments_in(folder))
+
+
+def test_a_log_without_records_has_no_file(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    log.sync()
+    log.seal()
+    log.release(10)
+    log.close()
+    assert segments_in(tmp_path) == []
+    assert log.size == 0
+
+
+def test_entries_come_back_in_order(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    log.append([entry(b"a"), entry(b"b", b"c"), entry(b"d")], PREAMBLE, 7)
+    log.append([entry(b"e")], PREAMBLE, 7)
+    log.close()
+    assert recover(tmp_path)[0] == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_sequences_rise_by_one_and_the_preamble_has_one_too(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    assert log.append([entry(b"a"), entry(b"b", b"c")], PREAMBLE, 7) == [2, 4]
+    assert log.append([entry(b"d")], PREAMBLE, 7) == [5]
+    log.seal()
+    assert log.append([entry(b"e")], PREAMBLE, 7) == [7]
+    assert log.last_sequence == 7
+
+
+def test_every_segment_begins_with_the_preamble_of_its_first_append(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    write(log, b"a", b"b")
+    log.seal()
+    write(log, b"c")
+    log.close()
+    _, recovery = recover(tmp_path)
+    assert [bytes(f.payload) for f in recovery.frames()] == [
+        b"schema",
+        b"a",
+        b"b",
+        b"schema",
+        b"c",
+    ]
+
+
+def test_appended_entries_are_in_the_file_before_any_sync(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    write(log, b"a", sync=False)
+    assert recover(tmp_path)[0] == [b"a"]
+    assert log.synced_sequence == 0
+
+
+def test_a_sync_covers_everything_appended_before_it(tmp_path: Path) -> None:
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs)
+    write(log, b"a", b"b", sync=False)
+    log.seal()
+    write(log, b"c", sync=False)
+    fs.calls.clear()
+    log.sync()
+    assert log.synced_sequence == log.last_sequence == 5
+    assert fs.calls.count("sync") == 2
+    assert "sync_folder" in fs.calls
+
+
+def test_a_sync_with_nothing_new_touches_nothing(tmp_path: Path) -> None:
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs)
+    write(log, b"a")
+    fs.calls.clear()
+    log.sync()
+    assert fs.calls == []
+
+
+def test_the_name_of_a_segment_is_synced_once(tmp_path: Path) -> None:
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs)
+    write(log, b"a", b"b", b"c")
+    assert fs.calls.count("sync_folder") == 1
+
+
+def test_frames_say_what_was_synced_when_they_were_written(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    write(log, b"a", b"b")
+    write(log, b"c", sync=False)
+    log.append([entry(b"d")], PREAMBLE, 7)
+    log.close()
+    _, recovery = recover(tmp_path)
+    assert [(f.sequence, f.synced) for f in recovery.frames()] == [
+        (1, 0),
+        (2, 0),
+        (3, 2),
+        (4, 3),
+        (5, 3),
+    ]
+
+
+def test_appends_go_on_while_a_sync_runs_and_are_not_counted_in_it(tmp_path: Path) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    class Slow(FailingFileSystem):
+        def sync(self, fd: int) -> None:
+            started.set()
+            assert go_on.wait(10)
+            super().sync(fd)
+
+    log = new_log(tmp_path, Slow())
+    write(log, b"a", sync=False)
+    syncing = threading.Thread(target=log.sync)
+    syncing.start()
+    assert started.wait(10)
+    write(log, b"b", sync=False)
+    go_on.set()
+    syncing.join()
+    assert (log.synced_sequence, log.last_sequence) == (2, 3)
+
+
+def test_release_removes_the_sealed_segments_that_the_table_holds(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    write(log, b"a")
+    log.seal()
+    write(log, b"b")
+    log.seal()
+    write(log, b"c")
+    first, second, third = segments_in(tmp_path)
+    log.release(2)
+    assert segments_in(tmp_path) == [second, third]
+    log.release(3)
+    assert segments_in(tmp_path) == [second, third]
+    log.release(log.last_sequence)
+    assert segments_in(tmp_path) == [third]
+    assert recover(tmp_path, after=4)[0] == [b"c"]
+    assert first != third
+
+
+def test_release_twice_is_release_once(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    write(log, b"a")
+    log.seal()
+    log.release(2)
+    log.release(2)
+    assert segments_in(tmp_path) == []
+    assert log.size == 0
+
+
+def test_a_segment_that_cannot_be_removed_is_still_counted_and_tried_again(tmp_path: Path) -> None:
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs)
+    write(log, b"a")
+    log.seal()
+    fs.fail_on("remove")
+    with pytest.raises(WALError, match="remove"):
+        log.release(2)
+    assert log.size == on_disk(tmp_path) > 0
+    fs.heal()
+    log.release(2)
+    assert log.size == on_disk(tmp_path) == 0
+
+
+def test_size_is_the_bytes_on_disk_at_every_step(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    assert log.size == 0
+    write(log, b"a" * 100)
+    assert log.size == on_disk(tmp_path) == PREAMBLE_END + size_of(b"a" * 100)
+    write(log, (b"b" * 10, b"c"))
+    assert log.size == on_disk(tmp_path)
+    log.seal()
+    assert log.size == on_disk(tmp_path)
+    write(log, b"d")
+    assert log.size == on_disk(tmp_path)
+    log.release(5)
+    assert log.size == on_disk(tmp_path)
+    log.seal()
+    log.release(log.last_sequence)
+    assert log.size == on_disk(tmp_path) == 0
+
+
+def test_size_is_true_after_a_recovery(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    write(log, b"a")
+    log.seal()
+    write(log, b"b")
+    log.close()
+    _, recovery = recover(tmp_path)
+    found = recovery.open_log()
+    assert found.size == on_disk(tmp_path)
+    write(found, b"c")
+    assert found.size == on_disk(tmp_path)
+    found.close()
+
+
+def test_a_recovered_log_goes_on_in_a_new_segment_with_the_next_sequence(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    write(log, b"a")
+    log.close()
+    before = segments_in(tmp_path)[0].read_bytes()
+    _, recovery = recover(tmp_path)
+    found = recovery.open_log()
+    assert write(found, b"b") == [4]
+    found.close()
+    assert segments_in(tmp_path)[0].read_bytes() == before
+    assert recover(tmp_path)[0] == [b"a", b"b"]
+
+
+def test_what_a_recovery_found_is_synced_before_anything_is_appended(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    write(log, b"a", sync=False)
+    log.seal()
+    write(log, b"b", sync=False)
+    log.close()
+    fs = FailingFileSystem()
+    synced: list[str] = []
+    fs.fail = lambda name, what: synced.append(Path(what).name) if name == "sync_file" else None
+    _, recovery = recover(tmp_path, fs=fs)
+    found = recovery.open_log()
+    assert synced == [path.name for path in segments_in(tmp_path)]
+    assert "sync_folder" in fs.calls
+    assert found.synced_sequence == 4
+
+
+def test_what_a_recovery_found_and_cannot_sync_is_not_called_synced(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    write(log, b"a", sync=False)
+    log.close()
+    fs = FailingFileSystem()
+    _, recovery = recover(tmp_path, fs=fs)
+    fs.fail_on("sync_file")
+    with pytest.raises((OSError, WALError)):
+        recovery.open_log()
+
+
+def test_threads_that_append_and_sync_leave_a_dense_log(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    threads = [
+        threading.Thread(target=write, args=(log, *[b"%d-%d" % (n, i) for i in range(30)]))
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        log.seal()
+    for thread in threads:
+        thread.join()
+    assert log.synced_sequence == log.last_sequence
+    log.close()
+    found = recover(tmp_path)[0]
+    assert sorted(found) == sorted(b"%d-%d" % (n, i) for n in range(4) for i in range(30))
+    for n in range(4):
+        mine = [f for f in found if f.startswith(b"%d-" % n)]
+        assert mine == [b"%d-%d" % (n, i) for i in range(30)]
+
+
+# After a failure
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), MemoryError(), ValueError("?")])
+def test_a_failed_append_stores_nothing_and_what_was_before_stays(
+    tmp_path: Path, error: BaseException
+) -> None:
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs)
+    write(log, b"a")
+    fs.fail_on("write", error=error)
+    with pytest.raises(WALError, match="cannot write"):
+        write(log, b"b")
+    log.retract()
+    fs.heal()
+    with pytest.raises(WALError, match="failed earlier"):
+        write(log, b"c")
+    log.close()
+    assert recover(tmp_path)[0] == [b"a"]
+
+
+def test_a_write_that_fails_half_way_stores_nothing(tmp_path: Path) -> None:
+    class Half(FailingFileSystem):
+        def write(self, fd: int, data: bytes | memoryview) -> None:
+            if b"torn" in bytes(data):
+                super().write(fd, data[: len(data) // 2])
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().write(fd, data)
+
+    log = new_log(tmp_path, Half())
+    write(log, b"a")
+    with pytest.raises(WALError, match="No space left"):
+        write(log, b"torn" * 100)
+    assert log.size == on_disk(tmp_path)
+    log.close()
+    assert recover(tmp_path)[0] == [b"a"]
+
+
+@pytest.mark.parametrize("call", ["sync", "sync_folder"])
+def test_after_a_failed_sync_no_later_sync_counts(tmp_path: Path, call: str) -> None:
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs)
+    write(log, b"a", sync=False)
+    fs.fail_on(call)
+    with pytest.raises(WALError, match="cannot sync"):
+        log.sync()
+    fs.heal()
+    for _ in range(2):
+        with pytest.raises(WALError, match="failed earlier"):
+            log.sync()
+    assert log.synced_sequence == 0
+    assert log.failed is not None
+
+
+def test_a_failed_sync_of_a_sealed_segment_fails_the_log_too(tmp_path: Path) -> None:
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs)
+    write(log, b"a", sync=False)
+    log.seal()
+    write(log, b"b", sync=False)
+    fs.fail_on("sync")
+    with pytest.raises(WALError):
+        log.sync()
+    assert log.synced_sequence == 0
+    with pytest.raises(WALError, match="failed earlier"):
+        write(log, b"c")
+
+
+def test_retract_takes_back_the_append_whose_sync_failed(tmp_path: Path) -> None:
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs)
+    write(log, b"a")
+    fs.fail_on("sync")
+    with pytest.raises(WALError):
+        write(log, b"b")
+    log.retract()
+    log.close()
+    assert recover(tmp_path)[0] == [b"a"]
+
+
+def test_retract_leaves_what_an_earlier_append_stored(tmp_path: Path) -> None:
+    """At an interval the append was acknowledged long before its sync failed."""
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs)
+    write(log, b"a", sync=False)
+    fs.fail_on("sync")
+    with pytest.raises(WALError):
+        log.sync()
+    with pytest.raises(WALError, match="failed earlier"):
+        write(log, b"b", sync=False)
+    log.retract()
+    log.close()
+    assert recover(tmp_path)[0] == [b"a"]
+
+
+def test_size_is_true_after_a_retract_and_after_a_reset(tmp_path: Path) -> None:
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs)
+    write(log, b"a")
+    fs.fail_on("sync")
+    with pytest.raises(WALError):
+        write(log, b"b" * 50)
+    log.retract()
+    assert log.size == on_disk(tmp_path) == PREAMBLE_END + size_of(b"a")
+    fs.heal()
+    log.reset(log.last_sequence)
+    assert log.size == on_disk(tmp_path) == 0
+    write(log, b"c")
+    assert log.size == on_disk(tmp_path)
+
+
+def test_a_reset_drops_the_log_and_takes_records_again(tmp_path: Path) -> None:
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs)
+    write(log, b"a")
+    log.seal()
+    write(log, b"b")
+    fs.fail_on("write")
+    with pytest.raises(WALError):
+        write(log, b"c")
+    fs.heal()
+    log.reset(9)
+    assert segments_in(tmp_path) == []
+    assert log.failed is None
+    assert write(log, b"d") == [11]
+    log.close()
+    assert recover(tmp_path, after=9)[0] == [b"d"]
+
+
+def test_a_reset_that_fails_can_be_tried_again(tmp_path: Path) -> None:
+    for call in ("remove", "sync_folder"):
+        folder = tmp_path / call
+        folder.mkdir()
+        fs = FailingFileSystem()
+        log = new_log(folder, fs)
+        write(log, b"a")
+        fs.fail_on("sync")
+        with pytest.raises(WALError):
+            write(log, b"b")
+        fs.fail_on(call)
+        with pytest.raises(WALError):
+            log.reset(3)
+        with pytest.raises(WALError, match="failed earlier"):
+            write(log, b"c")
+        fs.heal()
+        log.reset(3)
+        write(log, b"d")
+        log.close()
+        assert recover(folder, after=3)[0] == [b"d"]
+
+
+def test_a_segment_that_could_not_begin_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    """Its file may stay, if the disk that refused the header refuses the removal too."""
+    for calls in (("create",), ("write",), ("write", "remove")):
+        folder = tmp_path / "-".join(calls)
+        folder.mkdir()
+        fs = FailingFileSystem()
+        log = new_log(folder, fs)
+        fs.fail_on(*calls)
+        with pytest.raises(WALError):
+            write(log, b"a")
+        log.retract()
+        fs.heal()
+        log.reset(log.last_sequence)
+        write(log, b"b")
+        log.close()
+        after = log.last_sequence - 2
+        assert recover(folder, after=after)[0] == [b"b"]
+
+
+def test_a_header_that_is_cut_short_is_taken_off_the_disk(tmp_path: Path) -> None:
+    class Half(FailingFileSystem):
+        def write(self, fd: int, data: bytes | memoryview) -> None:
+            super().write(fd, data[: SEGMENT_HEADER_SIZE // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    log = new_log(tmp_path, Half())
+    with pytest.raises(WALError):
+        write(log, b"a")
+    assert segments_in(tmp_path) == []
+    assert log.size == 0
+
+
+def test_a_log_that_never_wrote_closes_twice(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    log.close()
+    log.close()
+    assert segments_in(tmp_path) == []
