@@ -17,6 +17,7 @@ from places import ids, numbered, streamed
 from traffic import SYNCED, Traffic, assert_once
 
 from persisting.cluster import client, peers
+from persisting.cluster.placement import bucket_key, ranked
 from persisting.errors import StorageError
 from persisting.queue import LanceBackend, read_queue, write_queue
 
@@ -155,17 +156,20 @@ async def test_sigterm_brings_everything_to_disk_and_exits_with_0(
         assert sorted(ids(await streamed(reader))) == list(range(500))
 
 
-async def test_buckets_move_to_a_node_that_joins_while_records_flow(
-    cluster: Cluster, join: Any, traffic: Any
+async def test_buckets_move_to_nodes_that_join_while_records_flow(
+    cluster: Cluster, join: Any, traffic: Any, tmp_path: Path
 ) -> None:
     cluster.start(1)
     flow = await traffic(await join(cluster), num_buckets=8)
     await flow.progress()
     await asyncio.to_thread(cluster.start, 2)
+    names = [node.id for node in cluster.nodes]
+    place = str((tmp_path / "t").resolve())
+    wished = [ranked(bucket_key(place, bucket), names)[0] for bucket in range(8)]
     deadline = time.monotonic() + 40
-    while len(set(owners(await flow.writer.stats()))) < 3 and time.monotonic() < deadline:
+    while owners(await flow.writer.stats()) != wished and time.monotonic() < deadline:
         await flow.flows(0.3)
-    assert len(set(owners(await flow.writer.stats()))) == 3
+    assert owners(await flow.writer.stats()) == wished
     await flow.progress()
     assert flow.longest < 10
     await flow.check()

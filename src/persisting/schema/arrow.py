@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persisting.errors import SchemaError
-from persisting.schema.conversion import convert
+from persisting.schema.conversion import convert, list_items
 from persisting.schema.names import check_name
-from persisting.schema.rules import Conflict, is_listy, learn, widen
+from persisting.schema.rules import Conflict, has_integers, is_listy, learn, widen
 from persisting.schema.shaper import Rules
 from persisting.schema.values import (
     DURATION,
@@ -109,6 +109,8 @@ def fill(field: pa.Field, rows: int, defaults: Mapping[str, Any] | None) -> pa.A
 
 def beyond_float(array: pa.Array) -> bool:
     """Whether a whole number in ``array`` is too large for a float to hold every neighbour."""
+    if not has_integers(array.type) or array.null_count == len(array):
+        return False
     if pa.types.is_integer(array.type):
         span = pc.min_max(array).as_py()
         return span["min"] is not None and (
@@ -117,7 +119,7 @@ def beyond_float(array: pa.Array) -> bool:
     if pa.types.is_struct(array.type):
         return any(beyond_float(child) for child in array.flatten())
     if is_listy(array.type):
-        return beyond_float(array.flatten())
+        return beyond_float(list_items(array))
     return False
 
 

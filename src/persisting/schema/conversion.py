@@ -21,7 +21,7 @@ def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
         return _convert_vector(array, target)
     if pa.types.is_list(target):
         if array.null_count:
-            array = array.take(pa.array(range(len(array))))  # without what lies under nulls
+            array = _without_hidden(array)
         items = convert(array.values, target.value_type)
         return pa.Array.from_buffers(
             target, len(array), array.buffers()[:2], offset=array.offset, children=[items]
@@ -29,6 +29,22 @@ def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     if isinstance(target, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(target, array)
     return array.cast(target)
+
+
+def list_items(array: pa.Array) -> pa.Array:
+    """The items of all lists, as far as Arrow can tell them from what lies under nulls."""
+    try:
+        return array.flatten()
+    except pa.ArrowNotImplementedError:  # of nested extension types
+        return array.values
+
+
+def _without_hidden(array: pa.Array) -> pa.Array:
+    """The same lists without what may lie under their nulls, which need not convert."""
+    try:
+        return array.take(pa.array(range(len(array))))
+    except pa.ArrowNotImplementedError:
+        return array
 
 
 def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:

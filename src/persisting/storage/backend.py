@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persisting.errors import StorageError
+from persisting.errors import SchemaError, StorageError
 from persisting.options import BucketOptions, check_window
 from persisting.schema import Shaper
 from persisting.storage.bucket import Bucket
@@ -112,7 +112,10 @@ class TableBackend:
         while True:
             bucket.check_writable()
             shaper = bucket.shaper
-            prepared = prepared_for(shaper) if small else await in_thread(prepared_for, shaper)
+            try:
+                prepared = prepared_for(shaper) if small else await in_thread(prepared_for, shaper)
+            except pa.ArrowException as exc:
+                raise SchemaError(f"the records cannot be converted: {exc}") from exc
             if not prepared.chunks:
                 return
             if prepared.widened:

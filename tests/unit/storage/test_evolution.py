@@ -259,6 +259,26 @@ async def test_values_hidden_under_an_arrow_null_do_not_stand_in_the_way(
     await check_everywhere(persisting, backend, [{"x": None}, {"x": {"a": 1}}, {"x": {"a": 1.5}}])
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"v": [{"t": {"id": U}, "n": 0}]}, {}, {"v": [{"n": 0.5}]}],
+        [{"v": [{"t": U, "n": 1}]}, {"v": None}, {"v": [None]}, {"v": [{"n": 1.5}, {"m": U}]}],
+        [{"v": [[U], None]}, {"v": None}, {"v": []}, {"w": {"l": [{"u": U, "n": 1}]}}, {}],
+        [{"v": {"l": [{"u": U, "n": 1}]}}, {"v": {"l": None}}, {}, {"v": {"l": [{"n": 0.5}]}}],
+    ],
+    ids=["deep", "in-dicts", "in-lists", "in-lists-of-dicts"],
+)
+async def test_uuids_deep_inside_stand_in_no_ones_way(
+    persisting: Bucket, options: dict[str, Any], rows: list[dict[str, Any]]
+) -> None:
+    backend = persisting.open(**options)
+    for row in rows:
+        await backend.put(row)
+    await backend.put_batch(rows)
+    await check_everywhere(persisting, backend, rows * 2)
+
+
 async def test_new_fields_come_as_arrow_too(persisting: Bucket, options: dict[str, Any]) -> None:
     backend = persisting.open(**options)
     await backend.put({"a": 1})
