@@ -20,7 +20,7 @@ from typing import NamedTuple
 from persisting.errors import WALError
 from persisting.fs import FileSystem
 from persisting.wal.frame import MORE, Frame, encode_frame
-from persisting.wal.segment import Segment
+from persisting.wal.segment import Segment, new_name
 
 log = logging.getLogger("persisting")
 
@@ -121,13 +121,12 @@ class Log:
         return lasts
 
     def _begin_segment(self, first: int) -> Segment:
-        before = set(self._fs.list(self.folder))
+        name = new_name(first)
         try:
-            return Segment(self.folder, self._fs, first)
+            return Segment(self.folder, self._fs, name)
         except BaseException:
-            for name in set(self._fs.list(self.folder)) - before:
-                # It could not be removed either: the reset that must follow removes it.
-                self._kept.append(Kept(self.folder / name, first - 1, 0))
+            # Its file may have been made and not removed: the reset that must follow does it.
+            self._kept.append(Kept(self.folder / str(name), first - 1, 0))
             raise
 
     def _write(

@@ -24,6 +24,11 @@ class SegmentName(NamedTuple):
         return f"{self.first_sequence:020d}-{self.salt:08x}{SUFFIX}"
 
 
+def new_name(first_sequence: int) -> SegmentName:
+    """The name of a new segment, with a salt of its own."""
+    return SegmentName(first_sequence, secrets.randbits(32))
+
+
 def parse_name(name: str) -> SegmentName | None:
     """The parts of a segment's file name, None for other files."""
     match = _NAME.fullmatch(name)
@@ -33,14 +38,14 @@ def parse_name(name: str) -> SegmentName | None:
 class Segment:
     """A new segment: its file exists and its header is written, nothing is synced yet."""
 
-    def __init__(self, folder: Path, fs: FileSystem, first_sequence: int) -> None:
-        self.salt = secrets.randbits(32)
-        self.path = folder / str(SegmentName(first_sequence, self.salt))
-        self.last_sequence = first_sequence - 1
+    def __init__(self, folder: Path, fs: FileSystem, name: SegmentName) -> None:
+        self.salt = name.salt
+        self.path = folder / str(name)
+        self.last_sequence = name.first_sequence - 1
         self.named = False
         """Whether the folder's entry for the file was synced."""
         self._fs = fs
-        header = encode_segment_header(SegmentHeader(first_sequence, self.salt))
+        header = encode_segment_header(SegmentHeader(name.first_sequence, name.salt))
         self._fd: int | None = fs.create(self.path)
         try:
             fs.write(self._fd, header)

@@ -22,7 +22,7 @@ from persisting.wal.frame import (
     decode_segment_header,
     encode_segment_header,
 )
-from persisting.wal.segment import Segment
+from persisting.wal.segment import Segment, new_name
 
 from .building import (
     PREAMBLE_END,
@@ -422,7 +422,7 @@ def test_a_newer_format_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
 
 def begin_segment(folder: Path, sequence: int) -> Path:
     """What a process leaves that dies after the header and before the first frame."""
-    segment = Segment(folder, FileSystem(), sequence)
+    segment = Segment(folder, FileSystem(), new_name(sequence))
     segment.close()
     return segment.path
 
