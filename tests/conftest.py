@@ -12,6 +12,16 @@ from support.buckets import LANCE, PERSISTING, Bucket
 from support.faults import FaultyFileSystem
 
 from persisting import fs
+from persisting.topic import registry
+
+
+@pytest.fixture(autouse=True)
+def own_registry() -> Iterator[None]:
+    """What a test registers is known to that test only."""
+    before = dict(registry._registered)
+    yield
+    registry._registered.clear()
+    registry._registered.update(before)
 
 
 @pytest.fixture

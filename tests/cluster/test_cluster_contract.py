@@ -23,6 +23,7 @@ from queue_contract import (
 )
 
 from persisting.queue import register_backend
+from persisting.topic import registry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,6 +43,7 @@ async def systems(three: Cluster) -> AsyncIterator[dict[str, Any]]:
     yield made
     for system in made.values():
         await left(system)
+    registry._registered.pop("custom")
 
 
 @pytest_asyncio.fixture(loop_scope="module")

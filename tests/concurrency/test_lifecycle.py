@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.buckets import LANCE, MEMORY, PERSISTING, WAL_SYNCED, WAL_ZSTD, Kind
+from support.buckets import LANCE, MEMORY, WAL_SYNCED, WAL_ZSTD, Kind
 
 from persisting.queue import BucketLocked
 
-KINDS = [LANCE, PERSISTING, WAL_SYNCED, WAL_ZSTD]
+KINDS = [LANCE, WAL_SYNCED, WAL_ZSTD]
 
 
 def open_fresh(kind: Kind, folder: Path, **options: Any) -> Any:

@@ -176,10 +176,10 @@ def machine(
     return made.TestCase
 
 
-TestLance = machine(FaultyMachine, LANCE, examples=8, steps=20)
-TestPersisting = machine(FaultyMachine, PERSISTING, examples=10, steps=20)
-TestSynced = machine(CrashingMachine, WAL_SYNCED, examples=8, steps=20)
-TestLogged = machine(CrashingMachine, WAL_ZSTD, examples=6, steps=20)
+TestLance = machine(FaultyMachine, LANCE, examples=6, steps=20)
+TestPersisting = machine(FaultyMachine, PERSISTING, examples=7, steps=20)
+TestSynced = machine(CrashingMachine, WAL_SYNCED, examples=5, steps=20)
+TestLogged = machine(CrashingMachine, WAL_ZSTD, examples=4, steps=20)
 
 
 @pytest.mark.nightly

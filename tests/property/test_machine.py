@@ -206,10 +206,10 @@ def machine(
     return made.TestCase
 
 
-TestLance = machine(Machine, LANCE, examples=10, steps=20)
-TestPersisting = machine(EvolvingMachine, PERSISTING, examples=12, steps=20)
-TestLogged = machine(LoggedMachine, WAL_ZSTD, examples=12, steps=20)
-TestSynced = machine(LoggedMachine, WAL_SYNCED, examples=5, steps=15)
+TestLance = machine(Machine, LANCE, examples=8, steps=20)
+TestPersisting = machine(EvolvingMachine, PERSISTING, examples=10, steps=20)
+TestLogged = machine(LoggedMachine, WAL_ZSTD, examples=8, steps=20)
+TestSynced = machine(LoggedMachine, WAL_SYNCED, examples=3, steps=15)
 
 
 @pytest.mark.nightly

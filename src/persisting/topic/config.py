@@ -41,6 +41,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     num_buckets: int | None = None
     bucket_column: str | None = None
     backend: str | None = None
+    also: str | None = None
+    """Another name of the same backend: a class's own, beside the registered one."""
     batch_size: int | None = None
     options: dict[str, Any] | None = None
 
@@ -98,7 +100,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _backend_after(self, known: str) -> str:
-        if self.backend is None or self.backend == known:
+        if self.backend is None or known in (self.backend, self.also):
             return known
         if (known, self.backend) == ("lance", "persisting"):
             return self.backend

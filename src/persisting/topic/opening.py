@@ -41,6 +41,7 @@ def wanted_topic(
         num_buckets=num_buckets,
         batch_size=batch_size,
         backend=None if backend is None else backend_name(backend),
+        also=backend.__name__ if isinstance(backend, type) else None,
         options=backend_options,
     )
     wanted.check()

@@ -83,6 +83,15 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"enable_wal": request.param, "flush_interval": None}
 
 
+ways = pytest.mark.parametrize(
+    ("options", "flushed"),
+    [
+        pytest.param({"flush_interval": None}, True, id="flushed"),
+        pytest.param({"flush_interval": None, "enable_wal": True}, False, id="logged"),
+    ],
+)
+
+
 async def check_everywhere(bucket: Bucket, backend: Any, rows: list[dict[str, Any]]) -> None:
     """The rows read the same buffered, in windows, flushed and reopened."""
 
@@ -102,7 +111,7 @@ async def check_everywhere(bucket: Bucket, backend: Any, rows: list[dict[str, An
     check(await backend.get(), rows, "reopened")
 
 
-@pytest.mark.parametrize("flushed", [False, True], ids=["buffered", "flushed"])
+@ways
 @pytest.mark.parametrize(("old", "new"), COMPATIBLE, ids=lambda v: repr(v)[:30])
 async def test_a_compatible_value_widens_the_field(
     persisting: Bucket, options: dict[str, Any], old: Any, new: Any, flushed: bool
@@ -120,7 +129,7 @@ async def test_a_compatible_value_widens_the_field(
     await check_everywhere(persisting, backend, rows + later)
 
 
-@pytest.mark.parametrize("flushed", [False, True], ids=["buffered", "flushed"])
+@ways
 @pytest.mark.parametrize(("old", "new", "words"), CONTRADICTING, ids=lambda v: repr(v)[:30])
 async def test_a_contradicting_value_raises_at_put_and_loses_nothing(
     persisting: Bucket, options: dict[str, Any], old: Any, new: Any, words: str, flushed: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from persisting.queue import StorageError
 MANY = 200
 """More calls than any of these flushes makes."""
 
-STRIDES = {"widen-all": 7, "widen": 3, "none-becomes-typed": 3, "nested-field": 2}
+STRIDES = {"widen-all": 11, "widen": 5, "none-becomes-typed": 5, "nested-field": 3, "new-field": 2}
+"""By day not every call fails in turn, but every so manyth; at night every one does."""
 
 SCENARIOS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     "first-flush": ([], [{"a": 1}, {"a": 2}]),
@@ -44,11 +46,24 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "scenario"), CASES, ids=str)
 async def test_a_flush_that_fails_at_any_call_heals(
-    kind: Kind, scenario: str, tmp_path: Any
+    kind: Kind, scenario: str, tmp_path: Path
 ) -> None:
+    await sweep(kind, scenario, tmp_path, STRIDES.get(scenario, 1))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", [PERSISTING, WAL_SYNCED], ids=str)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_nightly_a_flush_that_fails_at_every_call_heals(
+    kind: Kind, scenario: str, tmp_path: Path
+) -> None:
+    await sweep(kind, scenario, tmp_path, 1)
+
+
+async def sweep(kind: Kind, scenario: str, tmp_path: Path, stride: int) -> None:
     first, second = SCENARIOS[scenario]
-    # Widening makes many calls; by day every third or seventh of them fails in turn.
-    for index in range(0, MANY, STRIDES.get(scenario, 1)):
+    for index in range(0, MANY, stride):
         with fs.use(FaultyFileSystem()) as files:
             assert isinstance(files, FaultyFileSystem)
             bucket = Bucket(kind, tmp_path / str(index))
@@ -81,7 +96,7 @@ async def test_a_flush_that_fails_at_any_call_heals(
 
 @pytest.mark.parametrize("kind", [PERSISTING, WAL_SYNCED], ids=str)
 async def test_a_put_that_fails_at_any_call_is_refused_or_stored_once(
-    kind: Kind, tmp_path: Any
+    kind: Kind, tmp_path: Path
 ) -> None:
     for index in range(MANY):
         with fs.use(FaultyFileSystem()) as files:
@@ -109,7 +124,7 @@ async def test_a_put_that_fails_at_any_call_is_refused_or_stored_once(
     pytest.fail("a put makes no end of calls")
 
 
-async def test_an_opening_that_fails_at_any_call_can_be_tried_again(tmp_path: Any) -> None:
+async def test_an_opening_that_fails_at_any_call_can_be_tried_again(tmp_path: Path) -> None:
     template = Bucket(WAL_SYNCED, tmp_path / "template")
     for index in range(MANY):
         folder = tmp_path / str(index)
