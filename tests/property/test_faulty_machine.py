@@ -185,7 +185,7 @@ TestLogged = machine(CrashingMachine, WAL_ZSTD, examples=4, steps=20)
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 class TestNightlyPersisting(  # type: ignore[misc]
-    machine(FaultyMachine, PERSISTING, examples=400, steps=40, fixed=False)
+    machine(FaultyMachine, PERSISTING, examples=150, steps=40, fixed=False)
 ):
     pass
 
@@ -193,6 +193,6 @@ class TestNightlyPersisting(  # type: ignore[misc]
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 class TestNightlySynced(  # type: ignore[misc]
-    machine(CrashingMachine, WAL_SYNCED, examples=400, steps=40, fixed=False)
+    machine(CrashingMachine, WAL_SYNCED, examples=150, steps=40, fixed=False)
 ):
     pass

@@ -214,13 +214,13 @@ TestSynced = machine(LoggedMachine, WAL_SYNCED, examples=3, steps=15)
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-class TestNightlyLance(machine(Machine, LANCE, examples=300, steps=50, fixed=False)):  # type: ignore[misc]
+class TestNightlyLance(machine(Machine, LANCE, examples=150, steps=40, fixed=False)):  # type: ignore[misc]
     pass
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 class TestNightlyLogged(  # type: ignore[misc]
-    machine(LoggedMachine, WAL_ZSTD, examples=300, steps=50, fixed=False)
+    machine(LoggedMachine, WAL_ZSTD, examples=150, steps=40, fixed=False)
 ):
     pass
