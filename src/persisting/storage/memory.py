@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ROWS_PER_TURN = 1000
+_MOST_SHAPES = 1024
+_LEAST_INT, _GREATEST_INT = -(2**63), 2**63 - 1
+_ALWAYS = frozenset({float, bool, type(None)})
 
 
 class MemoryBackend:
@@ -41,6 +44,7 @@ class MemoryBackend:
         self._records: list[dict[str, Any]] = []
         self._arrivals: list[int] = []
         self._last_numbers: dict[str, int] = {}
+        self._shapes: set[tuple[str, ...]] = set()
         self._values = Values(evolving=True, vector=pa.float64())
         self._waiters = Waiters()
         self._turns = Turns()
@@ -169,11 +173,15 @@ class MemoryBackend:
     def _canonical(self, record: Any) -> dict[str, Any]:
         if not isinstance(record, dict):
             raise SchemaError(f"a record is a dict of fields, got a {type(record).__name__}")
-        row = {}
-        for name, value in record.items():
-            check_name(name)
-            row[name], _ = self._values.describe(value, name, top=True)
-        return row
+        names = tuple(record)
+        if names not in self._shapes:
+            for name in names:
+                check_name(name)
+            if len(self._shapes) < _MOST_SHAPES:
+                self._shapes.add(names)
+        if all(map(_is_canonical, record.values())):
+            return dict(record)
+        return {n: self._values.describe(v, n, top=True)[0] for n, v in record.items()}
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         self._check_open()
@@ -185,6 +193,16 @@ class MemoryBackend:
     def _check_open(self) -> None:
         if self._closed:
             raise BucketClosed("the backend is closed; open a new one")
+
+
+def _is_canonical(value: Any) -> bool:
+    """Whether a value is certainly stored as it is; most are, and need no closer look."""
+    kind = type(value)
+    if kind is str:
+        return bool(value.isascii())
+    if kind is int:
+        return _LEAST_INT <= value <= _GREATEST_INT
+    return kind in _ALWAYS
 
 
 def _copied(value: Any) -> Any:
