@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter as Tally
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,25 @@ class BucketMetrics:
 
     def recovered(self, records: int) -> None:
         """Opening found a log and took records from it."""
+
+    def compacted(self, seconds: float, records: int, fragments: int) -> None:
+        """A compaction rewrote records and left so many fragments."""
+
+    def dropped(self, records: int, start: int) -> None:
+        """Retention dropped records."""
+
+    def indexed(self, behind: int) -> None:
+        """So many records are not in every index yet."""
+
+    def searching(self) -> AbstractContextManager[Any]:
+        """Around a search."""
+        return nullcontext()
+
+    def verified(self, damaged: int) -> None:
+        """A verification found so many damaged files."""
+
+    def upkeep_failed(self) -> None:
+        """Upkeep raised."""
 
     def remove(self) -> None:
         """The bucket was closed."""
@@ -76,6 +96,32 @@ def _families() -> SimpleNamespace:
         recovered=Counter(
             "persisting_recovered_records_total", "Records taken from a log at opening", _LABELS
         ),
+        compaction=Histogram(
+            "persisting_compaction_duration_seconds",
+            "Time of a compaction, during which a flush waits",
+            _LABELS,
+            buckets=_SECONDS,
+        ),
+        compacted=Counter(
+            "persisting_compacted_records_total", "Records that compactions rewrote", _LABELS
+        ),
+        fragments=Gauge(
+            "persisting_fragments", "Fragments of the table after the last compaction", _LABELS
+        ),
+        dropped=Counter(
+            "persisting_dropped_records_total", "Records that retention dropped", _LABELS
+        ),
+        start=Gauge("persisting_start_offset", "First offset that retention has left", _LABELS),
+        behind=Gauge(
+            "persisting_unindexed_records", "Records that an index does not cover yet", _LABELS
+        ),
+        search=Histogram(
+            "persisting_search_duration_seconds", "Time of a search", _LABELS, buckets=_SECONDS
+        ),
+        damaged=Gauge(
+            "persisting_damaged_files", "Damaged files that the last verification found", _LABELS
+        ),
+        upkeep_errors=Counter("persisting_upkeep_errors_total", "Upkeep that failed", _LABELS),
         flush_errors=Counter("persisting_flush_errors_total", "Flushes that failed", _LABELS),
         wal_errors=Counter(
             "persisting_wal_errors_total", "Writes or syncs of the log that failed", _LABELS
@@ -124,6 +170,28 @@ class PrometheusMetrics(BucketMetrics):
     def recovered(self, records: int) -> None:
         self._of.recoveries.inc()
         self._of.recovered.inc(records)
+
+    def compacted(self, seconds: float, records: int, fragments: int) -> None:
+        self._of.compaction.observe(seconds)
+        self._of.compacted.inc(records)
+        self._of.fragments.set(fragments)
+
+    def dropped(self, records: int, start: int) -> None:
+        self._of.dropped.inc(records)
+        self._of.start.set(start)
+
+    def indexed(self, behind: int) -> None:
+        self._of.behind.set(behind)
+
+    def searching(self) -> AbstractContextManager[Any]:
+        timer: AbstractContextManager[Any] = self._of.search.time()
+        return timer
+
+    def verified(self, damaged: int) -> None:
+        self._of.damaged.set(damaged)
+
+    def upkeep_failed(self) -> None:
+        self._of.upkeep_errors.inc()
 
     def remove(self) -> None:
         with _open_guard:

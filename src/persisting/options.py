@@ -10,7 +10,7 @@ import difflib
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from persisting.errors import InvalidArgument
 
 COMPRESSIONS = ("zstd", "lz4", "snappy")
 VECTOR_TYPES = ("float64", "float32", "float16")
+HOLDS = ("groups", "tags")
 MIB = 1024 * 1024
 
 
@@ -50,8 +51,32 @@ class BucketOptions:
     max_buffer_bytes: int = 64 * MIB
     """Buffered bytes above which a put waits for the flush. Bounds memory when disks are slow."""
 
+    compaction: bool = True
+    """Put small fragments together in the background. False: every flush leaves one for good, and
+    reading slows down with their number."""
+
+    keep_versions: float | None = 600.0
+    """Seconds that an old version stays readable, unless it is tagged. A read that takes longer
+    begins again by itself; None keeps all versions, and the space they take."""
+
+    retention_rows: int | None = None
+    """Keep at least so many of the newest rows, and drop older ones by whole fragments."""
+
+    retention_bytes: int | None = None
+    """The same by the bytes of the table."""
+
+    retention_seconds: float | None = None
+    """Drop rows that arrived longer ago, by whole fragments."""
+
+    retention_waits_for: Sequence[str] = ()
+    """What holds rows back from retention: "groups" (rows that a consumer group has not committed
+    stay), "tags" (rows that a tagged version holds stay)."""
+
     schema_path: Path | None = None
     """A file that keeps one schema for several buckets; topics set it."""
+
+    groups_path: Path | None = None
+    """The folder of the topic's consumer groups; topics set it."""
 
     read_only: bool = False
     """Open without the lock: sees flushed rows, new ones within 100 ms, and refuses writes."""
@@ -65,8 +90,25 @@ class BucketOptions:
         _one_of("compression", self.compression, (None, *COMPRESSIONS))
         _one_of("vector_type", self.vector_type, VECTOR_TYPES)
         _integer("max_buffer_bytes", self.max_buffer_bytes, least=1)
-        if self.schema_path is not None and not isinstance(self.schema_path, (str, Path)):
-            raise InvalidArgument(f"schema_path must be a file's path, got {self.schema_path!r}")
+        _boolean("compaction", self.compaction)
+        for name in ("keep_versions", "retention_seconds"):
+            if getattr(self, name) is not None:
+                _seconds(name, getattr(self, name), zero=False)
+        for name in ("retention_rows", "retention_bytes"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), least=1)
+        if isinstance(self.retention_waits_for, str) or not isinstance(
+            self.retention_waits_for, Sequence
+        ):
+            raise InvalidArgument(
+                f"retention_waits_for must be a list of names, got {self.retention_waits_for!r}"
+            )
+        for name in self.retention_waits_for:
+            _one_of("each of retention_waits_for", name, HOLDS)
+        for name in ("schema_path", "groups_path"):
+            path = getattr(self, name)
+            if path is not None and not isinstance(path, (str, Path)):
+                raise InvalidArgument(f"{name} must be a path, got {path!r}")
         _boolean("read_only", self.read_only)
 
 

@@ -7,30 +7,38 @@ and leaves the bucket consistent wherever a task is cancelled.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from persisting.errors import SchemaError, StorageError
+from persisting.errors import OffsetOutOfRange, SchemaError, StorageError, TableError
 from persisting.options import BucketOptions, check_window
 from persisting.schema import Shaper
 from persisting.storage.bucket import Bucket
 from persisting.storage.chunk import Prepared, prepare, prepare_arrow
 from persisting.storage.journal import Mark
+from persisting.storage.snapshot import Page, Snapshot
+from persisting.storage.tabular import Tabular
 from persisting.storage.turns import Turns
 from persisting.storage.weight import check_records, is_light
 from persisting.table.layout import EFFECTIVE
+from persisting.table.versions import Version
 from persisting.work import in_thread, pool
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_T = TypeVar("_T")
+_FROZEN_PAUSE = 0.005
+_SNAPSHOT_SECONDS = 5.0
 
-class TableBackend:
+
+class TableBackend(Tabular):
     """A bucket with an async face; the two backends differ in how they build it."""
 
     _bucket: Bucket
@@ -111,6 +119,8 @@ class TableBackend:
         bucket = self._bucket
         while True:
             bucket.check_writable()
+            if bucket.frozen:
+                await self._make_room()
             shaper = bucket.shaper
             try:
                 prepared = prepared_for(shaper) if small else await in_thread(prepared_for, shaper)
@@ -134,69 +144,132 @@ class TableBackend:
     async def _make_room(self) -> None:
         self._bucket.check_writable()
         while self._bucket.is_full:
-            await asyncio.wrap_future(self._bucket.request_flush())
+            if self._bucket.frozen:
+                await asyncio.sleep(_FROZEN_PAUSE)
+            else:
+                await asyncio.wrap_future(self._bucket.request_flush())
 
     # Reading
 
-    async def get(self, offset: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
-        """Retrieve records: persisted rows, then the buffer, in order."""
+    async def get(
+        self, offset: int = 0, limit: int | None = None, *, version: Version | None = None
+    ) -> list[dict[str, Any]]:
+        """Retrieve records: persisted rows, then the buffer, in order.
+
+        ``version`` reads an older state of the table: a number, a tag's name, or a datetime.
+        """
+        if version is not None:
+            check_window(offset, limit)
+            snapshot = await in_thread(self._bucket.at, version)
+            return await in_thread(snapshot.records, snapshot.first(offset), limit)
+        found: list[dict[str, Any]] = (await self.read(offset, limit)).rows
+        return found
+
+    async def read(self, offset: int = 0, limit: int | None = None) -> Page:
+        """As :meth:`get`, and which offset the first of the records has."""
         check_window(offset, limit)
         await self._refresh()
         snapshot = self._bucket.snapshot()
-        if snapshot.is_quick(offset, limit):
+        first = snapshot.first(offset)
+        if snapshot.is_quick(first, limit):
             await self._turns.take()
-            return snapshot.records(offset, limit)
-        return await in_thread(snapshot.records, offset, limit)
+            return Page(first, snapshot.records(first, limit), snapshot.epoch)
+        return await self._reading(lambda s: _page(s, s.records, offset, limit))
 
-    async def get_arrow(self, offset: int = 0, limit: int | None = None) -> pa.Table:
-        """Retrieve records as an Arrow table."""
+    async def get_arrow(
+        self, offset: int = 0, limit: int | None = None, *, version: Version | None = None
+    ) -> pa.Table:
+        """Retrieve records as an Arrow table; ``version`` as in :meth:`get`."""
+        if version is not None:
+            check_window(offset, limit)
+            snapshot = await in_thread(self._bucket.at, version)
+            return await in_thread(snapshot.table, snapshot.first(offset), limit)
+        return (await self.read_arrow(offset, limit)).rows
+
+    async def read_arrow(self, offset: int = 0, limit: int | None = None) -> Page:
+        """As :meth:`get_arrow`, and which offset the first row has."""
         check_window(offset, limit)
+        return await self._reading(lambda s: _page(s, s.table, offset, limit))
+
+    async def _reading(self, read: Callable[[Snapshot], _T]) -> _T:
+        """Read in a thread. What takes so long that its version was cleaned up begins again."""
         await self._refresh()
-        return await in_thread(self._bucket.snapshot().table, offset, limit)
+        while True:
+            snapshot = self._bucket.snapshot()
+            try:
+                return await in_thread(read, snapshot)
+            except TableError:
+                await self._refresh()
+                if self._bucket.snapshot().view.version == snapshot.view.version:
+                    raise
 
     async def get_stream(
         self, offset: int = 0, limit: int | None = None, block: bool = False
     ) -> AsyncIterator[dict[str, Any]]:
         """Stream single records; with ``block`` wait for new ones when caught up."""
+        epoch = self._bucket.epoch
         async with aclosing(self.get_pages(offset, limit, block)) as pages:
             async for page in pages:
-                for record in page:
+                if page.epoch != epoch:
+                    raise OffsetOutOfRange(
+                        "the bucket was restored to an older version while it was read; it ends "
+                        f"at offset {self._bucket.end} now. Read on from there"
+                    )
+                for record in page.rows:
                     yield record
 
     async def get_pages(
         self, offset: int = 0, limit: int | None = None, block: bool = False
-    ) -> AsyncGenerator[list[dict[str, Any]]]:
-        """Stream records in lists, as :meth:`get_stream` does singly."""
+    ) -> AsyncGenerator[Page]:
+        """Stream records in pages; an empty one says that the epoch has changed.
+
+        A slow consumer sees no version for long, so that none is cleaned up under it.
+        """
         check_window(offset, limit)
         self._bucket.check_open()
-        end = None if limit is None else offset + limit
-        while (end is None or offset < end) and not self._bucket.closed:
+        left, epoch = limit, None
+        while (left is None or left > 0) and not self._bucket.closed:
             await self._refresh()
             snapshot = self._bucket.snapshot()
-            left = None if end is None else end - offset
+            if epoch is not None and snapshot.epoch != epoch:
+                yield Page(offset, [], snapshot.epoch)
+                return
+            epoch = snapshot.epoch
+            offset = snapshot.first(offset)
             if snapshot.window(offset, left):
                 pages = snapshot.pages(offset, left)
                 quick = snapshot.is_quick(offset, left)
-                while page := (next(pages, None) if quick else await in_thread(_next, pages)):
-                    offset += len(page)
+                until = time.monotonic() + _SNAPSHOT_SECONDS
+                while time.monotonic() < until and (
+                    rows := (next(pages, None) if quick else await in_thread(_next, pages))
+                ):
                     await self._turns.take()
-                    yield page
+                    yield Page(offset, rows, epoch)
+                    offset += len(rows)
+                    left = None if left is None else left - len(rows)
             elif not block:
                 return
             else:
-                await self._bucket.wait_beyond(offset)
+                await self._bucket.wait_beyond(offset, epoch)
 
-    async def wait_beyond(self, offset: int) -> None:
-        """Return when there may be records beyond ``offset``; raises once closed."""
-        while self._bucket.end <= offset:
+    async def wait_beyond(self, offset: int, epoch: int | None = None) -> None:
+        """Return when there may be records beyond ``offset``, or the epoch has changed; raises
+        once closed."""
+        while self._bucket.end <= offset and epoch in (None, self._bucket.epoch):
             self._bucket.check_open()
             await self._refresh()
-            await self._bucket.wait_beyond(offset)
+            await self._bucket.wait_beyond(offset, epoch)
 
     async def offset_at(self, timestamp: int) -> int:
         """The first offset whose record arrived at ``timestamp`` (µs of Unix time) or later."""
-        await self._refresh()
-        return await in_thread(self._bucket.snapshot().offset_at, timestamp)
+        return await self._reading(lambda snapshot: snapshot.offset_at(timestamp))
+
+    def end_offset(self) -> int:
+        """The offset after the last record."""
+        bucket = self._bucket
+        if bucket.options.read_only and not bucket.closed:
+            bucket.refresh()
+        return bucket.end
 
     async def _refresh(self) -> None:
         if self._bucket.options.read_only:
@@ -214,25 +287,31 @@ class TableBackend:
         bucket = self._bucket
         if bucket.options.read_only and not bucket.closed:
             bucket.refresh()
-        return bucket.end
+        return sum(bucket.counts)
 
     async def stats(self) -> dict[str, Any]:
         """Get storage statistics."""
         await self._refresh()
         await self._turns.take()
         bucket, options = self._bucket, self._bucket.options
-        persisted, buffered = bucket.counts
+        snapshot = bucket.snapshot_of_any()
+        persisted = snapshot.persisted - snapshot.start
+        buffered = snapshot.end - snapshot.persisted
         return {
             "bucket_id": options.bucket_id,
             "backend": type(self).__name__,
             "total_count": persisted + buffered,
             "buffer_count": buffered,
             "persisted_count": persisted,
-            "start_offset": 0,
+            "start_offset": snapshot.start,
             "opened_offset": self._opened,
-            "end_offset": persisted + buffered,
+            "end_offset": snapshot.end,
+            "epoch": snapshot.epoch,
             "storage_path": str(options.storage_path),
-            "version": bucket.table.view.version,
+            "version": snapshot.view.version,
+            "fragments": len(snapshot.view.sizes),
+            "table_bytes": sum(size.nbytes for size in snapshot.view.sizes),
+            "upkeep_error": bucket.upkeep.error,
             "flush_count": bucket.flushes,
             "flush_error": bucket.flush_error,
             "compression": options.compression,
@@ -284,6 +363,13 @@ class TableBackend:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _page(
+    snapshot: Snapshot, read: Callable[[int, int | None], Any], offset: int, limit: int | None
+) -> Page:
+    first = snapshot.first(offset)
+    return Page(first, read(first, limit), snapshot.epoch)
 
 
 def _next(pages: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:

@@ -12,7 +12,9 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,12 @@ from persisting.storage.flushing import table_batches
 from persisting.storage.journal import Entry, Journal, Mark
 from persisting.storage.shared_schema import SharedSchema
 from persisting.storage.snapshot import Snapshot
+from persisting.storage.upkeep import Upkeep
 from persisting.storage.waiters import Waiters
 from persisting.storage.writers import WRITERS, Writers
+from persisting.table import versions
 from persisting.table.table import Table
+from persisting.table.versions import Version
 
 log = logging.getLogger("persisting")
 
@@ -59,6 +64,11 @@ class Bucket:
         self.closed = False
         self.flush_error: str | None = None
         self.flushes = 0
+        self.frozen = False
+        """Nothing is accepted for a moment: the bucket is being restored."""
+        self._flush_turn = threading.Lock()
+        self.table_turn = threading.Lock()
+        """Held by whoever writes to the table. The guard is taken inside it, never around it."""
         self.waiters = Waiters()
         self._chunks: list[Chunk] = []
         self._buffered_rows = 0
@@ -71,6 +81,9 @@ class Bucket:
         self._searched: set[str] = set()
         self._refreshed = 0.0
         self._lock: BucketLock | None = None
+        self.upkeep = Upkeep(self)
+        self.buffer_views: dict[str, Any] = {}
+        """The buffer as the last search laid it out."""
         self.table = Table(
             options.storage_path, self.fs, compression=options.compression, defaults=rules.defaults
         )
@@ -83,9 +96,9 @@ class Bucket:
                 self._open_for_reading()
             else:
                 self._open_for_writing()
-            self._view = self.table.view
+            self._view, self._epoch = self.table.view, len(self.table.restores)
             self.writers = Writers(self.table.properties.get(WRITERS))
-            self._last_arrival = self._view.arrival(self._view.rows - 1) if self._view.rows else 0
+            self._last_arrival = self._view.arrival(self._view.end - 1) if self._view.rows else 0
             self._shaper = self._acknowledged = self._shaper_of_table()
         except OSError as exc:
             self.abandon()
@@ -122,6 +135,7 @@ class Bucket:
         self._unlock = weakref.finalize(self, self._lock.release, clean=False)
         self.table.open(left_clean=self._lock.left_clean)
         self.table.set_compression()
+        self.upkeep.begin()
 
     def abandon(self) -> None:
         """Let the lock go after a failed opening; as it was found, if nothing was written."""
@@ -149,6 +163,8 @@ class Bucket:
     def finish_close(self) -> None:
         """Everything is flushed: give the files and the lock back."""
         self.waiters.wake()
+        with self.table_turn:
+            pass  # upkeep that was under way is done, and begins no more
         if self.journal is not None:
             self.journal.close()
         self.metrics.remove()
@@ -180,6 +196,8 @@ class Bucket:
         """Whether a put must wait for a flush, which also retries a failed one."""
         if self.flush_error is not None or self._buffered_bytes > self.options.max_buffer_bytes:
             return True
+        if self.frozen:
+            return True
         return self.journal is not None and self.journal.is_full
 
     def add_row(self, record: Any) -> bool:
@@ -190,7 +208,7 @@ class Bucket:
             return False
         with self.guard:
             self.check_writable()
-            if self._shaper is not shaper:
+            if self._shaper is not shaper or self.frozen:
                 return False
             tail = self._chunks[-1] if self._chunks else None
             if tail is None or not tail.can_take(shaper):
@@ -213,7 +231,7 @@ class Bucket:
             self.check_writable()
             if mark is not None and self.writers.has(mark):
                 return True
-            if self._shaper is not prepared.base:
+            if self._shaper is not prepared.base or self.frozen:
                 return False
             self._check_widening(prepared)
             self._shaper = prepared.shaper
@@ -232,7 +250,7 @@ class Bucket:
         entry = Entry([Chunk(shaper, rows=[copied[0]], nbytes=copied[1])])
         with self.guard:
             self.check_writable()
-            if self._shaper is not shaper:
+            if self._shaper is not shaper or self.frozen:
                 return None
             self.journal.enqueue(entry)
         self.journal.start()
@@ -253,7 +271,7 @@ class Bucket:
                     return waiting
                 if self.writers.has(mark):
                     return Entry.settled()
-            if self._shaper is not prepared.base:
+            if self._shaper is not prepared.base or self.frozen:
                 return None
             self._check_widening(prepared)
             self._shaper = prepared.shaper
@@ -402,7 +420,17 @@ class Bucket:
     def end(self) -> int:
         """The offset after the last acknowledged record."""
         with self.guard:
-            return self._view.rows + self._buffered_rows
+            return self._view.end + self._buffered_rows
+
+    @property
+    def start(self) -> int:
+        """The first offset that is left."""
+        return self._view.start
+
+    @property
+    def epoch(self) -> int:
+        """How often the bucket was restored to an older version."""
+        return self._epoch
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -413,27 +441,48 @@ class Bucket:
     def snapshot(self) -> Snapshot:
         """All acknowledged records as they stand now."""
         self.check_open()
+        return self.snapshot_of_any()
+
+    def snapshot_of_any(self) -> Snapshot:
+        """The same, also of a closed bucket: to count, not to read."""
         with self.guard:
             chunks = [(chunk, chunk.count) for chunk in self._chunks]
             schema = self._acknowledged.schema
-            return Snapshot(self._view, chunks, schema, self.rules.defaults or {})
+            defaults = self.rules.defaults or {}
+            return Snapshot(self._view, chunks, schema, defaults, self._epoch)
+
+    def at(self, version: Version) -> Snapshot:
+        """The records of an older version."""
+        self.check_open()
+        dataset = self.table.view.dataset
+        if dataset is None:
+            raise InvalidArgument(f"{self.options.storage_path} has no versions yet")
+        view = self.table.at(versions.resolve(dataset, version))
+        return Snapshot(view, [], view.schema, self.rules.defaults or {}, self._epoch)
+
+    def known_schema(self) -> pa.Schema:
+        """All fields of the bucket and of its topic."""
+        schema = self._acknowledged.schema
+        agreed = self._shared.read() if self._shared is not None else None
+        return schema if agreed is None else merge(schema, agreed, EVOLVING)
 
     def refresh(self) -> None:
         """For a reader without the lock: look for a new version, at most every 50 ms."""
         if self.options.read_only and time.monotonic() - self._refreshed > READER_REFRESH:
             self.table.refresh()
             with self.guard:
-                self._view = self.table.view
+                self._view, self._epoch = self.table.view, len(self.table.restores)
                 self._shaper = self._acknowledged = self._shaper_of_table()
             self._refreshed = time.monotonic()
 
-    async def wait_beyond(self, offset: int) -> None:
-        """Return when there may be records beyond ``offset``, or the bucket is closed."""
+    async def wait_beyond(self, offset: int, epoch: int | None = None) -> None:
+        """Return when there may be records beyond ``offset``, the epoch is another, or the bucket
+        is closed."""
         if self.options.read_only:
             await asyncio.sleep(READER_REFRESH)
             return
         with self.waiters.waiting() as waiter:
-            if self.end <= offset and not self.closed:
+            if self.end <= offset and not self.closed and epoch in (None, self._epoch):
                 await waiter
 
     # Flushing
@@ -445,7 +494,8 @@ class Bucket:
     def _flush(self) -> None:
         started = time.perf_counter()
         try:
-            flushed = self._flush_once()
+            with self._flush_turn:
+                flushed = self._flush_once()
         except BaseException as exc:
             self.flush_error = str(exc) or type(exc).__name__
             self.metrics.flush_failed()
@@ -457,6 +507,7 @@ class Bucket:
         if flushed:
             self.flushes += 1
             self.metrics.flushed(time.perf_counter() - started, self._buffered_rows)
+            self.upkeep.look()
 
     def _retry_flush(self) -> None:
         if self.flush_error is not None and not self.closed:
@@ -481,18 +532,45 @@ class Bucket:
                     # Also past the frames that were written and never acknowledged.
                     sequence = max(sequence, self.journal.last_sequence)
             batches = table_batches(chunks, schema, self.rules)
-            self.table.append(batches, schema, sequence, {WRITERS: writers} if writers else {})
-            with self.guard:
-                self._view = self.table.view
-                del self._chunks[: len(chunks)]
-                self._buffered_rows -= sum(chunk.count for chunk in chunks)
-                self._buffered_bytes -= sum(chunk.nbytes for chunk in chunks)
+            beside = {WRITERS: writers} if writers else {}
+            with self.table_turn:
+                self.table.append(batches, schema, sequence, beside)
+                self.adopt_table(len(chunks))
         if self.journal is not None:
             if log_failed:
                 self.journal.restart(self.table.sequence)
             else:
                 self.journal.release(self.table.sequence)
         return bool(chunks)
+
+    def adopt_table(self, flushed: int = 0) -> None:
+        """Read from the table's newest version from now on, which holds the first chunks."""
+        chunks = self._chunks[:flushed]
+        with self.guard:
+            self._view, self._epoch = self.table.view, len(self.table.restores)
+            del self._chunks[:flushed]
+            self._buffered_rows -= sum(chunk.count for chunk in chunks)
+            self._buffered_bytes -= sum(chunk.nbytes for chunk in chunks)
+
+    @contextmanager
+    def emptied(self) -> Iterator[None]:
+        """For a moment everything acknowledged is in the table, and nothing more is accepted."""
+        with self.guard:
+            self.check_writable()
+            if self.frozen:
+                raise StorageError(f"{self.options.storage_path} is just being restored")
+            self.frozen = True
+        try:
+            if self.journal is not None:
+                self.journal.write_now()
+            # Not the shared job: a flush that waits for its turn there may be behind this one.
+            with self._flush_turn:
+                self._flush_once()
+            yield
+        finally:
+            with self.guard:
+                self.frozen = False
+            self.waiters.wake()
 
 
 def _now() -> int:

@@ -121,6 +121,10 @@ class Journal:
             with self._turn:
                 self._write_queue()
 
+    def write_now(self) -> None:
+        """Write what is queued, in this thread."""
+        self._write()
+
     def wait_idle(self) -> None:
         """Return when no write is between the log and its acknowledgement."""
         with self._turn:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any
+from functools import cached_property
+from itertools import accumulate, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from persisting.errors import OffsetOutOfRange
 from persisting.schema.arrow import align
 from persisting.storage.chunk import CONVERT_BYTES, ROWS_AT_ONCE, Chunk, rows_at_once
 from persisting.table.view import TableView
 
 
+class Page(NamedTuple):
+    """Rows that were read: the offset of the first, and the epoch they are of.
+
+    The epoch rises when the bucket is restored to an older version: offsets of another epoch may
+    mean other rows.
+    """
+
+    first: int
+    rows: Any
+    epoch: int = 0
+
+
 class Snapshot:
-    """Rows ``0`` to ``end`` as they stood at one moment. Reading it blocks; use a thread."""
+    """Rows ``start`` to ``end`` as they stood at one moment. Reading it blocks; use a thread."""
 
     def __init__(
         self,
@@ -23,12 +38,23 @@ class Snapshot:
         chunks: Sequence[tuple[Chunk, int]],
         schema: pa.Schema,
         defaults: Mapping[str, Any],
+        epoch: int = 0,
     ) -> None:
         """``chunks`` come with their count at that moment: the last one may still grow."""
-        self._view, self._chunks = view, chunks
+        self.view, self._chunks = view, chunks
         self.schema, self._defaults = schema, defaults
-        self.persisted = view.rows
-        self.end = view.rows + sum(count for _, count in chunks)
+        self.epoch = epoch
+        self.start, self.persisted = view.start, view.end
+        self.end = view.end + sum(count for _, count in chunks)
+
+    def first(self, offset: int) -> int:
+        """Where a read from ``offset`` begins: 0 means the earliest row that is left."""
+        if offset == 0 or offset >= self.start:
+            return max(offset, self.start)
+        raise OffsetOutOfRange(
+            f"offset {offset} was removed by retention: the first one left is {self.start}. Read "
+            "from there, or from 0, which means the earliest"
+        )
 
     def window(self, offset: int, limit: int | None) -> int:
         """How many rows a read from ``offset`` finds."""
@@ -44,7 +70,7 @@ class Snapshot:
             schema = pa.schema([schema.field(name) for name in columns])
         left = self.window(offset, limit)
         if left and offset < self.persisted:
-            for batch in self._view.batches(offset, left, schema.names):
+            for batch in self.view.batches(offset, left, schema.names):
                 left -= batch.num_rows
                 offset += batch.num_rows
                 yield align(batch, schema, self._defaults)
@@ -69,6 +95,46 @@ class Snapshot:
             for start in range(0, batch.num_rows, step):
                 yield batch.slice(start, step).to_pylist()
 
+    def take(self, offsets: Sequence[int], columns: list[str] | None = None) -> list[Any]:
+        """The records at ``offsets``, in that order."""
+        schema = self.schema
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns])
+        for offset in offsets:
+            if not self.start <= offset < self.end:
+                raise OffsetOutOfRange(
+                    f"there is no offset {offset}; there are {self.start} to {self.end - 1}"
+                    if self.end > self.start
+                    else f"there is no offset {offset}: nothing is stored"
+                )
+        stored = [offset for offset in offsets if offset < self.persisted]
+        found: dict[int, Any] = {}
+        for start in range(0, len(stored), ROWS_AT_ONCE):
+            some = stored[start : start + ROWS_AT_ONCE]
+            batch = align(self.view.take(some, schema.names), schema, self._defaults)
+            found |= zip(some, batch.to_pylist(), strict=True)
+        return [
+            found[offset] if offset in found else self._buffered(offset, schema)
+            for offset in offsets
+        ]
+
+    def _buffered(self, offset: int, schema: pa.Schema) -> Any:
+        firsts = self._firsts
+        index = bisect_right(firsts, offset) - 1
+        row = offset - firsts[index]
+        batch = self._chunks[index][0].batch_slice(row, row + 1)
+        return align(batch, schema, self._defaults).to_pylist()[0]
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """The first offset of each chunk."""
+        return list(accumulate((count for _, count in self._chunks), initial=self.persisted))[:-1]
+
+    @property
+    def buffer_key(self) -> tuple[tuple[Chunk, int], ...]:
+        """Two snapshots with equal keys have the same buffered rows."""
+        return tuple(self._chunks)
+
     def records(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
         """A window as records."""
         found: list[dict[str, Any]] = []
@@ -81,10 +147,10 @@ class Snapshot:
 
         Times of arrival never fall from one record to the next.
         """
-        low, high = 0, self.persisted
+        low, high = self.start, self.persisted
         while low < high:
             middle = (low + high) // 2
-            if self._view.arrival(middle) < timestamp:
+            if self.view.arrival(middle) < timestamp:
                 low = middle + 1
             else:
                 high = middle

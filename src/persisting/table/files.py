@@ -22,6 +22,8 @@ log = logging.getLogger("persisting")
 DATA = "data"
 VERSIONS = "_versions"
 TRANSACTIONS = "_transactions"
+INDICES = "_indices"
+TAGS = "_refs/tags"
 ASIDE = "damaged"
 _LAST_VERSION = 2**64 - 1
 
@@ -68,6 +70,27 @@ def sync_version(fs: FileSystem, root: Path, version: int, uuid: str | None = No
         fs.sync_folder(transactions)
     fs.sync_file(manifest_path(root, version))
     fs.sync_folder(root / VERSIONS)
+
+
+def sync_indices(fs: FileSystem, root: Path, names: Iterable[str]) -> None:
+    """Sync the folders of indexes, with all that is in them."""
+    for name in names:
+        for place, _, found in os.walk(root / INDICES / name):
+            for file in found:
+                fs.sync_file(Path(place) / file)
+            fs.sync_folder(Path(place))
+        fs.sync_folder(root / INDICES)
+        fs.sync_folder(root)
+
+
+def sync_tag(fs: FileSystem, root: Path, name: str) -> None:
+    """Sync a tag that was made, or its folder where it was removed."""
+    folder = root / TAGS
+    if (folder / f"{name}.json").exists():
+        fs.sync_file(folder / f"{name}.json")
+    for place in (folder, folder.parent, root):
+        if place.is_dir():
+            fs.sync_folder(place)
 
 
 def sync_root(fs: FileSystem, root: Path) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,14 @@ import pyarrow as pa
 from persisting.errors import TableError
 from persisting.fs import FileSystem
 from persisting.schema import EMPTY
-from persisting.table import evolve, files, layout
+from persisting.table import checksums, evolve, files, layout, properties
 from persisting.table.guard import translated
-from persisting.table.view import TableView
+from persisting.table.properties import RESTORES, SEQUENCE, START, Restored
+from persisting.table.view import Size, TableView, sizes_of
 
 log = logging.getLogger("persisting")
 
 FOLDER = "data.lance"
-SEQUENCE = "persisting.sequence"
-"""Property of every append: the last log sequence whose records the table holds."""
-
-_RECENT_TRANSACTIONS = 64
 
 
 class Torn(TableError):
@@ -45,11 +43,11 @@ class Table:
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.root = folder / FOLDER
-        self.view = TableView(None, EMPTY, 0)
+        self.view = TableView(None, EMPTY)
         self.properties: dict[str, str] = {}
         """What the last append kept beside its rows."""
         self._fs, self._compression, self._defaults = fs, compression, defaults or {}
-        self._undo: int | None = None
+        self._undo = False
         self._long_rows = False
         self._found = 0
 
@@ -64,11 +62,11 @@ class Table:
             except Torn as exc:
                 dataset = self._step_back(version, left_clean, exc)
             if dataset is not None:
+                self.properties = properties.read(dataset)
                 self._adopt(dataset)
                 if not left_clean:
                     self._sync_all()
                 self._finish_evolution()
-                self.properties = self._read_properties()
 
     @property
     def sequence(self) -> int:
@@ -76,15 +74,29 @@ class Table:
         return int(self.properties.get(SEQUENCE, 0))
 
     @property
+    def restores(self) -> list[Restored]:
+        """How often, and to which end, the table went back to an older version."""
+        return properties.restores_of(self.properties)
+
+    @property
     def touched(self) -> bool:
         """Whether anything was written since the opening began."""
-        return self._undo is not None or files.newest_version(self.root) != self._found
+        return self._undo or files.newest_version(self.root) != self._found
 
     def refresh(self) -> None:
         """Open, or reopen, for reading only: follow the newest version."""
         version = files.newest_version(self.root)
         if version and version != self.view.version:
-            self._adopt(self._load(version))
+            dataset = self._load(version)
+            self.properties = properties.read(dataset)
+            self._adopt(dataset)
+
+    def at(self, version: int) -> TableView:
+        """The view of an older version."""
+        dataset = self._load(version)
+        start = properties.start_of(properties.read(dataset))
+        schema = layout.logical_schema(dataset.schema, self.root)
+        return TableView(dataset, schema, _sizes(dataset), start)
 
     def _load(self, version: int) -> Any:
         import lance
@@ -112,14 +124,13 @@ class Table:
         """
         dataset = self._load(version)
         try:
-            newest = dataset.get_transactions(1)
+            kept = properties.own(dataset, version)
         except Exception as exc:
             raise _torn_or_not(exc, self.root) from exc
         try:
             files.check_data(self.root, (f.metadata for f in dataset.get_fragments()))
         except TableError as exc:
-            kept = (newest and newest[0] and newest[0].transaction_properties) or {}
-            if SEQUENCE in kept:
+            if kept is not None:
                 raise
             raise Torn(str(exc)) from exc
         return dataset
@@ -144,7 +155,8 @@ class Table:
 
     def _adopt(self, dataset: Any) -> None:
         schema = layout.logical_schema(dataset.schema, self.root)
-        self.view = TableView(dataset, schema, dataset.count_rows())
+        start = properties.start_of(self.properties)
+        self.view = TableView(dataset, schema, _sizes(dataset), start)
 
     def _sync_all(self) -> None:
         """Sync all that the newest version names: its writer may have died before it did."""
@@ -154,17 +166,6 @@ class Table:
             files.sync_version(self._fs, self.root, self.view.version)
             files.sync_root(self._fs, self.root)
 
-    def _read_properties(self) -> dict[str, str]:
-        dataset = self.view.dataset
-        assert dataset is not None
-        with translated("read the transactions of", self.root):
-            for count in (_RECENT_TRANSACTIONS, dataset.version):
-                for transaction in dataset.get_transactions(count):
-                    kept = (transaction and transaction.transaction_properties) or {}
-                    if SEQUENCE in kept:
-                        return dict(kept)
-            return {k: v for k, v in dataset.config().items() if k.startswith("persisting.")}
-
     # Writing
 
     def append(
@@ -172,9 +173,9 @@ class Table:
         batches: Iterable[tuple[pa.RecordBatch, pa.Array]],
         schema: pa.Schema,
         sequence: int,
-        properties: Mapping[str, str] | None = None,
+        beside: Mapping[str, str] | None = None,
     ) -> None:
-        """Commit batches (with the arrival of each row), the log sequence and ``properties``.
+        """Commit batches (with the arrival of each row), the log sequence and what ``beside`` says.
 
         Either everything is durable when this returns, or it raises and the table is as it was.
         """
@@ -190,17 +191,27 @@ class Table:
                     raise
                 self._leave_long_rows_plain()
                 transaction = self._write_or_clean_up(batches, schema)
-            kept = {SEQUENCE: str(sequence), **(properties or {})}
+            kept = {**self._lasting(), SEQUENCE: str(sequence), **(beside or {})}
             transaction.transaction_properties = kept
             dataset = self._commit(transaction)
-            try:
+            with self._undone_if_it_fails():
                 self._sync_commit(dataset.version, transaction.uuid)
-            except BaseException:
-                self._undo = dataset.version
-                self._complete_undo()
-                raise
         self._adopt_appended(dataset, transaction, schema)
         self.properties = kept
+
+    def _lasting(self) -> dict[str, str]:
+        """The properties that hold until a commit changes them."""
+        return {k: v for k, v in self.properties.items() if k in (START, RESTORES)}
+
+    @contextmanager
+    def _undone_if_it_fails(self) -> Iterator[None]:
+        """What was committed and cannot be made durable is taken back."""
+        try:
+            yield
+        except BaseException:
+            self._undo = True
+            self._complete_undo()
+            raise
 
     def _write_or_clean_up(
         self, batches: list[tuple[pa.RecordBatch, pa.Array]], schema: pa.Schema
@@ -244,8 +255,8 @@ class Table:
         else:
             transaction = write_fragments(reader, dataset, mode="append", return_transaction=True)
         operation: Any = transaction.operation
-        written = files.data_paths(operation.fragments)
-        files.sync_data(self._fs, self.root, written)
+        operation.fragments = checksums.signed_metadata(self._fs, self.root, operation.fragments)
+        files.sync_data(self._fs, self.root, files.data_paths(operation.fragments))
         if dataset is None:
             files.sync_root(self._fs, self.root)
         return transaction
@@ -273,8 +284,7 @@ class Table:
         if version <= self.view.version:
             return None
         dataset = self._load(version)
-        newest = dataset.get_transactions(1)
-        return dataset if newest and newest[0].uuid == uuid else None
+        return dataset if dataset.read_transaction(version).uuid == uuid else None
 
     def _sync_commit(self, version: int, uuid: str | None = None) -> None:
         files.sync_version(self._fs, self.root, version, uuid)
@@ -282,16 +292,56 @@ class Table:
             files.sync_root(self._fs, self.root)
 
     def _complete_undo(self) -> None:
-        """Take back a version whose sync failed: a later sync could not prove its bytes."""
-        if self._undo is not None:
+        """Take back every version above the view: a later sync could not prove its bytes."""
+        if self._undo:
             with translated("take back an unsynced version of", self.root):
-                self._fs.remove(files.manifest_path(self.root, self._undo))
+                for version in range(files.newest_version(self.root), self.view.version, -1):
+                    self._fs.remove(files.manifest_path(self.root, version))
                 self._fs.sync_folder(self.root / files.VERSIONS)
-            self._undo = None
+            self._undo = False
 
     def _adopt_appended(self, dataset: Any, transaction: Any, schema: pa.Schema) -> None:
-        rows = sum(f.physical_rows for f in transaction.operation.fragments)
-        self.view = TableView(dataset, schema, self.view.rows + rows)
+        sizes = self.view.sizes + sizes_of(transaction.operation.fragments)
+        self.view = TableView(dataset, schema, sizes, self.view.start)
+
+    def change(self, action: str, work: Callable[[Any], None]) -> None:
+        """Let ``work`` commit to a fresh handle of the newest version; then make that durable."""
+        self._complete_undo()
+        with translated(action, self.root):
+            dataset = self._fresh()
+            with self._undone_if_it_fails():
+                work(dataset)
+            self._settle(dataset)
+
+    def commit(self, action: str, operation: Any, changed: Mapping[str, str]) -> None:
+        """Commit an operation of Lance's, and our properties with ``changed`` ones, as one."""
+        import lance
+
+        kept = {**self.properties, SEQUENCE: str(self.sequence), **changed}
+
+        def work(dataset: Any) -> None:
+            transaction = lance.Transaction(
+                dataset.version, operation, transaction_properties=kept
+            )
+            committed = lance.LanceDataset.commit(dataset, transaction)
+            dataset.checkout_latest()
+            if dataset.version != committed.version:
+                raise OSError("another writer has committed; is the bucket open twice?")
+            self.properties = kept
+
+        before = self.properties
+        try:
+            self.change(action, work)
+        except BaseException:
+            self.properties = before
+            raise
+
+    def note_checksums(self) -> None:
+        """Keep the checksums of files whose name cannot carry one."""
+        with translated("read", self.root):
+            changes = checksums.changes(self.root, self.view.dataset)
+        if changes is not None:
+            self.change("note checksums in", lambda dataset: dataset.update_config(changes))
 
     # Changing the schema
 
@@ -318,6 +368,7 @@ class Table:
             self._settle(dataset)
         evolve.replace_metadata(dataset, schema)
         self._settle(dataset)
+        self.note_checksums()
 
     def _finish_evolution(self) -> None:
         """Drop the spare columns that an interrupted widening left."""
@@ -335,17 +386,22 @@ class Table:
         return lance.dataset(str(self.root))
 
     def _settle(self, dataset: Any) -> None:
-        """Sync a schema commit and make it the view."""
+        """Sync what one or more commits of Lance's brought, and make it the view."""
         known = self._data_in_use()
         now = files.data_paths(f.metadata for f in dataset.get_fragments())
-        try:
+        with self._undone_if_it_fails():
             files.sync_data(self._fs, self.root, [name for name in now if name not in known])
-            self._sync_commit(dataset.version)
-        except BaseException:
-            self._undo = dataset.version
-            self._complete_undo()
-            raise
+            files.sync_indices(self._fs, self.root, self._new_indices(dataset))
+            for version in range(self.view.version + 1, dataset.version + 1):
+                if files.manifest_path(self.root, version).exists():
+                    self._sync_commit(version)
         self._adopt(dataset.checkout_version(dataset.version))
+
+    def _new_indices(self, dataset: Any) -> set[str]:
+        def names(of: Any) -> set[str]:
+            return {s.uuid for index in of.describe_indices() for s in index.segments}
+
+        return names(dataset) - names(self.view.dataset)
 
     def set_compression(self) -> None:
         """Let later writes use the option, on a table that was made with another one."""
@@ -374,3 +430,7 @@ def _physical(
 ) -> Iterator[pa.RecordBatch]:
     for batch, arrival in batches:
         yield layout.to_physical(batch, arrival, schema)
+
+
+def _sizes(dataset: Any) -> tuple[Size, ...]:
+    return sizes_of(fragment.metadata for fragment in dataset.get_fragments())

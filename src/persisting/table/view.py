@@ -1,13 +1,17 @@
 """One version of the table, to read from.
 
-A view never changes: a reader that holds one sees the same rows while flushes go on.
+A view never changes: a reader that holds one sees the same rows while flushes go on. It speaks of
+offsets, which count from the bucket's first record ever; rows that retention removed lie before
+``start``, and the table's own first row is the one at ``start``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from persisting.schema.names import ARRIVAL
@@ -18,37 +22,95 @@ SCAN_ROWS = 4096
 """Rows per batch of a scan; bounds what a reader holds at once."""
 
 
+class Size(NamedTuple):
+    """How much a fragment holds."""
+
+    rows: int
+    nbytes: int
+
+
+def sizes_of(fragments: Any) -> tuple[Size, ...]:
+    """The sizes of fragments (their metadata objects)."""
+    return tuple(
+        Size(f.physical_rows, sum(file.file_size_bytes or 0 for file in f.files)) for f in fragments
+    )
+
+
 class TableView:
     """The rows of one version; an empty view stands for a table that does not exist yet."""
 
-    def __init__(self, dataset: Any | None, schema: pa.Schema, rows: int) -> None:
-        self.dataset, self.schema, self.rows = dataset, schema, rows
+    def __init__(
+        self,
+        dataset: Any | None,
+        schema: pa.Schema,
+        sizes: tuple[Size, ...] = (),
+        start: int = 0,
+    ) -> None:
+        self.dataset, self.schema, self.sizes, self.start = dataset, schema, sizes, start
+        self.rows = sum(size.rows for size in sizes)
+        self.end = start + self.rows
 
     @property
     def version(self) -> int:
         return self.dataset.version if self.dataset is not None else 0
 
+    @cached_property
+    def fragments(self) -> list[Any]:
+        """The fragments' metadata objects, in the order of their rows."""
+        return [f.metadata for f in self.dataset.get_fragments()] if self.dataset else []
+
+    @cached_property
+    def _firsts(self) -> dict[int, int]:
+        """By fragment, the offset of its first row."""
+        firsts, offset = {}, self.start
+        for fragment, size in zip(self.fragments, self.sizes, strict=True):
+            firsts[fragment.id] = offset
+            offset += size.rows
+        return firsts
+
+    def offsets_of(self, addresses: pa.ChunkedArray) -> list[int]:
+        """The offsets of rows that Lance names by their addresses."""
+        found = addresses.to_numpy()
+        fragments, within = found >> np.uint64(32), found & np.uint64(0xFFFFFFFF)
+        return [
+            self._firsts[fragment] + row
+            for fragment, row in zip(fragments.tolist(), within.tolist(), strict=True)
+        ]
+
     def arrival(self, offset: int) -> int:
         """When the row at ``offset`` was accepted, in µs of Unix time."""
         assert self.dataset is not None
+        position = offset - self.start
         with translated("read", self.dataset.uri):
-            found = self.dataset.scanner(columns=[ARRIVAL], offset=offset, limit=1).to_table()
+            found = self.dataset.scanner(columns=[ARRIVAL], offset=position, limit=1).to_table()
             return int(found.column(0).cast("int64")[0].as_py())
+
+    def falling_arrival(self) -> int | None:
+        """The first offset whose row arrived before the one in front of it, None if none did."""
+        if self.dataset is None:
+            return None
+        offset, last = self.start, 0
+        with translated("read", self.dataset.uri):
+            for batch in self.dataset.scanner(columns=[ARRIVAL], scan_in_order=True).to_batches():
+                times = batch.column(0).cast("int64").to_numpy()
+                falls = np.flatnonzero(np.diff(times, prepend=last) < 0)
+                if len(falls):
+                    return offset + int(falls[0])
+                offset, last = offset + len(times), int(times[-1]) if len(times) else last
+        return None
 
     def batches(
         self, offset: int, limit: int, names: list[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Rows ``offset`` to ``offset + limit`` in order, with the fields ``names`` (None: all)."""
-        limit = min(limit, self.rows - offset)
+        limit = min(limit, self.end - offset)
         if limit <= 0 or self.dataset is None:
             return
-        wanted = [f for f in self.schema if names is None or f.name in names]
-        present = set(self.dataset.schema.names)
-        columns = [f.name for f in wanted if f.name in present] or [ARRIVAL]
+        wanted = self._wanted(names)
         with translated("read", self.dataset.uri):
             scanner = self.dataset.scanner(
-                columns=columns,
-                offset=offset,
+                columns=self._columns(wanted),
+                offset=offset - self.start,
                 limit=limit,
                 batch_size=min(limit, SCAN_ROWS),
                 scan_in_order=True,
@@ -56,6 +118,23 @@ class TableView:
             found = 0
             for batch in scanner.to_batches():
                 found += batch.num_rows
-                yield layout.to_logical(batch, pa.schema(wanted))
+                yield layout.to_logical(batch, wanted)
             if found != limit:
                 raise OSError(f"found {found} of {limit} rows from offset {offset}")
+
+    def take(self, offsets: Sequence[int], names: list[str] | None = None) -> pa.RecordBatch:
+        """The rows at ``offsets``, in that order."""
+        assert self.dataset is not None
+        wanted = self._wanted(names)
+        with translated("read", self.dataset.uri):
+            positions = [offset - self.start for offset in offsets]
+            found = self.dataset.take(positions, columns=self._columns(wanted))
+            batches = found.combine_chunks().to_batches()
+            return layout.to_logical(batches[0], wanted)
+
+    def _wanted(self, names: list[str] | None) -> pa.Schema:
+        return pa.schema([f for f in self.schema if names is None or f.name in names])
+
+    def _columns(self, wanted: pa.Schema) -> list[str]:
+        present = set(self.dataset.schema.names)  # type: ignore[union-attr]
+        return [f.name for f in wanted if f.name in present] or [ARRIVAL]

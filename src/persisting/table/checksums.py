@@ -1,0 +1,155 @@
+"""Checksums of the files under a table, since Lance does not notice a flipped bit.
+
+A data file carries the CRC-32 of its bytes in its name, ``<name>-<crc>.lance``, and the manifest
+names the file: so the checksum is part of the commit, moves with it, and is never stale. The files
+that Lance writes and commits in one go (a widened column, an index) cannot be renamed; theirs are
+kept in the table's configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from persisting.fs import FileSystem
+from persisting.table import files
+
+LOOSE = "persisting-checksums"
+"""Configuration key: checksums of files without one in their name, by path under the table."""
+
+_BLOCK = 1 << 20
+_NAMED = re.compile(r"-([0-9a-f]{8})\.lance$")
+
+
+class Damage(NamedTuple):
+    """A file that is not what was written."""
+
+    file: str
+    problem: str
+
+
+def crc_of(path: Path) -> str:
+    crc = 0
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            crc = zlib.crc32(block, crc)
+    return f"{crc:08x}"
+
+
+def sign(fs: FileSystem, root: Path, fragments: Iterable[dict[str, Any]]) -> None:
+    """Give new data files their checksum for a name, on disk and in their fragments (as JSON)."""
+    for fragment in fragments:
+        for file in fragment["files"]:
+            path = root / files.DATA / file["path"]
+            file["path"] = f"{path.stem}-{crc_of(path)}.lance"
+            fs.rename(path, path.with_name(file["path"]))
+
+
+def signed_metadata(fs: FileSystem, root: Path, fragments: Iterable[Any]) -> list[Any]:
+    """The same for fragments' metadata objects, which are not changed in place."""
+    from lance.fragment import FragmentMetadata
+
+    plain = [fragment.to_json() for fragment in fragments]
+    sign(fs, root, plain)
+    return [FragmentMetadata.from_json(json.dumps(one)) for one in plain]
+
+
+def loose_checksums(root: Path, dataset: Any) -> dict[str, str]:
+    """The checksums of all files in use that have none in their name; known ones are not read."""
+    known = _known(dataset)
+    return {name: known.get(name) or crc_of(root / name) for name in _loose_files(root, dataset)}
+
+
+def changes(root: Path, dataset: Any) -> dict[str, str] | None:
+    """What to write to the configuration, None if it is up to date."""
+    now = loose_checksums(root, dataset)
+    if now == _known(dataset):
+        return None
+    return {LOOSE: msgspec.json.encode(now).decode()}
+
+
+def check(
+    root: Path, dataset: Any, seen: set[str]
+) -> tuple[list[Damage], int, list[str]]:
+    """(damaged files, number of files checked, files without a checksum) of a version.
+
+    Files that were ``seen`` before are left out, and those looked at are added.
+    """
+    known = _known(dataset)
+    expected = {name: _crc_in(name) or known.get(name) for name in _data_files(dataset)}
+    expected |= {name: known.get(name) for name in _index_files(root, dataset)}
+    indices = tuple(f"{files.INDICES}/{one}/" for one in _index_ids(dataset))
+    expected |= {n: crc for n, crc in known.items() if n.startswith(indices)}
+    damaged, unchecked = [], []
+    sizes = _sizes(dataset)
+    fresh = {name: crc for name, crc in expected.items() if name not in seen}
+    seen.update(fresh)
+    for name, crc in fresh.items():
+        problem = _problem(root / name, crc, sizes.get(name))
+        if problem is not None:
+            damaged.append(Damage(name, problem))
+        elif crc is None:
+            unchecked.append(name)
+    return damaged, len(fresh), unchecked
+
+
+def _problem(path: Path, crc: str | None, size: int | None) -> str | None:
+    try:
+        found = path.stat().st_size
+        if size is not None and found != size:
+            return f"has {found} bytes, {size} were written"
+        if crc is not None and crc_of(path) != crc:
+            return "its bytes are not those that were written"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as exc:
+        return f"cannot be read: {exc.strerror}"
+    return None
+
+
+def _known(dataset: Any) -> dict[str, str]:
+    return msgspec.json.decode(dataset.config().get(LOOSE, "{}"), type=dict[str, str])
+
+
+def _crc_in(name: str) -> str | None:
+    found = _NAMED.search(name)
+    return found[1] if found else None
+
+
+def _data_files(dataset: Any) -> Iterator[str]:
+    for name in files.data_paths(f.metadata for f in dataset.get_fragments()):
+        yield f"{files.DATA}/{name}"
+
+
+def _sizes(dataset: Any) -> dict[str, int | None]:
+    return {
+        f"{files.DATA}/{file.path}": file.file_size_bytes
+        for fragment in dataset.get_fragments()
+        for file in fragment.metadata.files
+    }
+
+
+def _index_files(root: Path, dataset: Any) -> Iterator[str]:
+    """The files of every index of this version that are there."""
+    for index in _index_ids(dataset):
+        for place, _, names in os.walk(root / files.INDICES / index):
+            for name in sorted(names):
+                yield str((Path(place) / name).relative_to(root))
+
+
+def _index_ids(dataset: Any) -> list[str]:
+    return [segment.uuid for index in dataset.describe_indices() for segment in index.segments]
+
+
+def _loose_files(root: Path, dataset: Any) -> Iterator[str]:
+    for name in _data_files(dataset):
+        if _crc_in(name) is None:
+            yield name
+    yield from _index_files(root, dataset)

@@ -1,0 +1,166 @@
+"""Putting small fragments together, without ever moving a row.
+
+Lance keeps rows in the order of fragment numbers, and a rewritten fragment gets a new, higher one.
+So only a **suffix** of the fragments may be rewritten, into fragments in the same order, while no
+append can come between: the caller holds the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from persisting.errors import TableError
+from persisting.fs import FileSystem
+from persisting.table import checksums, files
+from persisting.table.view import Size, TableView
+
+FULL_ROWS = 262_144
+FULL_BYTES = 64 * 1024 * 1024
+"""A fragment as large as this, in rows or bytes, is done: upkeep leaves it alone. It bounds what
+one compaction rewrites, and so how long a flush may have to wait for it."""
+
+_MANY = 32
+_EVEN = 16
+
+
+class Limit(NamedTuple):
+    """How large a fragment may become."""
+
+    rows: int = FULL_ROWS
+    nbytes: int = FULL_BYTES
+
+
+def worthwhile(sizes: Sequence[Size], limit: Limit) -> int:
+    """How many of the last fragments to rewrite now, 0 for none.
+
+    Fragments grow in steps: many of about one size become one, and what has come together to a
+    full fragment becomes that. Each step multiplies the size of a fragment by at least 16 or is
+    the last, so a row is rewritten two or three times in its life, whatever the flushes' size.
+    """
+    tail = _small_tail(sizes, limit)
+    rows, nbytes = sum(s.rows for s in tail), sum(s.nbytes for s in tail)
+    if len(tail) > 1 and (rows >= limit.rows or nbytes >= limit.nbytes):
+        return len(tail)
+    best = total = largest = 0
+    for count, size in enumerate(reversed(tail), 1):
+        total, largest = total + size.rows, max(largest, size.rows)
+        if count >= _MANY and largest * _EVEN <= total:
+            best = count
+    return best
+
+
+def _small_tail(sizes: Sequence[Size], limit: Limit) -> Sequence[Size]:
+    """The last fragments that are far from full."""
+    count = 0
+    for size in reversed(sizes):
+        if size.rows * 4 > limit.rows or size.nbytes * 4 > limit.nbytes:
+            break
+        count += 1
+    return sizes[len(sizes) - count :]
+
+
+def everything(sizes: Sequence[Size], limit: Limit) -> int:
+    """How many of the last fragments to rewrite so that none is needlessly small."""
+    for index, size in enumerate(sizes[:-1]):
+        if size.rows * 2 <= limit.rows and size.nbytes * 2 <= limit.nbytes:
+            return len(sizes) - index
+    return 0
+
+
+def rewrite(
+    dataset: Any, view: TableView, count: int, limit: Limit, root: Path, fs: FileSystem
+) -> None:
+    """Rewrite the last ``count`` fragments of ``dataset``, a fresh handle of the view's version."""
+    from lance.optimize import Compaction, CompactionTask, RewriteResult
+
+    results = []
+    for group in _groups(view, count, limit):
+        task = {
+            "task": {"fragments": [fragment.to_json() for fragment in group]},
+            "read_version": dataset.version,
+            "options": _options(dataset),
+        }
+        result = json.loads(CompactionTask.from_json(json.dumps(task)).execute(dataset).json())
+        checksums.sign(fs, root, result["new_fragments"])
+        results.append(result)
+    new = [file["path"] for r in results for f in r["new_fragments"] for file in f["files"]]
+    files.sync_data(fs, root, new)
+    Compaction.commit(dataset, [RewriteResult.from_json(json.dumps(r)) for r in results])
+    _check_order(dataset, view, len(view.fragments) - count)
+
+
+def split_by_indexes(view: TableView, count: int, limit: Limit) -> bool:
+    """Whether the parts of indexes lie so that joining the fragments would achieve little."""
+    groups = _groups(view, count, limit)
+    needed = _groups(view, count, limit, by_index=False)
+    return len(groups) > len(needed) and 2 * len(groups) > count
+
+
+def _groups(view: TableView, count: int, limit: Limit, *, by_index: bool = True) -> list[list[Any]]:
+    """Neighbours that make a full fragment together; one alone is rewritten too, to keep order.
+
+    Lance joins fragments only if every part of every index covers all of them or none.
+    """
+    covered = _coverage(view.dataset) if by_index else {}
+    groups: list[list[Any]] = [[]]
+    rows = nbytes = 0
+    for fragment, size in zip(view.fragments[-count:], view.sizes[-count:], strict=True):
+        if groups[-1] and (
+            rows >= limit.rows
+            or nbytes >= limit.nbytes
+            or covered.get(groups[-1][-1].id) != covered.get(fragment.id)
+        ):
+            groups.append([])
+            rows = nbytes = 0
+        groups[-1].append(fragment)
+        rows, nbytes = rows + size.rows, nbytes + size.nbytes
+    return groups
+
+
+def _coverage(dataset: Any) -> dict[int, frozenset[str]]:
+    """By fragment, the parts of indexes that cover it."""
+    found: dict[int, frozenset[str]] = {}
+    for index in dataset.describe_indices():
+        for segment in index.segments:
+            for fragment in segment.fragment_ids:
+                found[fragment] = found.get(fragment, frozenset()) | {segment.uuid}
+    return found
+
+
+def _options(dataset: Any) -> dict[str, Any]:
+    """Lance's own defaults for a task, with a target that no group reaches."""
+    return {
+        "target_rows_per_fragment": 2**40,
+        "max_rows_per_group": 1024,
+        "max_bytes_per_file": None,
+        "materialize_deletions": True,
+        "materialize_deletions_threshold": 0.1,
+        "num_threads": None,
+        "batch_size": None,
+        "io_buffer_size": None,
+        "defer_index_remap": False,
+        "index_remap_mode": "Direct",
+        "compaction_mode": None,
+        "enable_binary_copy": False,
+        "enable_binary_copy_force": False,
+        "binary_copy_read_batch_bytes": 16 * 1024 * 1024,
+        "max_source_fragments": None,
+        "max_source_rows": None,
+        "max_source_bytes": None,
+        "excluded_fragment_ids": [],
+        "max_overlays_per_fragment": 10,
+        "data_storage_version": dataset.data_storage_version,
+        "has_eager_remappable_index": False,
+    }
+
+
+def _check_order(dataset: Any, view: TableView, kept: int) -> None:
+    """Raise, so that the commit is taken back, unless every row is where it was."""
+    after = [fragment.metadata for fragment in dataset.get_fragments()]
+    before = [fragment.id for fragment in view.fragments[:kept]]
+    rows = sum(fragment.physical_rows for fragment in after)
+    if [fragment.id for fragment in after[:kept]] != before or rows != view.rows:
+        raise TableError(f"a compaction of {dataset.uri} would have moved rows; it is taken back")

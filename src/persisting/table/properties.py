@@ -1,0 +1,97 @@
+"""What a version says of itself beside its rows.
+
+The commits that matter (appends, retention, restores, checkpoints) carry these as properties of
+their transaction, atomically with what they do. The commits that Lance makes by itself (schema,
+indexes, compaction) carry none: there the last one that did still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from persisting.errors import TableError
+from persisting.table.guard import translated
+
+SEQUENCE = "persisting.sequence"
+"""The last log sequence whose records the table holds. Marks a transaction as one of ours."""
+
+START = "persisting.start"
+"""The offset of the first row; absent means 0."""
+
+RESTORES = "persisting.restores"
+"""The restores of the bucket so far, oldest first, as JSON; their number is the epoch."""
+
+
+_CHECKPOINT = "persisting."
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """A restore: where the bucket ended after it, and which call it was."""
+
+    end: int
+    token: str = ""
+
+
+_OPERATIONS = {
+    "Append": "append",
+    "Overwrite": "append",
+    "Delete": "retain",
+    "Restore": "restore",
+    "CreateIndex": "index",
+    "Rewrite": "compact",
+    "BaseOperation": "compact",
+    "UpdateConfig": "checkpoint",
+}
+
+
+def own(dataset: Any, version: int) -> dict[str, str] | None:
+    """The properties that the commit of ``version`` carries, None if it carries none."""
+    transaction = _transaction(dataset, version)
+    kept = (transaction and transaction.transaction_properties) or {}
+    return dict(kept) if SEQUENCE in kept else None
+
+
+def read(dataset: Any) -> dict[str, str]:
+    """The properties of the version that ``dataset`` has checked out."""
+    with translated("read the transactions of", dataset.uri):
+        for version in range(dataset.version, 0, -1):
+            try:
+                kept = own(dataset, version)
+            except (OSError, ValueError):
+                break  # cleaned up
+            if kept is not None:
+                return kept
+        return {k: v for k, v in dataset.config().items() if k.startswith(_CHECKPOINT)}
+
+
+def operation(dataset: Any, version: int) -> str:
+    """What a commit did, in a word."""
+    transaction = _transaction(dataset, version)
+    if transaction is None:
+        return "compact"
+    return _OPERATIONS.get(type(transaction.operation).__name__, "schema")
+
+
+def start_of(properties: dict[str, str]) -> int:
+    return int(properties.get(START, 0))
+
+
+def restores_of(properties: dict[str, str]) -> list[Restored]:
+    try:
+        return msgspec.json.decode(properties.get(RESTORES, "[]"), type=list[Restored])
+    except msgspec.DecodeError as exc:
+        raise TableError(f"the restores kept with the table cannot be read: {exc}") from exc
+
+
+def encode_restores(restores: Iterable[Restored]) -> str:
+    return msgspec.json.encode(list(restores)).decode()
+
+
+def _transaction(dataset: Any, version: int) -> Any | None:
+    try:
+        return dataset.read_transaction(version)
+    except TypeError:
+        return None  # Lance's own binding cannot show a compaction of indexed rows

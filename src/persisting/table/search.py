@@ -1,0 +1,146 @@
+"""Finding rows in a Lance dataset: the nearest vectors, the best texts, those that a filter keeps.
+
+It works on any dataset in the table's layout: the table itself, or one in memory that holds what
+has not been flushed yet, so that both are searched by one engine with one notion of distance,
+score and filter.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from persisting.errors import InvalidArgument, StorageError
+from persisting.table.guard import translated
+from persisting.table.view import SCAN_ROWS, TableView, sizes_of
+
+_ADDRESS = "_rowaddr"
+_PROBED = 1024
+_MISSING = re.compile(r"No field named \"?([^\s\"]+?)\"?[.,]? ")
+
+
+class UnknownField(InvalidArgument):
+    """A filter names a field that this dataset does not have."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class Ask(NamedTuple):
+    """One search, by a vector or by words, in one field."""
+
+    column: str
+    vector: Any = None
+    text: str | None = None
+    k: int = 10
+    where: str | None = None
+    metric: str = "l2"
+    exact: bool = False
+
+
+class Hit(NamedTuple):
+    """A row that was found; a smaller value is better, so a score is kept negative."""
+
+    value: float
+    offset: int
+
+
+def in_memory(table: pa.Table, schema: pa.Schema, start: int) -> TableView:
+    """Rows in the table's layout as a view; they are the rows from ``start`` on."""
+    import lance
+
+    dataset = lance.write_dataset(table, f"memory://{uuid.uuid4().hex}")
+    sizes = sizes_of(fragment.metadata for fragment in dataset.get_fragments())
+    return TableView(dataset, schema, sizes, start)
+
+
+def hits(view: TableView, ask: Ask) -> list[Hit]:
+    """The best ``k`` rows of a view, best first."""
+    if view.dataset is None or not view.rows or ask.column not in view.dataset.schema.names:
+        return []
+    by_vector = ask.vector is not None
+    value = "_distance" if by_vector else "_score"
+    scan: dict[str, Any] = {"columns": [value], "with_row_address": True}
+    if by_vector:
+        scan["nearest"] = {
+            "column": ask.column,
+            "q": np.asarray(ask.vector, dtype=np.float64),
+            "k": min(ask.k, view.rows),
+            "metric": ask.metric,
+            "nprobes": max(_PROBED, view.rows // _PROBED // 4),
+            "use_index": not ask.exact,
+        }
+    else:
+        from lance.query import MatchQuery
+
+        scan |= {"full_text_query": MatchQuery(ask.text, ask.column), "limit": ask.k}
+    if ask.where is not None:
+        scan |= {"filter": ask.where, "prefilter": True}
+    found = _run(view, scan, ask.where)
+    offsets = view.offsets_of(found.column(_ADDRESS))
+    values = found.column(value).to_pylist()
+    sign = 1 if by_vector else -1
+    # A NaN has no distance: it stands behind everything else.
+    return sorted(
+        Hit(np.inf if v is None or v != v else sign * v, o)
+        for v, o in zip(values, offsets, strict=True)
+    )
+
+
+def matching(view: TableView, where: str | None, limit: int | None) -> list[int]:
+    """The offsets of the first ``limit`` rows that a filter keeps, in order."""
+    if view.dataset is None or not view.rows or limit == 0:
+        return []
+    scan: dict[str, Any] = {"columns": [], "with_row_address": True, "scan_in_order": True}
+    if where is not None:
+        scan["filter"] = where
+    if limit is not None:
+        scan["limit"] = limit
+    return sorted(view.offsets_of(_run(view, scan, where).column(_ADDRESS)))
+
+
+def batches(
+    view: TableView, where: str, columns: list[str], limit: int | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows that a filter keeps, in the table's layout."""
+    if view.dataset is not None and view.rows:
+        scan: dict[str, Any] = {"columns": columns, "filter": where, "batch_size": SCAN_ROWS}
+        if limit is not None:
+            scan["limit"] = limit
+        yield from _run(view, scan, where).to_batches()
+
+
+def _run(view: TableView, scan: dict[str, Any], where: str | None) -> pa.Table:
+    assert view.dataset is not None
+    try:
+        return view.dataset.scanner(**scan).to_table()
+    except ValueError as exc:
+        text = str(exc).removeprefix("Invalid user input: ").split(", /home/runner")[0]
+        if where is None:
+            raise StorageError(f"the search failed: {text}") from exc
+        missing = _MISSING.search(text)
+        if missing is not None:
+            fields = ", ".join(map(repr, view.schema.names))
+            raise UnknownField(
+                missing[1], f"where={where!r} names {missing[1]!r}; the fields are: {fields}"
+            ) from exc
+        raise InvalidArgument(f"where={where!r} cannot be used: {text}") from exc
+    except BaseException as exc:
+        with translated("search", view.dataset.uri):
+            raise exc
+
+
+def check_where(where: Any) -> None:
+    """A filter is one SQL condition."""
+    if where is None:
+        return
+    if not isinstance(where, str) or not where.strip():
+        raise InvalidArgument(f"where must be an SQL condition such as \"score > 0.5\", got {where!r}")
+    if ";" in re.sub(r"'(?:[^']|'')*'", "", where):
+        raise InvalidArgument(f"where={where!r} must be one condition, without ';'")

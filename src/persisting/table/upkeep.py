@@ -1,0 +1,202 @@
+"""What is done to a table beside appending: each is one change that is durable when it returns.
+
+The caller holds the table: nothing else is written to it meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+
+from persisting.errors import TableError
+from persisting.fs import FileSystem
+from persisting.table import checksums, compaction, files, indexes, properties, versions
+from persisting.table.compaction import Limit
+from persisting.table.guard import translated
+from persisting.table.indexes import Wanted
+from persisting.table.properties import RESTORES, START, Restored, encode_restores
+from persisting.table.table import Table
+from persisting.table.view import TableView
+
+log = logging.getLogger("persisting")
+
+_MOST_PARTS = 8
+
+
+def compact(table: Table, fs: FileSystem, count: int, limit: Limit) -> None:
+    """Rewrite the last ``count`` fragments as larger ones; no row moves."""
+    if compaction.split_by_indexes(table.view, count, limit):
+        optimize_indexes(table, whole=True)
+    view = table.view
+
+    def work(dataset: Any) -> None:
+        compaction.rewrite(dataset, view, count, limit, table.root, fs)
+
+    table.change("compact", work)
+
+
+def drop_first(table: Table, count: int) -> int:
+    """Drop the first ``count`` fragments; how many rows went. The offsets of the others stay."""
+    from lance import LanceOperation
+
+    view = table.view
+    rows = sum(size.rows for size in view.sizes[:count])
+    gone = [fragment.id for fragment in view.fragments[:count]]
+    operation = LanceOperation.Delete([], gone, "true")
+    table.commit("drop old rows of", operation, {START: str(view.start + rows)})
+    return rows
+
+
+def checkpoint(table: Table) -> None:
+    """Have the newest version say everything of itself, whatever becomes of those before it."""
+    from lance import LanceOperation
+
+    view = table.view
+    assert view.dataset is not None
+    if properties.own(view.dataset, view.version) is None:
+        entries = LanceOperation.UpdateMap(updates=dict(table.properties), replace=False)
+        table.commit("checkpoint", LanceOperation.UpdateConfig(config_updates=entries), {})
+
+
+def restore(table: Table, version: int, token: str) -> TableView:
+    """Make the content of ``version`` the newest one."""
+    from lance import LanceOperation
+
+    target = table.at(version)
+    restores = [*table.restores, Restored(target.end, token)]
+    changed = {START: str(target.start), RESTORES: encode_restores(restores)}
+    table.commit("restore", LanceOperation.Restore(version), changed)
+    if table.view.rows != target.rows:
+        raise TableError(f"{table.root} has {table.view.rows} rows after a restore to {target.rows}")
+    return table.view
+
+
+def tag(table: Table, fs: FileSystem, name: str) -> int:
+    """Pin the newest version under a name; the version."""
+    checkpoint(table)
+    view = table.view
+    assert view.dataset is not None
+    with translated("tag", table.root):
+        if name in versions.tags(view.dataset):
+            view.dataset.tags.update(name, view.version)
+        else:
+            view.dataset.tags.create(name, view.version)
+        files.sync_tag(fs, table.root, name)
+    return view.version
+
+
+def delete_tag(table: Table, fs: FileSystem, name: str) -> bool:
+    """Whether there was such a tag; it is gone."""
+    dataset = table.view.dataset
+    if dataset is None or name not in versions.tags(dataset):
+        return False
+    with translated("remove a tag of", table.root):
+        dataset.tags.delete(name)
+        files.sync_tag(fs, table.root, name)
+    return True
+
+
+def clean(table: Table, keep_seconds: float) -> int:
+    """Remove versions that are older and not tagged; how many."""
+    with translated("clean up", table.root):
+        going = versions.outdated(table.view.dataset, keep_seconds)
+    if going:
+        checkpoint(table)
+        with translated("clean up", table.root):
+            versions.remove(table.view.dataset, going)
+    return len(going)
+
+
+def build_indexes(table: Table, wanted: list[Wanted]) -> list[str]:
+    """Build the indexes that the table lacks, drop those that nobody wants; the names built."""
+    done = []
+    for one in indexes.missing(table.view.dataset, wanted, table.view.rows):
+        rows = table.view.rows
+        table.change("index", lambda dataset, one=one: indexes.build(dataset, one, rows))  # type: ignore[misc]
+        done.append(one.name)
+    for name in indexes.unwanted(table.view.dataset, wanted):
+        table.change("drop an index of", lambda dataset, name=name: dataset.drop_index(name))  # type: ignore[misc]
+    table.note_checksums()
+    return done
+
+
+def optimize_indexes(table: Table, *, whole: bool = False) -> None:
+    """Have every index cover every row; ``whole`` also makes one part of each.
+
+    New rows become a part of their own, which costs little; many parts slow a search down.
+    """
+    parts = max((len(one.segments) for one in indexes.built(table.view.dataset).values()), default=0)
+    merged = {"num_indices_to_merge": parts} if whole or parts > _MOST_PARTS else {}
+    table.change("index", lambda dataset: dataset.optimize.optimize_indices(**merged))
+    table.note_checksums()
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What :func:`verify` found."""
+
+    rows: int
+    files: int
+    damaged: list[dict[str, Any]]
+    unchecked: list[str]
+
+    @property
+    def ok(self) -> bool:
+        return not self.damaged
+
+
+def verify(table: Table, view: TableView) -> Report:
+    """Compare every file of the newest version, and of the tagged ones, with its checksum."""
+    report = Report(rows=view.rows, files=0, damaged=[], unchecked=[])
+    if view.dataset is None:
+        return report
+    views = {view.version: view}
+    for name, version in versions.tags(view.dataset).items():
+        try:
+            views.setdefault(version, table.at(version))
+        except TableError as exc:
+            report.damaged.append({"file": f"tag {name}", "problem": str(exc), "offsets": None})
+    seen: set[str] = set()
+    for one in views.values():
+        _check_files(table, one, report, seen)
+        _check_order(one, report)
+    return report
+
+
+def _check_files(table: Table, view: TableView, report: Report, seen: set[str]) -> None:
+    damaged, count, unchecked = checksums.check(table.root, view.dataset, seen)
+    report.files += count
+    report.unchecked += unchecked
+    for file, problem in damaged:
+        report.damaged.append(
+            {"file": file, "problem": problem, "offsets": _offsets_in(view, file)}
+        )
+
+
+def _offsets_in(view: TableView, file: str) -> list[int] | None:
+    """[first, after the last] offset that a data file holds a part of; None for other files."""
+    first = view.start
+    for fragment, size in zip(view.fragments, view.sizes, strict=True):
+        if any(f"{files.DATA}/{one.path}" == file for one in fragment.files):
+            return [first, first + size.rows]
+        first += size.rows
+    return None
+
+
+def _check_order(view: TableView, report: Report) -> None:
+    """Times of arrival never fall from one row to the next."""
+    try:
+        place = view.falling_arrival()
+    except TableError as exc:
+        report.damaged.append({"file": "data", "problem": str(exc), "offsets": None})
+        return
+    if place is not None:
+        report.damaged.append(
+            {
+                "file": "data",
+                "problem": "rows are not in the order of their arrival",
+                "offsets": [place, place + 1],
+            }
+        )
+

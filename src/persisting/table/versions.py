@@ -1,0 +1,115 @@
+"""The versions of a table: which there are, which one is meant, and which may go."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, TypeAlias
+
+from persisting.errors import InvalidArgument
+from persisting.table import properties
+
+Version: TypeAlias = "int | str | dt.datetime"
+"""A number, the name of a tag, or a moment: the newest version that was there then."""
+
+
+def listing(dataset: Any) -> list[dict[str, Any]]:
+    """All versions that can be read, oldest first."""
+    return [
+        {
+            "version": one["version"],
+            "timestamp": _moment(one),
+            "rows": int(one["metadata"].get("total_rows", 0)),
+            "operation": properties.operation(dataset, one["version"]),
+        }
+        for one in dataset.versions()
+    ]
+
+
+def tags(dataset: Any) -> dict[str, int]:
+    """The tags and their versions, by name."""
+    return {name: int(tag["version"]) for name, tag in sorted(dataset.tags.list().items())}
+
+
+def resolve(dataset: Any, version: Version) -> int:
+    """The number of the version that is meant, or raise."""
+    if isinstance(version, str):
+        known = tags(dataset)
+        if version not in known:
+            names = ", ".join(map(repr, known)) or "none"
+            raise InvalidArgument(f"there is no tag {version!r}; there are: {names}")
+        return known[version]
+    kept = dataset.versions()
+    if isinstance(version, dt.datetime):
+        moment = version.astimezone(dt.timezone.utc)
+        before = [one["version"] for one in kept if _moment(one) <= moment]
+        if not before:
+            raise InvalidArgument(
+                f"no version is left of {version.isoformat()}: the oldest is of "
+                f"{_moment(kept[0]).isoformat()}. Tag versions to keep them"
+            )
+        return int(before[-1])
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise InvalidArgument(f"version must be a number, a tag or a datetime, got {version!r}")
+    numbers = [one["version"] for one in kept]
+    if version not in numbers:
+        raise InvalidArgument(
+            f"version {version} of {dataset.uri} is not there: versions {numbers[0]} to "
+            f"{numbers[-1]} are kept. Tag versions to keep them longer"
+        )
+    return version
+
+
+def outdated(dataset: Any, keep_seconds: float) -> list[int]:
+    """The versions that nobody should read any more: old ones without a tag.
+
+    What each version that stays says of itself must stay readable: the commit below it that
+    carries the properties stays too.
+    """
+    now = dt.datetime.now(dt.timezone.utc)
+    kept = dataset.versions()
+    tagged = set(tags(dataset).values())
+    old = [
+        one["version"]
+        for one in kept
+        if (now - _moment(one)).total_seconds() > keep_seconds
+        and one["version"] not in tagged
+        and one["version"] != dataset.version
+    ]
+    going = set(old)
+    numbers = [one["version"] for one in kept]
+    for index, version in enumerate(numbers[1:], 1):
+        if version not in going and numbers[index - 1] in going:
+            going.discard(_telling(dataset, numbers[: index + 1]))
+    return sorted(going)
+
+
+def _telling(dataset: Any, numbers: list[int]) -> int:
+    """The newest of the versions whose commit carries the properties."""
+    for version in reversed(numbers):
+        if properties.own(dataset, version) is not None:
+            return version
+    return numbers[-1]
+
+
+def remove(dataset: Any, going: list[int]) -> None:
+    """Remove versions, and the files that only they used."""
+    dataset.cleanup_old_versions(versions=going, error_if_tagged_old_versions=False)
+
+
+def check_tag(name: Any) -> str:
+    """A tag's name; it becomes a file's name."""
+    allowed = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+    if not isinstance(name, str) or not name or len(name) > 128 or not set(name) <= allowed:
+        raise InvalidArgument(
+            f"a tag is 1 to 128 letters, digits, '-', '_' or '.', got {name!r}"
+        )
+    if name.startswith(".") or ".." in name or name.endswith((".", ".lock")):
+        raise InvalidArgument(f"a tag does not begin or end with '.', got {name!r}")
+    return name
+
+
+def _moment(one: dict[str, Any]) -> dt.datetime:
+    found: dt.datetime = one["timestamp"]
+    return found.astimezone(dt.timezone.utc)
+
+
