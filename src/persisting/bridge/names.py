@@ -86,8 +86,8 @@ class _Native:
     async def get_stream(
         self, limit: int, offset: int, wait: bool = False, timeout: float | None = None
     ) -> AsyncIterator[list[dict[str, Any]]]:
-        async for page in self._inner.get_pages(offset, limit, False):
-            offset, limit = offset + len(page), limit - len(page)
+        async for first, page, _ in self._inner.get_pages(offset, limit, False):
+            offset, limit = first + len(page), limit - len(page)
             yield page
         while wait and limit > 0:
             try:

@@ -22,6 +22,7 @@ from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.service import KEEPALIVE_SECONDS, LANES, BucketService
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, BucketLocked, SchemaError, StorageError
+from persisting.storage.snapshot import Page
 from persisting.storage.weight import is_light
 from persisting.storage.writers import ANONYMOUS
 from persisting.topic.config import TopicConfig
@@ -128,6 +129,7 @@ class RemotePort:
         self._sending: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
         self._end = 0
+        self._epoch: int | None = None
         self._closed = False
         self._waiting: set[asyncio.Future[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
@@ -325,40 +327,76 @@ class RemotePort:
 
     # Reading
 
-    async def get(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
+    async def read(self, offset: int, limit: int | None) -> Page:
         service = self._service()
         if service is not None:
             with suppress(BucketClosed):
-                return await service.direct(lambda port: port.get(offset, limit))
+                return await service.direct(lambda port: port.read(offset, limit))
         found: list[dict[str, Any]] = []
-        async for reply in self._replies("get", offset, limit):
-            found += _records(reply)
-        return found
+        first, epoch = offset, 0
+        async for page in self._read("get", offset, limit):
+            first, epoch = (page.first, page.epoch) if not found else (first, epoch)
+            found += page.rows
+        return Page(first, found, epoch)
 
-    async def _replies(self, op: str, offset: int, limit: int | None) -> AsyncIterator[Reply]:
-        """The pages of a window; each reply holds as much as a message does."""
-        end = None if limit is None else offset + limit
+    async def _read(self, op: str, offset: int, limit: int | None) -> AsyncIterator[Page]:
+        """The pages of a window; each holds as much as a message does.
+
+        They are of one epoch: where another begins, the window ends.
+        """
+        left, epoch = limit, None
         while True:
-            left = None if end is None else end - offset
             reply = await self._call(op, {"offset": offset, "limit": left})
-            count = reply.value
-            offset += count
-            yield reply
-            if not count or offset == end:
+            first, count, now = reply.value
+            if epoch not in (None, now):
+                return
+            epoch = now
+            rows = wire.unpack_rows(reply.rows or b"", reply.arrow)
+            yield Page(first, _as_records(rows) if op == "get" else rows, epoch)
+            offset = first + count
+            left = None if left is None else left - count
+            if not count or left == 0:
                 return
 
-    async def get_arrow(self, offset: int, limit: int | None) -> pa.Table:
-        pages = self._replies("get_arrow", offset, limit)
-        tables = [wire.unpack_arrow(reply.rows or b"") async for reply in pages]
-        return pa.concat_tables([t for t in tables if len(t)] or tables[:1])
+    async def read_arrow(self, offset: int, limit: int | None) -> Page:
+        pages = [page async for page in self._read("get_arrow", offset, limit)]
+        tables = [page.rows for page in pages]
+        table = pa.concat_tables([t for t in tables if len(t)] or tables[:1])
+        return Page(pages[0].first, table, pages[0].epoch)
 
-    async def pages(
-        self, offset: int, limit: int | None, block: bool
-    ) -> AsyncIterator[list[dict[str, Any]]]:
-        end = None if limit is None else offset + limit
+    async def do(self, op: str, **args: Any) -> Any:
+        """A call to the bucket as a table, however long it takes."""
+        await self.drain()
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while end is None or offset < end:
-            left = None if end is None else end - offset
+        while True:
+            try:
+                service = self._service()
+                if service is not None:
+                    return await service.direct(lambda port: port.do(op, **args))
+                owner = await self._find(deadline)
+                request = Request("table", {"op": op, "args": args})
+                stream = await ask_stream(owner.ref, owner.node, request)
+                replies = []
+                while (reply := await _next_reply(stream)).value != "end":
+                    deadline = time.monotonic() + PATIENCE_SECONDS
+                    if reply.value != "alive":
+                        replies.append(reply)
+                return await asyncio.to_thread(wire.join_replies, op, replies)
+            except (Unreachable, BucketClosed) as exc:
+                await self._lost(exc, deadline)
+
+    async def _lost(self, exc: Exception, deadline: float) -> None:
+        """The owner is gone: look for it again, after a pause, or raise when patience ends."""
+        self._owner = None
+        if time.monotonic() > deadline:
+            raise _unavailable(self._key, self._opening, self._held or str(exc), None) from exc
+        await asyncio.sleep(_PAUSE)
+
+    async def pages(self, offset: int, limit: int | None, block: bool) -> AsyncIterator[Page]:
+        left = limit
+        epoch: int | None = None
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while left is None or left > 0:
             request = Request("stream", {"offset": offset, "limit": left, "block": block})
             try:
                 owner = await self._find(deadline)
@@ -368,25 +406,26 @@ class RemotePort:
                     reply = await _next_reply(stream)
                     deadline = time.monotonic() + PATIENCE_SECONDS
                     if reply.rows is not None:
-                        page = _records(reply)
-                        offset += len(page)
-                        yield page
+                        first, count, now = reply.value
+                        if epoch not in (None, now):
+                            yield Page(offset, [], now)
+                            return
+                        epoch, offset = now, first + count
+                        left = None if left is None else left - count
+                        yield Page(first, _as_records(_rows_of(reply)), epoch)
                         deadline = time.monotonic() + PATIENCE_SECONDS
+                        if not count:
+                            return
                     elif reply.value == "end":
                         return
                     else:
                         done = reply.value == "again"
             except (Unreachable, BucketClosed) as exc:
-                self._owner = None
-                if time.monotonic() > deadline:
-                    raise _unavailable(
-                        self._key, self._opening, self._held or str(exc), None
-                    ) from exc
-                await asyncio.sleep(_PAUSE)
+                await self._lost(exc, deadline)
 
-    async def wait(self, offset: int) -> None:
+    async def wait(self, offset: int, epoch: int = 0) -> None:
         """One watcher serves all who wait: a stream per wait would pile up at the owner."""
-        while self._end <= offset:
+        while self._end <= offset and self._epoch in (None, epoch):
             if self._closed:
                 raise BucketClosed("the reader was closed")
             if self._watcher is None or self._watcher.done():
@@ -413,16 +452,11 @@ class RemotePort:
                         deadline = time.monotonic() + PATIENCE_SECONDS
                         wanted = time.monotonic() if self._waiting else wanted
                         again = reply.value == "again"
-                        if isinstance(reply.value, int):
-                            self._end = reply.value
+                        if isinstance(reply.value, list):
+                            self._end, self._epoch = reply.value
                             self._wake(None)
                 except (Unreachable, BucketClosed) as exc:
-                    self._owner = None
-                    if time.monotonic() > deadline:
-                        raise _unavailable(
-                            self._key, self._opening, self._held or str(exc), None
-                        ) from exc
-                    await asyncio.sleep(_PAUSE)
+                    await self._lost(exc, deadline)
         except Exception as exc:
             self._wake(exc)
         finally:
@@ -472,8 +506,11 @@ async def _next_reply(stream: Any) -> Reply:
     return wire.decode_reply(data)
 
 
-def _records(reply: Reply) -> list[dict[str, Any]]:
-    rows = wire.unpack_rows(reply.rows or b"", reply.arrow)
+def _rows_of(reply: Reply) -> Any:
+    return wire.unpack_rows(reply.rows, reply.arrow) if reply.rows else []
+
+
+def _as_records(rows: Any) -> list[dict[str, Any]]:
     return rows if isinstance(rows, list) else rows.to_pylist()
 
 

@@ -13,6 +13,7 @@ import pulsing as pul
 from persisting.cluster import wire
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, StorageError
+from persisting.storage.snapshot import Page
 from persisting.topic.local import LocalPort
 from persisting.work import within
 
@@ -123,11 +124,17 @@ class BucketService:
 
     async def _do_get(self, offset: int, limit: int | None) -> Reply:
         """A first page of what was asked for; the caller asks again for the rest."""
-        return _rows_reply(await self._page(offset, limit))
+        return _page_reply(await self._page(offset, limit))
 
     async def _do_get_arrow(self, offset: int, limit: int | None) -> Reply:
         rows = self._page_rows if limit is None else min(limit, self._page_rows)
-        return _rows_reply(self._fitting(await self.port.get_arrow(offset, rows)))
+        return _page_reply(self._fitting(await self.port.read_arrow(offset, rows)))
+
+    async def _do_table(self, op: str, args: dict[str, Any]) -> pul.StreamMessage:
+        """A call to the bucket as a table; it may take long, so the answer is a stream."""
+        message, writer = pul.StreamMessage.create("answer", buffer_size=4)
+        self._keep(self._write_answer(writer, op, args))
+        return message
 
     async def _do_find(self, timestamp: int) -> int:
         return await self.port.find(timestamp)
@@ -162,9 +169,9 @@ class BucketService:
         ends = time.monotonic() + STREAM_SECONDS
         try:
             while time.monotonic() < ends and not self.closed:
-                end = await self.port.end()
-                await writer.write(wire.encode(Reply(end)))
-                await self._wait_or_keep_alive(writer, end)
+                end, epoch = await self.port.end(), await self.port.epoch()
+                await writer.write(wire.encode(Reply([end, epoch])))
+                await self._wait_or_keep_alive(writer, end, epoch)
             await writer.write(wire.encode(Reply("again")))
         except RuntimeError:
             return  # the consumer has gone
@@ -173,42 +180,61 @@ class BucketService:
         finally:
             await writer.close()
 
-    async def _page(self, offset: int, limit: int | None) -> Any:
+    async def _write_answer(self, writer: Any, op: str, args: dict[str, Any]) -> None:
+        call = asyncio.create_task(self.direct(lambda port: port.do(op, **args)))
+        try:
+            while not (await asyncio.wait([call], timeout=KEEPALIVE_SECONDS))[0]:
+                await writer.write(wire.encode(Reply("alive")))
+            for reply in await asyncio.to_thread(wire.answer_replies, op, call.result()):
+                await writer.write(wire.encode(reply))
+        except RuntimeError:
+            return  # the consumer has gone; what was begun goes on
+        except Exception as exc:
+            await writer.write(wire.encode(wire.error_reply(exc)))
+        finally:
+            await writer.close()
+
+    async def _page(self, offset: int, limit: int | None) -> Page:
         """Rows that fit a message: as Arrow where the backend keeps a schema, else as records."""
         rows = self._page_rows if limit is None else min(limit, self._page_rows)
         if await self.port.keeps_schema():
-            return self._fitting(await self.port.get_arrow(offset, rows))
-        return self._fitting(await self.port.get(offset, rows))
+            return self._fitting(await self.port.read_arrow(offset, rows))
+        return self._fitting(await self.port.read(offset, rows))
 
-    def _fitting(self, rows: Any) -> Any:
+    def _fitting(self, page: Page) -> Page:
         """As many of the rows as fit a message; remembers how many that may be."""
+        rows = page.rows
         count = len(rows)
         if not count:
-            return rows
+            return page
         size = rows.nbytes if not isinstance(rows, list) else len(wire.pack_records(rows))
         fits = max(1, wire.MESSAGE_BYTES * count // max(1, size))
         self._page_rows = max(1, min(fits // 2, 2 * self._page_rows, _MOST_ROWS))
         if fits >= count:
-            return rows
-        return rows[:fits] if isinstance(rows, list) else rows.slice(0, fits)
+            return page
+        return page._replace(rows=rows[:fits] if isinstance(rows, list) else rows.slice(0, fits))
 
     async def _write_stream(self, writer: Any, offset: int, limit: int | None, block: bool) -> None:
         ends = time.monotonic() + STREAM_SECONDS
-        left = limit
+        left, epoch = limit, None
         try:
             while (left is None or left > 0) and not self.closed:
-                rows = await self._page(offset, left)
-                if len(rows):
-                    offset += len(rows)
-                    left = None if left is None else left - len(rows)
-                    await writer.write(wire.encode(_rows_reply(rows)))
+                page = await self._page(offset, left)
+                if epoch not in (None, page.epoch):
+                    await writer.write(wire.encode(Reply([offset, 0, page.epoch], rows=b"")))
+                    return
+                epoch = page.epoch
+                if len(page.rows):
+                    offset = page.first + len(page.rows)
+                    left = None if left is None else left - len(page.rows)
+                    await writer.write(wire.encode(_page_reply(page)))
                 elif not block:
                     break
                 elif time.monotonic() > ends:
                     await writer.write(wire.encode(Reply("again")))
                     return
                 else:
-                    await self._wait_or_keep_alive(writer, offset)
+                    await self._wait_or_keep_alive(writer, offset, epoch)
             await writer.write(wire.encode(Reply("again" if self.closed else "end")))
         except RuntimeError:
             return  # the consumer has gone
@@ -217,9 +243,9 @@ class BucketService:
         finally:
             await writer.close()
 
-    async def _wait_or_keep_alive(self, writer: Any, offset: int) -> None:
+    async def _wait_or_keep_alive(self, writer: Any, offset: int, epoch: int) -> None:
         try:
-            await within(self.port.wait(offset), KEEPALIVE_SECONDS)
+            await within(self.port.wait(offset, epoch), KEEPALIVE_SECONDS)
         except asyncio.TimeoutError:
             await writer.write(wire.encode(Reply("alive")))
 
@@ -245,6 +271,6 @@ async def answered(msg: Any, answer: Callable[[Request], Any]) -> Any:
         return pul.Message("reply", wire.encode(wire.error_reply(exc)))
 
 
-def _rows_reply(rows: Any) -> Reply:
-    data, is_arrow = wire.pack_rows(rows)
-    return Reply(len(rows), rows=data, arrow=is_arrow)
+def _page_reply(page: Page) -> Reply:
+    data, is_arrow = wire.pack_rows(page.rows)
+    return Reply([page.first, len(page.rows), page.epoch], rows=data, arrow=is_arrow)

@@ -146,6 +146,39 @@ def in_messages(parts: list[bytes]) -> list[list[bytes]]:
     return messages
 
 
+_RECORDS = frozenset({"take", "query", "read_at", "arrow_at"})
+
+
+def answer_replies(op: str, answer: Any) -> list[Reply]:
+    """What a call to a table gave, as replies that fit a message each; the last says "end"."""
+    if op not in _RECORDS and op != "rankings":
+        return [Reply(["value", answer]), Reply("end")]
+    lists = [answer] if op in _RECORDS else answer
+    replies = [Reply(["lists", len(lists)])]
+    for number, rows in enumerate(lists):
+        parts, is_arrow = pack_parts(rows)
+        replies += [Reply(["part", number], rows=part, arrow=is_arrow) for part in parts]
+    return [*replies, Reply("end")]
+
+
+def join_replies(op: str, replies: list[Reply]) -> Any:
+    """The answer that :func:`answer_replies` took apart."""
+    kind, content = replies[0].value
+    if kind == "value":
+        return content
+    lists: list[list[Any]] = [[] for _ in range(content)]
+    tables = []
+    for reply in replies[1:]:
+        rows = unpack_rows(reply.rows or b"", reply.arrow)
+        if isinstance(rows, list):
+            lists[reply.value[1]] += rows
+        else:
+            tables.append(rows)
+    if op == "arrow_at":
+        return pa.concat_tables(tables)
+    return lists if op == "rankings" else lists[0]
+
+
 def pack_records(records: Sequence[Any]) -> bytes:
     """Records as msgpack; values that msgpack does not know become extensions."""
     if not all(_is_plain(record) for record in records):

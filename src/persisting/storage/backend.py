@@ -160,8 +160,7 @@ class TableBackend(Tabular):
         """
         if version is not None:
             check_window(offset, limit)
-            snapshot = await in_thread(self._bucket.at, version)
-            return await in_thread(snapshot.records, snapshot.first(offset), limit)
+            return await self.read_at(version, offset, limit)
         found: list[dict[str, Any]] = (await self.read(offset, limit)).rows
         return found
 
@@ -182,8 +181,7 @@ class TableBackend(Tabular):
         """Retrieve records as an Arrow table; ``version`` as in :meth:`get`."""
         if version is not None:
             check_window(offset, limit)
-            snapshot = await in_thread(self._bucket.at, version)
-            return await in_thread(snapshot.table, snapshot.first(offset), limit)
+            return await self.arrow_at(version, offset, limit)
         return (await self.read_arrow(offset, limit)).rows
 
     async def read_arrow(self, offset: int = 0, limit: int | None = None) -> Page:
@@ -263,6 +261,10 @@ class TableBackend(Tabular):
     async def offset_at(self, timestamp: int) -> int:
         """The first offset whose record arrived at ``timestamp`` (µs of Unix time) or later."""
         return await self._reading(lambda snapshot: snapshot.offset_at(timestamp))
+
+    def epoch(self) -> int:
+        """How often the bucket was restored to an older version."""
+        return self._bucket.epoch
 
     def end_offset(self) -> int:
         """The offset after the last record."""

@@ -8,6 +8,7 @@ is guarded by a lock that is never held over disk, Lance or conversions.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import logging
 import threading
 import time
@@ -455,9 +456,12 @@ class Bucket:
         """The records of an older version."""
         self.check_open()
         dataset = self.table.view.dataset
-        if dataset is None:
-            raise InvalidArgument(f"{self.options.storage_path} has no versions yet")
-        view = self.table.at(versions.resolve(dataset, version))
+        if dataset is not None:
+            view = self.table.at(versions.resolve(dataset, version))
+        elif version == versions.NOTHING or isinstance(version, dt.datetime):
+            view = self.table.at(versions.NOTHING)
+        else:
+            raise InvalidArgument(f"{self.options.storage_path} has no version {version!r} yet")
         return Snapshot(view, [], view.schema, self.rules.defaults or {}, self._epoch)
 
     def known_schema(self) -> pa.Schema:

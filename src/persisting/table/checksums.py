@@ -75,9 +75,7 @@ def changes(root: Path, dataset: Any) -> dict[str, str] | None:
     return {LOOSE: msgspec.json.encode(now).decode()}
 
 
-def check(
-    root: Path, dataset: Any, seen: set[str]
-) -> tuple[list[Damage], int, list[str]]:
+def check(root: Path, dataset: Any, seen: set[str]) -> tuple[list[Damage], int, list[str]]:
     """(damaged files, number of files checked, files without a checksum) of a version.
 
     Files that were ``seen`` before are left out, and those looked at are added.

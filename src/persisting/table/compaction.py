@@ -74,8 +74,11 @@ def rewrite(
     dataset: Any, view: TableView, count: int, limit: Limit, root: Path, fs: FileSystem
 ) -> None:
     """Rewrite the last ``count`` fragments of ``dataset``, a fresh handle of the view's version."""
-    from lance.optimize import Compaction, CompactionTask, RewriteResult
+    from lance import optimize
 
+    # The JSON forms are missing in Lance's type stubs.
+    task_of: Any = optimize.CompactionTask.from_json  # type: ignore[attr-defined]
+    result_of: Any = optimize.RewriteResult.from_json  # type: ignore[attr-defined]
     results = []
     for group in _groups(view, count, limit):
         task = {
@@ -83,12 +86,12 @@ def rewrite(
             "read_version": dataset.version,
             "options": _options(dataset),
         }
-        result = json.loads(CompactionTask.from_json(json.dumps(task)).execute(dataset).json())
+        result = json.loads(task_of(json.dumps(task)).execute(dataset).json())
         checksums.sign(fs, root, result["new_fragments"])
         results.append(result)
     new = [file["path"] for r in results for f in r["new_fragments"] for file in f["files"]]
     files.sync_data(fs, root, new)
-    Compaction.commit(dataset, [RewriteResult.from_json(json.dumps(r)) for r in results])
+    optimize.Compaction.commit(dataset, [result_of(json.dumps(r)) for r in results])
     _check_order(dataset, view, len(view.fragments) - count)
 
 

@@ -7,6 +7,7 @@ index may come late, be rebuilt, or be lost with an old version, and only speed 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,7 @@ def missing(dataset: Any, wanted: list[Wanted], rows: int) -> list[Wanted]:
 def _trained_rows(dataset: Any, there: dict[str, Built], wanted: Wanted) -> int:
     if wanted.name not in there:
         return 0
+    os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")  # else Lance warns
     stats = dataset.stats.index_stats(wanted.name)
     partitions = [part.get("num_partitions", 1) for part in stats.get("indices", [])]
     return max(partitions, default=1) * _PARTITION_ROWS

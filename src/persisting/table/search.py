@@ -79,7 +79,7 @@ def hits(view: TableView, ask: Ask) -> list[Hit]:
     else:
         from lance.query import MatchQuery
 
-        scan |= {"full_text_query": MatchQuery(ask.text, ask.column), "limit": ask.k}
+        scan |= {"full_text_query": MatchQuery(ask.text or "", ask.column), "limit": ask.k}
     if ask.where is not None:
         scan |= {"filter": ask.where, "prefilter": True}
     found = _run(view, scan, ask.where)
@@ -141,6 +141,8 @@ def check_where(where: Any) -> None:
     if where is None:
         return
     if not isinstance(where, str) or not where.strip():
-        raise InvalidArgument(f"where must be an SQL condition such as \"score > 0.5\", got {where!r}")
+        raise InvalidArgument(
+            f'where must be an SQL condition such as "score > 0.5", got {where!r}'
+        )
     if ";" in re.sub(r"'(?:[^']|'')*'", "", where):
         raise InvalidArgument(f"where={where!r} must be one condition, without ';'")

@@ -20,6 +20,7 @@ from persisting.schema import EMPTY
 from persisting.table import checksums, evolve, files, layout, properties
 from persisting.table.guard import translated
 from persisting.table.properties import RESTORES, SEQUENCE, START, Restored
+from persisting.table.versions import NOTHING
 from persisting.table.view import Size, TableView, sizes_of
 
 log = logging.getLogger("persisting")
@@ -93,6 +94,8 @@ class Table:
 
     def at(self, version: int) -> TableView:
         """The view of an older version."""
+        if version == NOTHING:
+            return TableView(None, EMPTY)
         dataset = self._load(version)
         start = properties.start_of(properties.read(dataset))
         schema = layout.logical_schema(dataset.schema, self.root)
@@ -320,9 +323,7 @@ class Table:
         kept = {**self.properties, SEQUENCE: str(self.sequence), **changed}
 
         def work(dataset: Any) -> None:
-            transaction = lance.Transaction(
-                dataset.version, operation, transaction_properties=kept
-            )
+            transaction = lance.Transaction(dataset.version, operation, transaction_properties=kept)
             committed = lance.LanceDataset.commit(dataset, transaction)
             dataset.checkout_latest()
             if dataset.version != committed.version:

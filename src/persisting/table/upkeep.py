@@ -6,6 +6,8 @@ The caller holds the table: nothing else is written to it meanwhile.
 from __future__ import annotations
 
 import logging
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import msgspec
@@ -67,9 +69,15 @@ def restore(table: Table, version: int, token: str) -> TableView:
     target = table.at(version)
     restores = [*table.restores, Restored(target.end, token)]
     changed = {START: str(target.start), RESTORES: encode_restores(restores)}
-    table.commit("restore", LanceOperation.Restore(version), changed)
+    operation: Any = LanceOperation.Restore(version)
+    if version == versions.NOTHING:
+        gone = [fragment.id for fragment in table.view.fragments]
+        operation = LanceOperation.Delete([], gone, "true")
+    table.commit("restore", operation, changed)
     if table.view.rows != target.rows:
-        raise TableError(f"{table.root} has {table.view.rows} rows after a restore to {target.rows}")
+        raise TableError(
+            f"{table.root} has {table.view.rows} rows after a restore to {target.rows}"
+        )
     return table.view
 
 
@@ -113,11 +121,10 @@ def build_indexes(table: Table, wanted: list[Wanted]) -> list[str]:
     """Build the indexes that the table lacks, drop those that nobody wants; the names built."""
     done = []
     for one in indexes.missing(table.view.dataset, wanted, table.view.rows):
-        rows = table.view.rows
-        table.change("index", lambda dataset, one=one: indexes.build(dataset, one, rows))  # type: ignore[misc]
+        table.change("index", partial(indexes.build, wanted=one, rows=table.view.rows))
         done.append(one.name)
     for name in indexes.unwanted(table.view.dataset, wanted):
-        table.change("drop an index of", lambda dataset, name=name: dataset.drop_index(name))  # type: ignore[misc]
+        table.change("drop an index of", methodcaller("drop_index", name))
     table.note_checksums()
     return done
 
@@ -127,7 +134,9 @@ def optimize_indexes(table: Table, *, whole: bool = False) -> None:
 
     New rows become a part of their own, which costs little; many parts slow a search down.
     """
-    parts = max((len(one.segments) for one in indexes.built(table.view.dataset).values()), default=0)
+    parts = max(
+        (len(one.segments) for one in indexes.built(table.view.dataset).values()), default=0
+    )
     merged = {"num_indices_to_merge": parts} if whole or parts > _MOST_PARTS else {}
     table.change("index", lambda dataset: dataset.optimize.optimize_indices(**merged))
     table.note_checksums()
@@ -199,4 +208,3 @@ def _check_order(view: TableView, report: Report) -> None:
                 "offsets": [place, place + 1],
             }
         )
-

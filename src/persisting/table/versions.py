@@ -12,6 +12,10 @@ Version: TypeAlias = "int | str | dt.datetime"
 """A number, the name of a tag, or a moment: the newest version that was there then."""
 
 
+NOTHING = 0
+"""Stands for the time before the first version."""
+
+
 def listing(dataset: Any) -> list[dict[str, Any]]:
     """All versions that can be read, oldest first."""
     return [
@@ -42,6 +46,8 @@ def resolve(dataset: Any, version: Version) -> int:
     if isinstance(version, dt.datetime):
         moment = version.astimezone(dt.timezone.utc)
         before = [one["version"] for one in kept if _moment(one) <= moment]
+        if not before and kept[0]["version"] == 1:
+            return NOTHING
         if not before:
             raise InvalidArgument(
                 f"no version is left of {version.isoformat()}: the oldest is of "
@@ -51,6 +57,8 @@ def resolve(dataset: Any, version: Version) -> int:
     if isinstance(version, bool) or not isinstance(version, int):
         raise InvalidArgument(f"version must be a number, a tag or a datetime, got {version!r}")
     numbers = [one["version"] for one in kept]
+    if version == NOTHING:
+        return NOTHING
     if version not in numbers:
         raise InvalidArgument(
             f"version {version} of {dataset.uri} is not there: versions {numbers[0]} to "
@@ -100,9 +108,7 @@ def check_tag(name: Any) -> str:
     """A tag's name; it becomes a file's name."""
     allowed = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
     if not isinstance(name, str) or not name or len(name) > 128 or not set(name) <= allowed:
-        raise InvalidArgument(
-            f"a tag is 1 to 128 letters, digits, '-', '_' or '.', got {name!r}"
-        )
+        raise InvalidArgument(f"a tag is 1 to 128 letters, digits, '-', '_' or '.', got {name!r}")
     if name.startswith(".") or ".." in name or name.endswith((".", ".lock")):
         raise InvalidArgument(f"a tag does not begin or end with '.', got {name!r}")
     return name
@@ -111,5 +117,3 @@ def check_tag(name: Any) -> str:
 def _moment(one: dict[str, Any]) -> dt.datetime:
     found: dt.datetime = one["timestamp"]
     return found.astimezone(dt.timezone.utc)
-
-

@@ -23,42 +23,23 @@ import msgspec
 
 from persisting.errors import StorageError
 from persisting.fs import FileSystem
+from persisting.storage.holds import Committed, read_committed
 from persisting.topic.names import check_name
 
 FOLDER = "groups"
 _MEMBER = "member-"
 
 
-class Committed(msgspec.Struct, frozen=True):
-    """How far a group has come in a bucket."""
-
-    offset: int = 0
-    generation: int = 0
-
-
 class Held(NamedTuple):
-    """A bucket that is a member's: since which generation, and where it began."""
+    """A bucket that is a member's: since which generation, and where (in which epoch) it began."""
 
     generation: int
     start: int
+    epoch: int = 0
 
 
 def group_folder(topic_folder: Path, group: str) -> Path:
     return topic_folder / FOLDER / check_name("group", group)
-
-
-def read_committed(folder: Path, bucket: int, fs: FileSystem) -> Committed:
-    """The committed offset of a bucket; 0 before the first commit."""
-    path = folder / f"bucket_{bucket}.json"
-    try:
-        return msgspec.json.decode(fs.read(path), type=Committed)
-    except FileNotFoundError:
-        return Committed()
-    except msgspec.DecodeError as exc:
-        raise StorageError(
-            f"the group's offset file {path} is damaged ({exc}); remove it to have the group read "
-            "the bucket from its beginning"
-        ) from exc
 
 
 class Membership:
@@ -100,23 +81,23 @@ class Membership:
             for bucket in sorted(share - set(self._held)):
                 self._try_to_take(bucket)
 
-    def commit(self, offsets: dict[int, tuple[int, int]]) -> dict[int, int]:
-        """Make offsets durable: by bucket, its generation and offset.
+    def commit(self, offsets: dict[int, tuple[int, int, int]]) -> dict[int, int]:
+        """Make offsets durable: by bucket, its generation, offset and epoch.
 
         Those of buckets that are no longer this member's are left out.
         """
         with self._guard:
             done = {}
-            for bucket, (generation, offset) in offsets.items():
+            for bucket, (generation, offset, epoch) in offsets.items():
                 held = self._held.get(bucket)
                 if held is not None and held.generation == generation:
-                    self._write(bucket, Committed(offset, generation))
+                    self._write(bucket, Committed(offset, generation, epoch))
                     done[bucket] = offset
             return done
 
-    def committed(self) -> dict[int, int]:
-        """The committed offsets of all buckets of the group."""
-        return {b: read_committed(self.folder, b, self._fs).offset for b in self._buckets}
+    def committed(self) -> dict[int, Committed]:
+        """How far the group has come in all its buckets."""
+        return {b: read_committed(self.folder, b, self._fs) for b in self._buckets}
 
     def leave(self) -> None:
         """Give every bucket back, at once."""
@@ -165,12 +146,12 @@ class Membership:
             return
         try:
             known = read_committed(self.folder, bucket, self._fs)
-            self._write(bucket, Committed(known.offset, known.generation + 1))
+            self._write(bucket, Committed(known.offset, known.generation + 1, known.epoch))
         except BaseException:
             os.close(fd)
             raise
         self._files[name] = fd
-        self._held[bucket] = Held(known.generation + 1, known.offset)
+        self._held[bucket] = Held(known.generation + 1, known.offset, known.epoch)
 
     def _let_go(self, bucket: int) -> None:
         del self._held[bucket]

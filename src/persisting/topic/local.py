@@ -16,10 +16,12 @@ from persisting.errors import BucketClosed, StorageError
 from persisting.lock import file_lock
 from persisting.storage.backend import TableBackend
 from persisting.storage.shared_schema import FILE as SCHEMA_FILE
+from persisting.storage.snapshot import Page
 from persisting.topic import config as topics
 from persisting.topic.config import TopicConfig, Wanted
 from persisting.topic.custom import custom_pages, wait_by_polling
-from persisting.topic.port import Mark, Rows
+from persisting.topic.groups import FOLDER as GROUPS_FOLDER
+from persisting.topic.port import TABLE_CALLS, Mark, Rows
 from persisting.topic.registry import get_backend_class
 from persisting.work import in_thread, in_thread_or_undo
 
@@ -61,6 +63,7 @@ class LocalTopic:
         path = "" if self.folder is None else str(topics.bucket_folder(self.folder, bucket))
         if self.folder is not None and issubclass(self.backend_class, TableBackend):
             options["schema_path"] = self.folder / SCHEMA_FILE
+            options["groups_path"] = self.folder / GROUPS_FOLDER
         return self.backend_class(
             bucket_id=bucket, storage_path=path, batch_size=self.config.batch_size, **options
         )
@@ -229,27 +232,39 @@ class LocalPort:
 
     async def end(self) -> int:
         """The offset after the last record."""
-        return int((await self._backend()).total_count())
+        backend = await self._backend()
+        return int(getattr(backend, "end_offset", backend.total_count)())
 
-    async def get(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self._on_backend(lambda b: b.get(offset, limit))
-        return found
+    async def epoch(self) -> int:
+        """How often the bucket was restored to an older version."""
+        backend = await self._backend()
+        return backend.epoch() if isinstance(backend, TableBackend) else 0
 
-    async def get_arrow(self, offset: int, limit: int | None) -> pa.Table:
-        return await self._on_backend(lambda b: _get_arrow(b, offset, limit))
+    async def read(self, offset: int, limit: int | None) -> Page:
+        return await self._on_backend(lambda b: _read(b, offset, limit))
 
-    async def pages(
-        self, offset: int, limit: int | None, block: bool
-    ) -> AsyncIterator[list[dict[str, Any]]]:
-        end = None if limit is None else offset + limit
-        while end is None or offset < end:
+    async def read_arrow(self, offset: int, limit: int | None) -> Page:
+        return await self._on_backend(lambda b: _read_arrow(b, offset, limit))
+
+    async def do(self, op: str, **args: Any) -> Any:
+        return await self._on_backend(lambda b: _table_call(b, op, args))
+
+    async def pages(self, offset: int, limit: int | None, block: bool) -> AsyncIterator[Page]:
+        left = limit
+        epoch: int | None = None
+        while left is None or left > 0:
             backend = await self._backend()
-            left = None if end is None else end - offset
             try:
                 async with aclosing(_pages(backend, offset, left, block)) as stream:
                     async for page in stream:
-                        offset += len(page)
+                        if epoch not in (None, page.epoch):  # restored before it was reopened
+                            yield Page(offset, [], page.epoch)
+                            return
                         yield page
+                        if not page.rows:
+                            return
+                        epoch, offset = page.epoch, page.first + len(page.rows)
+                        left = None if left is None else left - len(page.rows)
             except BucketClosed:
                 if self._topic.closed:
                     raise
@@ -257,8 +272,8 @@ class LocalPort:
                 return
             await asyncio.sleep(_PAUSE)  # the backend was closed to be reopened
 
-    async def wait(self, offset: int) -> None:
-        await self._on_backend(lambda backend: _wait(backend, offset))
+    async def wait(self, offset: int, epoch: int = 0) -> None:
+        await self._on_backend(lambda backend: _wait(backend, offset, epoch))
 
     async def find(self, timestamp: int) -> int:
         backend = await self._backend()
@@ -285,14 +300,35 @@ def _pages(backend: Any, offset: int, limit: int | None, block: bool) -> Any:
     return custom_pages(backend, offset, limit, block)
 
 
-async def _get_arrow(backend: Any, offset: int, limit: int | None) -> pa.Table:
+async def _read(backend: Any, offset: int, limit: int | None) -> Page:
+    if isinstance(backend, TableBackend):
+        return await backend.read(offset, limit)
+    return Page(offset, await backend.get(offset, limit))
+
+
+async def _read_arrow(backend: Any, offset: int, limit: int | None) -> Page:
+    if isinstance(backend, TableBackend):
+        return await backend.read_arrow(offset, limit)
     if hasattr(backend, "get_arrow"):
-        return await backend.get_arrow(offset, limit)
-    return pa.Table.from_pylist(await backend.get(offset, limit))
+        return Page(offset, await backend.get_arrow(offset, limit))
+    return Page(offset, pa.Table.from_pylist(await backend.get(offset, limit)))
 
 
-async def _wait(backend: Any, offset: int) -> None:
-    if hasattr(backend, "wait_beyond"):
+async def _table_call(backend: Any, op: str, args: dict[str, Any]) -> Any:
+    if op not in TABLE_CALLS:
+        raise StorageError(f"there is no call {op!r}")
+    if not hasattr(backend, op):
+        raise StorageError(
+            f"{type(backend).__name__} is no table and knows no {op!r}; use the backend 'lance' or "
+            "'persisting'"
+        )
+    return await getattr(backend, op)(**args)
+
+
+async def _wait(backend: Any, offset: int, epoch: int) -> None:
+    if isinstance(backend, TableBackend):
+        await backend.wait_beyond(offset, epoch)
+    elif hasattr(backend, "wait_beyond"):
         await backend.wait_beyond(offset)
     else:
         await wait_by_polling(backend, offset)

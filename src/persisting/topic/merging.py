@@ -7,7 +7,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-Page = list[dict[str, Any]]
+from persisting.storage.snapshot import Page
+
 _PAGES_AHEAD = 2
 
 

@@ -11,6 +11,28 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from persisting.storage.snapshot import Page
+
+TABLE_READS = frozenset(
+    {
+        "versions",
+        "tags",
+        "restores",
+        "read_at",
+        "arrow_at",
+        "rankings",
+        "indexes",
+        "take",
+        "query",
+        "verify",
+    }
+)
+TABLE_CHANGES = frozenset(
+    {"tag", "delete_tag", "restore", "create_index", "drop_index", "compact", "retain"}
+)
+TABLE_CALLS = TABLE_READS | TABLE_CHANGES
+"""What a bucket offers as a table; the changes need its owner."""
+
 Rows: TypeAlias = "list[dict[str, Any]] | pa.Table"
 Mark: TypeAlias = "tuple[str, int]"
 
@@ -21,19 +43,23 @@ class BucketPort(Protocol):
     async def put(self, rows: Rows, mark: Mark | None = None) -> None:
         """Store rows, all or none; returns when they are acknowledged."""
 
-    async def get(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
-        """Records from ``offset`` on."""
+    async def read(self, offset: int, limit: int | None) -> Page:
+        """Records from ``offset`` on; 0 means the earliest."""
 
-    async def get_arrow(self, offset: int, limit: int | None) -> pa.Table:
+    async def read_arrow(self, offset: int, limit: int | None) -> Page:
         """Records from ``offset`` on, as Arrow."""
 
-    def pages(
-        self, offset: int, limit: int | None, block: bool
-    ) -> AsyncIterator[list[dict[str, Any]]]:
-        """Records in order, in lists; with ``block`` it goes on with new ones."""
+    def pages(self, offset: int, limit: int | None, block: bool) -> AsyncIterator[Page]:
+        """Records in order; with ``block`` it goes on with new ones.
 
-    async def wait(self, offset: int) -> None:
-        """Return when there are records beyond ``offset``."""
+        An empty page says that the bucket was restored to an older version, and is the last.
+        """
+
+    async def wait(self, offset: int, epoch: int) -> None:
+        """Return when there are records beyond ``offset``, or the epoch has changed."""
+
+    async def do(self, op: str, **args: Any) -> Any:
+        """One of :data:`TABLE_CALLS` on the bucket's backend."""
 
     async def find(self, timestamp: int) -> int:
         """The first offset whose record arrived at ``timestamp`` (µs of Unix time) or later."""

@@ -16,9 +16,11 @@ import pyarrow as pa
 from persisting.errors import BucketClosed, InvalidArgument
 from persisting.metrics import GroupMetrics
 from persisting.options import check_window
+from persisting.storage.snapshot import Page
 from persisting.topic.groups import Membership
 from persisting.topic.merging import Ended, Merged
 from persisting.topic.port import Topic
+from persisting.topic.table import TopicTable, TopicVersion
 from persisting.topic.totals import summed
 from persisting.work import in_thread
 
@@ -38,7 +40,7 @@ AUTO_COMMIT_SECONDS = 0.5
 """How often a stream with ``auto_commit`` commits what it has passed on."""
 
 
-class QueueReader:
+class QueueReader(TopicTable):
     """Reads the buckets of a topic, from a cursor of its own or its group's.
 
     Order is kept within a bucket; between buckets reads are fair.
@@ -56,6 +58,8 @@ class QueueReader:
         self._topic, self._all, self._metrics = topic, buckets, metrics
         self._membership, self._auto_commit = membership, auto_commit
         self._cursor: dict[int, int] = {} if membership else dict.fromkeys(buckets, 0)
+        self._epochs: dict[int, int] = {}
+        """By bucket, the epoch that the cursor is of; it is learned with the first page."""
         self._generations: dict[int, int] = {}
         self._moves = 0
         self._reading = asyncio.Lock()
@@ -80,13 +84,25 @@ class QueueReader:
     # Reading
 
     async def get(
-        self, limit: int | None = 100, wait: bool = False, timeout: float | None = None
+        self,
+        limit: int | None = 100,
+        wait: bool = False,
+        timeout: float | None = None,
+        *,
+        offset: int = 0,
+        version: TopicVersion | None = None,
     ) -> list[dict[str, Any]]:
         """Up to ``limit`` records in all (None: all there are) from the cursor, which moves on.
 
         With ``wait`` it waits until there is at least one, or until ``timeout`` seconds are over.
+        With ``version``, a tag's name, a datetime, or a version by bucket, it reads that state of
+        the topic from ``offset`` on in each bucket, and leaves the cursor alone.
         """
-        check_window(0, limit)
+        check_window(offset, limit)
+        if version is not None:
+            return await self._get_at(version, offset, limit)
+        if offset:
+            raise InvalidArgument("offset needs version=…; use set_offset() to move the cursor")
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             async with self._reading:
@@ -123,8 +139,12 @@ class QueueReader:
                     turn = await merged.next(tick)
                     if moves != self._moves:
                         break
-                    for record in turn.page[:left] if turn is not None else ():
-                        at[turn.bucket] += 1  # type: ignore[union-attr]
+                    if turn is not None and not await self._same_epoch(turn.bucket, turn.page):
+                        if positions is not None:
+                            at[turn.bucket] = min(at[turn.bucket], self._cursor[turn.bucket])
+                        break
+                    for number, record in enumerate(turn.page.rows[:left] if turn else (), 1):
+                        at[turn.bucket] = turn.page.first + number  # type: ignore[union-attr]
                         if positions is None:
                             self._cursor[turn.bucket] = at[turn.bucket]  # type: ignore[union-attr]
                         left = None if left is None else left - 1
@@ -157,20 +177,33 @@ class QueueReader:
             await self._commit(self._membership)
         return await self._rebalance()
 
-    async def get_arrow(self, offset: int | None = None, limit: int | None = None) -> pa.Table:
+    async def get_arrow(
+        self,
+        offset: int | None = None,
+        limit: int | None = None,
+        *,
+        version: TopicVersion | None = None,
+    ) -> pa.Table:
         """Records of all buckets as one Arrow table; the buckets come one after the other.
 
-        Without ``offset`` from the cursor, which moves to the end of what was read.
+        Without ``offset`` from the cursor, which moves to the end of what was read. ``version`` is
+        as in :meth:`get`.
         """
         check_window(offset or 0, limit)
+        if version is not None:
+            return await self._arrow_at(version, offset or 0, limit)
         async with self._reading:
             await self._begin()
             tables: list[pa.Table] = []
             left, reached = limit, dict(self._cursor)
             for bucket in self.buckets:
                 start = reached[bucket] if offset is None else offset
-                table = await self._topic.port(bucket).get_arrow(start, left)
-                reached[bucket] = start + table.num_rows
+                page = await self._topic.port(bucket).read_arrow(start, left)
+                if offset is None and not await self._same_epoch(bucket, page):
+                    reached[bucket] = self._cursor[bucket]
+                    page = await self._topic.port(bucket).read_arrow(reached[bucket], left)
+                table = page.rows
+                reached[bucket] = page.first + table.num_rows
                 if table.num_rows or not tables:
                     tables.append(table)
                 left = None if left is None else left - table.num_rows
@@ -208,8 +241,13 @@ class QueueReader:
                 want = share if limit is None else min(share or 0, limit - len(found))
                 if want == 0:
                     break
-                rows = await self._topic.port(bucket).get(reached[bucket], want)
-                reached[bucket] += len(rows)
+                page = await self._topic.port(bucket).read(reached[bucket], want)
+                if not await self._same_epoch(bucket, page):
+                    reached[bucket] = self._cursor.get(bucket, 0)
+                    continue
+                rows = page.rows
+                if rows:
+                    reached[bucket] = page.first + len(rows)
                 found += rows
                 if want is None or len(rows) < want:
                     hungry.remove(bucket)
@@ -225,7 +263,7 @@ class QueueReader:
         if self._membership:
             timeout = REBALANCE_SECONDS if timeout is None else min(timeout, REBALANCE_SECONDS)
         tasks = [
-            asyncio.create_task(self._topic.port(bucket).wait(offset))
+            asyncio.create_task(self._topic.port(bucket).wait(offset, self._epochs.get(bucket, 0)))
             for bucket, offset in self._cursor.items()
         ]
         tasks.append(asyncio.create_task(_until(self._ending)))
@@ -299,7 +337,7 @@ class QueueReader:
         return await self._commit(self._membership)
 
     async def _commit(self, membership: Membership) -> dict[int, int]:
-        done = await in_thread(membership.commit, self._positions())
+        done: dict[int, int] = await in_thread(membership.commit, self._positions())
         if self._metrics is not None:
             for bucket, offset in done.items():
                 found = await self._topic.port(bucket).stats()
@@ -307,9 +345,12 @@ class QueueReader:
                 self._metrics.lag(bucket, max(0, end - offset))
         return done
 
-    def _positions(self) -> dict[int, tuple[int, int]]:
-        """The cursor, with the generation in which each bucket is read."""
-        return {b: (self._generations[b], offset) for b, offset in self._cursor.items()}
+    def _positions(self) -> dict[int, tuple[int, int, int]]:
+        """The cursor, with the generation in which each bucket is read, and its epoch."""
+        return {
+            b: (self._generations[b], offset, self._epochs.get(b, 0))
+            for b, offset in self._cursor.items()
+        }
 
     async def _begin(self) -> None:
         """Before each read: what was read before counts as done under ``auto_commit``."""
@@ -333,6 +374,8 @@ class QueueReader:
         fresh = [
             b for b, generation in generations.items() if self._generations.get(b) != generation
         ]
+        for bucket in fresh:
+            self._epochs[bucket] = held[bucket].epoch
         starts = {bucket: await self._start(bucket, held[bucket].start) for bucket in fresh}
         self._cursor = {b: starts[b] if b in starts else self._cursor[b] for b in held}
         self._generations = generations
@@ -354,6 +397,9 @@ class QueueReader:
         """Where to read a bucket on; if a crash has set its end back, after what it left."""
         found = await self._topic.port(bucket).stats()
         end = int(found.get("end_offset", found.get("total_count", 0)))
+        epoch = int(found.get("epoch", 0))
+        if epoch != self._epochs.setdefault(bucket, epoch):
+            offset = await self._restored(bucket, offset, epoch)
         if offset <= end:
             return offset
         start = min(end, int(found.get("opened_offset", end)))
@@ -367,6 +413,31 @@ class QueueReader:
             start,
         )
         return start
+
+    async def _same_epoch(self, bucket: int, page: Page) -> bool:
+        """Whether a page is of the cursor's epoch; if not, the cursor goes back where it must."""
+        if self._epochs.setdefault(bucket, page.epoch) == page.epoch:
+            return True
+        if bucket in self._cursor:
+            self._cursor[bucket] = await self._restored(bucket, self._cursor[bucket], page.epoch)
+        self._moves += 1
+        return False
+
+    async def _restored(self, bucket: int, offset: int, epoch: int) -> int:
+        """Where to read on in a bucket that was restored to an older version."""
+        ends = await self._topic.port(bucket).do("restores")
+        least = min([offset, *ends[self._epochs.get(bucket, 0) :]])
+        self._epochs[bucket] = epoch
+        if least != offset:
+            log.warning(
+                "topic %r: bucket %d was restored to an older version that ends at offset %d; "
+                "reading goes on there instead of at %d",
+                self._topic.name,
+                bucket,
+                least,
+                offset,
+            )
+        return least
 
     # Facts and the end
 
@@ -387,7 +458,8 @@ class QueueReader:
             "buckets": list(buckets),
         }
         if self._membership is not None:
-            committed = await in_thread(self._membership.committed)
+            known = await in_thread(self._membership.committed)
+            committed = {b: one.offset for b, one in known.items()}
             lags = {b: max(0, ends[b] - o) for b, o in committed.items()}
             found |= {
                 "group": self._membership.group,

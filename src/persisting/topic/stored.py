@@ -19,9 +19,13 @@ from persisting.storage.backend import TableBackend
 from persisting.storage.journal import has_log
 from persisting.storage.lance import LanceBackend
 from persisting.storage.persisting import PersistingBackend
+from persisting.storage.shared_schema import FILE as SCHEMA_FILE
+from persisting.storage.snapshot import Page
 from persisting.topic.config import TopicConfig, bucket_folder
+from persisting.topic.groups import FOLDER as GROUPS_FOLDER
 from persisting.topic.local import LocalPort, live_topic
-from persisting.topic.port import Mark, Rows
+from persisting.topic.port import TABLE_CHANGES, Mark, Rows
+from persisting.topic.registry import get_backend_class
 from persisting.work import in_thread
 
 _T = TypeVar("_T")
@@ -83,7 +87,10 @@ class StoredPort:
         if not self._folder.is_dir():
             return None
         self._recover()
-        return LanceBackend(self._bucket, str(self._folder), read_only=True)
+        schema_path = self._topic_folder / SCHEMA_FILE
+        return LanceBackend(
+            self._bucket, str(self._folder), read_only=True, schema_path=schema_path
+        )
 
     def _recover(self) -> None:
         """Bring what a crashed owner left in its log into the table, if nobody else owns it."""
@@ -111,28 +118,61 @@ class StoredPort:
                     raise
                 await asyncio.sleep(_PAUSE)
 
-    async def get(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
-        nothing: list[dict[str, Any]] = []
-        return await self._on_source(lambda source: source.get(offset, limit), nothing)
+    async def read(self, offset: int, limit: int | None) -> Page:
+        return await self._on_source(lambda s: s.read(offset, limit), Page(offset, []))
 
-    async def get_arrow(self, offset: int, limit: int | None) -> pa.Table:
-        return await self._on_source(lambda s: s.get_arrow(offset, limit), pa.table({}))
+    async def read_arrow(self, offset: int, limit: int | None) -> Page:
+        nothing = Page(offset, pa.table({}))
+        return await self._on_source(lambda s: s.read_arrow(offset, limit), nothing)
 
-    async def pages(
-        self, offset: int, limit: int | None, block: bool
-    ) -> AsyncIterator[list[dict[str, Any]]]:
-        end = None if limit is None else offset + limit
-        while end is None or offset < end:
+    async def do(self, op: str, **args: Any) -> Any:
+        source = await self._source()
+        if isinstance(source, LocalPort):
+            return await source.do(op, **args)
+        if op in TABLE_CHANGES:
+            return await self._as_owner(op, args)
+        if source is None:
+            return _of_nothing(op)
+        return await getattr(source, op)(**args)
+
+    async def _as_owner(self, op: str, args: dict[str, Any]) -> Any:
+        """Own the bucket for the length of a call; if somebody else owns it, say so."""
+
+        def open_it() -> Any:
+            options = {**self._config.options, "enable_metrics": False}
+            options["schema_path"] = self._topic_folder / SCHEMA_FILE
+            options["groups_path"] = self._topic_folder / GROUPS_FOLDER
+            cls = get_backend_class(self._config.backend)
+            return cls(
+                bucket_id=self._bucket,
+                storage_path=str(self._folder),
+                batch_size=self._config.batch_size,
+                **options,
+            )
+
+        owner = await in_thread(open_it)
+        try:
+            return await getattr(owner, op)(**args)
+        finally:
+            await owner.close()
+
+    async def pages(self, offset: int, limit: int | None, block: bool) -> AsyncIterator[Page]:
+        left = limit
+        epoch: int | None = None
+        while left is None or left > 0:
             source = await self._source()
-            left = None if end is None else end - offset
             if source is not None:
                 live = isinstance(source, LocalPort)
                 pages: Any = source.pages if live else source.get_pages
                 try:
                     async with aclosing(pages(offset, left, False)) as stream:
                         async for page in stream:
-                            offset += len(page)
+                            if epoch not in (None, page.epoch):
+                                yield Page(offset, [], page.epoch)
+                                return
                             yield page
+                            epoch, offset = page.epoch, page.first + len(page.rows)
+                            left = None if left is None else left - len(page.rows)
                 except BucketClosed:
                     if not live:
                         raise
@@ -140,20 +180,21 @@ class StoredPort:
                     continue
             if not block:
                 return
-            if end is None or offset < end:
-                await self.wait(offset)
+            if left is None or left > 0:
+                await self.wait(offset, epoch or 0)
 
-    async def wait(self, offset: int) -> None:
+    async def wait(self, offset: int, epoch: int = 0) -> None:
         """Wakes on put where this process owns the topic, by then; else it looks now and then."""
         while True:
             source = await self._source()
             if isinstance(source, LocalPort):
                 try:
-                    return await source.wait(offset)
+                    return await source.wait(offset, epoch)
                 except BucketClosed:
                     pass
-            elif source is not None and await in_thread(source.total_count) > offset:
-                return
+            elif source is not None:
+                if await in_thread(source.end_offset) > offset or source.epoch() != epoch:
+                    return
             await asyncio.sleep(_LOOK)
 
     async def find(self, timestamp: int) -> int:
@@ -181,9 +222,19 @@ class StoredPort:
             "total_count": 0,
             "end_offset": 0,
             "start_offset": 0,
+            "epoch": 0,
         }
         return await self._on_source(lambda source: source.stats(), nothing)
 
     async def close(self) -> None:
         if self._reader is not None:
             await self._reader.close()
+
+
+def _of_nothing(op: str) -> Any:
+    """What a call finds in a bucket that does not exist yet."""
+    if op == "arrow_at":
+        return pa.table({})
+    if op == "verify":
+        return {"ok": True, "rows": 0, "files": 0, "damaged": [], "unchecked": []}
+    return []

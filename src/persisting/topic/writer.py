@@ -12,6 +12,7 @@ import pyarrow as pa
 from persisting.errors import BucketClosed, InvalidArgument
 from persisting.topic.port import Rows, Topic
 from persisting.topic.routing import by_bucket, route, table_by_bucket
+from persisting.topic.table import TopicTable
 from persisting.topic.totals import summed
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _ROUTED_PER_TURN = 2000
 
 
-class QueueWriter:
+class QueueWriter(TopicTable):
     """Puts records into the buckets of a topic.
 
     A put returns when every record is acknowledged by its bucket, with what that means for the
@@ -40,6 +41,7 @@ class QueueWriter:
         self._in_order: dict[int, asyncio.Lock] = {}
         self._touched: set[int] = set()
         self._closed = False
+        self._all = list(range(topic.num_buckets))
         self._loop = asyncio.get_running_loop()
 
     @property

@@ -1,0 +1,253 @@
+"""Search, lookup and filters over a snapshot: the table and what is still buffered."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from persisting.errors import InvalidArgument
+from persisting.options import check_window
+from persisting.schema.arrow import align
+from persisting.storage.snapshot import Snapshot
+from persisting.table import indexes, layout, search
+from persisting.table.search import Ask, Hit, UnknownField
+
+if TYPE_CHECKING:
+    from persisting.table.indexes import Wanted
+    from persisting.table.view import TableView
+
+_FUSION = 60
+_CANDIDATES = 4
+_MOST = 10_000
+DISTANCE, SCORE, OFFSET = "_distance", "_score", "_offset"
+
+
+class Finder:
+    """Looks for rows in a snapshot. Blocking; use a thread."""
+
+    def __init__(
+        self, snapshot: Snapshot, known: pa.Schema, wanted: list[Wanted], cache: dict[Any, Any]
+    ) -> None:
+        """``known`` are all fields of the topic, ``cache`` keeps the buffer's view for the next."""
+        self._snapshot, self.known, self._wanted = snapshot, known, wanted
+        self._cache = cache
+
+    # Search
+
+    def asks(
+        self,
+        *,
+        vector: Any,
+        text: str | None,
+        column: str | Sequence[str] | None,
+        k: int,
+        where: str | None,
+        metric: str | None,
+        exact: bool,
+    ) -> list[Ask]:
+        """One search for each of the vector and the words, or raise for what cannot be."""
+        _check_count(k)
+        search.check_where(where)
+        if vector is None and text is None:
+            raise InvalidArgument("search needs vector=…, text=… or both")
+        if metric is not None and metric not in indexes.METRICS:
+            raise InvalidArgument(f"metric must be one of {', '.join(indexes.METRICS)}")
+        columns = [column] if isinstance(column, str) else list(column or ())
+        for name in columns:
+            indexes.field_of(self.known, name)
+        both = vector is not None and text is not None
+        depth = min(_MOST, max(k * _CANDIDATES, 50)) if both else k
+        found = []
+        if vector is not None:
+            name = self._column(columns, "vector", only=not both)
+            values = _checked_vector(vector, self.known.field(name))
+            own = self._metric(name)
+            flat = exact or (metric is not None and metric != own)
+            found.append(Ask(name, values, None, depth, where, metric or own, flat))
+        if text is not None:
+            if not isinstance(text, str) or not text.strip():
+                raise InvalidArgument(f"text must be words to look for, got {text!r}")
+            name = self._column(columns, "text", only=not both)
+            found.append(Ask(name, None, text, depth, where))
+        return found
+
+    def _column(self, columns: list[str], family: str, *, only: bool) -> str:
+        """The field to search; where none is named, the one that can be meant."""
+        fits = indexes.is_vector if family == "vector" else indexes.is_text
+        named = [name for name in columns if fits(self.known.field(name).type)]
+        if only and columns and (len(columns) > 1 or not named):
+            dtype = self.known.field(columns[0]).type
+            raise InvalidArgument(
+                f"column={columns!r}: name one {family} field"
+                + (f"; {columns[0]!r} is {dtype}" if len(columns) == 1 else "")
+            )
+        if not named:
+            indexed = [one.column for one in self._wanted if one.family == family]
+            named = indexed or [f.name for f in self.known if fits(f.type)]
+        if len(named) != 1:
+            there = ", ".join(map(repr, named)) or "none"
+            raise InvalidArgument(
+                f"say which {family} field to search (column=…); there are: {there}"
+            )
+        return named[0]
+
+    def _metric(self, column: str) -> str:
+        for one in self._wanted:
+            if one.column == column and one.family == "vector":
+                return one.metric
+        return "l2"
+
+    def hits(self, ask: Ask) -> list[Hit]:
+        """The best rows for one ask, best first."""
+        return sorted(self._in_all(lambda view: search.hits(view, ask)))[: ask.k]
+
+    def found(
+        self, hits: Sequence[Hit], by: str, columns: list[str] | None
+    ) -> list[dict[str, Any]]:
+        """The records of hits, each with what makes it one."""
+        records = self._snapshot.take([hit.offset for hit in hits], columns)
+        sign = 1 if by == DISTANCE else -1
+        return [
+            {**record, by: sign * hit.value, OFFSET: hit.offset}
+            for record, hit in zip(records, hits, strict=True)
+        ]
+
+    # Filters
+
+    def matching(
+        self, where: str | None, columns: list[str] | None, limit: int | None
+    ) -> list[dict[str, Any]]:
+        """The first records that a condition keeps, in order."""
+        search.check_where(where)
+        check_window(0, limit)
+        found: list[dict[str, Any]] = []
+        step = _MOST if limit is None else limit
+        offsets = self._in_all(lambda view: search.matching(view, where, limit))
+        offsets = sorted(offsets)[:limit]
+        for start in range(0, len(offsets), max(1, step)):
+            found += self._snapshot.take(offsets[start : start + step], columns)
+        return found
+
+    # Where to look
+
+    def _in_all(self, look: Any) -> list[Any]:
+        """What ``look`` finds in the table and in the buffer."""
+        try:
+            return [one for view in self._views() for one in look(view)]
+        except UnknownField as exc:
+            if exc.name not in self.known.names:
+                fields = ", ".join(map(repr, self.known.names))
+                raise InvalidArgument(
+                    f"{str(exc).split(';')[0]}; the fields are: {fields}"
+                ) from exc
+        # A field of the topic that this bucket's table has no column for: all its values are None.
+        return [one for view in self._filled_views() for one in look(view)]
+
+    def _views(self) -> Iterator[TableView]:
+        yield self._snapshot.view
+        if self._snapshot.end > self._snapshot.persisted:
+            yield self._buffer()
+
+    def _buffer(self) -> TableView:
+        snapshot = self._snapshot
+        key = snapshot.buffer_key
+        if self._cache.get("key") != key:
+            self._cache.clear()
+            rows = snapshot.table(snapshot.persisted, None)
+            self._cache["view"] = _laid_out(rows, snapshot.schema, snapshot.persisted)
+            self._cache["key"] = key
+        view: TableView = self._cache["view"]
+        return view
+
+    def _filled_views(self) -> Iterator[TableView]:
+        offset = self._snapshot.start
+        for batch in self._snapshot.batches(offset, None):
+            rows = pa.Table.from_batches([align(batch, self.known, {})])
+            yield _laid_out(rows, self.known, offset)
+            offset += batch.num_rows
+
+
+def _laid_out(rows: pa.Table, schema: pa.Schema, start: int) -> TableView:
+    """Records as a view in the table's layout."""
+    typed = pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
+    physical = layout.physical_schema(typed, None)
+    times = pa.nulls(rows.num_rows, layout.ARRIVAL_FIELD.type)
+    batch = align(rows.combine_chunks().to_batches()[0], typed, {})
+    table = pa.Table.from_batches([layout.to_physical(batch, times, physical)])
+    return search.in_memory(table, typed, start)
+
+
+def fused(lists: Sequence[Sequence[Any]], key: Any, k: int) -> list[tuple[Any, float]]:
+    """Several rankings as one: a hit scores 1 / (60 + its rank) in each that has it."""
+    scores: dict[Any, float] = {}
+    kept: dict[Any, Any] = {}
+    for ranking in lists:
+        for rank, hit in enumerate(ranking, 1):
+            scores[key(hit)] = scores.get(key(hit), 0.0) + 1 / (_FUSION + rank)
+            kept.setdefault(key(hit), hit)
+    best = sorted(scores, key=lambda one: (-scores[one], one))[:k]
+    return [(kept[one], scores[one]) for one in best]
+
+
+def condition(column: str, value: Any) -> str:
+    """The SQL condition that a field has a value."""
+    name = f"`{column}`"
+    if value is None:
+        return f"{name} IS NULL"
+    return f"{name} = {_literal(column, value)}"
+
+
+def _literal(column: str, value: Any) -> str:
+    if isinstance(value, (np.generic,)):
+        value = value.item()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return repr(value)
+    if isinstance(value, decimal.Decimal) and value.is_finite():
+        return f"CAST('{value:f}' AS DECIMAL(38, 18))"
+    if isinstance(value, (bytes, bytearray)):
+        return f"X'{bytes(value).hex()}'"
+    if isinstance(value, uuid.UUID):
+        return f"'{value}'"
+    if isinstance(value, dt.datetime):
+        moment = value if value.tzinfo is None else value.astimezone(dt.timezone.utc)
+        return f"timestamp '{moment.replace(tzinfo=None).isoformat(' ')}'"
+    if isinstance(value, dt.date):
+        return f"date '{value.isoformat()}'"
+    raise InvalidArgument(
+        f"field {column!r} cannot be looked up by a {type(value).__name__} {value!r}; use query()"
+    )
+
+
+def _checked_vector(vector: Any, field: pa.Field) -> list[float]:
+    try:
+        values = np.asarray(vector, dtype=np.float64)
+    except (TypeError, ValueError) as exc:
+        raise InvalidArgument(f"vector must be a list of floats, got {vector!r:.80}") from exc
+    if values.ndim != 1:
+        raise InvalidArgument(f"vector must be one list of floats, got {values.ndim} dimensions")
+    if not np.isfinite(values).all():
+        raise InvalidArgument("vector holds a value that is not finite")
+    if len(values) != field.type.list_size:
+        raise InvalidArgument(
+            f"vector has {len(values)} values, field {field.name!r} has {field.type.list_size}"
+        )
+    found: list[float] = values.tolist()
+    return found
+
+
+def _check_count(k: Any) -> None:
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= _MOST:
+        raise InvalidArgument(f"k must be a whole number from 1 to {_MOST}, got {k!r}")

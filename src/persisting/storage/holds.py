@@ -1,0 +1,46 @@
+"""How far consumer groups have come: small files that only the group's member writes.
+
+They lie beside the buckets, so the bucket's owner can read them: retention may have to wait.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from persisting.errors import StorageError
+from persisting.fs import FileSystem
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """How far a group has come in a bucket, and in which epoch of the bucket that was."""
+
+    offset: int = 0
+    generation: int = 0
+    epoch: int = 0
+
+
+def read_committed(folder: Path, bucket: int, fs: FileSystem) -> Committed:
+    """The committed offset of a bucket; 0 before the first commit."""
+    path = folder / f"bucket_{bucket}.json"
+    try:
+        return msgspec.json.decode(fs.read(path), type=Committed)
+    except FileNotFoundError:
+        return Committed()
+    except msgspec.DecodeError as exc:
+        raise StorageError(
+            f"the group's offset file {path} is damaged ({exc}); remove it to have the group read "
+            "the bucket from its beginning"
+        ) from exc
+
+
+def groups_in(folder: Path, fs: FileSystem) -> list[Path]:
+    """The folders of the groups."""
+    return [folder / name for name in fs.list(folder)] if folder.is_dir() else []
+
+
+def least_committed(folder: Path, bucket: int, fs: FileSystem) -> int | None:
+    """The lowest offset that some group still needs, None if there is no group."""
+    offsets = [read_committed(group, bucket, fs).offset for group in groups_in(folder, fs)]
+    return min(offsets, default=None)

@@ -1,0 +1,320 @@
+"""The upkeep of a bucket: by itself after flushes and now and then, and by hand.
+
+Everything here blocks and runs in the pool. Each step holds the table for its own length only, so
+that a flush waits for one step at most, and puts wait for none.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from persisting import work
+from persisting.errors import InvalidArgument, StorageError
+from persisting.storage import holds
+from persisting.table import compaction, indexes, retention, upkeep, versions
+from persisting.table.compaction import Limit
+from persisting.table.indexes import Wanted
+from persisting.table.retention import Limits
+from persisting.table.versions import Version
+
+if TYPE_CHECKING:
+    from persisting.storage.bucket import Bucket
+    from persisting.table.view import TableView
+
+log = logging.getLogger("persisting")
+
+_BEHIND_ROWS = 8192
+_BEHIND_SHARE = 20
+_LEAST_FULL_ROWS = 1024
+_SHARE_OF_KEPT = 8
+"""With retention, a fragment holds at most this part of what is kept: it goes as a whole."""
+
+_RARELY = 60.0
+
+
+class Upkeep:
+    """Looks after one bucket that is open for writing."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket_ref = weakref.ref(bucket)
+        self.error: str | None = None
+        options = bucket.options
+        self._limits = Limits(
+            rows=options.retention_rows,
+            nbytes=options.retention_bytes,
+            seconds=options.retention_seconds,
+        )
+        self._limit = _fragment_limit(self._limits)
+        self._job = work.SharedJob(work.weakly(self, Upkeep._run))
+        self._cleaned = time.monotonic()
+        self._wanted: list[Wanted] | None = None
+        self._pause = _pause(options.keep_versions, options.retention_seconds)
+
+    @property
+    def _bucket(self) -> Bucket:
+        bucket = self._bucket_ref()
+        if bucket is None:
+            raise ReferenceError("the bucket was dropped")
+        return bucket
+
+    # By itself
+
+    def begin(self) -> None:
+        """Look now and then, also when nothing is flushed."""
+        work.after(self._pause, work.weakly(self, Upkeep._again))
+
+    def _again(self) -> None:
+        bucket = self._bucket_ref()
+        if bucket is not None and not bucket.closed:
+            self._job.request()
+            self.begin()
+
+    def look(self) -> None:
+        """After a flush: begin what is worthwhile by now."""
+        bucket = self._bucket
+        sizes = bucket.table.view.sizes
+        if (
+            (bucket.options.compaction and compaction.worthwhile(sizes, self._limit))
+            or self._limits.rows is not None
+            or self._limits.nbytes is not None
+            or self.wanted
+            or self._cleaning_due
+        ):
+            self._job.request()
+
+    @property
+    def _cleaning_due(self) -> bool:
+        return time.monotonic() - self._cleaned >= self._pause
+
+    def _run(self) -> None:
+        """What is worthwhile now; a failure is told and tried again at the next occasion."""
+        bucket = self._bucket_ref()
+        if bucket is None or bucket.closed:
+            return
+        try:
+            self._index()
+            while bucket.options.compaction and self._compact_some():
+                pass
+            if self._limits.any:
+                self.retain(self._limits)
+            self._clean()
+            self.error = None
+        except Exception as exc:
+            if not bucket.closed:
+                self.error = str(exc) or type(exc).__name__
+                bucket.metrics.upkeep_failed()
+                log.error("upkeep of %s failed: %s", bucket.options.storage_path, exc)
+
+    @contextmanager
+    def _turn(self) -> Iterator[TableView]:
+        """Hold the table of the open bucket; what was done to it is seen by readers at once."""
+        bucket = self._bucket
+        with bucket.table_turn:
+            if bucket.closed:
+                bucket.check_open()
+            try:
+                yield bucket.table.view
+            finally:
+                bucket.adopt_table()
+
+    def _index(self) -> None:
+        bucket = self._bucket
+        if not self.wanted or not bucket.table.view.rows:
+            return
+        with self._turn() as view:
+            upkeep.build_indexes(bucket.table, self.wanted)
+            behind = indexes.behind(bucket.table.view.dataset)
+            if behind >= max(_BEHIND_ROWS, view.rows // _BEHIND_SHARE):
+                upkeep.optimize_indexes(bucket.table)
+                behind = 0
+        bucket.metrics.indexed(behind)
+
+    def _compact_some(self) -> bool:
+        with self._turn() as view:
+            return self._compact(view, compaction.worthwhile(view.sizes, self._limit), self._limit)
+
+    def _compact(self, view: TableView, count: int, limit: Limit) -> bool:
+        bucket = self._bucket
+        if not count:
+            return False
+        started = time.perf_counter()
+        upkeep.compact(bucket.table, bucket.fs, count, limit)
+        after = len(bucket.table.view.sizes)
+        rows = sum(size.rows for size in view.sizes[-count:])
+        bucket.metrics.compacted(time.perf_counter() - started, rows, after)
+        return after < len(view.sizes)
+
+    def _clean(self, keep: float | None = None) -> int:
+        bucket = self._bucket
+        keep = bucket.options.keep_versions if keep is None else keep
+        if keep is None or not self._cleaning_due or bucket.table.view.dataset is None:
+            return 0
+        self._cleaned = time.monotonic()
+        with self._turn():
+            return upkeep.clean(bucket.table, keep)
+
+    # By hand
+
+    def compact(self) -> dict[str, int]:
+        """Rewrite all small fragments, and remove versions that are too old."""
+        bucket = self._bucket
+        before = len(bucket.table.view.sizes)
+        with self._turn() as view:
+            self._compact(view, compaction.everything(view.sizes, self._limit), self._limit)
+        self._cleaned = 0.0
+        cleaned = self._clean()
+        after = len(bucket.table.view.sizes)
+        return {"fragments_before": before, "fragments_after": after, "versions_removed": cleaned}
+
+    def retain(self, limits: Limits) -> dict[str, int]:
+        """Drop the oldest fragments that lie beyond the limits and are not held back."""
+        limits.check()
+        bucket = self._bucket
+        floor = self._floor()
+        dropped = 0
+        with self._turn() as view:
+            count = retention.droppable(view, limits, floor)
+            if count:
+                dropped = upkeep.drop_first(bucket.table, count)
+            start = bucket.table.view.start
+        if dropped:
+            bucket.metrics.dropped(dropped, start)
+        return {"dropped": dropped, "start_offset": start}
+
+    def _floor(self) -> int | None:
+        """The offset from which on rows are held back from retention."""
+        bucket = self._bucket
+        options, floors = bucket.options, []
+        if "groups" in options.retention_waits_for and options.groups_path is not None:
+            floors.append(holds.least_committed(options.groups_path, options.bucket_id, bucket.fs))
+        dataset = bucket.table.view.dataset
+        if "tags" in options.retention_waits_for and dataset is not None:
+            floors += [bucket.table.at(v).start for v in versions.tags(dataset).values()]
+        return min((floor for floor in floors if floor is not None), default=None)
+
+    def tag(self, name: str, empty: bool = False) -> dict[str, Any]:
+        """Pin everything in the table now under a name, in place of an older tag of that name.
+
+        With ``empty`` a table that does not exist yet is no error, and has version 0.
+        """
+        bucket = self._bucket
+        versions.check_tag(name)
+        with self._turn() as view:
+            if view.dataset is None and not empty:
+                raise StorageError(
+                    f"{bucket.options.storage_path} holds nothing yet that could be tagged"
+                )
+            version = 0 if view.dataset is None else upkeep.tag(bucket.table, bucket.fs, name)
+            view = bucket.table.view
+            return {
+                "name": name,
+                "version": version,
+                "rows": view.rows,
+                "start_offset": view.start,
+                "end_offset": view.end,
+            }
+
+    def delete_tag(self, name: str) -> bool:
+        bucket = self._bucket
+        versions.check_tag(name)
+        with self._turn():
+            return upkeep.delete_tag(bucket.table, bucket.fs, name)
+
+    def restore(self, version: Version, token: str | None = None) -> dict[str, Any]:
+        """Go back to a version: a new version with its content. The end of the bucket goes back
+        too, and its epoch rises, by which readers know."""
+        bucket = self._bucket
+        table = bucket.table
+        token = token or uuid.uuid4().hex
+        with bucket.emptied(), self._turn() as view:
+            before = view.end
+            if not table.restores or table.restores[-1].token != token:
+                if view.dataset is not None:
+                    upkeep.restore(table, versions.resolve(view.dataset, version), token)
+                elif version != versions.NOTHING:
+                    raise InvalidArgument(f"{bucket.options.storage_path} has no versions yet")
+            after = table.view
+        return {
+            "version": after.version,
+            "start_offset": after.start,
+            "end_offset": after.end,
+            "removed": max(0, before - after.end),
+            "epoch": len(table.restores),
+        }
+
+    # Indexes
+
+    @property
+    def wanted(self) -> list[Wanted]:
+        """The indexes that were asked for."""
+        if self._wanted is None:
+            bucket = self._bucket
+            self._wanted = indexes.load(bucket.options.storage_path, bucket.fs)
+        return self._wanted
+
+    def create_index(self, wanted: Wanted) -> dict[str, Any]:
+        """Have an index from now on, in place of one of its family on the same field."""
+        bucket = self._bucket
+        others = [
+            one for one in self.wanted if (one.column, one.family) != (wanted.column, wanted.family)
+        ]
+        with self._turn() as view:
+            again = wanted in self.wanted and view.dataset is not None
+            if again and wanted.name in indexes.built(view.dataset):
+                bucket.table.change("drop an index of", lambda d: d.drop_index(wanted.name))
+            indexes.save(bucket.options.storage_path, [*others, wanted], bucket.fs)
+            self._wanted = [*others, wanted]
+            if bucket.table.view.rows:
+                upkeep.build_indexes(bucket.table, self.wanted)
+        return self.describe(wanted)
+
+    def drop_index(self, column: str, kind: str | None) -> int:
+        """Do without an index; how many there were."""
+        bucket = self._bucket
+        going = [
+            one
+            for one in self.wanted
+            if one.column == column and kind in (None, one.kind, one.family)
+        ]
+        if going:
+            with self._turn() as view:
+                self._wanted = [one for one in self.wanted if one not in going]
+                indexes.save(bucket.options.storage_path, self._wanted, bucket.fs)
+                if view.dataset is not None:
+                    upkeep.build_indexes(bucket.table, self._wanted)
+        return len(going)
+
+    def describe(self, wanted: Wanted) -> dict[str, Any]:
+        """An index and how far it has come."""
+        view = self._bucket.table.view
+        there = indexes.built(view.dataset) if view.dataset is not None else {}
+        rows = there[wanted.name].rows if wanted.name in there else 0
+        return {
+            "column": wanted.column,
+            "kind": wanted.kind,
+            "family": wanted.family,
+            "metric": wanted.metric if wanted.family == "vector" else None,
+            "rows": rows,
+            "behind": view.rows - rows,
+        }
+
+
+def _fragment_limit(limits: Limits) -> Limit:
+    rows, nbytes = Limit()
+    if limits.rows is not None:
+        rows = min(rows, max(_LEAST_FULL_ROWS, limits.rows // _SHARE_OF_KEPT))
+    if limits.nbytes is not None:
+        nbytes = min(nbytes, max(1, limits.nbytes // _SHARE_OF_KEPT))
+    return Limit(rows, nbytes)
+
+
+def _pause(*seconds: float | None) -> float:
+    """How often to look, for what has to happen within these times."""
+    shortest = min((one for one in seconds if one is not None), default=_RARELY)
+    return max(0.2, min(_RARELY, shortest / 10))

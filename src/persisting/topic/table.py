@@ -1,0 +1,386 @@
+"""The topic as a table: what a bucket offers, over all buckets, with the same words."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import uuid
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from persisting import fs as filesystem
+from persisting.errors import InvalidArgument, StorageError
+from persisting.options import check_window
+from persisting.storage import holds
+from persisting.storage.finding import DISTANCE, OFFSET, SCORE, condition
+from persisting.storage.tabular import ranked
+from persisting.table.versions import check_tag
+from persisting.topic import groups, tags
+from persisting.topic.port import Topic
+from persisting.topic.routing import route
+from persisting.topic.tags import BucketTag, TopicTag
+from persisting.work import in_thread
+
+TopicVersion: TypeAlias = "str | dt.datetime | int | dict[int, int]"
+"""A tag's name, a moment, or a version by bucket; a number where there is one bucket."""
+
+BUCKET = "_bucket"
+
+
+class TopicTable:
+    """Mixed into writer and reader; a reader of some buckets speaks of those."""
+
+    _topic: Topic
+    _all: list[int]
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    async def _each(self, op: str, buckets: Sequence[int] | None = None, **args: Any) -> list[Any]:
+        """The same call to every bucket, at the same time."""
+        self._check_open()
+        chosen = self._all if buckets is None else buckets
+        return list(await asyncio.gather(*(self._topic.port(b).do(op, **args) for b in chosen)))
+
+    # Versions and tags
+
+    async def versions(self) -> list[dict[str, Any]]:
+        """The versions of all buckets that can be read, oldest first; each says its ``bucket``."""
+        found = await self._each("versions")
+        every = [
+            {"bucket": bucket, **one}
+            for bucket, versions in zip(self._all, found, strict=True)
+            for one in versions
+        ]
+        return sorted(every, key=lambda one: (one["timestamp"], one["bucket"], one["version"]))
+
+    async def tag(self, name: str) -> dict[str, Any]:
+        """Pin one consistent point of the whole topic under a name, for a reproducible read.
+
+        It holds everything acknowledged before this call and nothing put after it returned. It is
+        read with ``version=name``, and outlives retention and the cleaning of old versions.
+        """
+        check_tag(name)
+        self._whole("tag")
+        folder = self._folder("tag")
+        pinned = await self._each("tag", name=name, empty=True)
+        buckets = {
+            bucket: BucketTag(one["version"], one["start_offset"], one["end_offset"])
+            for bucket, one in zip(self._all, pinned, strict=True)
+        }
+        tag = TopicTag(name, dt.datetime.now(dt.timezone.utc), buckets)
+        await asyncio.shield(in_thread(tags.save, folder, tag, filesystem.current()))
+        return tag.described()
+
+    async def tags(self) -> list[dict[str, Any]]:
+        """The tags of the topic: ``name``, ``timestamp``, ``rows``, and each bucket's part."""
+        self._check_open()
+        folder, fs = self._folder("tags"), filesystem.current()
+
+        def look() -> list[dict[str, Any]]:
+            return [tags.load(folder, name, fs).described() for name in tags.names_in(folder, fs)]
+
+        return await in_thread(look)
+
+    async def delete_tag(self, name: str) -> bool:
+        """Whether there was such a tag; what only it held goes with the next cleaning."""
+        self._check_open()
+        check_tag(name)
+        self._whole("delete_tag")
+        there = await in_thread(tags.remove, self._folder("delete_tag"), name, filesystem.current())
+        await self._each("delete_tag", name=name)
+        return bool(there)
+
+    async def restore(self, version: TopicVersion) -> dict[str, Any]:
+        """Go back to a tag or a moment, bucket by bucket; if it fails in between, repeat it.
+
+        Groups that had come further are set to the new end, and named in what is returned.
+        """
+        self._check_open()
+        self._whole("restore")
+        chosen = await self._chosen_versions(version)
+        token = uuid.uuid4().hex
+        results = await asyncio.gather(
+            *(
+                self._topic.port(b).do("restore", version=v, token=f"{token}-{b}")
+                for b, v in chosen.items()
+            )
+        )
+        ends = {b: one["end_offset"] for b, one in zip(chosen, results, strict=True)}
+        return {
+            "buckets": dict(zip(chosen, results, strict=True)),
+            "removed": sum(one["removed"] for one in results),
+            "groups": await in_thread(self._groups_beyond, ends),
+        }
+
+    def _groups_beyond(self, ends: dict[int, int]) -> list[dict[str, Any]]:
+        folder, fs = self._topic.folder, filesystem.current()
+        if folder is None:
+            return []
+        found = []
+        for group in holds.groups_in(folder / groups.FOLDER, fs):
+            for bucket, end in ends.items():
+                offset = holds.read_committed(group, bucket, fs).offset
+                if offset > end:
+                    found.append(
+                        {"group": group.name, "bucket": bucket, "committed": offset, "end": end}
+                    )
+        return found
+
+    async def _chosen_versions(self, version: TopicVersion) -> dict[int, Any]:
+        """The version that is meant in each bucket."""
+        if isinstance(version, str):
+            tag = await in_thread(tags.load, self._folder("version"), version, filesystem.current())
+            return {b: tag.versions.get(b, 0) for b in self._all}
+        if isinstance(version, dict):
+            unknown = [b for b in version if b not in self._all]
+            if unknown:
+                raise InvalidArgument(
+                    f"version names bucket {unknown[0]!r}, which is not read here"
+                )
+            return dict(version)
+        if isinstance(version, dt.datetime):
+            return dict.fromkeys(self._all, version.astimezone(dt.timezone.utc))
+        if isinstance(version, int) and not isinstance(version, bool) and len(self._all) == 1:
+            return {self._all[0]: version}
+        raise InvalidArgument(
+            f"version={version!r}: buckets count their versions each for itself; name a tag, a "
+            "datetime, or {bucket: version}"
+        )
+
+    async def _get_at(
+        self, version: TopicVersion, offset: int, limit: int | None
+    ) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for bucket, one in (await self._chosen_versions(version)).items():
+            left = None if limit is None else limit - len(found)
+            if left == 0:
+                break
+            found += await self._topic.port(bucket).do(
+                "read_at", version=one, offset=offset, limit=left
+            )
+        return found
+
+    async def _arrow_at(self, version: TopicVersion, offset: int, limit: int | None) -> pa.Table:
+        found: list[pa.Table] = []
+        left = limit
+        for bucket, one in (await self._chosen_versions(version)).items():
+            table = await self._topic.port(bucket).do(
+                "arrow_at", version=one, offset=offset, limit=left
+            )
+            if table.num_rows or not found:
+                found.append(table)
+            left = None if left is None else left - table.num_rows
+            if left == 0:
+                break
+        return pa.concat_tables(found, promote_options="permissive")
+
+    # Search
+
+    async def search(
+        self,
+        vector: Sequence[float] | None = None,
+        text: str | None = None,
+        column: str | Sequence[str] | None = None,
+        k: int = 10,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        metric: str | None = None,
+        exact: bool = False,
+    ) -> list[dict[str, Any]]:
+        """The ``k`` records of the topic nearest to a vector, best for words, or both.
+
+        Each has its ``_distance`` or ``_score``, its ``_bucket`` and ``_offset``. A record is
+        found as soon as it is put, index or not; the buckets' results merge by distance into one
+        top-k. ``where`` is an SQL condition that all must meet.
+        """
+        per_bucket = await self._each(
+            "rankings",
+            vector=_plain_vector(vector),
+            text=text,
+            column=column if column is None or isinstance(column, str) else list(column),
+            k=k,
+            where=where,
+            columns=columns if columns is None or isinstance(columns, str) else list(columns),
+            metric=metric,
+            exact=exact,
+        )
+        merged: list[list[dict[str, Any]]] = []
+        for rankings in zip(*(one for one in per_bucket if one), strict=True):
+            hits = [
+                {**hit, BUCKET: bucket}
+                for bucket, ranking in zip(self._with_hits(per_bucket), rankings, strict=True)
+                for hit in ranking
+            ]
+            merged.append(sorted(hits, key=_order))
+        return ranked(merged, k, lambda hit: (hit[BUCKET], hit[OFFSET])) if merged else []
+
+    def _with_hits(self, per_bucket: list[Any]) -> list[int]:
+        return [bucket for bucket, one in zip(self._all, per_bucket, strict=True) if one]
+
+    async def create_index(
+        self, column: str, kind: str | None = None, *, metric: str = "l2"
+    ) -> dict[str, Any]:
+        """Index a field in every bucket: vectors by ``vector``, words by ``text``, values by
+        ``scalar``; without ``kind`` the field's type decides. An index that is there is replaced.
+        """
+        self._whole("create_index")
+        return _together(await self._each("create_index", column=column, kind=kind, metric=metric))
+
+    async def drop_index(self, column: str, kind: str | None = None) -> int:
+        """Do without the indexes of a field, or the one of that kind; how many there were."""
+        self._whole("drop_index")
+        return max(await self._each("drop_index", column=column, kind=kind))
+
+    async def indexes(self) -> list[dict[str, Any]]:
+        """The indexes: field, kind, rows covered and rows not covered yet, over all buckets."""
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for bucket in await self._each("indexes"):
+            for one in bucket:
+                found.setdefault((one["column"], one["kind"]), []).append(one)
+        return [_together(parts) for parts in found.values()]
+
+    # Random access
+
+    async def take(
+        self,
+        offsets: Sequence[tuple[int, int]] | Sequence[int],
+        columns: Sequence[str] | None = None,
+        *,
+        bucket_id: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """The records at (bucket, offset) pairs, in that order; at offsets of ``bucket_id``."""
+        pairs = [_pair(one, bucket_id) for one in offsets]
+        by_bucket: dict[int, list[int]] = {}
+        for bucket, offset in pairs:
+            if bucket not in self._all:
+                raise InvalidArgument(f"there is no bucket {bucket!r} here; there are {self._all}")
+            by_bucket.setdefault(bucket, []).append(offset)
+        names = None if columns is None else list(columns)
+        self._check_open()
+        lists = await asyncio.gather(
+            *(
+                self._topic.port(bucket).do("take", offsets=wanted, columns=names)
+                for bucket, wanted in by_bucket.items()
+            )
+        )
+        found = {bucket: iter(rows) for bucket, rows in zip(by_bucket, lists, strict=True)}
+        return [next(found[bucket]) for bucket, _ in pairs]
+
+    async def query(
+        self,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """The records that an SQL condition keeps, bucket by bucket, in order within each."""
+        check_window(0, limit)
+        return await self._query(self._all, where, columns, limit)
+
+    async def _query(
+        self,
+        buckets: Sequence[int],
+        where: str | None,
+        columns: Sequence[str] | None,
+        limit: int | None,
+    ) -> list[dict[str, Any]]:
+        names = columns if columns is None or isinstance(columns, str) else list(columns)
+        lists = await self._each("query", buckets, where=where, columns=names, limit=limit)
+        return [record for rows in lists for record in rows][:limit]
+
+    async def lookup(
+        self, column: str, value: Any, columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """The records whose field has a value; quick with a ``scalar`` index on it."""
+        buckets = self._all
+        if column == self._topic.bucket_column and isinstance(value, str):
+            home = route({column: value}, column, self._topic.num_buckets)
+            buckets = [home] if home in self._all else []
+        return await self._query(buckets, condition(column, value), columns, None)
+
+    # Upkeep
+
+    async def compact(self) -> dict[str, Any]:
+        """Rewrite all small fragments as larger ones; offsets, order and content stay."""
+        return _added(await self._each("compact"))
+
+    async def retain(
+        self,
+        *,
+        rows: int | None = None,
+        bytes: int | None = None,
+        seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """In each bucket, drop the oldest rows beyond any of the limits; offsets stay."""
+        found = await self._each("retain", rows=rows, bytes=bytes, seconds=seconds)
+        starts = {b: one["start_offset"] for b, one in zip(self._all, found, strict=True)}
+        return {"dropped": sum(one["dropped"] for one in found), "start_offsets": starts}
+
+    async def verify(self) -> dict[str, Any]:
+        """Compare every stored file with the checksum of what was written.
+
+        ``ok`` says whether all is well; ``damaged`` names each file that is not what it was, its
+        bucket and the offsets it holds.
+        """
+        found = await self._each("verify")
+        return {
+            "ok": all(one["ok"] for one in found),
+            "rows": sum(one["rows"] for one in found),
+            "files": sum(one["files"] for one in found),
+            "damaged": [
+                {"bucket": bucket, **damage}
+                for bucket, one in zip(self._all, found, strict=True)
+                for damage in one["damaged"]
+            ],
+            "unchecked": [
+                f"bucket_{bucket}/{name}"
+                for bucket, one in zip(self._all, found, strict=True)
+                for name in one["unchecked"]
+            ],
+        }
+
+    def _folder(self, what: str) -> Any:
+        folder = self._topic.folder
+        if folder is None:
+            raise StorageError(
+                f"topic {self._topic.name!r} is in memory and knows no {what!r}; use the backend "
+                "'lance' or 'persisting'"
+            )
+        return folder
+
+    def _whole(self, what: str) -> None:
+        if len(self._all) != self._topic.num_buckets:
+            raise InvalidArgument(
+                f"{what} is for the whole topic; this reader has only the buckets {self._all}"
+            )
+
+
+def _plain_vector(vector: Any) -> Any:
+    """A vector as floats that can cross to another process; what is none is told there."""
+    return vector.tolist() if hasattr(vector, "tolist") else vector
+
+
+def _order(hit: dict[str, Any]) -> tuple[Any, ...]:
+    value = hit[DISTANCE] if DISTANCE in hit else -hit[SCORE]
+    return value, hit[BUCKET], hit[OFFSET]
+
+
+def _pair(one: Any, bucket: int | None) -> tuple[int, int]:
+    if bucket is not None and isinstance(one, int):
+        return bucket, one
+    if isinstance(one, (tuple, list)) and len(one) == 2:
+        return one[0], one[1]
+    raise InvalidArgument(f"take needs (bucket, offset) pairs, or bucket_id=…, got {one!r}")
+
+
+def _together(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """An index from its parts in the buckets."""
+    rows, behind = sum(p["rows"] for p in parts), sum(p["behind"] for p in parts)
+    return {**parts[0], "rows": rows, "behind": behind}
+
+
+def _added(parts: list[dict[str, int]]) -> dict[str, int]:
+    return {name: sum(part[name] for part in parts) for name in parts[0]}

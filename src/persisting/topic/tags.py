@@ -1,0 +1,95 @@
+"""Tags of a topic: one consistent point over all its buckets, kept in a small file each.
+
+A tag pins a version in every bucket; the file, written last, makes it a tag of the topic and says
+which versions and offsets belong to it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from persisting.errors import InvalidArgument, StorageError
+from persisting.fs import FileSystem
+from persisting.lock import file_lock
+from persisting.table.versions import check_tag
+
+FOLDER = "tags"
+
+
+class BucketTag(msgspec.Struct, frozen=True):
+    """What a tag holds of a bucket; version 0 is a bucket that held nothing."""
+
+    version: int
+    start_offset: int
+    end_offset: int
+
+    @property
+    def rows(self) -> int:
+        return self.end_offset - self.start_offset
+
+
+class TopicTag(msgspec.Struct, frozen=True):
+    """The contents of ``tags/<name>.json``."""
+
+    name: str
+    timestamp: dt.datetime
+    buckets: dict[int, BucketTag]
+
+    @property
+    def rows(self) -> int:
+        return sum(bucket.rows for bucket in self.buckets.values())
+
+    @property
+    def versions(self) -> dict[int, int]:
+        return {number: bucket.version for number, bucket in self.buckets.items()}
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "timestamp": self.timestamp,
+            "rows": self.rows,
+            "buckets": {n: msgspec.to_builtins(b) for n, b in self.buckets.items()},
+        }
+
+
+def save(folder: Path, tag: TopicTag, fs: FileSystem) -> None:
+    place = folder / FOLDER
+    try:
+        fs.make_folder(place)
+        with file_lock(folder / ".topic.lock"):
+            fs.write_file(place / f"{tag.name}.json", msgspec.json.encode(tag) + b"\n")
+    except OSError as exc:
+        raise StorageError(f"cannot write the tag {place / tag.name}: {exc.strerror}") from exc
+
+
+def load(folder: Path, name: str, fs: FileSystem) -> TopicTag:
+    """The tag of that name, or raise."""
+    path = folder / FOLDER / f"{check_tag(name)}.json"
+    try:
+        return msgspec.json.decode(fs.read(path), type=TopicTag)
+    except FileNotFoundError:
+        names = ", ".join(map(repr, names_in(folder, fs))) or "none"
+        raise InvalidArgument(f"there is no tag {name!r}; there are: {names}") from None
+    except msgspec.DecodeError as exc:
+        raise StorageError(f"the tag file {path} is damaged ({exc}); tag anew") from exc
+
+
+def names_in(folder: Path, fs: FileSystem) -> list[str]:
+    place = folder / FOLDER
+    if not place.is_dir():
+        return []
+    return [n.removesuffix(".json") for n in fs.list(place) if n.endswith(".json")]
+
+
+def remove(folder: Path, name: str, fs: FileSystem) -> bool:
+    """Whether there was such a tag; from here on it is none."""
+    path = folder / FOLDER / f"{check_tag(name)}.json"
+    if not path.exists():
+        return False
+    fs.remove(path)
+    fs.sync_folder(path.parent)
+    return True
