@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _FUSION = 60
 _CANDIDATES = 4
 _MOST = 10_000
+_WORDS_ROWS = 65536
 DISTANCE, SCORE, OFFSET = "_distance", "_score", "_offset"
 
 
@@ -93,6 +94,8 @@ class Finder:
             named = indexed or [f.name for f in self.known if fits(f.type)]
         if len(named) != 1:
             there = ", ".join(map(repr, named)) or "none"
+            if not self.known.names:
+                raise InvalidArgument("nothing is stored yet that could be searched")
             raise InvalidArgument(
                 f"say which {family} field to search (column=…); there are: {there}"
             )
@@ -106,7 +109,36 @@ class Finder:
 
     def hits(self, ask: Ask) -> list[Hit]:
         """The best rows for one ask, best first."""
-        return sorted(self._in_all(lambda view: search.hits(view, ask)))[: ask.k]
+        look = (lambda view: search.hits(view, ask)) if ask.text is None else self._words(ask)
+        return sorted(self._in_all(look))[: ask.k]
+
+    def _words(self, ask: Ask) -> Any:
+        """A look for words: where no index splits the text into words, one is made in memory."""
+
+        def look(view: TableView) -> list[Hit]:
+            if view.dataset is None or not view.rows:
+                return []
+            if ask.column not in view.dataset.schema.names:
+                return []
+            if search.has_words(view, ask.column):
+                return search.hits(view, ask)
+            if view is not self._snapshot.view:
+                indexes.build_text(view.dataset, ask.column, "words")
+                return search.hits(view, ask)
+            names = None if ask.where is not None else [ask.column]
+            return [hit for part in self._parts(names) for hit in look(part)]
+
+        return look
+
+    def _parts(self, names: list[str] | None) -> Iterator[TableView]:
+        """The table's rows as views in memory, some at a time."""
+        view, schema = self._snapshot.view, self._snapshot.schema
+        if names is not None:
+            schema = pa.schema([schema.field(name) for name in names])
+        offset = view.start
+        for batch in view.batches(offset, view.rows, names, rows=_WORDS_ROWS):
+            yield _laid_out(pa.Table.from_batches([batch]), schema, offset)
+            offset += batch.num_rows
 
     def found(
         self, hits: Sequence[Hit], by: str, columns: list[str] | None
@@ -198,6 +230,8 @@ def fused(lists: Sequence[Sequence[Any]], key: Any, k: int) -> list[tuple[Any, f
 
 def condition(column: str, value: Any) -> str:
     """The SQL condition that a field has a value."""
+    if not isinstance(column, str):
+        raise InvalidArgument(f"column must be a field's name, got {column!r}")
     name = f"`{column}`"
     if value is None:
         return f"{name} IS NULL"

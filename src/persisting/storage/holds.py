@@ -5,6 +5,7 @@ They lie beside the buckets, so the bucket's owner can read them: retention may 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,10 @@ class Committed(msgspec.Struct, frozen=True):
     offset: int = 0
     generation: int = 0
     epoch: int = 0
+
+    def now(self, restored: Sequence[int]) -> int:
+        """The offset, or what restores since then have left of it."""
+        return min([self.offset, *restored[self.epoch :]])
 
 
 def read_committed(folder: Path, bucket: int, fs: FileSystem) -> Committed:
@@ -40,7 +45,12 @@ def groups_in(folder: Path, fs: FileSystem) -> list[Path]:
     return [folder / name for name in fs.list(folder)] if folder.is_dir() else []
 
 
-def least_committed(folder: Path, bucket: int, fs: FileSystem) -> int | None:
-    """The lowest offset that some group still needs, None if there is no group."""
-    offsets = [read_committed(group, bucket, fs).offset for group in groups_in(folder, fs)]
-    return min(offsets, default=None)
+def least_committed(
+    folder: Path, bucket: int, restored: Sequence[int], fs: FileSystem
+) -> int | None:
+    """The lowest offset that some group still needs, None if there is no group.
+
+    ``restored`` are the ends of the bucket after each of its restores.
+    """
+    found = [read_committed(group, bucket, fs) for group in groups_in(folder, fs)]
+    return min((one.now(restored) for one in found), default=None)

@@ -192,7 +192,10 @@ class Upkeep:
         bucket = self._bucket
         options, floors = bucket.options, []
         if "groups" in options.retention_waits_for and options.groups_path is not None:
-            floors.append(holds.least_committed(options.groups_path, options.bucket_id, bucket.fs))
+            restored = [one.end for one in bucket.table.restores]
+            floors.append(
+                holds.least_committed(options.groups_path, options.bucket_id, restored, bucket.fs)
+            )
         dataset = bucket.table.view.dataset
         if "tags" in options.retention_waits_for and dataset is not None:
             floors += [bucket.table.at(v).start for v in versions.tags(dataset).values()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +16,12 @@ import pyarrow as pa
 
 from persisting.errors import InvalidArgument, StorageError
 from persisting.table.guard import translated
-from persisting.table.view import SCAN_ROWS, TableView, sizes_of
+from persisting.table.view import TableView, sizes_of
 
 _ADDRESS = "_rowaddr"
 _PROBED = 1024
+_QUOTED = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`""")
+_REASON = re.compile(r"\((sql parser error: .*)\)$", re.DOTALL)
 _MISSING = re.compile(r"No field named \"?([^\s\"]+?)\"?[.,]? ")
 
 
@@ -49,6 +50,16 @@ class Hit(NamedTuple):
 
     value: float
     offset: int
+
+
+def has_words(view: TableView, column: str) -> bool:
+    """Whether a view has an index of the words of a field."""
+    if view.dataset is None:
+        return False
+    return any(
+        index.index_type == "Inverted" and index.field_names == [column]
+        for index in view.dataset.describe_indices()
+    )
 
 
 def in_memory(table: pa.Table, schema: pa.Schema, start: int) -> TableView:
@@ -81,7 +92,7 @@ def hits(view: TableView, ask: Ask) -> list[Hit]:
 
         scan |= {"full_text_query": MatchQuery(ask.text or "", ask.column), "limit": ask.k}
     if ask.where is not None:
-        scan |= {"filter": ask.where, "prefilter": True}
+        scan |= {"filter": enclosed(ask.where), "prefilter": True}
     found = _run(view, scan, ask.where)
     offsets = view.offsets_of(found.column(_ADDRESS))
     values = found.column(value).to_pylist()
@@ -99,21 +110,10 @@ def matching(view: TableView, where: str | None, limit: int | None) -> list[int]
         return []
     scan: dict[str, Any] = {"columns": [], "with_row_address": True, "scan_in_order": True}
     if where is not None:
-        scan["filter"] = where
+        scan["filter"] = enclosed(where)
     if limit is not None:
         scan["limit"] = limit
     return sorted(view.offsets_of(_run(view, scan, where).column(_ADDRESS)))
-
-
-def batches(
-    view: TableView, where: str, columns: list[str], limit: int | None
-) -> Iterator[pa.RecordBatch]:
-    """The rows that a filter keeps, in the table's layout."""
-    if view.dataset is not None and view.rows:
-        scan: dict[str, Any] = {"columns": columns, "filter": where, "batch_size": SCAN_ROWS}
-        if limit is not None:
-            scan["limit"] = limit
-        yield from _run(view, scan, where).to_batches()
 
 
 def _run(view: TableView, scan: dict[str, Any], where: str | None) -> pa.Table:
@@ -121,7 +121,7 @@ def _run(view: TableView, scan: dict[str, Any], where: str | None) -> pa.Table:
     try:
         return view.dataset.scanner(**scan).to_table()
     except ValueError as exc:
-        text = str(exc).removeprefix("Invalid user input: ").split(", /home/runner")[0]
+        text = str(exc).replace("Invalid user input: ", "").split(", /home/runner")[0]
         if where is None:
             raise StorageError(f"the search failed: {text}") from exc
         missing = _MISSING.search(text)
@@ -130,10 +130,17 @@ def _run(view: TableView, scan: dict[str, Any], where: str | None) -> pa.Table:
             raise UnknownField(
                 missing[1], f"where={where!r} names {missing[1]!r}; the fields are: {fields}"
             ) from exc
+        reason = _REASON.search(text)
+        text = reason[1] if reason else text.replace(enclosed(where), where)
         raise InvalidArgument(f"where={where!r} cannot be used: {text}") from exc
     except BaseException as exc:
         with translated("search", view.dataset.uri):
             raise exc
+
+
+def enclosed(where: str) -> str:
+    """In brackets, so that Lance, which reads one expression, cannot overlook what follows it."""
+    return f"({where}\n)"
 
 
 def check_where(where: Any) -> None:
@@ -144,5 +151,8 @@ def check_where(where: Any) -> None:
         raise InvalidArgument(
             f'where must be an SQL condition such as "score > 0.5", got {where!r}'
         )
-    if ";" in re.sub(r"'(?:[^']|'')*'", "", where):
-        raise InvalidArgument(f"where={where!r} must be one condition, without ';'")
+    depth = 0
+    for bracket in re.sub(r"[^()]", "", _QUOTED.sub("", where)):
+        depth += 1 if bracket == "(" else -1
+        if depth < 0:
+            raise InvalidArgument(f"where={where!r} closes a bracket that is not open")

@@ -100,7 +100,12 @@ class TableView:
         return None
 
     def batches(
-        self, offset: int, limit: int, names: list[str] | None = None
+        self,
+        offset: int,
+        limit: int,
+        names: list[str] | None = None,
+        *,
+        rows: int = SCAN_ROWS,
     ) -> Iterator[pa.RecordBatch]:
         """Rows ``offset`` to ``offset + limit`` in order, with the fields ``names`` (None: all)."""
         limit = min(limit, self.end - offset)
@@ -112,7 +117,7 @@ class TableView:
                 columns=self._columns(wanted),
                 offset=offset - self.start,
                 limit=limit,
-                batch_size=min(limit, SCAN_ROWS),
+                batch_size=min(limit, rows),
                 scan_in_order=True,
             )
             found = 0

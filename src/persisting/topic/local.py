@@ -319,8 +319,8 @@ async def _table_call(backend: Any, op: str, args: dict[str, Any]) -> Any:
         raise StorageError(f"there is no call {op!r}")
     if not hasattr(backend, op):
         raise StorageError(
-            f"{type(backend).__name__} is no table and knows no {op!r}; use the backend 'lance' or "
-            "'persisting'"
+            f"{type(backend).__name__} keeps no table, so it has no versions, search or upkeep; "
+            "use the backend 'lance' or 'persisting'"
         )
     return await getattr(backend, op)(**args)
 

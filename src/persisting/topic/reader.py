@@ -16,6 +16,7 @@ import pyarrow as pa
 from persisting.errors import BucketClosed, InvalidArgument
 from persisting.metrics import GroupMetrics
 from persisting.options import check_window
+from persisting.storage.holds import Committed
 from persisting.storage.snapshot import Page
 from persisting.topic.groups import Membership
 from persisting.topic.merging import Ended, Merged
@@ -426,7 +427,7 @@ class QueueReader(TopicTable):
     async def _restored(self, bucket: int, offset: int, epoch: int) -> int:
         """Where to read on in a bucket that was restored to an older version."""
         ends = await self._topic.port(bucket).do("restores")
-        least = min([offset, *ends[self._epochs.get(bucket, 0) :]])
+        least = Committed(offset, epoch=self._epochs.get(bucket, 0)).now(ends)
         self._epochs[bucket] = epoch
         if least != offset:
             log.warning(
@@ -459,7 +460,13 @@ class QueueReader(TopicTable):
         }
         if self._membership is not None:
             known = await in_thread(self._membership.committed)
-            committed = {b: one.offset for b, one in known.items()}
+            committed = {}
+            for bucket, one in known.items():
+                behind = one.epoch != dict(zip(self._all, buckets, strict=True))[bucket].get(
+                    "epoch", one.epoch
+                )
+                restored = await self._topic.port(bucket).do("restores") if behind else []
+                committed[bucket] = one.now(restored)
             lags = {b: max(0, ends[b] - o) for b, o in committed.items()}
             found |= {
                 "group": self._membership.group,
