@@ -217,9 +217,9 @@ def test_a_commit_that_comes_late_changes_nothing(tmp_path: Path) -> None:
     first.leave()
     second = Membership(tmp_path, "g", [0], fs.current())
     second.rebalance()
-    assert second.commit({0: (second.held[0].generation, 10)}) == {0: 10}
-    assert first.commit({0: (generation, 5)}) == {}
-    assert second.commit({0: (generation, 5)}) == {}
+    assert second.commit({0: (second.held[0].generation, 10, 0)}) == {0: 10}
+    assert first.commit({0: (generation, 5, 0)}) == {}
+    assert second.commit({0: (generation, 5, 0)}) == {}
     found = read_committed(second.folder, 0, fs.current())
     assert found == Committed(10, generation + 1)
     second.leave()
@@ -230,7 +230,7 @@ def test_generations_rise_with_every_change_of_hands(tmp_path: Path) -> None:
         member = Membership(tmp_path, "g", [0], fs.current())
         member.rebalance()
         assert (member.held[0].generation, member.held[0].start) == (generation, generation - 1)
-        member.commit({0: (generation, generation)})
+        member.commit({0: (generation, generation, 0)})
         member.leave()
 
 

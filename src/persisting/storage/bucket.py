@@ -30,6 +30,7 @@ from persisting.options import BucketOptions
 from persisting.schema import Rules, Shaper
 from persisting.schema.arrow import beyond_float, merge
 from persisting.storage.chunk import Chunk, Prepared, copy_row
+from persisting.storage.finding import BufferView
 from persisting.storage.flushing import table_batches
 from persisting.storage.journal import Entry, Journal, Mark
 from persisting.storage.shared_schema import SharedSchema
@@ -83,8 +84,7 @@ class Bucket:
         self._refreshed = 0.0
         self._lock: BucketLock | None = None
         self.upkeep = Upkeep(self)
-        self.buffer_views: dict[str, Any] = {}
-        """The buffer as the last search laid it out."""
+        self.buffer_view = BufferView()
         self.table = Table(
             options.storage_path, self.fs, compression=options.compression, defaults=rules.defaults
         )
@@ -392,7 +392,7 @@ class Bucket:
             snapshot = self.snapshot()
             # A field that is still on its way to the log is not there, and was looked at.
             stored = [name for name in unknown if name in snapshot.schema.names]
-            for batch in snapshot.batches(0, None, stored) if stored else ():
+            for batch in snapshot.batches(snapshot.start, None, stored) if stored else ():
                 found = {n for n in stored if beyond_float(batch.column(n))}
                 with self.guard:
                     self._large |= found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,15 +31,37 @@ _WORDS_ROWS = 65536
 DISTANCE, SCORE, OFFSET = "_distance", "_score", "_offset"
 
 
+class BufferView:
+    """The buffer as the last search laid it out, for the next one that finds it unchanged."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._kept: tuple[Any, TableView] | None = None
+
+    def of(self, snapshot: Snapshot) -> TableView:
+        with self._guard:
+            if self._kept is None or self._kept[0] != snapshot.buffer_key:
+                rows = snapshot.table(snapshot.persisted, None)
+                view = _laid_out(rows, snapshot.schema, snapshot.persisted)
+                self._kept = snapshot.buffer_key, view
+            return self._kept[1]
+
+    def with_words(self, view: TableView, column: str) -> None:
+        """Have an index of the words of a field, made once."""
+        with self._guard:
+            if not search.has_words(view, column):
+                indexes.build_text(view.dataset, column, f"words_{column}")
+
+
 class Finder:
     """Looks for rows in a snapshot. Blocking; use a thread."""
 
     def __init__(
-        self, snapshot: Snapshot, known: pa.Schema, wanted: list[Wanted], cache: dict[Any, Any]
+        self, snapshot: Snapshot, known: pa.Schema, wanted: list[Wanted], buffer: BufferView
     ) -> None:
-        """``known`` are all fields of the topic, ``cache`` keeps the buffer's view for the next."""
+        """``known`` are all fields of the topic."""
         self._snapshot, self.known, self._wanted = snapshot, known, wanted
-        self._cache = cache
+        self._buffer = buffer
 
     # Search
 
@@ -123,7 +146,7 @@ class Finder:
             if search.has_words(view, ask.column):
                 return search.hits(view, ask)
             if view is not self._snapshot.view:
-                indexes.build_text(view.dataset, ask.column, "words")
+                self._buffer.with_words(view, ask.column)
                 return search.hits(view, ask)
             names = None if ask.where is not None else [ask.column]
             return [hit for part in self._parts(names) for hit in look(part)]
@@ -141,7 +164,7 @@ class Finder:
             offset += batch.num_rows
 
     def found(
-        self, hits: Sequence[Hit], by: str, columns: list[str] | None
+        self, hits: Sequence[Hit], by: str, columns: pa.Schema | None
     ) -> list[dict[str, Any]]:
         """The records of hits, each with what makes it one."""
         records = self._snapshot.take([hit.offset for hit in hits], columns)
@@ -154,7 +177,7 @@ class Finder:
     # Filters
 
     def matching(
-        self, where: str | None, columns: list[str] | None, limit: int | None
+        self, where: str | None, columns: pa.Schema | None, limit: int | None
     ) -> list[dict[str, Any]]:
         """The first records that a condition keeps, in order."""
         search.check_where(where)
@@ -185,18 +208,7 @@ class Finder:
     def _views(self) -> Iterator[TableView]:
         yield self._snapshot.view
         if self._snapshot.end > self._snapshot.persisted:
-            yield self._buffer()
-
-    def _buffer(self) -> TableView:
-        snapshot = self._snapshot
-        key = snapshot.buffer_key
-        if self._cache.get("key") != key:
-            self._cache.clear()
-            rows = snapshot.table(snapshot.persisted, None)
-            self._cache["view"] = _laid_out(rows, snapshot.schema, snapshot.persisted)
-            self._cache["key"] = key
-        view: TableView = self._cache["view"]
-        return view
+            yield self._buffer.of(self._snapshot)
 
     def _filled_views(self) -> Iterator[TableView]:
         offset = self._snapshot.start

@@ -95,11 +95,9 @@ class Snapshot:
             for start in range(0, batch.num_rows, step):
                 yield batch.slice(start, step).to_pylist()
 
-    def take(self, offsets: Sequence[int], columns: list[str] | None = None) -> list[Any]:
-        """The records at ``offsets``, in that order."""
-        schema = self.schema
-        if columns is not None:
-            schema = pa.schema([schema.field(name) for name in columns])
+    def take(self, offsets: Sequence[int], schema: pa.Schema | None = None) -> list[Any]:
+        """The records at ``offsets``, in that order, with the fields of ``schema``."""
+        schema = self.schema if schema is None else schema
         for offset in offsets:
             if not self.start <= offset < self.end:
                 raise OffsetOutOfRange(

@@ -132,7 +132,7 @@ class Tabular:
 
         def find(snapshot: Snapshot) -> list[list[dict[str, Any]]]:
             finder = self._finder(snapshot)
-            names = _names(columns, finder)
+            names = _fields(columns, finder)
             return [
                 finder.found(finder.hits(ask), DISTANCE if ask.text is None else SCORE, names)
                 for ask in finder.asks(**asked)
@@ -183,7 +183,7 @@ class Tabular:
                 raise InvalidArgument(f"an offset is a whole number from 0, got {offset!r}")
 
         def find(snapshot: Snapshot) -> list[dict[str, Any]]:
-            return snapshot.take(offsets, _names(columns, self._finder(snapshot)))
+            return snapshot.take(offsets, _fields(columns, self._finder(snapshot)))
 
         return await self._reading(find)
 
@@ -197,7 +197,7 @@ class Tabular:
 
         def find(snapshot: Snapshot) -> list[dict[str, Any]]:
             finder = self._finder(snapshot)
-            return finder.matching(where, _names(columns, finder), limit)
+            return finder.matching(where, _fields(columns, finder), limit)
 
         return await self._reading(find)
 
@@ -208,7 +208,7 @@ class Tabular:
 
         def find(snapshot: Snapshot) -> list[dict[str, Any]]:
             finder = self._finder(snapshot)
-            names = _names(columns, finder)
+            names = _fields(columns, finder)
             indexes.field_of(finder.known, column)
             return finder.matching(condition(column, value), names, None)
 
@@ -216,7 +216,7 @@ class Tabular:
 
     def _finder(self, snapshot: Snapshot) -> Finder:
         bucket = self._bucket
-        return Finder(snapshot, bucket.known_schema(), bucket.upkeep.wanted, bucket.buffer_views)
+        return Finder(snapshot, bucket.known_schema(), bucket.upkeep.wanted, bucket.buffer_view)
 
     # Upkeep
 
@@ -273,12 +273,10 @@ def ranked(rankings: list[list[dict[str, Any]]], k: int, key: Any) -> list[dict[
     return found
 
 
-def _names(columns: Sequence[str] | None, finder: Finder) -> list[str] | None:
-    """The fields to return: those asked for; one that this bucket never saw is left out."""
+def _fields(columns: Sequence[str] | None, finder: Finder) -> pa.Schema | None:
+    """The fields to return; None where all are."""
     if columns is None:
         return None
     if isinstance(columns, str):
         raise InvalidArgument(f"columns must be a list of field names, got {columns!r}")
-    for name in columns:
-        indexes.field_of(finder.known, name)
-    return list(columns)
+    return pa.schema([indexes.field_of(finder.known, name) for name in columns])

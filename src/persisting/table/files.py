@@ -32,17 +32,21 @@ def manifest_path(root: Path, version: int) -> Path:
     return root / VERSIONS / f"{_LAST_VERSION - version:020d}.manifest"
 
 
-def newest_version(root: Path) -> int:
-    """The version of the newest manifest on disk, 0 if there is none."""
+def versions_on_disk(root: Path) -> list[int]:
+    """The versions that have a manifest, oldest first."""
     folder = root / VERSIONS
     if not folder.is_dir():
-        return 0
-    numbers = [
+        return []
+    return sorted(
         _LAST_VERSION - int(name[: -len(".manifest")])
         for name in os.listdir(folder)
         if name.endswith(".manifest") and name[: -len(".manifest")].isdigit()
-    ]
-    return max(numbers, default=0)
+    )
+
+
+def newest_version(root: Path) -> int:
+    """The version of the newest manifest on disk, 0 if there is none."""
+    return max(versions_on_disk(root), default=0)
 
 
 def data_paths(fragments: Iterable[Any]) -> list[str]:

@@ -7,12 +7,14 @@ indexes, compaction) carry none: there the last one that did still holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from persisting.errors import TableError
+from persisting.table import files
 from persisting.table.guard import translated
 
 SEQUENCE = "persisting.sequence"
@@ -57,14 +59,18 @@ def own(dataset: Any, version: int) -> dict[str, str] | None:
 def read(dataset: Any) -> dict[str, str]:
     """The properties of the version that ``dataset`` has checked out."""
     with translated("read the transactions of", dataset.uri):
-        for version in range(dataset.version, 0, -1):
-            try:
-                kept = own(dataset, version)
-            except (OSError, ValueError):
-                break  # cleaned up
+        for version in _downward(dataset):
+            kept = own(dataset, version)
             if kept is not None:
                 return kept
         return {k: v for k, v in dataset.config().items() if k.startswith(_CHECKPOINT)}
+
+
+def _downward(dataset: Any) -> Iterator[int]:
+    """The version and those before it that are left."""
+    yield dataset.version
+    there = files.versions_on_disk(Path(dataset.uri))
+    yield from (version for version in reversed(there) if version < dataset.version)
 
 
 def operation(dataset: Any, version: int) -> str:
