@@ -25,6 +25,7 @@ TRANSACTIONS = "_transactions"
 INDICES = "_indices"
 TAGS = "_refs/tags"
 ASIDE = "damaged"
+CHANGING = "changing"
 _LAST_VERSION = 2**64 - 1
 
 
@@ -135,6 +136,26 @@ def set_manifest_aside(fs: FileSystem, root: Path, version: int, why: object) ->
         why,
         kept,
     )
+
+
+def announce_change(fs: FileSystem, root: Path, version: int) -> None:
+    """Say, durably, that all versions above ``version`` may be torn until the change is done."""
+    fs.write_file(root.parent / CHANGING, str(version).encode())
+
+
+def change_done(fs: FileSystem, root: Path) -> None:
+    """The versions of the change are synced. If this is forgotten by a crash no harm is done:
+    a version that can be read is never stepped over."""
+    fs.remove(root.parent / CHANGING)
+
+
+def changing_since(root: Path, fs: FileSystem) -> int:
+    """The version above which all may be torn."""
+    try:
+        text = fs.read(root.parent / CHANGING).decode(errors="replace")
+    except FileNotFoundError:
+        return _LAST_VERSION
+    return int(text) if text.isdigit() else _LAST_VERSION
 
 
 def remove_new_data(fs: FileSystem, root: Path, since: int, used: set[str]) -> None:

@@ -139,18 +139,32 @@ class Table:
         return dataset
 
     def _step_back(self, version: int, left_clean: bool, why: Torn) -> Any | None:
-        """Without its newest version, which a crash tore before it was acknowledged."""
-        older = self._second_newest(version)
+        """Without its newest version, which a crash tore before it was acknowledged.
+
+        Every version is synced before the next is begun, so that only the newest can be torn; but
+        for changes in which Lance commits several versions, which are announced beforehand.
+        """
         if left_clean:
             raise TableError(
                 f"{why}. The bucket had been closed cleanly, so this is damage to stored data, not "
                 f"a torn write; restore {self.root} from a copy"
             ) from why
-        dataset = self._load_whole(older) if older else None
-        files.set_manifest_aside(self._fs, self.root, version, why)
+        floor = min(files.changing_since(self.root, self._fs), version - 1)
+        torn = [(version, why)]
+        while True:
+            older = self._next_older(torn[-1][0])
+            try:
+                dataset = self._load_whole(older) if older else None
+                break
+            except Torn as exc:
+                if older <= floor:
+                    raise
+                torn.append((older, exc))
+        for number, reason in torn:
+            files.set_manifest_aside(self._fs, self.root, number, reason)
         return dataset
 
-    def _second_newest(self, version: int) -> int:
+    def _next_older(self, version: int) -> int:
         for candidate in range(version - 1, 0, -1):
             if files.manifest_path(self.root, candidate).exists():
                 return candidate
@@ -307,14 +321,21 @@ class Table:
         sizes = self.view.sizes + sizes_of(transaction.operation.fragments)
         self.view = TableView(dataset, schema, sizes, self.view.start)
 
-    def change(self, action: str, work: Callable[[Any], None]) -> None:
-        """Let ``work`` commit to a fresh handle of the newest version; then make that durable."""
+    def change(self, action: str, work: Callable[[Any], None], *, several: bool = False) -> None:
+        """Let ``work`` commit to a fresh handle of the newest version; then make that durable.
+
+        ``several`` says that Lance may commit more than one version in it.
+        """
         self._complete_undo()
         with translated(action, self.root):
             dataset = self._fresh()
+            if several:
+                files.announce_change(self._fs, self.root, self.view.version)
             with self._undone_if_it_fails():
                 work(dataset)
             self._settle(dataset)
+            if several:
+                files.change_done(self._fs, self.root)
 
     def commit(self, action: str, operation: Any, changed: Mapping[str, str]) -> None:
         """Commit an operation of Lance's, and our properties with ``changed`` ones, as one."""

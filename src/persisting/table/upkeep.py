@@ -36,7 +36,7 @@ def compact(table: Table, fs: FileSystem, count: int, limit: Limit) -> None:
     def work(dataset: Any) -> None:
         compaction.rewrite(dataset, view, count, limit, table.root, fs)
 
-    table.change("compact", work)
+    table.change("compact", work, several=True)
 
 
 def drop_first(table: Table, count: int) -> int:
@@ -121,7 +121,9 @@ def build_indexes(table: Table, wanted: list[Wanted]) -> list[str]:
     """Build the indexes that the table lacks, drop those that nobody wants; the names built."""
     done = []
     for one in indexes.missing(table.view.dataset, wanted, table.view.rows):
-        table.change("index", partial(indexes.build, wanted=one, rows=table.view.rows))
+        table.change(
+            "index", partial(indexes.build, wanted=one, rows=table.view.rows), several=True
+        )
         done.append(one.name)
     for name in indexes.unwanted(table.view.dataset, wanted):
         table.change("drop an index of", methodcaller("drop_index", name))
@@ -138,7 +140,7 @@ def optimize_indexes(table: Table, *, whole: bool = False) -> None:
         (len(one.segments) for one in indexes.built(table.view.dataset).values()), default=0
     )
     merged = {"num_indices_to_merge": parts} if whole or parts > _MOST_PARTS else {}
-    table.change("index", lambda dataset: dataset.optimize.optimize_indices(**merged))
+    table.change("index", lambda dataset: dataset.optimize.optimize_indices(**merged), several=True)
     table.note_checksums()
 
 
