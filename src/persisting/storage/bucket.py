@@ -379,6 +379,13 @@ class Bucket:
             merged = merge(self._shaper.schema, schema, EVOLVING)
             self._shaper = Shaper(merged, self.rules)
 
+    def know(self, schema: pa.Schema) -> None:
+        """The table has records of this schema, which came past the buffer."""
+        with self.guard:
+            merged = merge(self._acknowledged.schema, schema, EVOLVING)
+            self._acknowledged = Shaper(merged, self.rules)
+            self._shaper = Shaper(merge(self._shaper.schema, merged, EVOLVING), self.rules)
+
     def needs_agreement(self, prepared: Prepared) -> bool:
         """Whether the topic must be asked before these records are accepted."""
         if self._shared is None:

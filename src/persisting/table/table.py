@@ -200,7 +200,7 @@ class Table:
         batches = list(batches)
         with translated("write to", self.root):
             if self.view.dataset is not None:
-                self._evolve(schema)
+                self.evolve(schema)
             try:
                 transaction = self._write_or_clean_up(batches, schema)
             except Exception as exc:
@@ -215,6 +215,15 @@ class Table:
                 self._sync_commit(dataset.version, transaction.uuid)
         self._adopt_appended(dataset, transaction, schema)
         self.properties = kept
+
+    def begin(self, transaction: Any) -> None:
+        """Commit the first version, of a table without rows."""
+        self._fs.make_folder(self.root)
+        dataset = self._commit(transaction)
+        with self._undone_if_it_fails():
+            self._sync_commit(dataset.version, transaction.uuid)
+        self.properties = dict(transaction.transaction_properties)
+        self._adopt(dataset)
 
     def _lasting(self) -> dict[str, str]:
         """The properties that hold until a commit changes them."""
@@ -251,13 +260,13 @@ class Table:
         self._long_rows = True
         self.set_compression()
 
-    def _physical(self, schema: pa.Schema) -> pa.Schema:
+    def physical(self, schema: pa.Schema) -> pa.Schema:
         return layout.physical_schema(schema, self._compression, plain_lists=self._long_rows)
 
     def _write(self, batches: Iterable[tuple[pa.RecordBatch, pa.Array]], schema: pa.Schema) -> Any:
         from lance.fragment import write_fragments
 
-        physical = self._physical(schema)
+        physical = self.physical(schema)
         reader = pa.RecordBatchReader.from_batches(physical, _physical(batches, physical))
         dataset = self.view.dataset
         if dataset is None:
@@ -367,8 +376,9 @@ class Table:
 
     # Changing the schema
 
-    def _evolve(self, schema: pa.Schema) -> None:
-        target = self._physical(schema)
+    def evolve(self, schema: pa.Schema) -> None:
+        """Bring the columns to a changed schema of the records."""
+        target = self.physical(schema)
         same_columns = not any(evolve.steps(self.view.dataset.schema, target))  # type: ignore[union-attr]
         if same_columns and schema.equals(self.view.schema):
             return
@@ -430,7 +440,7 @@ class Table:
         dataset = self.view.dataset
         if dataset is None:
             return
-        target = self._physical(self.view.schema)
+        target = self.physical(self.view.schema)
         changes = layout.encoding_changes(dataset.schema, target)
         if changes:
             with translated("change the compression of", self.root):

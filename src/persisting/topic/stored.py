@@ -14,18 +14,15 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from persisting.errors import BucketClosed, BucketLocked, StorageError
+from persisting.errors import BucketClosed, StorageError
 from persisting.storage.backend import TableBackend
-from persisting.storage.journal import has_log
 from persisting.storage.lance import LanceBackend
-from persisting.storage.persisting import PersistingBackend
 from persisting.storage.shared_schema import FILE as SCHEMA_FILE
 from persisting.storage.snapshot import Page
 from persisting.topic.config import TopicConfig, bucket_folder
-from persisting.topic.groups import FOLDER as GROUPS_FOLDER
 from persisting.topic.local import LocalPort, live_topic
+from persisting.topic.owning import open_owner, recover
 from persisting.topic.port import TABLE_CHANGES, Mark, Rows
-from persisting.topic.registry import get_backend_class
 from persisting.work import in_thread
 
 _T = TypeVar("_T")
@@ -86,21 +83,11 @@ class StoredPort:
     def _open(self) -> TableBackend | None:
         if not self._folder.is_dir():
             return None
-        self._recover()
+        recover(self._topic_folder, self._config, self._bucket)
         schema_path = self._topic_folder / SCHEMA_FILE
         return LanceBackend(
             self._bucket, str(self._folder), read_only=True, schema_path=schema_path
         )
-
-    def _recover(self) -> None:
-        """Bring what a crashed owner left in its log into the table, if nobody else owns it."""
-        if has_log(self._folder):
-            options = {**self._config.options, "enable_wal": False, "enable_metrics": False}
-            try:
-                owner = PersistingBackend(self._bucket, str(self._folder), **options)
-            except BucketLocked:
-                return
-            owner.close_now()
 
     async def put(self, rows: Rows, mark: Mark | None = None) -> None:
         raise StorageError(f"topic {self._config.topic!r} is open for reading only")
@@ -137,20 +124,7 @@ class StoredPort:
 
     async def _as_owner(self, op: str, args: dict[str, Any]) -> Any:
         """Own the bucket for the length of a call; if somebody else owns it, say so."""
-
-        def open_it() -> Any:
-            options = {**self._config.options, "enable_metrics": False}
-            options["schema_path"] = self._topic_folder / SCHEMA_FILE
-            options["groups_path"] = self._topic_folder / GROUPS_FOLDER
-            cls = get_backend_class(self._config.backend)
-            return cls(
-                bucket_id=self._bucket,
-                storage_path=str(self._folder),
-                batch_size=self._config.batch_size,
-                **options,
-            )
-
-        owner = await in_thread(open_it)
+        owner = await in_thread(open_owner, self._topic_folder, self._config, self._bucket)
         try:
             return await getattr(owner, op)(**args)
         finally:

@@ -1,0 +1,60 @@
+"""Owning a bucket of a stored topic for a moment, outside any event loop.
+
+What a crashed owner left in a log is brought into the table first, so that whoever looks at the
+table then sees everything that was acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from persisting.errors import BucketLocked, StorageError
+from persisting.storage.backend import TableBackend
+from persisting.storage.journal import has_log
+from persisting.storage.lance import LanceBackend
+from persisting.storage.persisting import PersistingBackend
+from persisting.storage.shared_schema import FILE as SCHEMA_FILE
+from persisting.topic.config import TopicConfig, bucket_folder
+from persisting.topic.groups import FOLDER as GROUPS_FOLDER
+from persisting.topic.registry import get_backend_class
+
+
+def open_owner(folder: Path, config: TopicConfig, bucket: int) -> TableBackend:
+    """The bucket, open for writing without a log; raises :class:`BucketLocked` if it is owned."""
+    cls = get_backend_class(config.backend)
+    if not issubclass(cls, (LanceBackend, PersistingBackend)):
+        raise StorageError(
+            f"topic {config.topic!r} has the backend {config.backend!r}, which keeps no table"
+        )
+    options: dict[str, Any] = dict(config.options)
+    if issubclass(cls, PersistingBackend):
+        options |= {"enable_wal": False, "enable_metrics": False}
+    return cls(
+        bucket_id=bucket,
+        storage_path=str(bucket_folder(folder, bucket)),
+        batch_size=config.batch_size,
+        **options | {"schema_path": folder / SCHEMA_FILE, "groups_path": folder / GROUPS_FOLDER},
+    )
+
+
+@contextmanager
+def owned(folder: Path, config: TopicConfig, bucket: int) -> Iterator[TableBackend]:
+    """Own a bucket for the length of a block; everything in it is durable at its end."""
+    backend = open_owner(folder, config, bucket)
+    try:
+        yield backend
+    finally:
+        backend.close_now()
+
+
+def recover(folder: Path, config: TopicConfig, bucket: int) -> None:
+    """Bring what a crashed owner left in its log into the table, if nobody owns the bucket."""
+    if has_log(bucket_folder(folder, bucket)):
+        try:
+            with owned(folder, config, bucket):
+                pass
+        except BucketLocked:
+            return  # its owner brings it there
