@@ -42,10 +42,13 @@ class BucketMetrics:
     def recovered(self, records: int) -> None:
         """Opening found a log and took records from it."""
 
-    def compacted(self, seconds: float, records: int, fragments: int) -> None:
-        """A compaction rewrote records and left so many fragments."""
+    def table_is(self, fragments: int, start: int) -> None:
+        """The table has so many fragments, and its first offset."""
 
-    def dropped(self, records: int, start: int) -> None:
+    def compacted(self, seconds: float, records: int) -> None:
+        """A compaction rewrote records."""
+
+    def dropped(self, records: int) -> None:
         """Retention dropped records."""
 
     def indexed(self, behind: int) -> None:
@@ -105,13 +108,11 @@ def _families() -> SimpleNamespace:
         compacted=Counter(
             "persisting_compacted_records_total", "Records that compactions rewrote", _LABELS
         ),
-        fragments=Gauge(
-            "persisting_fragments", "Fragments of the table after the last compaction", _LABELS
-        ),
+        fragments=Gauge("persisting_fragments", "Fragments of the table", _LABELS),
         dropped=Counter(
             "persisting_dropped_records_total", "Records that retention dropped", _LABELS
         ),
-        start=Gauge("persisting_start_offset", "First offset that retention has left", _LABELS),
+        start=Gauge("persisting_start_offset", "First offset that is left", _LABELS),
         behind=Gauge(
             "persisting_unindexed_records", "Records that an index does not cover yet", _LABELS
         ),
@@ -171,14 +172,16 @@ class PrometheusMetrics(BucketMetrics):
         self._of.recoveries.inc()
         self._of.recovered.inc(records)
 
-    def compacted(self, seconds: float, records: int, fragments: int) -> None:
+    def table_is(self, fragments: int, start: int) -> None:
+        self._of.fragments.set(fragments)
+        self._of.start.set(start)
+
+    def compacted(self, seconds: float, records: int) -> None:
         self._of.compaction.observe(seconds)
         self._of.compacted.inc(records)
-        self._of.fragments.set(fragments)
 
-    def dropped(self, records: int, start: int) -> None:
+    def dropped(self, records: int) -> None:
         self._of.dropped.inc(records)
-        self._of.start.set(start)
 
     def indexed(self, behind: int) -> None:
         self._of.behind.set(behind)

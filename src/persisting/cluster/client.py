@@ -392,12 +392,14 @@ class RemotePort:
             raise _unavailable(self._key, self._opening, self._held or str(exc), None) from exc
         await asyncio.sleep(_PAUSE)
 
-    async def pages(self, offset: int, limit: int | None, block: bool) -> AsyncIterator[Page]:
+    async def pages(
+        self, offset: int, limit: int | None, block: bool, epoch: int | None = None
+    ) -> AsyncIterator[Page]:
         left = limit
-        epoch: int | None = None
         deadline = time.monotonic() + PATIENCE_SECONDS
         while left is None or left > 0:
-            request = Request("stream", {"offset": offset, "limit": left, "block": block})
+            window = {"offset": offset, "limit": left, "block": block, "epoch": epoch}
+            request = Request("stream", window)
             try:
                 owner = await self._find(deadline)
                 stream = await ask_stream(owner.ref, owner.node, request)
@@ -407,9 +409,6 @@ class RemotePort:
                     deadline = time.monotonic() + PATIENCE_SECONDS
                     if reply.rows is not None:
                         first, count, now = reply.value
-                        if epoch not in (None, now):
-                            yield Page(offset, [], now)
-                            return
                         epoch, offset = now, first + count
                         left = None if left is None else left - count
                         yield Page(first, _as_records(_rows_of(reply)), epoch)

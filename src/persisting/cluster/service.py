@@ -149,9 +149,11 @@ class BucketService:
     async def _do_stats(self) -> dict[str, Any]:
         return await self.port.stats()
 
-    async def _do_stream(self, offset: int, limit: int | None, block: bool) -> pul.StreamMessage:
+    async def _do_stream(
+        self, offset: int, limit: int | None, block: bool, epoch: int | None
+    ) -> pul.StreamMessage:
         message, writer = pul.StreamMessage.create("pages", buffer_size=4)
-        self._keep(self._write_stream(writer, offset, limit, block))
+        self._keep(self._write_stream(writer, offset, limit, block, epoch))
         return message
 
     async def _do_watch(self) -> pul.StreamMessage:
@@ -214,9 +216,11 @@ class BucketService:
             return page
         return page._replace(rows=rows[:fits] if isinstance(rows, list) else rows.slice(0, fits))
 
-    async def _write_stream(self, writer: Any, offset: int, limit: int | None, block: bool) -> None:
+    async def _write_stream(
+        self, writer: Any, offset: int, limit: int | None, block: bool, epoch: int | None
+    ) -> None:
         ends = time.monotonic() + STREAM_SECONDS
-        left, epoch = limit, None
+        left = limit
         try:
             while (left is None or left > 0) and not self.closed:
                 page = await self._page(offset, left)

@@ -217,15 +217,19 @@ class TableBackend(Tabular):
                     yield record
 
     async def get_pages(
-        self, offset: int = 0, limit: int | None = None, block: bool = False
+        self,
+        offset: int = 0,
+        limit: int | None = None,
+        block: bool = False,
+        epoch: int | None = None,
     ) -> AsyncGenerator[Page]:
-        """Stream records in pages; an empty one says that the epoch has changed.
+        """Stream records in pages; an empty one says that the epoch is not ``epoch`` (any more).
 
         A slow consumer sees no version for long, so that none is cleaned up under it.
         """
         check_window(offset, limit)
         self._bucket.check_open()
-        left, epoch = limit, None
+        left = limit
         while (left is None or left > 0) and not self._bucket.closed:
             await self._refresh()
             snapshot = self._bucket.snapshot()
@@ -238,9 +242,16 @@ class TableBackend(Tabular):
                 pages = snapshot.pages(offset, left)
                 quick = snapshot.is_quick(offset, left)
                 until = time.monotonic() + _SNAPSHOT_SECONDS
-                while time.monotonic() < until and (
-                    rows := (next(pages, None) if quick else await in_thread(_next, pages))
-                ):
+                while time.monotonic() < until:
+                    try:
+                        rows = next(pages, None) if quick else await in_thread(_next, pages)
+                    except TableError:
+                        await self._refresh()
+                        if self._bucket.snapshot().view.version == snapshot.view.version:
+                            raise
+                        break  # its version was cleaned up meanwhile
+                    if not rows:
+                        break
                     await self._turns.take()
                     yield Page(offset, rows, epoch)
                     offset += len(rows)

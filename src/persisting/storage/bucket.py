@@ -101,6 +101,7 @@ class Bucket:
             self.writers = Writers(self.table.properties.get(WRITERS))
             self._last_arrival = self._view.arrival(self._view.end - 1) if self._view.rows else 0
             self._shaper = self._acknowledged = self._shaper_of_table()
+            self.metrics.table_is(len(self._view.sizes), self._view.start)
         except OSError as exc:
             self.abandon()
             raise StorageError(f"cannot open {options.storage_path}: {exc}") from exc
@@ -562,6 +563,7 @@ class Bucket:
             del self._chunks[:flushed]
             self._buffered_rows -= sum(chunk.count for chunk in chunks)
             self._buffered_bytes -= sum(chunk.nbytes for chunk in chunks)
+        self.metrics.table_is(len(self._view.sizes), self._view.start)
 
     @contextmanager
     def emptied(self) -> Iterator[None]:

@@ -42,7 +42,8 @@ class BufferView:
         with self._guard:
             if self._kept is None or self._kept[0] != snapshot.buffer_key:
                 rows = snapshot.table(snapshot.persisted, None)
-                view = _laid_out(rows, snapshot.schema, snapshot.persisted)
+                times = pa.array(snapshot.buffered_arrivals())
+                view = _laid_out(rows, snapshot.schema, snapshot.persisted, times)
                 self._kept = snapshot.buffer_key, view
             return self._kept[1]
 
@@ -113,7 +114,12 @@ class Finder:
                 + (f"; {columns[0]!r} is {dtype}" if len(columns) == 1 else "")
             )
         if not named:
-            indexed = [one.column for one in self._wanted if one.family == family]
+            indexed = [
+                one.column
+                for one in self._wanted
+                if one.family == family and one.column in self.known.names
+            ]
+            indexed = [name for name in indexed if fits(self.known.field(name).type)]
             named = indexed or [f.name for f in self.known if fits(f.type)]
         if len(named) != 1:
             there = ", ".join(map(repr, named)) or "none"
@@ -148,19 +154,21 @@ class Finder:
             if view is not self._snapshot.view:
                 self._buffer.with_words(view, ask.column)
                 return search.hits(view, ask)
-            names = None if ask.where is not None else [ask.column]
-            return [hit for part in self._parts(names) for hit in look(part)]
+            schema, names = self._snapshot.schema, None
+            if ask.where is None:
+                schema, names = pa.schema([schema.field(ask.column)]), [ask.column]
+            return [hit for part in self._parts(names, schema) for hit in look(part)]
 
         return look
 
-    def _parts(self, names: list[str] | None) -> Iterator[TableView]:
+    def _parts(self, names: list[str] | None, schema: pa.Schema) -> Iterator[TableView]:
         """The table's rows as views in memory, some at a time."""
-        view, schema = self._snapshot.view, self._snapshot.schema
-        if names is not None:
-            schema = pa.schema([schema.field(name) for name in names])
+        view = self._snapshot.view
         offset = view.start
-        for batch in view.batches(offset, view.rows, names, rows=_WORDS_ROWS):
-            yield _laid_out(pa.Table.from_batches([batch]), schema, offset)
+        for batch in view.batches(offset, view.rows, names, rows=_WORDS_ROWS, arrival=True):
+            times = batch.column(layout.ARRIVAL_FIELD.name)
+            rows = pa.Table.from_batches([batch.drop_columns([layout.ARRIVAL_FIELD.name])])
+            yield _laid_out(rows, schema, offset, times)
             offset += batch.num_rows
 
     def found(
@@ -196,13 +204,15 @@ class Finder:
         """What ``look`` finds in the table and in the buffer."""
         try:
             return [one for view in self._views() for one in look(view)]
-        except UnknownField as exc:
-            if exc.name not in self.known.names:
+        except InvalidArgument as exc:
+            if isinstance(exc, UnknownField) and exc.name.split(".")[0] not in self.known.names:
                 fields = ", ".join(map(repr, self.known.names))
                 raise InvalidArgument(
                     f"{str(exc).split(';')[0]}; the fields are: {fields}"
                 ) from exc
-        # A field of the topic that this bucket's table has no column for: all its values are None.
+            if self._snapshot.view.schema.equals(self.known):
+                raise
+        # The table lacks a field that is known by now, or has it with a narrower type.
         return [one for view in self._filled_views() for one in look(view)]
 
     def _views(self) -> Iterator[TableView]:
@@ -211,18 +221,20 @@ class Finder:
             yield self._buffer.of(self._snapshot)
 
     def _filled_views(self) -> Iterator[TableView]:
-        offset = self._snapshot.start
-        for batch in self._snapshot.batches(offset, None):
-            rows = pa.Table.from_batches([align(batch, self.known, {})])
-            yield _laid_out(rows, self.known, offset)
-            offset += batch.num_rows
+        """All rows as views in memory, with all fields that are known, some at a time."""
+        view = self._snapshot.view
+        yield from self._parts(None, self.known)
+        if self._snapshot.end > view.end:
+            rows = self._snapshot.table(view.end, None)
+            times = pa.array(self._snapshot.buffered_arrivals())
+            yield _laid_out(rows, self.known, view.end, times)
 
 
-def _laid_out(rows: pa.Table, schema: pa.Schema, start: int) -> TableView:
+def _laid_out(rows: pa.Table, schema: pa.Schema, start: int, arrivals: pa.Array) -> TableView:
     """Records as a view in the table's layout."""
     typed = pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
     physical = layout.physical_schema(typed, None)
-    times = pa.nulls(rows.num_rows, layout.ARRIVAL_FIELD.type)
+    times = arrivals.cast(layout.ARRIVAL_FIELD.type)
     batch = align(rows.combine_chunks().to_batches()[0], typed, {})
     table = pa.Table.from_batches([layout.to_physical(batch, times, physical)])
     return search.in_memory(table, typed, start)
@@ -247,6 +259,8 @@ def condition(column: str, value: Any) -> str:
     name = f"`{column}`"
     if value is None:
         return f"{name} IS NULL"
+    if isinstance(value, float) and math.isnan(value):
+        return f"isnan({name})"
     return f"{name} = {_literal(column, value)}"
 
 
@@ -258,15 +272,20 @@ def _literal(column: str, value: Any) -> str:
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
     if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float) and math.isfinite(value):
-        return repr(value)
+        return str(value) if value > -(2**63) else f"CAST('{value}' AS BIGINT)"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else f"CAST('{value}' AS DOUBLE)"
     if isinstance(value, decimal.Decimal) and value.is_finite():
         return f"CAST('{value:f}' AS DECIMAL(38, 18))"
     if isinstance(value, (bytes, bytearray)):
         return f"X'{bytes(value).hex()}'"
     if isinstance(value, uuid.UUID):
-        return f"'{value}'"
+        return f"X'{value.hex}'"
+    if isinstance(value, dt.time) and value.tzinfo is None:
+        return f"arrow_cast('{value.isoformat('microseconds')}', 'Time64(Microsecond)')"
+    if isinstance(value, dt.timedelta):
+        micros = value // dt.timedelta(microseconds=1)
+        return f"arrow_cast({micros}, 'Duration(Microsecond)')"
     if isinstance(value, dt.datetime):
         moment = value if value.tzinfo is None else value.astimezone(dt.timezone.utc)
         return f"timestamp '{moment.replace(tzinfo=None).isoformat(' ')}'"

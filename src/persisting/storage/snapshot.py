@@ -128,6 +128,16 @@ class Snapshot:
         """The first offset of each chunk."""
         return list(accumulate((count for _, count in self._chunks), initial=self.persisted))[:-1]
 
+    def buffered_arrivals(self) -> np.ndarray:
+        """When each buffered row was accepted, in µs of Unix time."""
+        times = [
+            np.full(count, chunk.arrival, "int64")
+            if chunk.arrivals is None
+            else chunk.arrivals[:count]
+            for chunk, count in self._chunks
+        ]
+        return np.concatenate(times) if times else np.zeros(0, "int64")
+
     @property
     def buffer_key(self) -> tuple[tuple[Chunk, int], ...]:
         """Two snapshots with equal keys have the same buffered rows."""

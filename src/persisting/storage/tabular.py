@@ -77,6 +77,15 @@ class Tabular:
         """
         return await self._by_the_owner(self._bucket.upkeep.restore, version, token)
 
+    async def resolve(self, version: Version) -> int:
+        """The number of the version that is meant, 0 for the time before the first; or raise."""
+        await self._refresh()
+
+        def look() -> int:
+            return self._bucket.at(version).view.version
+
+        return await in_thread(look)
+
     async def read_at(
         self, version: Version, offset: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ that a flush waits for one step at most, and puts wait for none.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import time
 import uuid
@@ -147,7 +148,7 @@ class Upkeep:
         upkeep.compact(bucket.table, bucket.fs, count, limit)
         after = len(bucket.table.view.sizes)
         rows = sum(size.rows for size in view.sizes[-count:])
-        bucket.metrics.compacted(time.perf_counter() - started, rows, after)
+        bucket.metrics.compacted(time.perf_counter() - started, rows)
         return after < len(view.sizes)
 
     def _clean(self, keep: float | None = None) -> int:
@@ -184,7 +185,7 @@ class Upkeep:
                 dropped = upkeep.drop_first(bucket.table, count)
             start = bucket.table.view.start
         if dropped:
-            bucket.metrics.dropped(dropped, start)
+            bucket.metrics.dropped(dropped)
         return {"dropped": dropped, "start_offset": start}
 
     def _floor(self) -> int | None:
@@ -240,7 +241,7 @@ class Upkeep:
             if not table.restores or table.restores[-1].token != token:
                 if view.dataset is not None:
                     upkeep.restore(table, versions.resolve(view.dataset, version), token)
-                elif version != versions.NOTHING:
+                elif version != versions.NOTHING and not isinstance(version, dt.datetime):
                     raise InvalidArgument(f"{bucket.options.storage_path} has no versions yet")
             after = table.view
         return {

@@ -156,7 +156,9 @@ def _options(dataset: Any) -> dict[str, Any]:
         "excluded_fragment_ids": [],
         "max_overlays_per_fragment": 10,
         "data_storage_version": dataset.data_storage_version,
-        "has_eager_remappable_index": False,
+        "has_eager_remappable_index": any(
+            index.index_type == "BTree" for index in dataset.describe_indices()
+        ),
     }
 
 

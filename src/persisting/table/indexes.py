@@ -77,8 +77,7 @@ def wanted_for(schema: pa.Schema, column: Any, kind: Any, metric: Any) -> Wanted
     if kind is None:
         kind = _natural_kind(dtype)
     found = Wanted(column=column, kind=_specific(kind), metric=metric)
-    fits = {"vector": is_vector, "text": is_text, "scalar": is_scalar}[found.family]
-    if not fits(dtype):
+    if not fits(found.family, dtype):
         raise InvalidArgument(
             f"field {column!r} is {dtype}, which takes no {found.family} index"
             + ("; vectors are lists of floats of one length" if found.family == "vector" else "")
@@ -160,7 +159,19 @@ def missing(dataset: Any, wanted: list[Wanted], rows: int) -> list[Wanted]:
                 found.append(one)
         elif one.name not in there:
             found.append(one)
-    return [one for one in found if one.column in dataset.schema.names]
+    return [one for one in found if _takes(dataset.schema, one)]
+
+
+def _takes(schema: pa.Schema, wanted: Wanted) -> bool:
+    """Whether a table has the column, and of a type that can be indexed so (still)."""
+    if wanted.column not in schema.names:
+        return False
+    return fits(wanted.family, schema.field(wanted.column).type)
+
+
+def fits(family: str, dtype: pa.DataType) -> bool:
+    """Whether fields of a type take an index of a family."""
+    return {"vector": is_vector, "text": is_text, "scalar": is_scalar}[family](dtype)
 
 
 def _trained_rows(dataset: Any, there: dict[str, Built], wanted: Wanted) -> int:

@@ -7,6 +7,7 @@ score and filter.
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from persisting.table.view import TableView, sizes_of
 
 _ADDRESS = "_rowaddr"
 _PROBED = 1024
+_TEXT = re.compile(r"'(?:[^']|'')*'|`[^`]*`")
+_REFUSED = re.compile(r"\?|\$\w*|(?<!:):\w+|\b_row(?:id|addr)\b")
 _QUOTED = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`""")
 _REASON = re.compile(r"\((sql parser error: .*)\)$", re.DOTALL)
 _MISSING = re.compile(r"No field named \"?([^\s\"]+?)\"?[.,]? ")
@@ -97,10 +100,11 @@ def hits(view: TableView, ask: Ask) -> list[Hit]:
     offsets = view.offsets_of(found.column(_ADDRESS))
     values = found.column(value).to_pylist()
     sign = 1 if by_vector else -1
-    # A NaN has no distance: it stands behind everything else.
+    # A vector with an infinite or undefined value has no distance; an index leaves it out, too.
     return sorted(
-        Hit(np.inf if v is None or v != v else sign * v, o)
-        for v, o in zip(values, offsets, strict=True)
+        Hit(sign * value, offset)
+        for value, offset in zip(values, offsets, strict=True)
+        if value is not None and math.isfinite(value)
     )
 
 
@@ -132,6 +136,9 @@ def _run(view: TableView, scan: dict[str, Any], where: str | None) -> pa.Table:
             ) from exc
         reason = _REASON.search(text)
         text = reason[1] if reason else text.replace(enclosed(where), where)
+        # The last bracket is ours.
+        text = text.replace("Expected: ),", "Expected: its end,")
+        text = re.sub(r"found: \)$", "found: its end", text)
         raise InvalidArgument(f"where={where!r} cannot be used: {text}") from exc
     except BaseException as exc:
         with translated("search", view.dataset.uri):
@@ -151,8 +158,16 @@ def check_where(where: Any) -> None:
         raise InvalidArgument(
             f'where must be an SQL condition such as "score > 0.5", got {where!r}'
         )
+    plain = _QUOTED.sub("", where)
+    if '"' in _TEXT.sub("", where):
+        raise InvalidArgument(
+            f"where={where!r}: quote the name of a field with backticks, a text with single quotes"
+        )
+    found = _REFUSED.search(plain)
+    if found is not None:
+        raise InvalidArgument(f"where={where!r}: {found[0]!r} cannot be used in a condition")
     depth = 0
-    for bracket in re.sub(r"[^()]", "", _QUOTED.sub("", where)):
+    for bracket in re.sub(r"[^()]", "", plain):
         depth += 1 if bracket == "(" else -1
         if depth < 0:
             raise InvalidArgument(f"where={where!r} closes a bracket that is not open")

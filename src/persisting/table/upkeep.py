@@ -37,6 +37,7 @@ def compact(table: Table, fs: FileSystem, count: int, limit: Limit) -> None:
         compaction.rewrite(dataset, view, count, limit, table.root, fs)
 
     table.change("compact", work, several=True)
+    table.note_checksums()
 
 
 def drop_first(table: Table, count: int) -> int:

@@ -106,15 +106,19 @@ class TableView:
         names: list[str] | None = None,
         *,
         rows: int = SCAN_ROWS,
+        arrival: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """Rows ``offset`` to ``offset + limit`` in order, with the fields ``names`` (None: all)."""
+        """Rows ``offset`` to ``offset + limit`` in order, with the fields ``names`` (None: all).
+
+        With ``arrival`` a last column says when each row was accepted.
+        """
         limit = min(limit, self.end - offset)
         if limit <= 0 or self.dataset is None:
             return
         wanted = self._wanted(names)
         with translated("read", self.dataset.uri):
             scanner = self.dataset.scanner(
-                columns=self._columns(wanted),
+                columns=self._columns(wanted, arrival=arrival),
                 offset=offset - self.start,
                 limit=limit,
                 batch_size=min(limit, rows),
@@ -123,7 +127,10 @@ class TableView:
             found = 0
             for batch in scanner.to_batches():
                 found += batch.num_rows
-                yield layout.to_logical(batch, wanted)
+                known = layout.to_logical(batch, wanted)
+                if arrival:
+                    known = known.append_column(layout.ARRIVAL_FIELD, batch.column(ARRIVAL))
+                yield known
             if found != limit:
                 raise OSError(f"found {found} of {limit} rows from offset {offset}")
 
@@ -140,6 +147,7 @@ class TableView:
     def _wanted(self, names: list[str] | None) -> pa.Schema:
         return pa.schema([f for f in self.schema if names is None or f.name in names])
 
-    def _columns(self, wanted: pa.Schema) -> list[str]:
+    def _columns(self, wanted: pa.Schema, *, arrival: bool = False) -> list[str]:
         present = set(self.dataset.schema.names)  # type: ignore[union-attr]
-        return [f.name for f in wanted if f.name in present] or [ARRIVAL]
+        columns = [f.name for f in wanted if f.name in present]
+        return [*columns, ARRIVAL] if arrival or not columns else columns

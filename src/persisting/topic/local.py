@@ -249,17 +249,15 @@ class LocalPort:
     async def do(self, op: str, **args: Any) -> Any:
         return await self._on_backend(lambda b: _table_call(b, op, args))
 
-    async def pages(self, offset: int, limit: int | None, block: bool) -> AsyncIterator[Page]:
+    async def pages(
+        self, offset: int, limit: int | None, block: bool, epoch: int | None = None
+    ) -> AsyncIterator[Page]:
         left = limit
-        epoch: int | None = None
         while left is None or left > 0:
             backend = await self._backend()
             try:
-                async with aclosing(_pages(backend, offset, left, block)) as stream:
+                async with aclosing(_pages(backend, offset, left, block, epoch)) as stream:
                     async for page in stream:
-                        if epoch not in (None, page.epoch):  # restored before it was reopened
-                            yield Page(offset, [], page.epoch)
-                            return
                         yield page
                         if not page.rows:
                             return
@@ -294,9 +292,9 @@ class LocalPort:
         return found
 
 
-def _pages(backend: Any, offset: int, limit: int | None, block: bool) -> Any:
-    if hasattr(backend, "get_pages"):
-        return backend.get_pages(offset, limit, block)
+def _pages(backend: Any, offset: int, limit: int | None, block: bool, epoch: int | None) -> Any:
+    if isinstance(backend, TableBackend):
+        return backend.get_pages(offset, limit, block, epoch)
     return custom_pages(backend, offset, limit, block)
 
 

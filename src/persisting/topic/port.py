@@ -17,6 +17,7 @@ TABLE_READS = frozenset(
     {
         "versions",
         "tags",
+        "resolve",
         "restores",
         "read_at",
         "arrow_at",
@@ -49,10 +50,13 @@ class BucketPort(Protocol):
     async def read_arrow(self, offset: int, limit: int | None) -> Page:
         """Records from ``offset`` on, as Arrow."""
 
-    def pages(self, offset: int, limit: int | None, block: bool) -> AsyncIterator[Page]:
+    def pages(
+        self, offset: int, limit: int | None, block: bool, epoch: int | None = None
+    ) -> AsyncIterator[Page]:
         """Records in order; with ``block`` it goes on with new ones.
 
-        An empty page says that the bucket was restored to an older version, and is the last.
+        An empty page says that the bucket's epoch is not ``epoch`` (any more): it was restored to
+        an older version. It is the last.
         """
 
     async def wait(self, offset: int, epoch: int) -> None:

@@ -130,19 +130,25 @@ class QueueReader(TopicTable):
         await self._begin()
         left = limit
         positions = None if offset is None else dict.fromkeys(self._cursor, offset)
+        epochs = self._epochs
+        if positions is not None:
+            epochs = {bucket: await self._epoch_now(bucket) for bucket in positions}
         tick = REBALANCE_SECONDS if self._membership is not None else None
         while left is None or left > 0:
             moves, at = self._moves, dict(self._cursor) if positions is None else positions
-            merged = self._merged(at, left, block)
+            merged = self._merged(at, left, block, epochs)
             self._streams.add(merged)
             try:
                 while left != 0 and moves == self._moves:
                     turn = await merged.next(tick)
                     if moves != self._moves:
                         break
-                    if turn is not None and not await self._same_epoch(turn.bucket, turn.page):
-                        if positions is not None:
-                            at[turn.bucket] = min(at[turn.bucket], self._cursor[turn.bucket])
+                    if turn is not None and not await self._same_epoch(
+                        turn.bucket,
+                        turn.page,
+                        self._cursor if positions is None else positions,
+                        epochs,
+                    ):
                         break
                     for number, record in enumerate(turn.page.rows[:left] if turn else (), 1):
                         at[turn.bucket] = turn.page.first + number  # type: ignore[union-attr]
@@ -163,9 +169,12 @@ class QueueReader(TopicTable):
                 self._streams.discard(merged)
                 await merged.close()
 
-    def _merged(self, starts: dict[int, int], limit: int | None, block: bool) -> Merged:
+    def _merged(
+        self, starts: dict[int, int], limit: int | None, block: bool, epochs: dict[int, int]
+    ) -> Merged:
         def source(bucket: int, start: int) -> Any:
-            return lambda: self._topic.port(bucket).pages(start, limit, block)
+            epoch = epochs.get(bucket)
+            return lambda: self._topic.port(bucket).pages(start, limit, block, epoch)
 
         return Merged({bucket: source(bucket, start) for bucket, start in starts.items()})
 
@@ -200,7 +209,9 @@ class QueueReader(TopicTable):
             for bucket in self.buckets:
                 start = reached[bucket] if offset is None else offset
                 page = await self._topic.port(bucket).read_arrow(start, left)
-                if offset is None and not await self._same_epoch(bucket, page):
+                if offset is None and not await self._same_epoch(
+                    bucket, page, self._cursor, self._epochs
+                ):
                     reached[bucket] = self._cursor[bucket]
                     page = await self._topic.port(bucket).read_arrow(reached[bucket], left)
                 table = page.rows
@@ -243,7 +254,7 @@ class QueueReader(TopicTable):
                 if want == 0:
                     break
                 page = await self._topic.port(bucket).read(reached[bucket], want)
-                if not await self._same_epoch(bucket, page):
+                if not await self._same_epoch(bucket, page, self._cursor, self._epochs):
                     reached[bucket] = self._cursor.get(bucket, 0)
                     continue
                 rows = page.rows
@@ -292,7 +303,9 @@ class QueueReader(TopicTable):
         check_window(offset, None)
         async with self._reading:
             await self._begin()
-            self._move(dict.fromkeys(self._chosen(bucket_id), offset))
+            chosen = self._chosen(bucket_id)
+            await self._learn_epochs(chosen)
+            self._move(dict.fromkeys(chosen, offset))
 
     async def seek(self, *, timestamp: float | dt.datetime) -> dict[int, int]:
         """Go to the first records that arrived at ``timestamp`` or later; the offsets."""
@@ -307,6 +320,7 @@ class QueueReader(TopicTable):
         async with self._reading:
             await self._begin()
             micros = round(timestamp * 1e6)
+            await self._learn_epochs(self.buckets)
             found = {b: await self._topic.port(b).find(micros) for b in self.buckets}
             self._move(found)
         return found
@@ -343,7 +357,7 @@ class QueueReader(TopicTable):
             for bucket, offset in done.items():
                 found = await self._topic.port(bucket).stats()
                 end = found.get("end_offset", found.get("total_count", 0))
-                self._metrics.lag(bucket, max(0, end - offset))
+                self._metrics.lag(bucket, max(0, end - max(offset, found.get("start_offset", 0))))
         return done
 
     def _positions(self) -> dict[int, tuple[int, int, int]]:
@@ -400,7 +414,7 @@ class QueueReader(TopicTable):
         end = int(found.get("end_offset", found.get("total_count", 0)))
         epoch = int(found.get("epoch", 0))
         if epoch != self._epochs.setdefault(bucket, epoch):
-            offset = await self._restored(bucket, offset, epoch)
+            offset = await self._restored(bucket, offset, epoch, self._epochs)
         if offset <= end:
             return offset
         start = min(end, int(found.get("opened_offset", end)))
@@ -415,20 +429,31 @@ class QueueReader(TopicTable):
         )
         return start
 
-    async def _same_epoch(self, bucket: int, page: Page) -> bool:
-        """Whether a page is of the cursor's epoch; if not, the cursor goes back where it must."""
-        if self._epochs.setdefault(bucket, page.epoch) == page.epoch:
+    async def _epoch_now(self, bucket: int) -> int:
+        return int((await self._topic.port(bucket).stats()).get("epoch", 0))
+
+    async def _learn_epochs(self, buckets: list[int]) -> None:
+        """Before the cursor is set: if a restore comes between, it is set back afterwards."""
+        for bucket in buckets:
+            self._epochs[bucket] = await self._epoch_now(bucket)
+
+    async def _same_epoch(
+        self, bucket: int, page: Page, at: dict[int, int], epochs: dict[int, int]
+    ) -> bool:
+        """Whether a page is of the epoch of a position; if not, that goes back where it must."""
+        if epochs.setdefault(bucket, page.epoch) == page.epoch:
             return True
-        if bucket in self._cursor:
-            self._cursor[bucket] = await self._restored(bucket, self._cursor[bucket], page.epoch)
-        self._moves += 1
+        if bucket in at:
+            at[bucket] = await self._restored(bucket, at[bucket], page.epoch, epochs)
+        if at is self._cursor:
+            self._moves += 1
         return False
 
-    async def _restored(self, bucket: int, offset: int, epoch: int) -> int:
+    async def _restored(self, bucket: int, offset: int, epoch: int, epochs: dict[int, int]) -> int:
         """Where to read on in a bucket that was restored to an older version."""
         ends = await self._topic.port(bucket).do("restores")
-        least = Committed(offset, epoch=self._epochs.get(bucket, 0)).now(ends)
-        self._epochs[bucket] = epoch
+        least = Committed(offset, epoch=epochs.get(bucket, 0)).now(ends)
+        epochs[bucket] = epoch
         if least != offset:
             log.warning(
                 "topic %r: bucket %d was restored to an older version that ends at offset %d; "
@@ -450,12 +475,17 @@ class QueueReader(TopicTable):
             bucket: found.get("end_offset", found.get("total_count", 0))
             for bucket, found in zip(self._all, buckets, strict=True)
         }
+        starts = {b: one.get("start_offset", 0) for b, one in zip(self._all, buckets, strict=True)}
+
+        def lag(bucket: int, offset: int) -> int:
+            return max(0, ends[bucket] - max(offset, starts[bucket]))
+
         found = {
             "topic": self._topic.name,
             "num_buckets": self._topic.num_buckets,
             **summed(buckets),
             "offsets": dict(self._cursor),
-            "lag": sum(max(0, ends[b] - o) for b, o in self._cursor.items()),
+            "lag": sum(lag(b, o) for b, o in self._cursor.items()),
             "buckets": list(buckets),
         }
         if self._membership is not None:
@@ -467,7 +497,7 @@ class QueueReader(TopicTable):
                 )
                 restored = await self._topic.port(bucket).do("restores") if behind else []
                 committed[bucket] = one.now(restored)
-            lags = {b: max(0, ends[b] - o) for b, o in committed.items()}
+            lags = {b: lag(b, o) for b, o in committed.items()}
             found |= {
                 "group": self._membership.group,
                 "committed": committed,

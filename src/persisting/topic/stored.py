@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from persisting.errors import BucketClosed, StorageError
+from persisting.errors import BucketClosed, BucketLocked, OffsetOutOfRange, StorageError
 from persisting.storage.backend import TableBackend
 from persisting.storage.lance import LanceBackend
 from persisting.storage.shared_schema import FILE as SCHEMA_FILE
 from persisting.storage.snapshot import Page
+from persisting.table.versions import NOTHING
 from persisting.topic.config import TopicConfig, bucket_folder
 from persisting.topic.local import LocalPort, live_topic
 from persisting.topic.owning import open_owner, recover
@@ -119,32 +120,38 @@ class StoredPort:
         if op in TABLE_CHANGES:
             return await self._as_owner(op, args)
         if source is None:
-            return _of_nothing(op)
+            return _of_nothing(op, args)
         return await getattr(source, op)(**args)
 
     async def _as_owner(self, op: str, args: dict[str, Any]) -> Any:
         """Own the bucket for the length of a call; if somebody else owns it, say so."""
-        owner = await in_thread(open_owner, self._topic_folder, self._config, self._bucket)
+        try:
+            owner = await in_thread(open_owner, self._topic_folder, self._config, self._bucket)
+        except BucketLocked as exc:
+            raise BucketLocked(
+                f"{str(exc).split(';')[0]}; call {op}() there, or on a queue of its cluster",
+                owner=exc.owner,
+            ) from exc
         try:
             return await getattr(owner, op)(**args)
         finally:
             await owner.close()
 
-    async def pages(self, offset: int, limit: int | None, block: bool) -> AsyncIterator[Page]:
+    async def pages(
+        self, offset: int, limit: int | None, block: bool, epoch: int | None = None
+    ) -> AsyncIterator[Page]:
         left = limit
-        epoch: int | None = None
         while left is None or left > 0:
             source = await self._source()
             if source is not None:
                 live = isinstance(source, LocalPort)
                 pages: Any = source.pages if live else source.get_pages
                 try:
-                    async with aclosing(pages(offset, left, False)) as stream:
+                    async with aclosing(pages(offset, left, False, epoch)) as stream:
                         async for page in stream:
-                            if epoch not in (None, page.epoch):
-                                yield Page(offset, [], page.epoch)
-                                return
                             yield page
+                            if not page.rows:
+                                return
                             epoch, offset = page.epoch, page.first + len(page.rows)
                             left = None if left is None else left - len(page.rows)
                 except BucketClosed:
@@ -205,8 +212,14 @@ class StoredPort:
             await self._reader.close()
 
 
-def _of_nothing(op: str) -> Any:
+def _of_nothing(op: str, args: dict[str, Any]) -> Any:
     """What a call finds in a bucket that does not exist yet."""
+    if op == "resolve":
+        return NOTHING
+    if op == "take" and args["offsets"]:
+        raise OffsetOutOfRange(
+            f"there is no offset {args['offsets'][0]}: nothing is stored in this bucket"
+        )
     if op == "arrow_at":
         return pa.table({})
     if op == "verify":

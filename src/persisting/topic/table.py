@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -42,7 +42,7 @@ class TopicTable:
         """The same call to every bucket, at the same time."""
         self._check_open()
         chosen = self._all if buckets is None else buckets
-        return list(await asyncio.gather(*(self._topic.port(b).do(op, **args) for b in chosen)))
+        return await _all_of([self._topic.port(b).do(op, **args) for b in chosen])
 
     # Versions and tags
 
@@ -64,14 +64,17 @@ class TopicTable:
         """
         check_tag(name)
         self._whole("tag")
-        folder = self._folder("tag")
-        pinned = await self._each("tag", name=name, empty=True)
+        folder, fs = self._folder("tag"), filesystem.current()
+        pin = f"{name}.{uuid.uuid4().hex[:12]}"
+        pinned = await self._each("tag", name=pin, empty=True)
         buckets = {
             bucket: BucketTag(one["version"], one["start_offset"], one["end_offset"])
             for bucket, one in zip(self._all, pinned, strict=True)
         }
-        tag = TopicTag(name, dt.datetime.now(dt.timezone.utc), buckets)
-        await asyncio.shield(in_thread(tags.save, folder, tag, filesystem.current()))
+        tag = TopicTag(name, dt.datetime.now(dt.timezone.utc), pin, buckets)
+        before = await asyncio.shield(in_thread(tags.save, folder, tag, fs))
+        if before is not None:
+            await self._each("delete_tag", name=before.pin)
         return tag.described()
 
     async def tags(self) -> list[dict[str, Any]]:
@@ -90,7 +93,15 @@ class TopicTable:
         check_tag(name)
         self._whole("delete_tag")
         there = await in_thread(tags.remove, self._folder("delete_tag"), name, filesystem.current())
-        await self._each("delete_tag", name=name)
+        # Also pins of a tag() that died before it had written its file.
+        pins = {
+            one["name"]
+            for bucket in await self._each("tags")
+            for one in bucket
+            if one["name"].rpartition(".")[0] == name
+        }
+        for pin in pins:
+            await self._each("delete_tag", name=pin)
         return bool(there)
 
     async def restore(self, version: TopicVersion) -> dict[str, Any]:
@@ -101,12 +112,15 @@ class TopicTable:
         self._check_open()
         self._whole("restore")
         chosen = await self._chosen_versions(version)
+        numbers = await _all_of(
+            [self._topic.port(b).do("resolve", version=v) for b, v in chosen.items()]
+        )
         token = uuid.uuid4().hex
-        results = await asyncio.gather(
-            *(
-                self._topic.port(b).do("restore", version=v, token=f"{token}-{b}")
-                for b, v in chosen.items()
-            )
+        results = await _all_of(
+            [
+                self._topic.port(b).do("restore", version=number, token=f"{token}-{b}")
+                for b, number in zip(chosen, numbers, strict=True)
+            ]
         )
         ends = {b: one["end_offset"] for b, one in zip(chosen, results, strict=True)}
         return {
@@ -135,6 +149,8 @@ class TopicTable:
             tag = await in_thread(tags.load, self._folder("version"), version, filesystem.current())
             return {b: tag.versions.get(b, 0) for b in self._all}
         if isinstance(version, dict):
+            if not version:
+                raise InvalidArgument("version={} names no bucket")
             unknown = [b for b in version if b not in self._all]
             if unknown:
                 raise InvalidArgument(
@@ -259,13 +275,13 @@ class TopicTable:
             if bucket not in self._all:
                 raise InvalidArgument(f"there is no bucket {bucket!r} here; there are {self._all}")
             by_bucket.setdefault(bucket, []).append(offset)
-        names = None if columns is None else list(columns)
+        names = columns if columns is None or isinstance(columns, str) else list(columns)
         self._check_open()
-        lists = await asyncio.gather(
-            *(
+        lists = await _all_of(
+            [
                 self._topic.port(bucket).do("take", offsets=wanted, columns=names)
                 for bucket, wanted in by_bucket.items()
-            )
+            ]
         )
         found = {bucket: iter(rows) for bucket, rows in zip(by_bucket, lists, strict=True)}
         return [next(found[bucket]) for bucket, _ in pairs]
@@ -356,6 +372,15 @@ class TopicTable:
             raise InvalidArgument(
                 f"{what} is for the whole topic; this reader has only the buckets {self._all}"
             )
+
+
+async def _all_of(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """The results of calls at the same time; an error is raised when all have ended."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
 
 
 def _plain_vector(vector: Any) -> Any:

@@ -37,6 +37,8 @@ class TopicTag(msgspec.Struct, frozen=True):
 
     name: str
     timestamp: dt.datetime
+    pin: str
+    """The name under which the buckets pin their versions; another one for each tag()."""
     buckets: dict[int, BucketTag]
 
     @property
@@ -56,12 +58,15 @@ class TopicTag(msgspec.Struct, frozen=True):
         }
 
 
-def save(folder: Path, tag: TopicTag, fs: FileSystem) -> None:
+def save(folder: Path, tag: TopicTag, fs: FileSystem) -> TopicTag | None:
+    """Make a tag one of the topic's; the tag of the same name that it replaces."""
     place = folder / FOLDER
     try:
         fs.make_folder(place)
         with file_lock(folder / ".topic.lock"):
+            before = load(folder, tag.name, fs) if tag.name in names_in(folder, fs) else None
             fs.write_file(place / f"{tag.name}.json", msgspec.json.encode(tag) + b"\n")
+            return before
     except OSError as exc:
         raise StorageError(f"cannot write the tag {place / tag.name}: {exc.strerror}") from exc
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-_SUMMED = ("total_count", "buffer_count", "persisted_count", "wal_size", "flush_count")
+_SUMMED = (
+    "total_count",
+    "buffer_count",
+    "persisted_count",
+    "wal_size",
+    "flush_count",
+    "fragments",
+    "table_bytes",
+)
 _COMMON = ("compression", "compression_effective", "backend", "wal_enabled", "wal_sync_interval")
 
 
