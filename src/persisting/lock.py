@@ -51,7 +51,9 @@ class BucketLock:
                 "or read it here with read_only=True",
                 owner=note,
             ) from exc
-        self.left_clean = self._read().get("clean") is True
+        self.note = self._read()
+        """What the last owner left; it counts only if that left cleanly."""
+        self.left_clean = self.note.get("clean") is True
         self._owner = {"pid": os.getpid(), "host": socket.gethostname(), **IDENTITY, **owner}
         try:
             self._write({**self._owner, "clean": False})
@@ -62,11 +64,14 @@ class BucketLock:
                 "again"
             ) from exc
 
-    def release(self, *, clean: bool) -> None:
-        """Give the lock up; ``clean`` promises that everything in the folder is synced."""
+    def release(self, *, clean: bool, **left: Any) -> None:
+        """Give the lock up; ``clean`` promises that everything in the folder is synced.
+
+        ``left`` is told to the next owner.
+        """
         try:
             if clean and os.getpid() == self._pid:
-                self._write({**self._owner, "clean": True})
+                self._write({**self._owner, **left, "clean": True})
         except OSError as exc:
             raise StorageError(
                 f"cannot mark {self._path} as left cleanly: {exc.strerror}; nothing is lost, the "

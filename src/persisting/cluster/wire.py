@@ -84,7 +84,8 @@ def error_reply(exc: BaseException) -> Reply:
     text = str(exc) or repr(exc)
     if not isinstance(exc, StorageError):
         text = f"{type(exc).__name__}: {text}"
-    return Reply(error=(type(exc).__name__, text))
+    known = (cls.__name__ for cls in type(exc).__mro__ if hasattr(errors, cls.__name__))
+    return Reply(error=(next(known, StorageError.__name__), text))
 
 
 def rebuilt(name: str, text: str) -> StorageError:

@@ -122,7 +122,7 @@ def ask(command: Path | None) -> Java:
 
 def parse_version(said: str) -> int | None:
     """The feature version in what ``java -version`` prints: 8 of "1.8.0_392", 17 of "17.0.15"."""
-    match = re.search(r'\bversion "(?:1\.)?(\d+)[^"]*"', said)
+    match = re.search(r'^\w+ version "(?:1\.)?(\d+)[^"]*"', said, re.MULTILINE)
     return int(match[1]) if match else None
 
 

@@ -1,22 +1,17 @@
-"""A Spark session that is quiet, starts quickly, and knows the format ``persisting``.
-
-What it sets is in :func:`defaults` and :func:`_variables`; everything else is as Spark has it.
-"""
+"""A Spark session that is quiet, starts quickly, and knows the format ``persisting``."""
 
 from __future__ import annotations
 
+import atexit
 import os
-import re
-import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persisting.errors import StorageError
-from persisting.spark import java
+from persisting.spark import settings
 from persisting.spark.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -24,11 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEFAULT_MASTER = "local[*]"
-
-_LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
-_QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
-_QUICK_COLLECTOR = "-XX:+UseSerialGC"
-_ANY_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 _starting = threading.Lock()
 _scratch = Scratch()
@@ -51,61 +41,22 @@ def session(
     ``conf`` holds Spark settings and wins over all of ours; a value of None leaves a setting as
     Spark has it. If Spark runs already, that session is returned with the settings of ``conf``
     that can still be changed; a warning names a different ``master`` and those that cannot. Under
-    ``spark-submit`` what that was told stays.
+    ``spark-submit`` what that was told stays. A master ``sc://host`` is a Spark Connect server,
+    which has settings of its own; ``conf`` is applied to the session there.
     """
     wanted = {key: _text(value) for key, value in (conf or {}).items()}
     master = wanted.get("spark.master") or master
     with _starting:
         running = _running()
-        spark = _joined(running, master, wanted) if running else _started(app_name, master, wanted)
-        _let_workers_import(spark.sparkContext)
+        if server := _server(master, wanted):
+            spark = _connected(server, wanted)
+        elif running:
+            spark = _joined(running, master, wanted)
+        else:
+            spark = _started(app_name, master, wanted)
+        _let_workers_import(_running())
         _register(spark)
     return spark
-
-
-def defaults(master: str, folder: Path, conf: Mapping[str, str | None]) -> dict[str, str]:
-    """What a session on ``master`` is given, unless ``conf`` says otherwise."""
-    log = f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}"
-    chosen = {
-        "spark.driver.defaultJavaOptions": log,
-        "spark.local.dir": str(folder / "local"),
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }
-    cores = local_cores(master)
-    if cores is not None:
-        chosen["spark.sql.shuffle.partitions"] = str(max(2, cores))
-        for role in ("driver", "executor"):
-            flags = (log, *_quick_flags(conf.get(f"spark.{role}.extraJavaOptions")))
-            chosen[f"spark.{role}.defaultJavaOptions"] = " ".join(flags)
-    return chosen
-
-
-def local_cores(master: str) -> int | None:
-    """How many cores a master on this machine works with; None for one elsewhere."""
-    if master == "local":
-        return 1
-    if match := re.fullmatch(r"local\[(\d+|\*)(?:\s*,\s*\d+)?\]", master):
-        return _cores() if match[1] == "*" else int(match[1])
-    if match := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
-        return int(match[1]) * int(match[2])
-    return None
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _quick_flags(own_flags: str | None) -> list[str]:
-    """C1 and the serial collector, which save seconds; Java refuses two collectors."""
-    said = (own_flags, os.environ.get("JAVA_TOOL_OPTIONS"), os.environ.get("JDK_JAVA_OPTIONS"))
-    if _ANY_COLLECTOR.search(" ".join(filter(None, said))):
-        return [_QUICK_COMPILER]
-    return [_QUICK_COMPILER, _QUICK_COLLECTOR]
 
 
 def _running() -> SparkContext | None:
@@ -116,6 +67,27 @@ def _running() -> SparkContext | None:
             f"Spark is not installed ({exc}): pip install 'persisting[spark]'"
         ) from exc
     return SparkContext._active_spark_context
+
+
+def _server(master: str, wanted: Mapping[str, str | None]) -> str | None:
+    """The Spark Connect server that is asked for, if any."""
+    url = wanted.get("spark.remote") or os.environ.get("SPARK_REMOTE") or master
+    return url if url.startswith("sc://") else None
+
+
+def _connected(server: str, wanted: Mapping[str, str | None]) -> SparkSession:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    given = _known({**wanted, "spark.master": None, "spark.remote": server})
+    spark = SparkSession.builder.config(map=given).getOrCreate()
+    used = getattr(spark.client._builder, "endpoint", None)
+    if used not in (None, DefaultChannelBuilder(server).endpoint):
+        _warn(
+            f"a session with the Spark Connect server {used} is there already: it is used and "
+            f"{server!r} is ignored; call stop() on it first"
+        )
+    return spark
 
 
 def _joined(running: SparkContext, master: str, wanted: Mapping[str, str | None]) -> SparkSession:
@@ -130,11 +102,10 @@ def _joined(running: SparkContext, master: str, wanted: Mapping[str, str | None]
             f"{master!r} is ignored; call stop() on it first"
         )
     too_late = []
-    for key, value in wanted.items():
-        if key == "spark.master" or value is None or spark.conf.get(key, None) == value:
-            continue
+    for key, value in _known({**wanted, "spark.master": None}).items():
         try:
-            spark.conf.set(key, value)
+            if spark.conf.get(key, None) != value:
+                spark.conf.set(key, value)
         except PySparkException:
             too_late.append(key)
     if too_late:
@@ -146,6 +117,7 @@ def _joined(running: SparkContext, master: str, wanted: Mapping[str, str | None]
 
 
 def _started(app_name: str, master: str, wanted: Mapping[str, str | None]) -> SparkSession:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     submitted = _submitted()
@@ -156,16 +128,22 @@ def _started(app_name: str, master: str, wanted: Mapping[str, str | None]) -> Sp
                 f"master {master!r} is ignored"
             )
         master = submitted["spark.master"]
-    with _scratch.folder() as folder, _environment(_variables(master, wanted)):
-        chosen = {
-            **defaults(master, folder, {**submitted, **wanted}),
+    changes = settings.variables(master, wanted)
+    if SparkContext._gateway is None:
+        changes.update(settings.java_variables())
+    with settings.environment(changes), _scratch.folder() as folder:
+        chosen: dict[str, Any] = {
+            **settings.defaults(master, folder, {**submitted, **wanted}),
             **submitted,
             "spark.app.name": app_name,
             "spark.master": master,
             **wanted,
         }
-        given = {key: value for key, value in chosen.items() if value is not None}
-        return SparkSession.builder.config(map=given).getOrCreate()
+        spark = SparkSession.builder.config(map=_known(chosen)).getOrCreate()
+    if master.startswith("local-cluster"):
+        # Its workers live in Spark's Java; left alone at the end, they mourn every executor.
+        atexit.register(spark.stop)
+    return spark
 
 
 def _submitted() -> dict[str, str]:
@@ -178,49 +156,14 @@ def _submitted() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-def _variables(master: str, wanted: Mapping[str, str | None]) -> dict[str, str]:
-    """The environment that Spark is started in."""
-    from pyspark import SparkContext
-
-    python = wanted.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
-    variables = {
-        "PYSPARK_PYTHON": python or sys.executable,
-        "PYSPARK_DRIVER_PYTHON": wanted.get("spark.pyspark.driver.python") or sys.executable,
-    }
-    if local_cores(master) is not None:
-        # Without it Spark takes an address of the network, and says so.
-        variables["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
-    if SparkContext._gateway is None:
-        variables["JAVA_HOME"] = str(java.java_home())
-        # A first Java only works out the command for the second.
-        quick = " ".join(_quick_flags(None))
-        variables["SPARK_LAUNCHER_OPTS"] = os.environ.get("SPARK_LAUNCHER_OPTS", quick)
-    return variables
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Spark copies its environment at the start; the caller's is as before afterwards."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _let_workers_import(context: SparkContext) -> None:
+def _let_workers_import(context: SparkContext | None) -> None:
     """Executors find persisting, too, where it is not installed but only on the path here.
 
     The variable is for Spark's Python processes; they add it to the path of their machine.
     """
-    import persisting
-
-    folder = str(Path(persisting.__file__).resolve().parent.parent)
+    if context is None:
+        return
+    folder = str(Path(__file__).absolute().parents[2])
     path = context.environment.get("PYTHONPATH", "").split(os.pathsep)
     # A whole site-packages in front of the standard library could hide parts of it, and every
     # Python that shares it has it on its path.
@@ -232,6 +175,10 @@ def _register(spark: SparkSession) -> None:
     from persisting.spark.source import PersistingSource
 
     spark.dataSource.register(PersistingSource)
+
+
+def _known(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _text(value: Any) -> str | None:

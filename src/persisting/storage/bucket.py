@@ -39,7 +39,7 @@ from persisting.storage.upkeep import Upkeep
 from persisting.storage.waiters import Waiters
 from persisting.storage.writers import WRITERS, Writers
 from persisting.table import versions
-from persisting.table.table import Table
+from persisting.table.table import SIGNATURE, Table
 from persisting.table.versions import Version
 
 log = logging.getLogger("persisting")
@@ -135,6 +135,8 @@ class Bucket:
             ) from exc
         self._lock = BucketLock(folder, bucket=self.options.bucket_id)
         self._unlock = weakref.finalize(self, self._lock.release, clean=False)
+        if self._lock.left_clean:
+            self.table.check_signature(self._lock.note)
         self.table.open(left_clean=self._lock.left_clean)
         self.table.set_compression()
         self.upkeep.begin()
@@ -143,7 +145,8 @@ class Bucket:
         """Let the lock go after a failed opening; as it was found, if nothing was written."""
         if self._lock is not None and self._unlock.detach() is not None:
             untouched = self._lock.left_clean and not self.table.touched
-            self._lock.release(clean=untouched)
+            kept = {k: v for k, v in self._lock.note.items() if k in SIGNATURE}
+            self._lock.release(clean=untouched, **kept)
 
     def attach(self, journal: Journal) -> None:
         """Log every record from now on; a bucket that is dropped closes the log's files."""
@@ -171,7 +174,7 @@ class Bucket:
             self.journal.close()
         self.metrics.remove()
         if self._lock is not None and self._unlock.detach() is not None:
-            self._lock.release(clean=True)
+            self._lock.release(clean=True, **self.table.signature())
 
     def check_open(self) -> None:
         if self.closed:

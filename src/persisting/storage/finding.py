@@ -84,6 +84,13 @@ class Finder:
             raise InvalidArgument("search needs vector=…, text=… or both")
         if metric is not None and metric not in indexes.METRICS:
             raise InvalidArgument(f"metric must be one of {', '.join(indexes.METRICS)}")
+        if column is not None and not isinstance(column, (str, list, tuple)):
+            raise InvalidArgument(f"column must be a field's name, got {column!r}")
+        for own in (DISTANCE, SCORE):
+            if own in self.known.names:
+                raise InvalidArgument(
+                    f"the records have a field {own!r}, a name that a search needs for itself"
+                )
         columns = [column] if isinstance(column, str) else list(column or ())
         for name in columns:
             indexes.field_of(self.known, name)
@@ -303,8 +310,8 @@ def _checked_vector(vector: Any, field: pa.Field) -> list[float]:
         raise InvalidArgument(f"vector must be a list of floats, got {vector!r:.80}") from exc
     if values.ndim != 1:
         raise InvalidArgument(f"vector must be one list of floats, got {values.ndim} dimensions")
-    if not np.isfinite(values).all():
-        raise InvalidArgument("vector holds a value that is not finite")
+    if not (np.abs(values) <= np.finfo(np.float32).max).all():
+        raise InvalidArgument("vector holds a value that is not finite, or beyond a 32-bit float")
     if len(values) != field.type.list_size:
         raise InvalidArgument(
             f"vector has {len(values)} values, field {field.name!r} has {field.type.list_size}"

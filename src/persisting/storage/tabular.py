@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -44,6 +45,7 @@ class Tabular:
     async def versions(self) -> list[dict[str, Any]]:
         """The versions that can be read, oldest first: ``version``, ``timestamp``, ``rows`` and
         ``operation`` of each."""
+        self._bucket.check_open()
         await self._refresh()
         dataset = self._bucket.table.view.dataset
         return [] if dataset is None else await in_thread(versions.listing, dataset)
@@ -60,6 +62,7 @@ class Tabular:
 
     async def tags(self) -> list[dict[str, Any]]:
         """The tags: ``name`` and ``version`` of each."""
+        self._bucket.check_open()
         await self._refresh()
         dataset = self._bucket.table.view.dataset
         found = {} if dataset is None else await in_thread(versions.tags, dataset)
@@ -173,6 +176,7 @@ class Tabular:
 
     async def indexes(self) -> list[dict[str, Any]]:
         """The indexes: field, kind, rows covered and rows not covered yet."""
+        self._bucket.check_open()
         await self._refresh()
         keeper = self._bucket.upkeep
 
@@ -187,12 +191,10 @@ class Tabular:
         self, offsets: Sequence[int], columns: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
         """The records at ``offsets``, in that order; one that is not there raises."""
-        for offset in offsets:
-            if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-                raise InvalidArgument(f"an offset is a whole number from 0, got {offset!r}")
+        places = _offsets(offsets)
 
         def find(snapshot: Snapshot) -> list[dict[str, Any]]:
-            return snapshot.take(offsets, _fields(columns, self._finder(snapshot)))
+            return snapshot.take(places, _fields(columns, self._finder(snapshot)))
 
         return await self._reading(find)
 
@@ -241,9 +243,10 @@ class Tabular:
         bytes: int | None = None,
         seconds: float | None = None,
     ) -> dict[str, int]:
-        """Drop the oldest rows beyond any of the limits, by whole fragments; offsets stay.
+        """Drop the oldest rows that lie beyond any of the limits, by whole fragments.
 
-        At least ``rows`` rows, ``bytes`` bytes and everything younger than ``seconds`` is kept.
+        ``rows`` and ``bytes`` say how much of the newest to keep at least, ``seconds`` how long a
+        row is kept after its arrival. The offsets of what is left do not change.
         """
         limits = Limits(rows=rows, nbytes=bytes, seconds=seconds)
         limits.check()
@@ -260,7 +263,11 @@ class Tabular:
         """
         await self._refresh()
         bucket = self._bucket
-        report = await in_thread(upkeep.verify, bucket.table, bucket.snapshot().view)
+        view = bucket.snapshot().view
+        report = await in_thread(upkeep.verify, bucket.table, view)
+        while report.damaged and bucket.snapshot().view.version != view.version:
+            view = bucket.snapshot().view  # what is missing may have been cleaned up meanwhile
+            report = await in_thread(upkeep.verify, bucket.table, view)
         bucket.metrics.verified(len(report.damaged))
         return {
             "ok": report.ok,
@@ -282,10 +289,24 @@ def ranked(rankings: list[list[dict[str, Any]]], k: int, key: Any) -> list[dict[
     return found
 
 
+def _offsets(given: Any) -> list[int]:
+    """Offsets as whole numbers from 0, or raise."""
+    found = []
+    for offset in given if isinstance(given, Iterable) else [given]:
+        try:
+            number = -1 if isinstance(offset, bool) else operator.index(offset)
+        except TypeError:
+            number = -1
+        if number < 0 or not isinstance(given, Iterable):
+            raise InvalidArgument(f"take needs a list of whole numbers from 0, got {given!r:.80}")
+        found.append(number)
+    return found
+
+
 def _fields(columns: Sequence[str] | None, finder: Finder) -> pa.Schema | None:
     """The fields to return; None where all are."""
     if columns is None:
         return None
-    if isinstance(columns, str):
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
         raise InvalidArgument(f"columns must be a list of field names, got {columns!r}")
     return pa.schema([indexes.field_of(finder.known, name) for name in columns])

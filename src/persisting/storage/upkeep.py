@@ -140,12 +140,12 @@ class Upkeep:
         with self._turn() as view:
             return self._compact(view, compaction.worthwhile(view.sizes, self._limit), self._limit)
 
-    def _compact(self, view: TableView, count: int, limit: Limit) -> bool:
+    def _compact(self, view: TableView, count: int, limit: Limit, *, whole: bool = False) -> bool:
         bucket = self._bucket
         if not count:
             return False
         started = time.perf_counter()
-        upkeep.compact(bucket.table, bucket.fs, count, limit)
+        upkeep.compact(bucket.table, bucket.fs, count, limit, whole=whole)
         after = len(bucket.table.view.sizes)
         rows = sum(size.rows for size in view.sizes[-count:])
         bucket.metrics.compacted(time.perf_counter() - started, rows)
@@ -167,7 +167,8 @@ class Upkeep:
         bucket = self._bucket
         before = len(bucket.table.view.sizes)
         with self._turn() as view:
-            self._compact(view, compaction.everything(view.sizes, self._limit), self._limit)
+            count = compaction.everything(view.sizes, self._limit)
+            self._compact(view, count, self._limit, whole=True)
         self._cleaned = 0.0
         cleaned = self._clean()
         after = len(bucket.table.view.sizes)
@@ -256,9 +257,9 @@ class Upkeep:
 
     @property
     def wanted(self) -> list[Wanted]:
-        """The indexes that were asked for."""
-        if self._wanted is None:
-            bucket = self._bucket
+        """The indexes that were asked for; a reader without the lock looks each time."""
+        bucket = self._bucket
+        if self._wanted is None or bucket.options.read_only:
             self._wanted = indexes.load(bucket.options.storage_path, bucket.fs)
         return self._wanted
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from persisting.errors import StorageError
 from persisting.fs import FileSystem
 from persisting.schema.conversion import convert
-from persisting.table import checksums, files, layout
+from persisting.table import checksums, files, layout, properties
 from persisting.table.guard import translated
 from persisting.table.properties import RESTORES, SEQUENCE, START, Restored, encode_restores
 from persisting.table.table import Table
@@ -108,7 +108,8 @@ def create(table: Table, schema: pa.Schema) -> None:
         return
     with translated("create", table.root):
         operation = lance.LanceOperation.Overwrite(table.physical(schema), [])
-        transaction = lance.Transaction(0, operation, transaction_properties={SEQUENCE: "0"})
+        kept = properties.sealed({SEQUENCE: "0"})
+        transaction = lance.Transaction(0, operation, transaction_properties=kept)
         table.begin(transaction)
 
 

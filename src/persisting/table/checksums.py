@@ -75,6 +75,20 @@ def changes(root: Path, dataset: Any) -> dict[str, str] | None:
     return {LOOSE: msgspec.json.encode(now).decode()}
 
 
+def untrusted_indexes(root: Path, dataset: Any) -> list[str]:
+    """The indexes with files whose checksums were never noted."""
+    known = _known(dataset)
+    found = []
+    for index in dataset.describe_indices():
+        for segment in index.segments:
+            folder = f"{files.INDICES}/{segment.uuid}"
+            noted = {name for name in known if name.startswith(f"{folder}/")}
+            if not noted or noted != set(_files_under(root, folder)):
+                found.append(index.name)
+                break
+    return found
+
+
 def check(root: Path, dataset: Any, seen: set[str]) -> tuple[list[Damage], int, list[str]]:
     """(damaged files, number of files checked, files without a checksum) of a version.
 
@@ -137,9 +151,13 @@ def _sizes(dataset: Any) -> dict[str, int | None]:
 def _index_files(root: Path, dataset: Any) -> Iterator[str]:
     """The files of every index of this version that are there."""
     for index in _index_ids(dataset):
-        for place, _, names in os.walk(root / files.INDICES / index):
-            for name in sorted(names):
-                yield str((Path(place) / name).relative_to(root))
+        yield from _files_under(root, f"{files.INDICES}/{index}")
+
+
+def _files_under(root: Path, folder: str) -> Iterator[str]:
+    for place, _, names in os.walk(root / folder):
+        for name in sorted(names):
+            yield str((Path(place) / name).relative_to(root))
 
 
 def _index_ids(dataset: Any) -> list[str]:

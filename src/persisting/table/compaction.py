@@ -8,6 +8,7 @@ append can come between: the caller holds the table.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ one compaction rewrites, and so how long a flush may have to wait for it."""
 
 _MANY = 32
 _EVEN = 16
+_TOO_MANY = 512
 
 
 class Limit(NamedTuple):
@@ -42,14 +44,25 @@ def worthwhile(sizes: Sequence[Size], limit: Limit) -> int:
     """
     tail = _small_tail(sizes, limit)
     rows, nbytes = sum(s.rows for s in tail), sum(s.nbytes for s in tail)
-    if len(tail) > 1 and (rows >= limit.rows or nbytes >= limit.nbytes):
-        return len(tail)
+    if len(tail) > 1 and (rows >= limit.rows or nbytes >= limit.nbytes or len(tail) >= _TOO_MANY):
+        return _bounded(tail, limit)
     best = total = largest = 0
     for count, size in enumerate(reversed(tail), 1):
         total, largest = total + size.rows, max(largest, size.rows)
         if count >= _MANY and largest * _EVEN <= total:
             best = count
     return best
+
+
+def _bounded(tail: Sequence[Size], limit: Limit) -> int:
+    """As many of the last fragments as one compaction may rewrite, where too much has piled up."""
+    rows = nbytes = count = 0
+    for size in reversed(tail):
+        rows, nbytes = rows + size.rows, nbytes + size.nbytes
+        if count > 1 and (rows > 2 * limit.rows or nbytes > 2 * limit.nbytes):
+            break
+        count += 1
+    return count
 
 
 def _small_tail(sizes: Sequence[Size], limit: Limit) -> Sequence[Size]:
@@ -74,6 +87,18 @@ def rewrite(
     dataset: Any, view: TableView, count: int, limit: Limit, root: Path, fs: FileSystem
 ) -> None:
     """Rewrite the last ``count`` fragments of ``dataset``, a fresh handle of the view's version."""
+    began = time.time_ns()
+    try:
+        _rewrite(dataset, view, count, limit, root, fs)
+    except BaseException:
+        used = files.data_paths(fragment.metadata for fragment in dataset.get_fragments())
+        files.remove_new_data(fs, root, began, {*used, *files.data_paths(view.fragments)})
+        raise
+
+
+def _rewrite(
+    dataset: Any, view: TableView, count: int, limit: Limit, root: Path, fs: FileSystem
+) -> None:
     from lance import optimize
 
     # The JSON forms are missing in Lance's type stubs.
@@ -95,11 +120,12 @@ def rewrite(
     _check_order(dataset, view, len(view.fragments) - count)
 
 
-def split_by_indexes(view: TableView, count: int, limit: Limit) -> bool:
-    """Whether the parts of indexes lie so that joining the fragments would achieve little."""
+def split_by_indexes(view: TableView, count: int, limit: Limit, *, at_all: bool) -> bool:
+    """Whether the parts of indexes lie so that joining the fragments would achieve little, or
+    less than it could."""
     groups = _groups(view, count, limit)
     needed = _groups(view, count, limit, by_index=False)
-    return len(groups) > len(needed) and 2 * len(groups) > count
+    return len(groups) > len(needed) and (at_all or 2 * len(groups) > count)
 
 
 def _groups(view: TableView, count: int, limit: Limit, *, by_index: bool = True) -> list[list[Any]]:

@@ -8,11 +8,14 @@ before the next was begun.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from persisting.errors import TableError
 from persisting.fs import FileSystem
@@ -26,6 +29,7 @@ INDICES = "_indices"
 TAGS = "_refs/tags"
 ASIDE = "damaged"
 CHANGING = "changing"
+CLEANING = "cleaning"
 _LAST_VERSION = 2**64 - 1
 
 
@@ -88,14 +92,47 @@ def sync_indices(fs: FileSystem, root: Path, names: Iterable[str]) -> None:
         fs.sync_folder(root)
 
 
-def sync_tag(fs: FileSystem, root: Path, name: str) -> None:
-    """Sync a tag that was made, or its folder where it was removed."""
-    folder = root / TAGS
-    if (folder / f"{name}.json").exists():
-        fs.sync_file(folder / f"{name}.json")
-    for place in (folder, folder.parent, root):
-        if place.is_dir():
-            fs.sync_folder(place)
+def write_tag(fs: FileSystem, root: Path, name: str, version: int) -> None:
+    """Put a tag in place, as Lance keeps it. By us, since Lance does not sync it: a torn file
+    among the tags makes all of them unreadable."""
+    size = manifest_path(root, version).stat().st_size
+    now = dt.datetime.now(dt.timezone.utc).isoformat()
+    tag: dict[str, Any] = {
+        "branch": None,
+        "version": version,
+        "createdAt": now,
+        "updatedAt": now,
+        "manifestSize": size,
+        "metadata": {},
+    }
+    fs.make_folder(root / TAGS)
+    fs.write_file(root / TAGS / f"{name}.json", msgspec.json.encode(tag))
+
+
+def remove_tag(fs: FileSystem, root: Path, name: str) -> None:
+    fs.remove(root / TAGS / f"{name}.json")
+    fs.sync_folder(root / TAGS)
+
+
+def announce_cleaning(fs: FileSystem, root: Path, going: list[int]) -> None:
+    """Say, durably, which versions are being removed: power loss may bring a manifest back whose
+    data is gone."""
+    fs.write_file(root.parent / CLEANING, msgspec.json.encode(going))
+
+
+def finish_cleaning(fs: FileSystem, root: Path) -> None:
+    """Remove what is left of versions that were being removed, and make all of it durable."""
+    path = root.parent / CLEANING
+    try:
+        going = msgspec.json.decode(fs.read(path), type=list[int])
+    except FileNotFoundError:
+        return
+    except msgspec.DecodeError:
+        going = []
+    for version in going:
+        fs.remove(manifest_path(root, version))
+    fs.sync_folder(root / VERSIONS)
+    fs.remove(path)
 
 
 def sync_root(fs: FileSystem, root: Path) -> None:

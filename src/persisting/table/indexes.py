@@ -128,7 +128,10 @@ def load(folder: Path, fs: FileSystem) -> list[Wanted]:
 
 
 def save(folder: Path, wanted: list[Wanted], fs: FileSystem) -> None:
-    fs.write_file(folder / FILE, msgspec.json.encode(wanted) + b"\n")
+    try:
+        fs.write_file(folder / FILE, msgspec.json.encode(wanted) + b"\n")
+    except OSError as exc:
+        raise StorageError(f"cannot write {folder / FILE}: {exc.strerror or exc}") from exc
 
 
 class Built(msgspec.Struct, frozen=True):

@@ -7,7 +7,9 @@ indexes, compaction) carry none: there the last one that did still holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,10 @@ RESTORES = "persisting.restores"
 
 
 _CHECKPOINT = "persisting."
+
+
+SEAL = "persisting.seal"
+"""A checksum of the others: a flipped bit in them would lose or double records."""
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -52,8 +58,22 @@ _OPERATIONS = {
 def own(dataset: Any, version: int) -> dict[str, str] | None:
     """The properties that the commit of ``version`` carries, None if it carries none."""
     transaction = _transaction(dataset, version)
-    kept = (transaction and transaction.transaction_properties) or {}
-    return dict(kept) if SEQUENCE in kept else None
+    kept = dict((transaction and transaction.transaction_properties) or {})
+    if SEQUENCE not in kept:
+        return None
+    seal = kept.pop(SEAL, None)
+    if seal is not None and seal != sealed(kept)[SEAL]:
+        raise TableError(
+            f"what version {version} of {dataset.uri} says of itself is damaged; restore the "
+            "table from a copy"
+        )
+    return kept
+
+
+def sealed(kept: Mapping[str, str]) -> dict[str, str]:
+    """The properties with a checksum of theirs, as a transaction keeps them."""
+    text = json.dumps(dict(sorted(kept.items())))
+    return {**kept, SEAL: f"{zlib.crc32(text.encode()):08x}"}
 
 
 def read(dataset: Any) -> dict[str, str]:

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from persisting.table.view import Size, TableView, sizes_of
 log = logging.getLogger("persisting")
 
 FOLDER = "data.lance"
+SIGNATURE = ("version", "manifest")
+""":meth:`Table.signature` says these of the table that is left."""
 
 
 class Torn(TableError):
@@ -47,7 +50,7 @@ class Table:
         self.view = TableView(None, EMPTY)
         self.properties: dict[str, str] = {}
         """What the last append kept beside its rows."""
-        self._fs, self._compression, self._defaults = fs, compression, defaults or {}
+        self.fs, self._compression, self._defaults = fs, compression, defaults or {}
         self._undo = False
         self._long_rows = False
         self._found = 0
@@ -56,6 +59,7 @@ class Table:
 
     def open(self, *, left_clean: bool) -> None:
         """Open for writing: check the newest version, take a torn one back, sync what is there."""
+        files.finish_cleaning(self.fs, self.root)
         version = self._found = files.newest_version(self.root)
         if version:
             try:
@@ -63,11 +67,15 @@ class Table:
             except Torn as exc:
                 dataset = self._step_back(version, left_clean, exc)
             if dataset is not None:
+                self._set_torn_aside(dataset.version)
                 self.properties = properties.read(dataset)
                 self._adopt(dataset)
                 if not left_clean:
                     self._sync_all()
                 self._finish_evolution()
+                if not left_clean:
+                    self._drop_untrusted_indexes()
+                    self.note_checksums()
 
     @property
     def sequence(self) -> int:
@@ -91,6 +99,26 @@ class Table:
             dataset = self._load(version)
             self.properties = properties.read(dataset)
             self._adopt(dataset)
+
+    def signature(self) -> dict[str, Any]:
+        """The newest version and the checksum of its manifest, for the next owner."""
+        if self.view.dataset is None:
+            return {}
+        path = files.manifest_path(self.root, self.view.version)
+        return dict(zip(SIGNATURE, (self.view.version, checksums.crc_of(path)), strict=True))
+
+    def check_signature(self, left: Mapping[str, Any]) -> None:
+        """Raise if the manifest is not the one that the last owner left."""
+        self._found = files.newest_version(self.root)
+        version, crc = (left.get(name) for name in SIGNATURE)
+        if not isinstance(version, int) or not version:
+            return
+        path = files.manifest_path(self.root, version)
+        if not path.exists() or checksums.crc_of(path) != crc:
+            raise TableError(
+                f"the manifest {path} is not the one that was written: it is damaged. Restore "
+                f"{self.root} from a copy"
+            )
 
     def at(self, version: int) -> TableView:
         """The view of an older version."""
@@ -149,7 +177,7 @@ class Table:
                 f"{why}. The bucket had been closed cleanly, so this is damage to stored data, not "
                 f"a torn write; restore {self.root} from a copy"
             ) from why
-        floor = min(files.changing_since(self.root, self._fs), version - 1)
+        floor = min(files.changing_since(self.root, self.fs), version - 1)
         torn = [(version, why)]
         while True:
             older = self._next_older(torn[-1][0])
@@ -161,8 +189,24 @@ class Table:
                     raise
                 torn.append((older, exc))
         for number, reason in torn:
-            files.set_manifest_aside(self._fs, self.root, number, reason)
+            files.set_manifest_aside(self.fs, self.root, number, reason)
         return dataset
+
+    def _set_torn_aside(self, version: int) -> None:
+        """Of a change in which Lance committed several versions, an earlier one may be torn."""
+        floor = files.changing_since(self.root, self.fs)
+        for older in files.versions_on_disk(self.root):
+            if floor < older < version:
+                try:
+                    properties.own(self._load(older), older)
+                except Exception as exc:
+                    files.set_manifest_aside(self.fs, self.root, older, exc)
+
+    def _drop_untrusted_indexes(self) -> None:
+        """Lance commits an index before its files are synced: after a crash only those count
+        whose checksums were noted, which was after the sync. Upkeep builds the others anew."""
+        for name in checksums.untrusted_indexes(self.root, self.view.dataset):
+            self.change("drop an index of", methodcaller("drop_index", name))
 
     def _next_older(self, version: int) -> int:
         for candidate in range(version - 1, 0, -1):
@@ -179,9 +223,9 @@ class Table:
         """Sync all that the newest version names: its writer may have died before it did."""
         with translated("sync", self.root):
             fragments = (f.metadata for f in self.view.dataset.get_fragments())  # type: ignore[union-attr]
-            files.sync_data(self._fs, self.root, files.data_paths(fragments))
-            files.sync_version(self._fs, self.root, self.view.version)
-            files.sync_root(self._fs, self.root)
+            files.sync_data(self.fs, self.root, files.data_paths(fragments))
+            files.sync_version(self.fs, self.root, self.view.version)
+            files.sync_root(self.fs, self.root)
 
     # Writing
 
@@ -209,7 +253,7 @@ class Table:
                 self._leave_long_rows_plain()
                 transaction = self._write_or_clean_up(batches, schema)
             kept = {**self._lasting(), SEQUENCE: str(sequence), **(beside or {})}
-            transaction.transaction_properties = kept
+            transaction.transaction_properties = properties.sealed(kept)
             dataset = self._commit(transaction)
             with self._undone_if_it_fails():
                 self._sync_commit(dataset.version, transaction.uuid)
@@ -218,11 +262,11 @@ class Table:
 
     def begin(self, transaction: Any) -> None:
         """Commit the first version, of a table without rows."""
-        self._fs.make_folder(self.root)
+        self.fs.make_folder(self.root)
         dataset = self._commit(transaction)
         with self._undone_if_it_fails():
             self._sync_commit(dataset.version, transaction.uuid)
-        self.properties = dict(transaction.transaction_properties)
+        self.properties = {SEQUENCE: "0"}
         self._adopt(dataset)
 
     def _lasting(self) -> dict[str, str]:
@@ -246,7 +290,7 @@ class Table:
         try:
             return self._write(batches, schema)
         except BaseException:
-            files.remove_new_data(self._fs, self.root, began, self._data_in_use())
+            files.remove_new_data(self.fs, self.root, began, self._data_in_use())
             raise
 
     def _leave_long_rows_plain(self) -> None:
@@ -270,7 +314,7 @@ class Table:
         reader = pa.RecordBatchReader.from_batches(physical, _physical(batches, physical))
         dataset = self.view.dataset
         if dataset is None:
-            self._fs.make_folder(self.root)
+            self.fs.make_folder(self.root)
             transaction = write_fragments(
                 reader,
                 str(self.root),
@@ -281,10 +325,10 @@ class Table:
         else:
             transaction = write_fragments(reader, dataset, mode="append", return_transaction=True)
         operation: Any = transaction.operation
-        operation.fragments = checksums.signed_metadata(self._fs, self.root, operation.fragments)
-        files.sync_data(self._fs, self.root, files.data_paths(operation.fragments))
+        operation.fragments = checksums.signed_metadata(self.fs, self.root, operation.fragments)
+        files.sync_data(self.fs, self.root, files.data_paths(operation.fragments))
         if dataset is None:
-            files.sync_root(self._fs, self.root)
+            files.sync_root(self.fs, self.root)
         return transaction
 
     def _data_in_use(self) -> set[str]:
@@ -313,17 +357,17 @@ class Table:
         return dataset if dataset.read_transaction(version).uuid == uuid else None
 
     def _sync_commit(self, version: int, uuid: str | None = None) -> None:
-        files.sync_version(self._fs, self.root, version, uuid)
+        files.sync_version(self.fs, self.root, version, uuid)
         if version == 1:
-            files.sync_root(self._fs, self.root)
+            files.sync_root(self.fs, self.root)
 
     def _complete_undo(self) -> None:
         """Take back every version above the view: a later sync could not prove its bytes."""
         if self._undo:
             with translated("take back an unsynced version of", self.root):
                 for version in range(files.newest_version(self.root), self.view.version, -1):
-                    self._fs.remove(files.manifest_path(self.root, version))
-                self._fs.sync_folder(self.root / files.VERSIONS)
+                    self.fs.remove(files.manifest_path(self.root, version))
+                self.fs.sync_folder(self.root / files.VERSIONS)
             self._undo = False
 
     def _adopt_appended(self, dataset: Any, transaction: Any, schema: pa.Schema) -> None:
@@ -339,12 +383,12 @@ class Table:
         with translated(action, self.root):
             dataset = self._fresh()
             if several:
-                files.announce_change(self._fs, self.root, self.view.version)
+                files.announce_change(self.fs, self.root, self.view.version)
             with self._undone_if_it_fails():
                 work(dataset)
             self._settle(dataset)
             if several:
-                files.change_done(self._fs, self.root)
+                files.change_done(self.fs, self.root)
 
     def commit(self, action: str, operation: Any, changed: Mapping[str, str]) -> None:
         """Commit an operation of Lance's, and our properties with ``changed`` ones, as one."""
@@ -353,7 +397,9 @@ class Table:
         kept = {**self.properties, SEQUENCE: str(self.sequence), **changed}
 
         def work(dataset: Any) -> None:
-            transaction = lance.Transaction(dataset.version, operation, transaction_properties=kept)
+            transaction = lance.Transaction(
+                dataset.version, operation, transaction_properties=properties.sealed(kept)
+            )
             committed = lance.LanceDataset.commit(dataset, transaction)
             dataset.checkout_latest()
             if dataset.version != committed.version:
@@ -422,8 +468,8 @@ class Table:
         known = self._data_in_use()
         now = files.data_paths(f.metadata for f in dataset.get_fragments())
         with self._undone_if_it_fails():
-            files.sync_data(self._fs, self.root, [name for name in now if name not in known])
-            files.sync_indices(self._fs, self.root, self._new_indices(dataset))
+            files.sync_data(self.fs, self.root, [name for name in now if name not in known])
+            files.sync_indices(self.fs, self.root, self._new_indices(dataset))
             for version in range(self.view.version + 1, dataset.version + 1):
                 if files.manifest_path(self.root, version).exists():
                     self._sync_commit(version)

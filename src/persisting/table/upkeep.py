@@ -27,9 +27,12 @@ log = logging.getLogger("persisting")
 _MOST_PARTS = 8
 
 
-def compact(table: Table, fs: FileSystem, count: int, limit: Limit) -> None:
-    """Rewrite the last ``count`` fragments as larger ones; no row moves."""
-    if compaction.split_by_indexes(table.view, count, limit):
+def compact(table: Table, fs: FileSystem, count: int, limit: Limit, *, whole: bool = False) -> None:
+    """Rewrite the last ``count`` fragments as larger ones; no row moves.
+
+    ``whole`` has every index cover all of them first, so that none stays apart for its sake.
+    """
+    if compaction.split_by_indexes(table.view, count, limit, at_all=whole):
         optimize_indexes(table, whole=True)
     view = table.view
 
@@ -59,7 +62,8 @@ def checkpoint(table: Table) -> None:
     view = table.view
     assert view.dataset is not None
     if properties.own(view.dataset, view.version) is None:
-        entries = LanceOperation.UpdateMap(updates=dict(table.properties), replace=False)
+        kept = {k: v for k, v in table.properties.items() if k.startswith("persisting.")}
+        entries = LanceOperation.UpdateMap(updates=dict(kept), replace=False)
         table.commit("checkpoint", LanceOperation.UpdateConfig(config_updates=entries), {})
 
 
@@ -88,11 +92,7 @@ def tag(table: Table, fs: FileSystem, name: str) -> int:
     view = table.view
     assert view.dataset is not None
     with translated("tag", table.root):
-        if name in versions.tags(view.dataset):
-            view.dataset.tags.update(name, view.version)
-        else:
-            view.dataset.tags.create(name, view.version)
-        files.sync_tag(fs, table.root, name)
+        files.write_tag(fs, table.root, name, view.version)
     return view.version
 
 
@@ -102,8 +102,7 @@ def delete_tag(table: Table, fs: FileSystem, name: str) -> bool:
     if dataset is None or name not in versions.tags(dataset):
         return False
     with translated("remove a tag of", table.root):
-        dataset.tags.delete(name)
-        files.sync_tag(fs, table.root, name)
+        files.remove_tag(fs, table.root, name)
     return True
 
 
@@ -114,7 +113,9 @@ def clean(table: Table, keep_seconds: float) -> int:
     if going:
         checkpoint(table)
         with translated("clean up", table.root):
+            files.announce_cleaning(table.fs, table.root, going)
             versions.remove(table.view.dataset, going)
+            files.finish_cleaning(table.fs, table.root)
     return len(going)
 
 
@@ -169,11 +170,27 @@ def verify(table: Table, view: TableView) -> Report:
             views.setdefault(version, table.at(version))
         except TableError as exc:
             report.damaged.append({"file": f"tag {name}", "problem": str(exc), "offsets": None})
+    _check_manifest(table, view, report)
     seen: set[str] = set()
     for one in views.values():
         _check_files(table, one, report, seen)
         _check_order(one, report)
     return report
+
+
+def _check_manifest(table: Table, view: TableView, report: Report) -> None:
+    """Compare the manifest on disk with what it said when it was read or written."""
+    file = str(files.manifest_path(table.root, view.version).relative_to(table.root))
+    try:
+        now = table.at(view.version)
+        same = (now.start, now.sizes) == (view.start, view.sizes) and now.schema.equals(view.schema)
+        problem = None if same else "says something else than it did"
+        if [f.to_json() for f in now.fragments] != [f.to_json() for f in view.fragments]:
+            problem = "says something else than it did"
+    except TableError as exc:
+        problem = str(exc)
+    if problem is not None:
+        report.damaged.append({"file": file, "problem": problem, "offsets": [view.start, view.end]})
 
 
 def _check_files(table: Table, view: TableView, report: Report, seen: set[str]) -> None:

@@ -115,8 +115,12 @@ class StoredPort:
 
     async def do(self, op: str, **args: Any) -> Any:
         source = await self._source()
-        if isinstance(source, LocalPort):
-            return await source.do(op, **args)
+        while isinstance(source, LocalPort):
+            try:
+                return await source.do(op, **args)
+            except BucketClosed:  # this process has just closed the topic
+                await asyncio.sleep(_PAUSE)
+                source = await self._source()
         if op in TABLE_CHANGES:
             return await self._as_owner(op, args)
         if source is None:

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from persisting import fs as filesystem
@@ -156,9 +157,9 @@ class TopicTable:
                 raise InvalidArgument(
                     f"version names bucket {unknown[0]!r}, which is not read here"
                 )
-            return dict(version)
+            return {b: _plain_version(one) for b, one in version.items()}
         if isinstance(version, dt.datetime):
-            return dict.fromkeys(self._all, version.astimezone(dt.timezone.utc))
+            return dict.fromkeys(self._all, _plain_version(version))
         if isinstance(version, int) and not isinstance(version, bool) and len(self._all) == 1:
             return {self._all[0]: version}
         raise InvalidArgument(
@@ -169,6 +170,7 @@ class TopicTable:
     async def _get_at(
         self, version: TopicVersion, offset: int, limit: int | None
     ) -> list[dict[str, Any]]:
+        self._check_open()
         found: list[dict[str, Any]] = []
         for bucket, one in (await self._chosen_versions(version)).items():
             left = None if limit is None else limit - len(found)
@@ -180,6 +182,7 @@ class TopicTable:
         return found
 
     async def _arrow_at(self, version: TopicVersion, offset: int, limit: int | None) -> pa.Table:
+        self._check_open()
         found: list[pa.Table] = []
         left = limit
         for bucket, one in (await self._chosen_versions(version)).items():
@@ -213,6 +216,8 @@ class TopicTable:
         found as soon as it is put, index or not; the buckets' results merge by distance into one
         top-k. ``where`` is an SQL condition that all must meet.
         """
+        if not isinstance(k, int):
+            raise InvalidArgument(f"k must be a whole number, got {k!r}")
         per_bucket = await self._each(
             "rankings",
             vector=_plain_vector(vector),
@@ -384,8 +389,17 @@ async def _all_of(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 def _plain_vector(vector: Any) -> Any:
-    """A vector as floats that can cross to another process; what is none is told there."""
-    return vector.tolist() if hasattr(vector, "tolist") else vector
+    """A vector as floats that can cross to another process."""
+    if vector is None:
+        return None
+    try:
+        return np.asarray(vector, dtype=np.float64).tolist()
+    except (TypeError, ValueError) as exc:
+        raise InvalidArgument(f"vector must be a list of floats, got {vector!r:.80}") from exc
+
+
+def _plain_version(version: Any) -> Any:
+    return version.astimezone(dt.timezone.utc) if isinstance(version, dt.datetime) else version
 
 
 def _order(hit: dict[str, Any]) -> tuple[Any, ...]:

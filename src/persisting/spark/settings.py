@@ -1,0 +1,101 @@
+"""What a session is given, unless its caller says otherwise: Spark's settings and environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from persisting.spark import java
+
+_LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
+_QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
+_QUICK_COLLECTOR = "-XX:+UseSerialGC"
+_ANY_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
+
+
+def defaults(master: str, folder: Path, conf: Mapping[str, str | None]) -> dict[str, str]:
+    """Settings for a session on ``master`` with scratch space in ``folder``.
+
+    ``conf`` is what the caller sets, where ours depends on it. Flags for Java are in Spark's
+    ``defaultJavaOptions``, so that the caller's ``extraJavaOptions`` come after them and win.
+    """
+    log = f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}"
+    chosen = {
+        "spark.driver.defaultJavaOptions": log,
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    cores = local_cores(master)
+    if cores is not None:
+        chosen["spark.sql.shuffle.partitions"] = str(max(2, cores))
+        for role in ("driver", "executor"):
+            flags = (log, *_quick_flags(conf.get(f"spark.{role}.extraJavaOptions")))
+            chosen[f"spark.{role}.defaultJavaOptions"] = " ".join(flags)
+    return chosen
+
+
+def variables(master: str, conf: Mapping[str, str | None]) -> dict[str, str]:
+    """The environment variables that a session on ``master`` is started with."""
+    python = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    chosen = {
+        "PYSPARK_PYTHON": python or sys.executable,
+        "PYSPARK_DRIVER_PYTHON": conf.get("spark.pyspark.driver.python") or sys.executable,
+    }
+    if local_cores(master) is not None:
+        # Spark would look for an address in the network, and warn of what it found.
+        chosen["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    return chosen
+
+
+def java_variables() -> dict[str, str]:
+    """The environment variables that a Java for Spark is started with."""
+    # A first Java only works out the command line of the second.
+    launcher = os.environ.get("SPARK_LAUNCHER_OPTS", " ".join(_quick_flags(None)))
+    return {"JAVA_HOME": str(java.java_home()), "SPARK_LAUNCHER_OPTS": launcher}
+
+
+@contextmanager
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Spark copies its environment when it starts; the caller's is as before afterwards."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def local_cores(master: str) -> int | None:
+    """How many cores a master on this machine works with; None for one elsewhere."""
+    if master == "local":
+        return 1
+    if match := re.fullmatch(r"local\[(\d+|\*)(?:\s*,\s*\d+)?\]", master):
+        return _cores() if match[1] == "*" else int(match[1])
+    if match := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
+        return int(match[1]) * int(match[2])
+    return None
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _quick_flags(callers: str | None) -> list[str]:
+    """The quick compiler and collector save seconds; two collectors Java would refuse."""
+    flags = (callers, os.environ.get("JAVA_TOOL_OPTIONS"), os.environ.get("JDK_JAVA_OPTIONS"))
+    if _ANY_COLLECTOR.search(" ".join(filter(None, flags))):
+        return [_QUICK_COMPILER]
+    return [_QUICK_COMPILER, _QUICK_COLLECTOR]
