@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import logging
 import math
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from persisting.table.search import Ask, Hit, UnknownField
 if TYPE_CHECKING:
     from persisting.table.indexes import Wanted
     from persisting.table.view import TableView
+
+log = logging.getLogger("persisting")
 
 _FUSION = 60
 _CANDIDATES = 4
@@ -161,6 +164,14 @@ class Finder:
             if view is not self._snapshot.view:
                 self._buffer.with_words(view, ask.column)
                 return search.hits(view, ask)
+            if view.rows > _WORDS_ROWS:
+                log.warning(
+                    "a search for words in field %r reads all %d rows: create_index(%r) makes it "
+                    "quick",
+                    ask.column,
+                    view.rows,
+                    ask.column,
+                )
             schema, names = self._snapshot.schema, None
             if ask.where is None:
                 schema, names = pa.schema([schema.field(ask.column)]), [ask.column]
@@ -175,7 +186,7 @@ class Finder:
         for batch in view.batches(offset, view.rows, names, rows=_WORDS_ROWS, arrival=True):
             times = batch.column(layout.ARRIVAL_FIELD.name)
             rows = pa.Table.from_batches([batch.drop_columns([layout.ARRIVAL_FIELD.name])])
-            yield _laid_out(rows, schema, offset, times)
+            yield _laid_out(rows, schema, offset, times, self._snapshot.defaults)
             offset += batch.num_rows
 
     def found(
@@ -212,12 +223,13 @@ class Finder:
         try:
             return [one for view in self._views() for one in look(view)]
         except InvalidArgument as exc:
-            if isinstance(exc, UnknownField) and exc.name.split(".")[0] not in self.known.names:
+            unknown = isinstance(exc, UnknownField)
+            if unknown and exc.name.split(".")[0] not in self.known.names:  # type: ignore[attr-defined]
                 fields = ", ".join(map(repr, self.known.names))
                 raise InvalidArgument(
                     f"{str(exc).split(';')[0]}; the fields are: {fields}"
                 ) from exc
-            if self._snapshot.view.schema.equals(self.known):
+            if not unknown and self._snapshot.view.schema.equals(self.known):
                 raise
         # The table lacks a field that is known by now, or has it with a narrower type.
         return [one for view in self._filled_views() for one in look(view)]
@@ -234,15 +246,21 @@ class Finder:
         if self._snapshot.end > view.end:
             rows = self._snapshot.table(view.end, None)
             times = pa.array(self._snapshot.buffered_arrivals())
-            yield _laid_out(rows, self.known, view.end, times)
+            yield _laid_out(rows, self.known, view.end, times, self._snapshot.defaults)
 
 
-def _laid_out(rows: pa.Table, schema: pa.Schema, start: int, arrivals: pa.Array) -> TableView:
+def _laid_out(
+    rows: pa.Table,
+    schema: pa.Schema,
+    start: int,
+    arrivals: pa.Array,
+    defaults: Mapping[str, Any] | None = None,
+) -> TableView:
     """Records as a view in the table's layout."""
     typed = pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
     physical = layout.physical_schema(typed, None)
     times = arrivals.cast(layout.ARRIVAL_FIELD.type)
-    batch = align(rows.combine_chunks().to_batches()[0], typed, {})
+    batch = align(rows.combine_chunks().to_batches()[0], typed, defaults)
     table = pa.Table.from_batches([layout.to_physical(batch, times, physical)])
     return search.in_memory(table, typed, start)
 

@@ -42,7 +42,7 @@ class Snapshot:
     ) -> None:
         """``chunks`` come with their count at that moment: the last one may still grow."""
         self.view, self._chunks = view, chunks
-        self.schema, self._defaults = schema, defaults
+        self.schema, self.defaults = schema, defaults
         self.epoch = epoch
         self.start, self.persisted = view.start, view.end
         self.end = view.end + sum(count for _, count in chunks)
@@ -73,7 +73,7 @@ class Snapshot:
             for batch in self.view.batches(offset, left, schema.names):
                 left -= batch.num_rows
                 offset += batch.num_rows
-                yield align(batch, schema, self._defaults)
+                yield align(batch, schema, self.defaults)
         start = self.persisted
         for chunk, count in self._chunks:
             if left and offset < start + count:
@@ -81,7 +81,7 @@ class Snapshot:
                 batch = chunk.batch_slice(first, min(count, first + left))
                 left -= batch.num_rows
                 offset += batch.num_rows
-                yield align(batch, schema, self._defaults)
+                yield align(batch, schema, self.defaults)
             start += count
 
     def table(self, offset: int, limit: int | None) -> pa.Table:
@@ -109,7 +109,7 @@ class Snapshot:
         found: dict[int, Any] = {}
         for start in range(0, len(stored), ROWS_AT_ONCE):
             some = stored[start : start + ROWS_AT_ONCE]
-            batch = align(self.view.take(some, schema.names), schema, self._defaults)
+            batch = align(self.view.take(some, schema.names), schema, self.defaults)
             found |= zip(some, batch.to_pylist(), strict=True)
         return [
             found[offset] if offset in found else self._buffered(offset, schema)
@@ -121,7 +121,7 @@ class Snapshot:
         index = bisect_right(firsts, offset) - 1
         row = offset - firsts[index]
         batch = self._chunks[index][0].batch_slice(row, row + 1)
-        return align(batch, schema, self._defaults).to_pylist()[0]
+        return align(batch, schema, self.defaults).to_pylist()[0]
 
     @cached_property
     def _firsts(self) -> list[int]:

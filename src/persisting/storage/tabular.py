@@ -220,7 +220,9 @@ class Tabular:
         def find(snapshot: Snapshot) -> list[dict[str, Any]]:
             finder = self._finder(snapshot)
             names = _fields(columns, finder)
-            indexes.field_of(finder.known, column)
+            dtype = indexes.field_of(finder.known, column).type
+            if pa.types.is_floating(dtype) and isinstance(value, int) and float(value) != value:
+                return []  # a float field cannot hold it, only a neighbour
             return finder.matching(condition(column, value), names, None)
 
         return await self._reading(find)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from persisting.errors import StorageError, TableError
+
+
+def own_handle(dataset: Any) -> Any:
+    """Another handle of the same version. Some calls of Lance borrow a handle so that every other
+    thread that uses it just then fails; those must not be made on one that readers share."""
+    return dataset.checkout_version(dataset.version)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from persisting.errors import TableError
 from persisting.fs import FileSystem
 from persisting.table import checksums, compaction, files, indexes, properties, versions
 from persisting.table.compaction import Limit
-from persisting.table.guard import translated
+from persisting.table.guard import own_handle, translated
 from persisting.table.indexes import Wanted
 from persisting.table.properties import RESTORES, START, Restored, encode_restores
 from persisting.table.table import Table
@@ -61,7 +61,7 @@ def checkpoint(table: Table) -> None:
 
     view = table.view
     assert view.dataset is not None
-    if properties.own(view.dataset, view.version) is None:
+    if properties.own(own_handle(view.dataset), view.version) is None:
         kept = {k: v for k, v in table.properties.items() if k.startswith("persisting.")}
         entries = LanceOperation.UpdateMap(updates=dict(kept), replace=False)
         table.commit("checkpoint", LanceOperation.UpdateConfig(config_updates=entries), {})

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from persisting.errors import InvalidArgument
 from persisting.table import properties
+from persisting.table.guard import own_handle
 
 Version: TypeAlias = "int | str | dt.datetime"
 """A number, the name of a tag, or a moment: the newest version that was there then."""
@@ -18,6 +19,7 @@ NOTHING = 0
 
 def listing(dataset: Any) -> list[dict[str, Any]]:
     """All versions that can be read, oldest first."""
+    dataset = own_handle(dataset)
     return [
         {
             "version": one["version"],
@@ -31,7 +33,8 @@ def listing(dataset: Any) -> list[dict[str, Any]]:
 
 def tags(dataset: Any) -> dict[str, int]:
     """The tags and their versions, by name."""
-    return {name: int(tag["version"]) for name, tag in sorted(dataset.tags.list().items())}
+    found = own_handle(dataset).tags.list()
+    return {name: int(tag["version"]) for name, tag in sorted(found.items())}
 
 
 def resolve(dataset: Any, version: Version) -> int:
@@ -74,6 +77,7 @@ def outdated(dataset: Any, keep_seconds: float) -> list[int]:
     carries the properties stays too.
     """
     now = dt.datetime.now(dt.timezone.utc)
+    dataset = own_handle(dataset)
     kept = dataset.versions()
     tagged = set(tags(dataset).values())
     old = [
@@ -101,7 +105,7 @@ def _telling(dataset: Any, numbers: list[int]) -> int:
 
 def remove(dataset: Any, going: list[int]) -> None:
     """Remove versions, and the files that only they used."""
-    dataset.cleanup_old_versions(versions=going, error_if_tagged_old_versions=False)
+    own_handle(dataset).cleanup_old_versions(versions=going, error_if_tagged_old_versions=False)
 
 
 def check_tag(name: Any) -> str:
