@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.request import urlopen
 
+import numpy as np
 import pyarrow as pa
 
 from persisting import metrics
@@ -225,6 +226,52 @@ async def group(folder: Path) -> None:
         await second.close()
 
 
+async def search(folder: Path) -> None:
+    """Records are found by vector and by words, as soon as they are put"""
+    rows, size = 20_000, 64
+    vectors = np.random.default_rng(1).normal(size=(rows + 1, size)).astype("float32")
+    place = {"topic": "pages", "storage_path": str(folder)}
+    async with await write_queue(**place, backend="persisting") as writer:
+        packed = pa.FixedSizeListArray.from_arrays(pa.array(vectors[:-1].ravel()), size)
+        texts = [f"page {n} about {'cats' if n % 1000 == 0 else 'dogs'}" for n in range(rows)]
+        table = pa.table({"id": map(str, range(rows)), "text": texts, "embedding": packed})
+        await writer.put_arrow(table)
+        await writer.create_index("embedding")
+        await writer.create_index("text")
+        started = time.perf_counter()
+        hits = await writer.search(vector=vectors[7], k=10, columns=["id"])
+        say(f"top 10 of {rows:,} in {(time.perf_counter() - started) * 1000:.0f} ms")
+        nearest = np.argsort(((vectors[:-1] - vectors[7]) ** 2).sum(axis=1))[:10]
+        check([int(hit["id"]) for hit in hits] == nearest.tolist(), "they are the exact nearest")
+        await writer.put({"id": "new", "text": "cats!", "embedding": vectors[-1]})
+        (hit,) = await writer.search(vector=vectors[-1], k=1, columns=["id"])
+        check(hit["id"] == "new", "a record just put is found")
+        found = await writer.search(text="cats", where="id <> '0'", k=100)
+        check(len(found) == 20, "words and a condition find the other 20 of 20,001")
+
+
+async def snapshot(folder: Path) -> None:
+    """A tag keeps a training set, while the topic goes on and forgets"""
+    place = {"topic": "samples", "storage_path": str(folder)}
+    async with (
+        await write_queue(**place, backend="persisting", backend_options=DURABLE) as writer,
+        await read_queue(**place) as reader,
+    ):
+        await writer.put(orders(1000))
+        await writer.tag("train-1")
+        before = await reader.get_arrow(version="train-1")
+        for _ in range(5):
+            await writer.put(orders(1000))
+            await writer.flush()
+        dropped = (await writer.retain(rows=500))["dropped"]
+        say(f"5,000 more came, and the oldest {dropped:,} were dropped")
+        after = await reader.get_arrow(version="train-1")
+        check(after.equals(before) and after.num_rows == 1000, "the tag still has its 1,000 rows")
+        await writer.restore("train-1")
+        check((await reader.get_arrow(offset=0)).equals(before), "and the topic can go back to it")
+        check((await writer.verify())["ok"], "every file is what was written: verify()")
+
+
 async def cluster(folder: Path) -> None:
     """On a Pulsing cluster a node is killed with -9; the others recover its buckets"""
     import pulsing as pul
@@ -265,7 +312,7 @@ async def cluster(folder: Path) -> None:
     finally:
         for node in nodes.values():
             node.terminate()
-            node.wait()
+            node.communicate()
 
 
 def _start_node(seeds: list[str]) -> subprocess.Popen[str]:
@@ -282,6 +329,8 @@ PARTS: tuple[Callable[[Path], Awaitable[None]], ...] = (
     stream,
     scrape,
     group,
+    search,
+    snapshot,
     cluster,
 )
 

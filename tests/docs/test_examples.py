@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +29,8 @@ def run(name: str, *args: str) -> str:
 
 def test_the_demo_shows_every_part():
     output = run("demo.py")
-    assert [line[0] for line in output.splitlines() if line[:1].isdigit()] == list("123456789")
+    numbers = re.findall(r"^(\d+)\. ", output, re.MULTILINE)
+    assert numbers == [str(number) for number in range(1, 12)]
     assert "All of it held" in output
 
 
@@ -58,6 +60,7 @@ def test_every_example_says_what_it_is_and_is_run_here(example):
     here = {"demo.py", "embedded_backend.py", "durable_producer.py"}
     here |= {"storage_node.py"}  # the demo starts two
     queues = {"embedded_queue.py", "pulsing_queue.py", "custom_backend.py"}  # test_queue_examples
+    queues |= {"trajectory_search.py", "training_snapshot.py"}
     assert example.name in here | queues
 
 

@@ -60,3 +60,30 @@ def test_the_custom_backend_works_embedded_and_on_pulsing(tmp_path, runs):
         assert "embedded: 10 notes" in output
         assert "on Pulsing: [{'id': 10, 'text': 'one more'}]" in output
     assert list((tmp_path / "queue_storage" / "notes").glob("bucket_*/records.db"))
+
+
+def test_the_trajectories_are_found_by_meaning_by_words_and_as_they_were(tmp_path):
+    first = run("trajectory_search.py", tmp_path)
+    found = re.findall(r"^(.*):\n((?:   .*\n)+)", first, re.MULTILINE)
+    like, word, rewarded, whole = (lines.splitlines() for _, lines in found)
+    assert like[0].endswith("pay the cart")
+    assert all("password" in line for line in word)
+    assert len(word) == 2
+    assert [line.split(": ")[1] for line in rewarded] == ["pay the cart"]
+    assert len(whole) == 4
+    assert "steps at tag 'policy-1': 7, now: 15\n" in first
+    assert "mean reward: 0.50 then, 0.75 now\n" in first
+    second = run("trajectory_search.py", tmp_path)
+    assert "steps at tag 'policy-1': 22, now: 30\n" in second
+
+
+def test_the_training_snapshot_has_the_same_rows_in_both_epochs(tmp_path):
+    for _ in range(2):
+        output = run("training_snapshot.py", tmp_path)
+        tagged = int(re.search(r"tagged (\d+) rows in 4 buckets", output)[1])
+        epochs = re.findall(r"epoch \d: (\d+) rows, digest (\w+)", output)
+        assert tagged >= 1000
+        assert epochs == [(str(tagged), epochs[0][1])] * 2
+        assert int(re.search(r"meanwhile (\d+) rows were dropped", output)[1]) > 0
+        assert int(re.search(r"put in this run: (\d+)", output)[1]) > 2000
+        assert "the same rows in both epochs: True\n" in output

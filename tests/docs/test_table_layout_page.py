@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import zlib
 from pathlib import Path
 
 import lance
 import pyarrow as pa
 import pytest
-from docpages import both, code, table_with
+from docpages import blocks, both, code, table_with
 
 from persisting.errors import TableError
-from persisting.queue import LanceBackend, PersistingBackend
+from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
 from persisting.schema.names import ARRIVAL
+from persisting.storage.holds import Committed
 from persisting.storage.writers import WRITERS
-from persisting.table import evolve, files, layout
-from persisting.table.table import FOLDER, SEQUENCE
+from persisting.table import checksums, evolve, files, indexes, layout
+from persisting.table.properties import RESTORES, SEAL, SEQUENCE, START, sealed
+from persisting.table.table import FOLDER
+from persisting.topic import tags
 
 pages = pytest.mark.parametrize("page", both("reference/table-layout.md"), ids=["en", "zh"])
 
@@ -27,10 +32,30 @@ def test_the_names_are_those_of_the_code(page: Path):
     keys = {code(row[0]): code(row[1]) for row in table_with(page, layout.FORMAT_KEY)}
     assert keys == {layout.FORMAT_KEY: str(layout.FORMAT), layout.SCHEMA_KEY: ""}
     properties = {code(row[0]) for row in table_with(page, SEQUENCE)}
-    assert properties == {SEQUENCE, WRITERS}
+    assert properties == {SEQUENCE, WRITERS, START, RESTORES, SEAL}
+    (checksum,) = table_with(page, checksums.LOOSE)
+    assert "CRC-32" in checksum[1]
     text = page.read_text("utf-8")
     for name in (FOLDER, files.ASIDE, layout._UNUSED, evolve._WIDE, evolve._OLD):
         assert name in text
+    listing = next(b.text for b in blocks(page) if b.language == "text")
+    for name in (files.DATA, files.VERSIONS, files.TRANSACTIONS, files.INDICES, files.TAGS):
+        assert f"    {name}/ " in listing
+    for name in (indexes.FILE, files.CHANGING, files.CLEANING):
+        assert f"  {name} " in listing
+
+
+@pages
+def test_the_fields_of_the_topics_files_are_those_of_the_code(page: Path):
+    (tag, group, _) = table_with(page, "tags/<name>.json")
+    for struct in (tags.TopicTag, tags.BucketTag):
+        assert {f"`{name}`" for name in struct.__struct_fields__} - {"`buckets`"} <= quoted(tag[1])
+    assert {f"`{name}`" for name in Committed.__struct_fields__} == quoted(group[1])
+    assert tags.FOLDER == "tags"
+
+
+def quoted(cell: str) -> set[str]:
+    return set(re.findall(r"`[^`]+`", cell))
 
 
 async def written(path: Path, *, flushes: int = 2) -> None:
@@ -66,7 +91,7 @@ async def test_a_torn_manifest_is_set_aside_after_a_crash(tmp_path, content, cap
 async def test_a_broken_manifest_after_a_clean_close_raises(tmp_path):
     await written(tmp_path)
     newest_manifest(tmp_path).write_bytes(b"")
-    with pytest.raises(TableError, match="closed cleanly"):
+    with pytest.raises(TableError, match="is not the one that was written"):
         LanceBackend(0, str(tmp_path))
 
 
@@ -92,6 +117,13 @@ async def test_the_lock_file_says_who_and_whether_it_left_cleanly(tmp_path):
         assert set(note) >= {"pid", "host", "bucket", "clean"}
         assert (note["bucket"], note["clean"]) == (3, False)
     assert json.loads((tmp_path / ".lock").read_text())["clean"] is True
+
+
+async def test_a_clean_close_tells_the_newest_version_and_the_checksum_of_its_manifest(tmp_path):
+    await written(tmp_path)
+    note = json.loads((tmp_path / ".lock").read_text())
+    assert note["version"] == files.newest_version(tmp_path / FOLDER)
+    assert note["manifest"] == f"{zlib.crc32(newest_manifest(tmp_path).read_bytes()):08x}"
 
 
 async def test_our_files_and_folders_are_private(tmp_path):
@@ -124,4 +156,78 @@ async def test_each_part_of_an_empty_or_untyped_record_has_its_place(tmp_path):
 async def test_without_a_log_the_sequence_is_zero(tmp_path):
     await written(tmp_path)
     newest = lance.dataset(str(tmp_path / FOLDER)).get_transactions(1)[0]
-    assert newest.transaction_properties == {SEQUENCE: "0"}
+    assert newest.transaction_properties == sealed({SEQUENCE: "0"})
+
+
+def test_the_seal_is_a_checksum_of_the_other_properties_as_json_with_sorted_keys():
+    text = '{"a": "1", "b": "2"}'
+    assert sealed({"b": "2", "a": "1"})[SEAL] == f"{zlib.crc32(text.encode()):08x}"
+
+
+async def test_a_data_file_has_its_checksum_in_its_name_and_others_have_it_in_the_configuration(
+    tmp_path,
+):
+    async with PersistingBackend(0, str(tmp_path)) as backend:
+        for n in range(3):
+            await backend.put({"n": n, "text": "a b"})
+            await backend.flush()
+        await backend.compact()
+        await backend.create_index("text")
+        await backend.put({"n": 0.5, "text": "wide"})
+        await backend.flush()
+        dataset = lance.dataset(str(tmp_path / FOLDER))
+        loose = json.loads(dataset.config()[checksums.LOOSE])
+        named = set()
+        for fragment in dataset.get_fragments():
+            for file in fragment.metadata.files:
+                crc = f"{zlib.crc32((tmp_path / FOLDER / 'data' / file.path).read_bytes()):08x}"
+                found = re.search(r"-([0-9a-f]{8})\.lance$", file.path)
+                named.add(bool(found))
+                assert (found[1] if found else loose[f"data/{file.path}"]) == crc
+        assert named == {True, False}
+        assert any(name.startswith("_indices/") for name in loose)
+
+
+async def test_the_start_and_the_restores_are_properties(tmp_path):
+    async with LanceBackend(0, str(tmp_path)) as backend:
+        for n in range(3):
+            await backend.put({"n": n})
+            await backend.flush()
+        await backend.retain(rows=1)
+        await backend.tag("x")
+        await backend.put({"n": 3})
+        await backend.restore("x")
+    newest = lance.dataset(str(tmp_path / FOLDER)).get_transactions(1)[0].transaction_properties
+    assert newest[START] == "2"
+    (restored,) = json.loads(newest[RESTORES])
+    assert set(restored) == {"end", "token"}
+    assert restored["end"] == 3
+
+
+async def test_what_was_asked_for_is_in_indexes_json_and_in_the_indexs_name(tmp_path):
+    async with LanceBackend(0, str(tmp_path)) as backend:
+        await backend.put({"n": 1})
+        await backend.create_index("n")
+    (wanted,) = json.loads((tmp_path / indexes.FILE).read_text())
+    assert wanted == {"column": "n", "kind": "btree", "metric": "l2"}
+    (index,) = lance.dataset(str(tmp_path / FOLDER)).describe_indices()
+    assert index.name == "persisting_scalar_btree_l2_n"
+
+
+async def test_a_tag_of_a_topic_is_a_file_and_a_pin_in_every_bucket(tmp_path):
+    options = {"num_buckets": 2, "backend": "lance", "storage_path": str(tmp_path)}
+    async with (
+        await write_queue("t", **options) as writer,
+        await read_queue("t", storage_path=str(tmp_path), group="g") as member,
+    ):
+        await writer.put([{"id": n} for n in range(10)])
+        await writer.tag("x")
+        await member.get()
+        await member.commit()
+    tag = json.loads((tmp_path / "t" / "tags" / "x.json").read_text())
+    assert set(tag) == {"name", "timestamp", "pin", "buckets"}
+    for bucket, part in tag["buckets"].items():
+        folder = tmp_path / "t" / f"bucket_{bucket}" / FOLDER
+        assert lance.dataset(str(folder)).tags.list()[tag["pin"]]["version"] == part["version"]
+    group = json.loads((tmp_path / "t" / "groups" / "g" / "bucket_0.json").read_text())
+    assert set(group) == {"offset", "generation", "epoch"}

@@ -127,6 +127,7 @@ class Upkeep:
     def _index(self) -> None:
         bucket = self._bucket
         if not self.wanted or not bucket.table.view.rows:
+            bucket.metrics.indexed(0)
             return
         with self._turn() as view:
             upkeep.build_indexes(bucket.table, self.wanted)
@@ -293,6 +294,8 @@ class Upkeep:
                 indexes.save(bucket.options.storage_path, self._wanted, bucket.fs)
                 if view.dataset is not None:
                     upkeep.build_indexes(bucket.table, self._wanted)
+            if not self._wanted:
+                bucket.metrics.indexed(0)
         return len(going)
 
     def describe(self, wanted: Wanted) -> dict[str, Any]:
