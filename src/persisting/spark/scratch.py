@@ -46,11 +46,12 @@ class Scratch:
     def _remove(self, owner: int) -> None:
         if os.getpid() != owner or self._path is None:
             return
-        if not (self._java_removes_it and _java_runs()):
+        if not (self._java_removes_it and java_runs()):
             shutil.rmtree(self._path, ignore_errors=True)
 
 
-def _java_runs() -> bool:
+def java_runs() -> bool:
+    """Whether the Java that this process's Spark is in has not ended."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway

@@ -50,6 +50,11 @@ class TableBackend(Tabular):
         self._finished: Future[None] | None = None
         self._opened = bucket.end
 
+    @property
+    def bucket(self) -> Bucket:
+        """The synchronous core, for code that blocks: bulk writers own a bucket for a moment."""
+        return self._bucket
+
     @classmethod
     def check_options(cls, **options: Any) -> None:
         """Raise :class:`InvalidArgument` for options that the constructor would refuse."""

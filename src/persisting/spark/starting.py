@@ -7,18 +7,21 @@ import os
 import threading
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persisting.errors import StorageError
 from persisting.spark import settings
-from persisting.spark.scratch import Scratch
+from persisting.spark.scratch import Scratch, java_runs
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 DEFAULT_MASTER = "local[*]"
+
+_PATIENCE = "10s"
 
 _starting = threading.Lock()
 _scratch = Scratch()
@@ -140,10 +143,27 @@ def _started(app_name: str, master: str, wanted: Mapping[str, str | None]) -> Sp
             **wanted,
         }
         spark = SparkSession.builder.config(map=_known(chosen)).getOrCreate()
-    if master.startswith("local-cluster"):
-        # Its workers live in Spark's Java; left alone at the end, they mourn every executor.
-        atexit.register(spark.stop)
+    atexit.register(_leave, spark, SparkContext._active_spark_context, os.getpid())
     return spark
+
+
+def _leave(spark: SparkSession, started: SparkContext | None, process: int) -> None:
+    """Stop what the program left running, in an order that makes no noise.
+
+    A stream would report the end of everything below it as its failure, and so would the workers
+    of a local cluster, which live in Spark's Java.
+    """
+    if started is None or _running() is not started or os.getpid() != process or not java_runs():
+        return
+    with suppress(Exception):
+        streams = spark.streams.active
+        if streams:
+            # A batch that is cut off says so at length; its checkpoint has it done again.
+            started.setLogLevel("OFF")
+            spark.conf.set("spark.sql.streaming.stopTimeout", _PATIENCE)
+        for query in streams:
+            query.stop()
+    spark.stop()
 
 
 def _submitted() -> dict[str, str]:

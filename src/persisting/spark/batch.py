@@ -1,0 +1,99 @@
+"""Batch reads: planned once, on offsets that never move."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from persisting.errors import InvalidArgument, OffsetOutOfRange
+from persisting.spark.options import EARLIEST, ReadOptions
+from persisting.spark.reading import Slice, read_slice
+from persisting.spark.topics import StoredTopic
+from persisting.table.view import TableView
+
+
+class Part(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, value: Slice) -> None:
+        super().__init__(value)
+        self.slice = value
+
+
+class TopicReader(DataSourceReader):
+    """Reads a topic; everything in it pickles."""
+
+    def __init__(self, options: ReadOptions, target: pa.Schema) -> None:
+        self._options, self._target = options, target
+
+    def partitions(self) -> list[InputPartition]:
+        topic = StoredTopic.open(self._options.folder)
+        topic.recover()
+        parts: list[InputPartition] = []
+        for part in bounds(topic, self._options):
+            step = self._options.rows_per_partition
+            for start in range(part.start, part.end, step):
+                end = min(part.end, start + step)
+                parts.append(
+                    Part(Slice(part.folder, part.bucket, start, end, part.epoch, part.version))
+                )
+        return parts or [Part(Slice(str(topic.folder), 0, 0, 0))]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, Part)
+        if partition.slice.start >= partition.slice.end:
+            return iter(())
+        return read_slice(
+            partition.slice, self._target, self._options.where, metadata=self._options.metadata
+        )
+
+
+def bounds(topic: StoredTopic, options: ReadOptions) -> list[Slice]:
+    """The offsets of each bucket that a read was told to read."""
+    chosen = None if options.version is None else topic.versions(options.version)
+    _check_buckets(topic, options)
+    found = []
+    for bucket in topic.buckets:
+        table = topic.table(bucket)
+        version = None if chosen is None else chosen[bucket]
+        view = table.view if version is None else table.at(version)
+        start = _position(topic, bucket, view, options.starting, options)
+        end = _position(topic, bucket, view, options.ending, options)
+        if view.dataset is not None:
+            found.append(Slice(str(topic.folder), bucket, start, end, len(table.restores), version))
+    return found
+
+
+def _position(
+    topic: StoredTopic,
+    bucket: int,
+    view: TableView,
+    wanted: str | dict[int, int] | dt.datetime,
+    options: ReadOptions,
+) -> int:
+    if isinstance(wanted, dt.datetime):
+        return min(max(topic.offset_at(bucket, wanted), view.start), view.end)
+    if isinstance(wanted, str):
+        return view.start if wanted == EARLIEST else view.end
+    default = view.start if wanted is options.starting else view.end
+    offset = wanted.get(bucket, default)
+    if 0 < offset < view.start and options.fail_on_loss:
+        raise OffsetOutOfRange(
+            f"offset {offset} of bucket {bucket} was removed by retention: the first one left is "
+            f"{view.start}. Begin there, or set failOnDataLoss=false"
+        )
+    return min(max(offset, view.start), view.end)
+
+
+def _check_buckets(topic: StoredTopic, options: ReadOptions) -> None:
+    for name, wanted in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        unknown = [b for b in wanted if b not in topic.buckets] if isinstance(wanted, dict) else []
+        if unknown:
+            raise InvalidArgument(
+                f"option {name} names bucket {unknown[0]}; the topic has buckets 0 to "
+                f"{len(topic.buckets) - 1}"
+            )

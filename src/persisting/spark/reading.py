@@ -1,0 +1,168 @@
+"""Reading a part of a bucket in a task, and the helper that reads a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from persisting import fs as filesystem
+from persisting.errors import OffsetOutOfRange, StorageError
+from persisting.schema.names import ARRIVAL
+from persisting.spark.options import plain
+from persisting.spark.types import to_spark
+from persisting.table import layout
+from persisting.table.guard import translated
+from persisting.table.search import enclosed
+from persisting.table.table import Table
+from persisting.table.view import TableView
+from persisting.topic.config import bucket_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BUCKET, OFFSET, TIME = "_bucket", "_offset", "_time"
+METADATA = pa.schema(
+    [(BUCKET, pa.int32()), (OFFSET, pa.int64()), (TIME, pa.timestamp("us", tz="UTC"))]
+)
+"""What ``includeMetadata`` adds to a record."""
+
+_BATCH_ROWS = 65536
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Offsets of one bucket that one task reads."""
+
+    folder: str
+    bucket: int
+    start: int
+    end: int
+    epoch: int = 0
+    version: int | None = None
+
+
+def read_slice(
+    part: Slice, target: pa.Schema, where: str | None, *, metadata: bool
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a slice as batches for Spark. Runs in a task; holds one batch at a time."""
+    view = _view(part)
+    names = [name for name in target.names if not metadata or name not in METADATA.names]
+    if where is None:
+        batches = _plain(view, part, names, metadata=metadata)
+    else:
+        batches = _filtered(view, part, names, where, metadata=metadata)
+    return to_spark(batches, target)
+
+
+def _view(part: Slice) -> TableView:
+    table = Table(bucket_folder(Path(part.folder), part.bucket), filesystem.current())
+    if part.version is not None:
+        return table.at(part.version)
+    table.refresh()
+    if len(table.restores) != part.epoch:
+        raise StorageError(
+            f"bucket {part.bucket} of {part.folder} was restored to an older version while it was "
+            "read; read it again"
+        )
+    view = table.view
+    if part.start < view.start:
+        raise OffsetOutOfRange(
+            f"offsets {part.start} to {view.start} of bucket {part.bucket} of {part.folder} were "
+            "removed by retention while they were read"
+        )
+    return view
+
+
+def _plain(
+    view: TableView, part: Slice, names: list[str], *, metadata: bool
+) -> Iterator[pa.RecordBatch]:
+    offset = part.start
+    count = part.end - part.start
+    for batch in view.batches(offset, count, names, rows=_BATCH_ROWS, arrival=metadata):
+        yield _described(batch, part.bucket, offset) if metadata else batch
+        offset += batch.num_rows
+
+
+def _described(batch: pa.RecordBatch, bucket: int, first: int) -> pa.RecordBatch:
+    offsets = np.arange(first, first + batch.num_rows, dtype=np.int64)
+    return _with_metadata(batch, bucket, offsets)
+
+
+def _with_metadata(batch: pa.RecordBatch, bucket: int, offsets: np.ndarray) -> pa.RecordBatch:
+    times = batch.column(ARRIVAL)
+    batch = batch.drop_columns([ARRIVAL])
+    batch = batch.append_column(BUCKET, pa.array(np.full(len(offsets), bucket, np.int32)))
+    batch = batch.append_column(OFFSET, pa.array(offsets))
+    return batch.append_column(TIME, times)
+
+
+def _filtered(
+    view: TableView, part: Slice, names: list[str], where: str, *, metadata: bool
+) -> Iterator[pa.RecordBatch]:
+    """Lance filters the fragments that the slice touches; rows outside of it are left out."""
+    wanted = pa.schema([f for f in view.schema if f.name in names])
+    present = set(view.dataset.schema.names) if view.dataset is not None else set()
+    columns = [f.name for f in wanted if f.name in present]
+    if metadata or not columns:
+        columns.append(ARRIVAL)
+    first = view.start
+    for fragment, size in zip(view.fragments, view.sizes, strict=True):
+        if first < part.end and first + size.rows > part.start:
+            low, high = max(0, part.start - first), min(size.rows, part.end - first)
+            for batch in _matching(view, fragment.id, columns, where):
+                rows = batch.column("_rowaddr").to_numpy() & np.uint64(0xFFFFFFFF)
+                keep = (rows >= low) & (rows < high)
+                batch = batch.filter(pa.array(keep))
+                known = layout.to_logical(batch, wanted)
+                if metadata:
+                    known = known.append_column(layout.ARRIVAL_FIELD, batch.column(ARRIVAL))
+                    offsets = rows[keep].astype(np.int64) + first
+                    known = _with_metadata(known, part.bucket, offsets)
+                yield known
+        first += size.rows
+
+
+def _matching(
+    view: TableView, fragment: int, columns: list[str], where: str
+) -> Iterator[pa.RecordBatch]:
+    dataset: Any = view.dataset
+    with translated("read", dataset.uri):
+        yield from dataset.scanner(
+            columns=columns,
+            filter=enclosed(where),
+            fragments=[dataset.get_fragment(fragment)],
+            batch_size=_BATCH_ROWS,
+            with_row_address=True,
+            scan_in_order=True,
+        ).to_batches()
+
+
+def read_topic(
+    spark: SparkSession,
+    path: str | Path,
+    topic: str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
+    **options: Any,
+) -> DataFrame:
+    """A topic as a DataFrame, with columns and condition pushed down to the storage.
+
+    ``where`` is a condition in Lance's SQL; every call loads afresh, so DataFrames with different
+    ones do not get into each other's way. ``options`` are those of the format ``persisting``.
+    """
+    reader = spark.read.format("persisting")
+    if topic is not None:
+        reader = reader.option("topic", topic)
+    if columns is not None:
+        reader = reader.option("columns", ",".join(columns))
+    if where is not None:
+        reader = reader.option("filter", where)
+    for name, value in options.items():
+        reader = reader.option(name, plain(value))
+    return reader.load(str(path))

@@ -1,0 +1,93 @@
+"""The data source of the format ``persisting``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from persisting.errors import InvalidArgument
+from persisting.spark.options import ReadOptions, read_options, write_options
+from persisting.spark.reading import METADATA
+from persisting.spark.topics import StoredTopic
+from persisting.spark.types import spark_schema
+from persisting.table.search import check_where
+
+
+class PersistingSource(DataSource):
+    """Topics as a Spark source and sink, batch and streaming."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "persisting"
+
+    def schema(self) -> StructType:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        options = read_options(self.options)
+        return from_arrow_schema(_arrow_schema(options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from persisting.spark.batch import TopicReader
+
+        options = read_options(self.options)
+        check_where(options.where)
+        return TopicReader(options, _target(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from persisting.spark.stream import TopicStreamReader
+
+        options = read_options(self.options)
+        check_where(options.where)
+        if options.version is not None:
+            raise InvalidArgument(
+                "a stream follows a topic: version, timestamp and tag are not for it"
+            )
+        return TopicStreamReader(options, _target(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from persisting.spark.sink import TopicWriter
+
+        return TopicWriter(write_options(self.options), _target(schema), overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from persisting.spark.sink import TopicStreamWriter
+
+        return TopicStreamWriter(write_options(self.options), _target(schema))
+
+
+def _target(schema: StructType) -> pa.Schema:
+    """The Arrow schema that Spark gives and takes for its own."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    found: Any = to_arrow_schema(schema, timezone="UTC")
+    return found
+
+
+def _arrow_schema(options: ReadOptions) -> pa.Schema:
+    schema = StoredTopic.open(options.folder).schema()
+    if options.columns is not None:
+        unknown = [name for name in options.columns if name not in schema.names]
+        if unknown:
+            there = ", ".join(map(repr, schema.names)) or "none yet"
+            raise InvalidArgument(
+                f"option columns names {unknown[0]!r}; the fields of the topic are: {there}"
+            )
+        schema = pa.schema([schema.field(name) for name in options.columns])
+    found = spark_schema(schema)
+    if options.metadata:
+        taken = [name for name in METADATA.names if name in found.names]
+        if taken:
+            raise InvalidArgument(
+                f"the topic has a field {taken[0]!r}, a name that includeMetadata needs"
+            )
+        found = pa.schema([*found, *METADATA])
+    return found

@@ -1,0 +1,124 @@
+"""Streaming reads: each micro-batch is a range of offsets in every bucket, read exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from persisting.errors import OffsetOutOfRange, StorageError
+from persisting.spark import offsets
+from persisting.spark.batch import Part, bounds
+from persisting.spark.offsets import Place
+from persisting.spark.options import ReadOptions
+from persisting.spark.reading import Slice, read_slice
+from persisting.spark.topics import StoredTopic
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows a topic. Spark keeps the offsets; this looks them up."""
+
+    def __init__(self, options: ReadOptions, target: pa.Schema) -> None:
+        self._options, self._target = options, target
+        self._until: dict[int, int] | None = None
+        self._known: StoredTopic | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": None}
+
+    @property
+    def _topic(self) -> StoredTopic:
+        if self._known is None:
+            self._known = StoredTopic.open(self._options.folder)
+            self._known.recover()
+        return self._known
+
+    def initialOffset(self) -> dict[str, Any]:
+        places = {b: Place(0) for b in self._topic.buckets}
+        for part in bounds(self._topic, self._options):
+            places[part.bucket] = Place(part.start, part.epoch)
+        return offsets.encode(places)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._options.max_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._until = self._ends()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        places = {b: self._now(b, p) for b, p in offsets.decode(start).items()}
+        for bucket in self._topic.buckets:
+            places.setdefault(bucket, Place(0, len(self._topic.table(bucket).restores)))
+        ends = self._ends() if self._until is None else self._until
+        lags = {b: max(0, ends.get(b, 0) - place.offset) for b, place in places.items()}
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        taken = offsets.shares(lags, most)
+        return offsets.encode(
+            {b: Place(place.offset + taken[b], place.epoch) for b, place in places.items()}
+        )
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        ends = self._ends()
+        return offsets.encode(
+            {b: Place(end, len(self._topic.table(b).restores)) for b, end in ends.items()}
+        )
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begins, parts = offsets.decode(start), []
+        for bucket, place in offsets.decode(end).items():
+            begin = self._now(bucket, begins.get(bucket, Place(0, place.epoch)))
+            first = self._left(bucket, begin.offset)
+            step = self._options.rows_per_partition
+            for at in range(first, place.offset, step):
+                stop = min(place.offset, at + step)
+                parts.append(Part(Slice(str(self._topic.folder), bucket, at, stop, place.epoch)))
+        return list(parts)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, Part)
+        return read_slice(
+            partition.slice, self._target, self._options.where, metadata=self._options.metadata
+        )
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark has stored what was read up to here; nothing is kept of that."""
+
+    def stop(self) -> None:
+        self._known = None
+
+    def _ends(self) -> dict[int, int]:
+        return {bucket: self._topic.view(bucket).end for bucket in self._topic.buckets}
+
+    def _now(self, bucket: int, place: Place) -> Place:
+        """A place after restores of its bucket; unless told otherwise they are an error."""
+        restores = self._topic.table(bucket).restores
+        if len(restores) == place.epoch:
+            return place
+        least = min([place.offset, *(one.end for one in restores[place.epoch :])])
+        if least < place.offset and self._options.fail_on_loss:
+            raise StorageError(
+                f"bucket {bucket} of {self._topic.folder} was restored to an older version that "
+                f"ends at offset {least}, and the stream had come to {place.offset}. Set "
+                "failOnDataLoss=false to go on from there, or begin with a new checkpoint"
+            )
+        return Place(least, len(restores))
+
+    def _left(self, bucket: int, offset: int) -> int:
+        """Where to begin, if retention has removed what was there."""
+        start = self._topic.view(bucket).start
+        if offset < start and offset > 0 and self._options.fail_on_loss:
+            raise OffsetOutOfRange(
+                f"offsets {offset} to {start} of bucket {bucket} of {self._topic.folder} were "
+                "removed by retention before the stream had read them. Set failOnDataLoss=false "
+                "to go on with what is left"
+            )
+        return max(offset, start)

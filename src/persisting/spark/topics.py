@@ -1,0 +1,100 @@
+"""Stored topics as Spark sees them: plain blocking reads of configuration, schema and offsets."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from persisting import fs as filesystem
+from persisting.errors import InvalidArgument, NoSuchTopic
+from persisting.schema import EMPTY, Rules
+from persisting.schema.arrow import merge
+from persisting.storage.shared_schema import FILE as SCHEMA_FILE
+from persisting.storage.shared_schema import SharedSchema
+from persisting.storage.snapshot import Snapshot
+from persisting.table import versions
+from persisting.table.table import Table
+from persisting.table.view import TableView
+from persisting.topic import config as topics
+from persisting.topic import tags
+from persisting.topic.config import TopicConfig, bucket_folder
+from persisting.topic.owning import recover
+
+_EVOLVING = Rules(evolving=True)
+
+
+class StoredTopic:
+    """A topic on disk, to plan a read of it."""
+
+    def __init__(self, folder: Path, config: TopicConfig) -> None:
+        self.folder, self.config = folder, config
+        self._tables: dict[int, Table] = {}
+
+    @classmethod
+    def open(cls, folder: Path) -> StoredTopic:
+        config = topics.load(folder, filesystem.current())
+        if config is None:
+            raise NoSuchTopic(
+                f"there is no topic in {folder}: no {topics.FILE}. Name the folder of the topic, "
+                "<storage_path>/<topic>, or the options path and topic"
+            )
+        if config.backend not in ("lance", "persisting"):
+            raise InvalidArgument(
+                f"topic {config.topic!r} has the backend {config.backend!r}; Spark reads and "
+                "writes topics of the backends 'lance' and 'persisting'"
+            )
+        return cls(folder, config)
+
+    def recover(self) -> None:
+        """Bring what a crashed owner left in its logs into the tables."""
+        for bucket in self.buckets:
+            if bucket_folder(self.folder, bucket).is_dir():
+                recover(self.folder, self.config, bucket)
+
+    @property
+    def buckets(self) -> range:
+        return range(self.config.num_buckets)
+
+    def table(self, bucket: int) -> Table:
+        """The bucket's table, at its newest version."""
+        if bucket not in self._tables:
+            folder = bucket_folder(self.folder, bucket)
+            self._tables[bucket] = Table(folder, filesystem.current())
+        self._tables[bucket].refresh()
+        return self._tables[bucket]
+
+    def view(self, bucket: int) -> TableView:
+        return self.table(bucket).view
+
+    def schema(self) -> pa.Schema:
+        """All fields of the topic."""
+        agreed = SharedSchema(self.folder / SCHEMA_FILE, filesystem.current()).read() or EMPTY
+        for bucket in self.buckets:
+            agreed = merge(agreed, self.view(bucket).schema, _EVOLVING)
+        return agreed
+
+    def offset_at(self, bucket: int, moment: dt.datetime) -> int:
+        """The first offset that arrived at a moment or later."""
+        view = self.view(bucket)
+        return Snapshot(view, [], view.schema, {}).offset_at(round(moment.timestamp() * 1e6))
+
+    def versions(self, wanted: int | str | dt.datetime) -> dict[int, int]:
+        """By bucket, the version that is meant."""
+        if isinstance(wanted, str):
+            tag = tags.load(self.folder, wanted, filesystem.current())
+            return {b: tag.versions.get(b, versions.NOTHING) for b in self.buckets}
+        if isinstance(wanted, int) and len(self.buckets) > 1:
+            raise InvalidArgument(
+                f"option version={wanted}: the topic has {len(self.buckets)} buckets, which count "
+                "their versions each for itself; use the option tag or timestamp"
+            )
+        found: dict[int, int] = {}
+        for bucket in self.buckets:
+            dataset: Any = self.view(bucket).dataset
+            found[bucket] = (
+                versions.NOTHING if dataset is None else versions.resolve(dataset, wanted)
+            )
+        return found

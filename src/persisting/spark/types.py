@@ -1,0 +1,77 @@
+"""Arrow types of records as Spark has them, and columns brought to them.
+
+Spark has no half-precision floats (they become floats) and no UUIDs (they become text); vectors
+become arrays. All else has a type of its own there.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from persisting.schema.conversion import convert
+from persisting.schema.values import UUID
+
+
+def spark_type(dtype: pa.DataType) -> pa.DataType:
+    """The Arrow type in which Spark takes values of ``dtype``."""
+    if dtype == UUID:
+        return pa.string()
+    if pa.types.is_float16(dtype):
+        return pa.float32()
+    if pa.types.is_time(dtype):
+        return pa.time64("ns")
+    if pa.types.is_fixed_size_list(dtype) or pa.types.is_list(dtype):
+        return pa.list_(pa.field("element", spark_type(dtype.value_type)))
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(f.name, spark_type(f.type)) for f in dtype])
+    return dtype
+
+
+def spark_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(f.name, spark_type(f.type)) for f in schema])
+
+
+def to_spark(batches: Iterable[pa.RecordBatch], target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Batches of records as batches of exactly ``target``."""
+    for batch in batches:
+        if batch.num_rows:
+            columns = [_column(batch, field) for field in target]
+            yield pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    index = batch.schema.get_field_index(field.name)
+    if index < 0:
+        return pa.nulls(batch.num_rows, field.type)
+    return _value(batch.column(index), field.type)
+
+
+def _value(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if array.type == target:
+        return array
+    if array.type == UUID:
+        texts = [None if v is None else str(uuid.UUID(bytes=v)) for v in array.storage.to_pylist()]
+        return pa.array(texts, target)
+    if pa.types.is_struct(array.type) and pa.types.is_struct(target) and target.num_fields:
+        parts = array.flatten()
+        children = [
+            _value(parts[array.type.get_field_index(f.name)], f.type)
+            if array.type.get_field_index(f.name) >= 0
+            else pa.nulls(len(array), f.type)
+            for f in target
+        ]
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
+    if pa.types.is_fixed_size_list(array.type):
+        array = array.cast(pa.list_(array.type.value_type))
+    if pa.types.is_list(array.type) and pa.types.is_list(target):
+        if array.null_count:
+            array = array.take(pa.array(range(len(array))))
+        items = _value(array.values, target.value_type)
+        return pa.Array.from_buffers(
+            target, len(array), array.buffers()[:2], offset=array.offset, children=[items]
+        )
+    return convert(array, target)

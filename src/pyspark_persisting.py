@@ -1,0 +1,7 @@
+"""Spark looks for modules of this name: the format ``persisting`` needs no registration."""
+
+from persisting.spark.source import PersistingSource
+
+
+class DefaultSource(PersistingSource):
+    """The data source of the format ``persisting``."""

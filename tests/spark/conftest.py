@@ -1,0 +1,59 @@
+"""One Spark for all tests of a run; it starts with the first test that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from launching import Run, path_without_java
+
+from persisting.spark import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session with two cores and two shuffle partitions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        started = session("tests", master="local[2]", conf={"spark.sql.shuffle.partitions": 2})
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """What a program with a session of its own did, on a machine without Java."""
+    folder = tmp_path_factory.mktemp("alone")
+    with Run(folder, USES_SPARK, PATH=path_without_java(folder / "bin")) as run:
+        return run.finish()
+
+
+USES_SPARK = """
+import os
+from persisting.spark import session
+
+spark = session(conf={
+    "spark.master": "local[1]",
+    "spark.sql.shuffle.partitions": 5,
+    "spark.executor.defaultJavaOptions": None,
+    "spark.driver.extraJavaOptions": "-Dsaid.by=me -XX:+UseParallelGC",
+})
+conf = dict(spark.sparkContext.getConf().getAll())
+spark.sql("CREATE DATABASE in_the_warehouse")
+system = spark.sparkContext._jvm.java.lang.System
+said = {
+    "app": spark.sparkContext.appName,
+    "master": spark.sparkContext.master,
+    "conf": conf,
+    "arrow": spark.conf.get("spark.sql.execution.arrow.pyspark.enabled"),
+    "rows": spark.range(10).repartition(3).count(),
+    "java": system.getProperty("java.home"),
+    "said.by": system.getProperty("said.by"),
+    "environ": [n for n in ("JAVA_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON") if n in os.environ],
+    "folder": os.listdir(os.path.dirname(conf["spark.local.dir"])),
+}
+"""

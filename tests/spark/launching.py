@@ -1,0 +1,88 @@
+"""Sessions in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+STEERING = ("JAVA_HOME", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "MASTER")
+
+
+class Run:
+    """A program that was run in an empty folder, with temporary and cache folders of its own."""
+
+    def __init__(
+        self, folder: Path, code: str, *args: object, command: list[str] | None = None, **env: str
+    ) -> None:
+        self.cwd, self.temporary, self.cache = (folder / n for n in ("cwd", "tmp", "cache"))
+        for place in (self.cwd, self.temporary, self.cache):
+            place.mkdir()
+        self._said = folder / "said.json"
+        program = folder / "program.py"
+        program.write_text(code + _TELL.format(said=str(self._said)))
+        self.environ = {
+            **plain_environment(),
+            "TMPDIR": str(self.temporary),
+            "XDG_CACHE_HOME": str(self.cache),
+            **env,
+        }
+        self.process = subprocess.Popen(
+            [*(command or [sys.executable]), str(program), *map(str, args)],
+            cwd=self.cwd,
+            env=self.environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def finish(self) -> Run:
+        """Wait until it, and the Java that has the same stdout, have ended."""
+        self.stdout, self.stderr = self.process.communicate()
+        return self
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The program's variable ``said``."""
+        assert self.process.returncode == 0, self.stderr
+        result: dict[str, Any] = msgspec.json.decode(self._said.read_bytes())
+        return result
+
+
+_TELL = """
+import msgspec, pathlib
+pathlib.Path({said!r}).write_bytes(msgspec.json.encode(said))
+"""
+
+
+def plain_environment() -> dict[str, str]:
+    """The environment without what steers Java or Spark."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in STEERING and not name.startswith(("SPARK_", "PYSPARK_"))
+    }
+
+
+def path_without_java(folder: Path) -> str:
+    """A PATH with all programs of ours but Java."""
+    folder.mkdir()
+    for place in reversed(os.environ["PATH"].split(os.pathsep)):
+        for program in Path(place).glob("*"):
+            link = folder / program.name
+            if program.name != "java" and not program.is_dir():
+                link.unlink(missing_ok=True)
+                link.symlink_to(program)
+    return str(folder)

@@ -1,0 +1,329 @@
+"""The session: what it sets, whose word wins, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from launching import Run
+
+import persisting
+from persisting.errors import StorageError
+from persisting.spark import session, settings
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql import SparkSession
+
+ELSEWHERE = "spark://elsewhere:7077"
+C1 = "-XX:TieredStopAtLevel=1"
+SERIAL = "-XX:+UseSerialGC"
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "PYSPARK_PYTHON", "SPARK_LOCAL_IP"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class TestMasters:
+    @pytest.mark.parametrize(
+        ("master", "cores"),
+        [
+            ("local", 1),
+            ("local[3]", 3),
+            ("local[*]", len(os.sched_getaffinity(0))),
+            ("local[4, 2]", 4),
+            ("local-cluster[2,3,1024]", 6),
+            ("local-cluster[2, 1, 1024]", 2),
+            (ELSEWHERE, None),
+            ("yarn", None),
+            ("k8s://https://host", None),
+            ("localhost", None),
+        ],
+    )
+    def test_on_this_machine_are_told_from_others(self, master: str, cores: int | None) -> None:
+        assert settings.local_cores(master) == cores
+
+
+class TestDefaults:
+    def test_quick_flags_are_for_masters_on_this_machine(self, tmp_path: Path) -> None:
+        here = settings.defaults("local-cluster[2,1,1024]", tmp_path, {})
+        there = settings.defaults(ELSEWHERE, tmp_path, {})
+        for role in ("driver", "executor"):
+            assert here[f"spark.{role}.defaultJavaOptions"].endswith(f" {C1} {SERIAL}")
+        assert C1 not in there["spark.driver.defaultJavaOptions"]
+        assert "log4j2.properties" in there["spark.driver.defaultJavaOptions"]
+        assert "spark.executor.defaultJavaOptions" not in there
+        assert "spark.sql.shuffle.partitions" not in there
+
+    def test_a_collector_of_the_caller_takes_the_place_of_ours(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        conf = {"spark.driver.extraJavaOptions": "-Xss4m -XX:+UseG1GC"}
+        chosen = settings.defaults("local[2]", tmp_path, conf)
+        assert SERIAL not in chosen["spark.driver.defaultJavaOptions"]
+        assert SERIAL in chosen["spark.executor.defaultJavaOptions"]
+        monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:+UseZGC")
+        assert SERIAL not in str(settings.defaults("local[2]", tmp_path, {}))
+
+    @pytest.mark.parametrize(("master", "partitions"), [("local", "2"), ("local[6]", "6")])
+    def test_shuffles_have_a_partition_for_each_core(
+        self, tmp_path: Path, master: str, partitions: str
+    ) -> None:
+        chosen = settings.defaults(master, tmp_path, {})
+        assert chosen["spark.sql.shuffle.partitions"] == partitions
+
+
+class TestTheEnvironment:
+    def test_spark_stays_on_this_machine_unless_it_is_told_otherwise(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert settings.variables("local[2]", {})["SPARK_LOCAL_IP"] == "127.0.0.1"
+        assert "SPARK_LOCAL_IP" not in settings.variables(ELSEWHERE, {})
+        monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.1")
+        assert settings.variables("local[2]", {})["SPARK_LOCAL_IP"] == "10.0.0.1"
+
+    def test_workers_run_this_python_unless_another_is_named(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        chosen = settings.variables("local[2]", {})
+        assert chosen["PYSPARK_PYTHON"] == chosen["PYSPARK_DRIVER_PYTHON"] == sys.executable
+        monkeypatch.setenv("PYSPARK_PYTHON", "/env/python")
+        assert settings.variables("local[2]", {})["PYSPARK_PYTHON"] == "/env/python"
+        conf = {"spark.pyspark.python": "/conf/python"}
+        assert settings.variables("local[2]", conf)["PYSPARK_PYTHON"] == "/conf/python"
+
+    def test_is_the_callers_again_after_the_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ONE", "1")
+        monkeypatch.delenv("TWO", raising=False)
+        before = dict(os.environ)
+        with settings.environment({"ONE": "one", "TWO": "two"}):
+            assert (os.environ["ONE"], os.environ["TWO"]) == ("one", "two")
+        assert dict(os.environ) == before
+
+
+class TestWithoutSpark:
+    def test_the_error_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "pyspark", None)
+        with pytest.raises(StorageError, match=r"pip install 'persisting\[spark\]'"):
+            session()
+
+
+class TestASessionThatRunsAlready:
+    @pytest.fixture(autouse=True)
+    def shuffle_partitions(self, spark: SparkSession) -> Iterator[None]:
+        yield
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+
+    def test_is_returned_and_takes_what_can_be_changed(self, spark: SparkSession) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            same = session(
+                master="local[2]",
+                conf={"spark.sql.shuffle.partitions": 7, "spark.ui.enabled": False},
+            )
+        assert same is spark
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "7"
+
+    def test_keeps_its_settings_where_conf_says_nothing(self, spark: SparkSession) -> None:
+        spark.conf.set("spark.sql.shuffle.partitions", "11")
+        session(master="local[2]", conf={"spark.sql.warehouse.dir": None})
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "11"
+
+    @pytest.mark.parametrize("wanted", [{"master": "local[1]"}, {}])
+    def test_warns_of_another_master(self, spark: SparkSession, wanted: dict[str, str]) -> None:
+        with pytest.warns(UserWarning, match=r"runs already with master 'local\[2\]'") as caught:
+            assert session(**wanted) is spark
+        assert [warning.filename for warning in caught] == [__file__]
+
+    def test_warns_of_settings_that_come_too_late(self, spark: SparkSession) -> None:
+        late = {"spark.executor.memory": "3g", "spark.sql.warehouse.dir": "/elsewhere"}
+        with pytest.warns(UserWarning, match=r"memory, spark\.sql\.warehouse\.dir"):
+            session(master="local[2]", conf={**late, "spark.sql.shuffle.partitions": "5"})
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "5"
+
+
+class TestWorkers:
+    def test_import_the_persisting_that_runs_here(self, spark: SparkSession) -> None:
+        def where(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+            import pyarrow as pa
+
+            import persisting
+
+            for batch in batches:
+                yield pa.record_batch({"file": [persisting.__file__] * batch.num_rows})
+
+        found = spark.range(2, numPartitions=2).mapInArrow(where, "file string").distinct()
+        assert [row.file for row in found.collect()] == [persisting.__file__]
+
+    def test_know_the_format(self, spark: SparkSession, tmp_path: Path) -> None:
+        with pytest.raises(Exception, match=str(tmp_path)) as raised:
+            spark.read.format("persisting").load(str(tmp_path / "no" / "topic"))
+        assert "DATA_SOURCE_NOT_FOUND" not in str(raised.value)
+
+
+HEAD = """
+import os, sys
+from persisting.spark import session
+"""
+
+
+class TestASessionOfItsOwn:
+    def test_says_nothing(self, alone: Run) -> None:
+        assert alone.said["rows"] == 10
+        assert (alone.stdout, alone.stderr) == ("", "")
+
+    def test_leaves_nothing_behind(self, alone: Run) -> None:
+        folder = Path(alone.said["conf"]["spark.local.dir"]).parent
+        assert folder.parent == alone.temporary
+        assert sorted(alone.said["folder"]) == ["local", "warehouse"]
+        assert list(alone.temporary.iterdir()) == []
+        assert list(alone.cwd.iterdir()) == []
+
+    def test_has_the_settings_of_the_caller_before_ours(self, alone: Run) -> None:
+        conf = alone.said["conf"]
+        assert alone.said["master"] == "local[1]"
+        assert conf["spark.sql.shuffle.partitions"] == "5"
+        assert "spark.executor.defaultJavaOptions" not in conf
+        assert alone.said["said.by"] == "me"
+        assert C1 in conf["spark.driver.defaultJavaOptions"]
+
+    def test_has_ours_where_the_caller_says_nothing(self, alone: Run) -> None:
+        assert alone.said["app"] == "persisting"
+        assert alone.said["arrow"] == "true"
+        assert alone.said["conf"]["spark.ui.enabled"] == "false"
+        assert alone.said["conf"]["spark.driver.host"] in ("localhost", "127.0.0.1")
+
+    def test_leaves_the_environment_alone(self, alone: Run) -> None:
+        assert alone.said["environ"] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+class TestOtherWaysToRun:
+    def test_nothing_is_left_when_python_is_killed(self, tmp_path: Path) -> None:
+        code = HEAD + (
+            'session(master="local[1]").range(3).count(); print(flush=True); sys.stdin.read()'
+        )
+        with Run(tmp_path, code) as run:
+            assert run.process.stdout is not None
+            run.process.stdout.readline()
+            assert [p.name[:17] for p in run.temporary.iterdir()] == ["persisting-spark-"]
+            run.process.send_signal(signal.SIGKILL)
+            run.finish()
+            assert list(run.temporary.iterdir()) == []
+
+    def test_nothing_is_left_when_java_is_killed(self, tmp_path: Path) -> None:
+        code = HEAD + (
+            "from pyspark import SparkContext\n"
+            'session(master="local[1]")\n'
+            "SparkContext._gateway.proc.kill(); SparkContext._gateway.proc.wait(); said = {}"
+        )
+        with Run(tmp_path, code) as run:
+            run.finish()
+            assert run.said == {}
+            assert list(run.temporary.iterdir()) == []
+
+    def test_leaving_with_a_stream_running_is_quiet(self, tmp_path: Path) -> None:
+        code = HEAD + (
+            'rate = session(master="local[2]").readStream.format("rate").load()\n'
+            'query = rate.writeStream.format("noop").start()\n'
+            "while not query.lastProgress: pass\n"
+            "said = {}"
+        )
+        with Run(tmp_path, code) as run:
+            run.finish()
+            assert run.said == {}
+            assert (run.stdout, run.stderr) == ("", "")
+            assert list(run.temporary.iterdir()) == []
+
+    def test_a_second_session_after_the_first_was_stopped(self, tmp_path: Path) -> None:
+        code = HEAD + (
+            "said = {}\n"
+            "for cores in (1, 2):\n"
+            '    spark = session(master=f"local[{cores}]")\n'
+            "    said[spark.sparkContext.master] = spark.range(3).count()\n"
+            "    spark.stop()\n"
+        )
+        with Run(tmp_path, code) as run:
+            run.finish()
+            assert run.said == {"local[1]": 3, "local[2]": 3}
+            assert (run.stdout, run.stderr) == ("", "")
+            assert list(run.temporary.iterdir()) == []
+
+    def test_executors_of_a_cluster_import_persisting_from_where_the_driver_has_it(
+        self, tmp_path: Path
+    ) -> None:
+        # A copy that nobody has installed.
+        package = Path(persisting.__file__).parent
+        shutil.copytree(package, tmp_path / "copy" / "persisting")
+        code = f"import sys; sys.path.insert(0, {str(tmp_path / 'copy')!r})" + HEAD + IN_A_CLUSTER
+        with Run(tmp_path, code, SPARK_HOME=str(spark_home(tmp_path / "spark"))) as run:
+            run.finish()
+            assert run.said["executors"] == 2
+            assert run.said["files"] == [str(tmp_path / "copy" / "persisting" / "__init__.py")]
+            assert (run.stdout, run.stderr) == ("", "")
+            assert list(run.temporary.iterdir()) == []
+            assert list(run.cwd.iterdir()) == []
+
+    def test_spark_submit_keeps_its_word(self, tmp_path: Path) -> None:
+        code = HEAD + (
+            "spark = session()\n"
+            'said = {"master": spark.sparkContext.master, "rows": spark.range(3).count(),\n'
+            '  "partitions": spark.conf.get("spark.sql.shuffle.partitions"),\n'
+            '  "arrow": spark.conf.get("spark.sql.execution.arrow.pyspark.enabled")}'
+        )
+        from persisting.spark.java import java_home
+
+        submit = Path(shutil.which("spark-submit", path=os.path.dirname(sys.executable)) or "")
+        command = [str(submit), "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=9"]
+        with Run(
+            tmp_path,
+            code,
+            command=command,
+            JAVA_HOME=str(java_home()),
+            PYSPARK_PYTHON=sys.executable,
+        ) as run:
+            run.finish()
+            assert run.said == {"master": "local[1]", "rows": 3, "partitions": "9", "arrow": "true"}
+
+
+IN_A_CLUSTER = """
+def where(batches):
+    import os, time
+    import persisting
+    import pyarrow as pa
+
+    for batch in batches:
+        found = [persisting.__file__] * batch.num_rows
+        yield pa.record_batch({"file": found, "executor": [os.getcwd()] * batch.num_rows})
+
+spark = session(master="local-cluster[2,1,1024]")
+# Both executors have work only once both are there.
+status = spark.sparkContext._jsc.sc().statusTracker()
+while len(status.getExecutorInfos()) < 3:
+    pass
+rows = spark.range(8, numPartitions=8).mapInArrow(where, "file string, executor string").collect()
+said = {
+    "files": sorted({row.file for row in rows}),
+    "executors": len({row.executor for row in rows}),
+}
+"""
+
+
+def spark_home(folder: Path) -> Path:
+    """Spark as it is installed, in a folder of ours: workers of a local cluster write below it."""
+    import pyspark
+
+    folder.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        (folder / entry.name).symlink_to(entry)
+    return folder
