@@ -187,7 +187,11 @@ class BucketService:
         try:
             while not (await asyncio.wait([call], timeout=KEEPALIVE_SECONDS))[0]:
                 await writer.write(wire.encode(Reply("alive")))
-            for reply in await asyncio.to_thread(wire.answer_replies, op, call.result()):
+            try:
+                replies = await asyncio.to_thread(wire.answer_replies, op, call.result())
+            except Exception as exc:
+                replies = [wire.error_reply(exc)]
+            for reply in replies:
                 await writer.write(wire.encode(reply))
         except RuntimeError:
             return  # the consumer has gone; what was begun goes on

@@ -481,6 +481,10 @@ class Bucket:
         agreed = self._shared.read() if self._shared is not None else None
         return schema if agreed is None else merge(schema, agreed, EVOLVING)
 
+    def look_again(self) -> None:
+        """Have the next :meth:`refresh` look, however short ago the last one was."""
+        self._refreshed = 0.0
+
     def refresh(self) -> None:
         """For a reader without the lock: look for a new version, at most every 50 ms."""
         if self.options.read_only and time.monotonic() - self._refreshed > READER_REFRESH:

@@ -93,6 +93,7 @@ class Tabular:
         self, version: Version, offset: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:
         """The records of a version, as ``get(…, version=…)`` gives them."""
+        await self._refresh()
         snapshot = await in_thread(self._bucket.at, version)
         return await in_thread(snapshot.records, snapshot.first(offset), limit)
 
@@ -100,6 +101,7 @@ class Tabular:
         self, version: Version, offset: int = 0, limit: int | None = None
     ) -> pa.Table:
         """The same as an Arrow table."""
+        await self._refresh()
         snapshot = await in_thread(self._bucket.at, version)
         return await in_thread(snapshot.table, snapshot.first(offset), limit)
 

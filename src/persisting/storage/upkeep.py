@@ -290,8 +290,9 @@ class Upkeep:
         ]
         if going:
             with self._turn() as view:
-                self._wanted = [one for one in self.wanted if one not in going]
-                indexes.save(bucket.options.storage_path, self._wanted, bucket.fs)
+                staying = [one for one in self.wanted if one not in going]
+                indexes.save(bucket.options.storage_path, staying, bucket.fs)
+                self._wanted = staying
                 if view.dataset is not None:
                     upkeep.build_indexes(bucket.table, self._wanted)
             if not self._wanted:

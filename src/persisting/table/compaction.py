@@ -8,7 +8,6 @@ append can come between: the caller holds the table.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,18 +86,6 @@ def rewrite(
     dataset: Any, view: TableView, count: int, limit: Limit, root: Path, fs: FileSystem
 ) -> None:
     """Rewrite the last ``count`` fragments of ``dataset``, a fresh handle of the view's version."""
-    began = time.time_ns()
-    try:
-        _rewrite(dataset, view, count, limit, root, fs)
-    except BaseException:
-        used = files.data_paths(fragment.metadata for fragment in dataset.get_fragments())
-        files.remove_new_data(fs, root, began, {*used, *files.data_paths(view.fragments)})
-        raise
-
-
-def _rewrite(
-    dataset: Any, view: TableView, count: int, limit: Limit, root: Path, fs: FileSystem
-) -> None:
     from lance import optimize
 
     # The JSON forms are missing in Lance's type stubs.

@@ -3,8 +3,8 @@
 Every step is one Lance commit after which the table reads correctly under the old and the new
 schema alike, so a crash between any two steps leaves nothing to repair but a spare column:
 
-1. a new field, also one inside dicts, is added as a column of nulls (metadata only), or filled
-   with its default;
+1. a new field, also one inside dicts, is added as a column of nulls (metadata only), or written
+   with its default as a spare column and renamed;
 2. a widened field is written as a spare column of the new type, swapped with the old one by
    renaming both in one commit, and the old one is dropped;
 3. the schema metadata is replaced.
@@ -65,20 +65,25 @@ def _additions(old: pa.Field, new: pa.Field) -> pa.Field | None:
     return new.with_type(pa.struct(parts))
 
 
-def add(dataset: Any, fields: list[pa.Field], defaults: Mapping[str, Any]) -> None:
-    """Add columns: nulls cost no data, a default is written for every row."""
-    filled = [f for f in fields if defaults.get(f.name) is not None]
-    empty = [f for f in fields if defaults.get(f.name) is None]
-    if empty:
-        dataset.add_columns(pa.schema(empty))
-    if filled:
-        schema = pa.schema(filled)
-        _compute(
-            dataset,
-            schema,
-            [ARRIVAL],
-            lambda batch: [fill(f, batch.num_rows, defaults) for f in schema],
-        )
+def add(dataset: Any, fields: list[pa.Field]) -> None:
+    """Add columns of nulls, which costs no data."""
+    dataset.add_columns(pa.schema(fields))
+
+
+def write_default(dataset: Any, field: pa.Field, defaults: Mapping[str, Any]) -> None:
+    """Write the spare column of a new field whose default is in every row."""
+    wide = field.with_name(_WIDE + field.name)
+    _compute(
+        dataset,
+        pa.schema([wide]),
+        [ARRIVAL],
+        lambda batch: [fill(field, batch.num_rows, defaults)],
+    )
+
+
+def name_default(dataset: Any, field: pa.Field) -> None:
+    """Let the spare column of a new field take its name."""
+    dataset.alter_columns({"path": _WIDE + field.name, "name": field.name})
 
 
 def write_wide(dataset: Any, field: pa.Field) -> None:

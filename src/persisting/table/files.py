@@ -31,6 +31,8 @@ ASIDE = "damaged"
 CHANGING = "changing"
 CLEANING = "cleaning"
 _LAST_VERSION = 2**64 - 1
+_CLOCK_STEP = 20_000_000
+"""Nanoseconds by which a file's time may lie behind the clock."""
 
 
 def manifest_path(root: Path, version: int) -> Path:
@@ -205,7 +207,7 @@ def remove_new_data(fs: FileSystem, root: Path, since: int, used: set[str]) -> N
         return
     for entry in os.scandir(folder):
         try:
-            if entry.name not in used and entry.stat().st_mtime_ns >= since:
+            if entry.name not in used and entry.stat().st_mtime_ns >= since - _CLOCK_STEP:
                 fs.remove(folder / entry.name)
         except OSError as exc:
             log.warning("cannot remove %s, left by a failed flush: %s", entry.path, exc)

@@ -17,7 +17,7 @@ import msgspec
 
 from persisting.errors import TableError
 from persisting.table import files
-from persisting.table.guard import translated
+from persisting.table.guard import own_handle, translated
 
 SEQUENCE = "persisting.sequence"
 """The last log sequence whose records the table holds. Marks a transaction as one of ours."""
@@ -118,6 +118,6 @@ def encode_restores(restores: Iterable[Restored]) -> str:
 
 def _transaction(dataset: Any, version: int) -> Any | None:
     try:
-        return dataset.read_transaction(version)
+        return own_handle(dataset).read_transaction(version)
     except TypeError:
         return None  # Lance's own binding cannot show a compaction of indexed rows

@@ -125,6 +125,9 @@ def _run(view: TableView, scan: dict[str, Any], where: str | None) -> pa.Table:
     try:
         return view.dataset.scanner(**scan).to_table()
     except ValueError as exc:
+        if "Invalid user input" not in str(exc):
+            with translated("search", view.dataset.uri):
+                raise
         text = str(exc).replace("Invalid user input: ", "").split(", /home/runner")[0]
         if where is None:
             raise StorageError(f"the search failed: {text}") from exc

@@ -384,9 +384,15 @@ class Table:
             dataset = self._fresh()
             if several:
                 files.announce_change(self.fs, self.root, self.view.version)
-            with self._undone_if_it_fails():
-                work(dataset)
-            self._settle(dataset)
+            began = time.time_ns()
+            try:
+                with self._undone_if_it_fails():
+                    work(dataset)
+                self._settle(dataset)
+            except BaseException:
+                if not self._undo:  # else a version still names the new files
+                    files.remove_new_data(self.fs, self.root, began, self._data_in_use())
+                raise
             if several:
                 files.change_done(self.fs, self.root)
 
@@ -434,9 +440,17 @@ class Table:
         if added:
             # A field that was known and had no type so far holds Nones that were put as such.
             known = set(self.view.schema.names)
-            fresh = {k: v for k, v in self._defaults.items() if k not in known}
-            evolve.add(dataset, added, fresh)
-            self._settle(dataset)
+            fresh = {k: v for k, v in self._defaults.items() if k not in known and v is not None}
+            empty = [field for field in added if field.name not in fresh]
+            if empty:
+                evolve.add(dataset, empty)
+                self._settle(dataset)
+            for field in added:
+                if field.name in fresh:
+                    evolve.write_default(dataset, field, fresh)
+                    self._settle(dataset)
+                    evolve.name_default(dataset, field)
+                    self._settle(dataset)
         for field in replaced:
             evolve.write_wide(dataset, field)
             self._settle(dataset)

@@ -16,7 +16,7 @@ from persisting.errors import TableError
 from persisting.fs import FileSystem
 from persisting.table import checksums, compaction, files, indexes, properties, versions
 from persisting.table.compaction import Limit
-from persisting.table.guard import own_handle, translated
+from persisting.table.guard import translated
 from persisting.table.indexes import Wanted
 from persisting.table.properties import RESTORES, START, Restored, encode_restores
 from persisting.table.table import Table
@@ -61,7 +61,7 @@ def checkpoint(table: Table) -> None:
 
     view = table.view
     assert view.dataset is not None
-    if properties.own(own_handle(view.dataset), view.version) is None:
+    if properties.own(view.dataset, view.version) is None:
         kept = {k: v for k, v in table.properties.items() if k.startswith("persisting.")}
         entries = LanceOperation.UpdateMap(updates=dict(kept), replace=False)
         table.commit("checkpoint", LanceOperation.UpdateConfig(config_updates=entries), {})
@@ -173,8 +173,10 @@ def verify(table: Table, view: TableView) -> Report:
     _check_manifest(table, view, report)
     seen: set[str] = set()
     for one in views.values():
+        before = len(report.damaged)
         _check_files(table, one, report, seen)
-        _check_order(one, report)
+        if len(report.damaged) == before:
+            _check_order(one, report)
     return report
 
 

@@ -19,7 +19,6 @@ NOTHING = 0
 
 def listing(dataset: Any) -> list[dict[str, Any]]:
     """All versions that can be read, oldest first."""
-    dataset = own_handle(dataset)
     return [
         {
             "version": one["version"],
@@ -77,7 +76,6 @@ def outdated(dataset: Any, keep_seconds: float) -> list[int]:
     carries the properties stays too.
     """
     now = dt.datetime.now(dt.timezone.utc)
-    dataset = own_handle(dataset)
     kept = dataset.versions()
     tagged = set(tags(dataset).values())
     old = [

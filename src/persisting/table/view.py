@@ -47,17 +47,16 @@ class TableView:
         start: int = 0,
     ) -> None:
         self.dataset, self.schema, self.sizes, self.start = dataset, schema, sizes, start
+        self.version = dataset.version if dataset is not None else 0
         self.rows = sum(size.rows for size in sizes)
         self.end = start + self.rows
-
-    @property
-    def version(self) -> int:
-        return self.dataset.version if self.dataset is not None else 0
 
     @cached_property
     def fragments(self) -> list[Any]:
         """The fragments' metadata objects, in the order of their rows."""
-        return [f.metadata for f in self.dataset.get_fragments()] if self.dataset else []
+        if self.dataset is None:
+            return []
+        return [fragment.metadata for fragment in self.dataset.get_fragments()]
 
     @cached_property
     def _firsts(self) -> dict[int, int]:

@@ -140,6 +140,8 @@ class StoredPort:
             return await getattr(owner, op)(**args)
         finally:
             await owner.close()
+            if self._reader is not None:
+                self._reader.bucket.look_again()
 
     async def pages(
         self, offset: int, limit: int | None, block: bool, epoch: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ from persisting.options import check_window
 from persisting.storage import holds
 from persisting.storage.finding import DISTANCE, OFFSET, SCORE, condition
 from persisting.storage.tabular import ranked
+from persisting.table.search import check_where
 from persisting.table.versions import check_tag
 from persisting.topic import groups, tags
 from persisting.topic.port import Topic
@@ -66,7 +67,7 @@ class TopicTable:
         check_tag(name)
         self._whole("tag")
         folder, fs = self._folder("tag"), filesystem.current()
-        pin = f"{name}.{uuid.uuid4().hex[:12]}"
+        pin = tags.new_pin()
         pinned = await self._each("tag", name=pin, empty=True)
         buckets = {
             bucket: BucketTag(one["version"], one["start_offset"], one["end_offset"])
@@ -76,6 +77,7 @@ class TopicTable:
         before = await asyncio.shield(in_thread(tags.save, folder, tag, fs))
         if before is not None:
             await self._each("delete_tag", name=before.pin)
+        await self._drop_lost_pins()
         return tag.described()
 
     async def tags(self) -> list[dict[str, Any]]:
@@ -84,7 +86,7 @@ class TopicTable:
         folder, fs = self._folder("tags"), filesystem.current()
 
         def look() -> list[dict[str, Any]]:
-            return [tags.load(folder, name, fs).described() for name in tags.names_in(folder, fs)]
+            return [tag.described() for tag in tags.all_in(folder, fs)]
 
         return await in_thread(look)
 
@@ -94,16 +96,18 @@ class TopicTable:
         check_tag(name)
         self._whole("delete_tag")
         there = await in_thread(tags.remove, self._folder("delete_tag"), name, filesystem.current())
-        # Also pins of a tag() that died before it had written its file.
-        pins = {
-            one["name"]
-            for bucket in await self._each("tags")
-            for one in bucket
-            if one["name"].rpartition(".")[0] == name
-        }
+        if there is not None:
+            await self._each("delete_tag", name=there.pin)
+        await self._drop_lost_pins()
+        return there is not None
+
+    async def _drop_lost_pins(self) -> None:
+        """Drop pins of a tag() that died before it had written its file."""
+        known = await in_thread(tags.pins_in, self._folder("tags"), filesystem.current())
+        pins = {one["name"] for bucket in await self._each("tags") for one in bucket}
         for pin in pins:
-            await self._each("delete_tag", name=pin)
-        return bool(there)
+            if tags.is_lost(pin, known):
+                await self._each("delete_tag", name=pin)
 
     async def restore(self, version: TopicVersion) -> dict[str, Any]:
         """Go back to a tag or a moment, bucket by bucket; if it fails in between, repeat it.
@@ -218,6 +222,9 @@ class TopicTable:
         """
         if not isinstance(k, int):
             raise InvalidArgument(f"k must be a whole number, got {k!r}")
+        check_where(where)
+        if text is not None and not isinstance(text, str):
+            raise InvalidArgument(f"text must be words to look for, got {text!r}")
         per_bucket = await self._each(
             "rankings",
             vector=_plain_vector(vector),
@@ -225,7 +232,7 @@ class TopicTable:
             column=column if column is None or isinstance(column, str) else list(column),
             k=k,
             where=where,
-            columns=columns if columns is None or isinstance(columns, str) else list(columns),
+            columns=_plain_names(columns),
             metric=metric,
             exact=exact,
         )
@@ -280,7 +287,7 @@ class TopicTable:
             if bucket not in self._all:
                 raise InvalidArgument(f"there is no bucket {bucket!r} here; there are {self._all}")
             by_bucket.setdefault(bucket, []).append(offset)
-        names = columns if columns is None or isinstance(columns, str) else list(columns)
+        names = _plain_names(columns)
         self._check_open()
         lists = await _all_of(
             [
@@ -308,7 +315,8 @@ class TopicTable:
         columns: Sequence[str] | None,
         limit: int | None,
     ) -> list[dict[str, Any]]:
-        names = columns if columns is None or isinstance(columns, str) else list(columns)
+        names = _plain_names(columns)
+        check_where(where)
         lists = await self._each("query", buckets, where=where, columns=names, limit=limit)
         return [record for rows in lists for record in rows][:limit]
 
@@ -396,6 +404,18 @@ def _plain_vector(vector: Any) -> Any:
         return np.asarray(vector, dtype=np.float64).tolist()
     except (TypeError, ValueError) as exc:
         raise InvalidArgument(f"vector must be a list of floats, got {vector!r:.80}") from exc
+
+
+def _plain_names(columns: Any) -> list[str] | None:
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise InvalidArgument(f"columns must be a list of field names, got {columns!r}")
+    names = list(columns)
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidArgument(f"columns must be a list of field names, got {name!r} in it")
+    return names
 
 
 def _plain_version(version: Any) -> Any:

@@ -7,6 +7,9 @@ which versions and offsets belong to it.
 from __future__ import annotations
 
 import datetime as dt
+import logging
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,11 @@ from persisting.fs import FileSystem
 from persisting.lock import file_lock
 from persisting.table.versions import check_tag
 
+log = logging.getLogger("persisting")
+
 FOLDER = "tags"
+_PIN = "topic-"
+_LOST_SECONDS = 3600
 
 
 class BucketTag(msgspec.Struct, frozen=True):
@@ -64,7 +71,7 @@ def save(folder: Path, tag: TopicTag, fs: FileSystem) -> TopicTag | None:
     try:
         fs.make_folder(place)
         with file_lock(folder / ".topic.lock"):
-            before = load(folder, tag.name, fs) if tag.name in names_in(folder, fs) else None
+            before = _known(folder, tag.name, fs)
             fs.write_file(place / f"{tag.name}.json", msgspec.json.encode(tag) + b"\n")
             return before
     except OSError as exc:
@@ -90,11 +97,45 @@ def names_in(folder: Path, fs: FileSystem) -> list[str]:
     return [n.removesuffix(".json") for n in fs.list(place) if n.endswith(".json")]
 
 
-def remove(folder: Path, name: str, fs: FileSystem) -> bool:
-    """Whether there was such a tag; from here on it is none."""
+def all_in(folder: Path, fs: FileSystem) -> list[TopicTag]:
+    """The tags of a topic; one whose file is damaged is told and left out."""
+    found = [_known(folder, name, fs) for name in names_in(folder, fs)]
+    return [tag for tag in found if tag is not None]
+
+
+def _known(folder: Path, name: str, fs: FileSystem) -> TopicTag | None:
+    if name not in names_in(folder, fs):
+        return None
+    try:
+        return load(folder, name, fs)
+    except StorageError as exc:
+        log.warning("%s", exc)
+        return None
+
+
+def remove(folder: Path, name: str, fs: FileSystem) -> TopicTag | None:
+    """The tag, which is none from here on; None if there was none."""
     path = folder / FOLDER / f"{check_tag(name)}.json"
-    if not path.exists():
+    with file_lock(folder / ".topic.lock"):
+        before = _known(folder, name, fs)
+        if path.exists():
+            fs.remove(path)
+            fs.sync_folder(path.parent)
+    return before
+
+
+def new_pin() -> str:
+    """A name under which buckets pin their versions; it says when it was made."""
+    return f"{_PIN}{int(time.time())}-{uuid.uuid4().hex[:12]}"
+
+
+def pins_in(folder: Path, fs: FileSystem) -> set[str]:
+    return {tag.pin for tag in all_in(folder, fs)}
+
+
+def is_lost(pin: str, known: set[str]) -> bool:
+    """Whether a pin belongs to no tag and cannot belong to one that is just being made."""
+    if not pin.startswith(_PIN) or pin in known:
         return False
-    fs.remove(path)
-    fs.sync_folder(path.parent)
-    return True
+    made = pin.removeprefix(_PIN).partition("-")[0]
+    return made.isdigit() and time.time() - int(made) > _LOST_SECONDS
