@@ -74,6 +74,17 @@ class FileSystem:
         self.rename(draft, path)
         self.sync_folder(path.parent)
 
+    def write_note(self, path: Path, data: bytes) -> None:
+        """Put a small file in place, atomically and not synced: power loss may take it."""
+        draft = path.with_name(path.name + ".tmp")
+        self.remove(draft)
+        fd = self.create(draft)
+        try:
+            self.write(fd, data)
+        finally:
+            self.close(fd)
+        self.rename(draft, path)
+
     def cut_file(self, path: Path, size: int) -> None:
         """Shorten a file to ``size`` bytes, synced."""
         fd = os.open(path, os.O_WRONLY)

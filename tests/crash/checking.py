@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from crash.disk import FIXED, Loss, Tree, after_power_loss, lay_out, sampled
 from crash.recording import Moment, QuickFileSystem, Recording, promised_by
 from persisting import fs
+from persisting.errors import OffsetOutOfRange
 from persisting.lock import LOCK_FILE
 
 BUCKET = Path("queues", "topic", "bucket_0")
@@ -215,4 +216,220 @@ class Explorer:
             raise Broken(
                 f"{exc}\npower lost at moment {index} ({moment.label}), {loss}; kept in {kept}"
             ) from exc
+        shutil.rmtree(root)
+
+
+# The bucket as a table
+
+
+@dataclass(frozen=True)
+class Content:
+    """Rows, and the offset of the first."""
+
+    start: int = 0
+    rows: tuple[Record, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.rows)
+
+    def with_more(self, *records: Record) -> Content:
+        return Content(self.start, (*self.rows, *records))
+
+    def from_offset(self, start: int) -> Content:
+        """What retention leaves of it."""
+        return Content(start, self.rows[start - self.start :])
+
+    def __str__(self) -> str:
+        return f"{self.start}..{self.end} {[row['id'] for row in self.rows]}"
+
+
+@dataclass(frozen=True)
+class State:
+    """What a bucket holds at one moment."""
+
+    now: Content = field(default_factory=Content)
+    tags: Mapping[str, Content] = field(default_factory=dict)
+    epoch: int = 0
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What a field that a record lacks may come back as, instead of None."""
+
+    def difference(self, found: State) -> str | None:
+        """In words, None if there is none."""
+        if self.epoch != found.epoch:
+            return f"epoch {found.epoch} instead of {self.epoch}"
+        if set(self.tags) != set(found.tags):
+            return f"tags {sorted(found.tags)} instead of {sorted(self.tags)}"
+        for name, content in {"now": self.now, **self.tags}.items():
+            other = found.now if name == "now" else found.tags[name]
+            ids = [row["id"] for row in content.rows], [row["id"] for row in other.rows]
+            if content.start != other.start or ids[0] != ids[1]:
+                return f"{name}: {other} instead of {content}"
+            for put, got in zip(content.rows, other.rows, strict=True):
+                if not same(put, got, self.defaults):
+                    return f"{name}: {put} came back as {got}"
+        return None
+
+
+def check_state(found: State, allowed: Iterable[State]) -> State:
+    """The state of those allowed that was found."""
+    differences = []
+    for state in allowed:
+        difference = state.difference(found)
+        if difference is None:
+            return state
+        differences.append(difference)
+    raise Broken("none of the states that may be: " + "; or ".join(differences))
+
+
+async def read_state(backend: Any) -> State:
+    """All a bucket holds; counts, offsets and random access agree with it."""
+    rows, stats = await backend.get(0, None), await backend.stats()
+    content = Content(stats["start_offset"], tuple(rows))
+    if (stats["end_offset"], backend.total_count()) != (content.end, len(rows)):
+        raise Broken(f"{stats}, and {len(rows)} rows can be read")
+    for offset in {content.start, (content.start + content.end) // 2}:
+        if await backend.get(offset, 1) != rows[offset - content.start :][:1]:
+            raise Broken(f"offset {offset} is another record than in the whole")
+    backwards = list(range(content.start, content.end))[::-1]
+    if await backend.take(backwards) != rows[::-1]:
+        raise Broken("taking every offset gives other records than reading them")
+    if content.start > 1:
+        try:
+            await backend.get(content.start - 1, 1)
+        except OffsetOutOfRange:
+            pass
+        else:
+            raise Broken(f"offset {content.start - 1} lies before the start and can be read")
+    tags = {}
+    for tag in await backend.tags():
+        got = await backend.get(0, None, version=tag["name"])
+        tags[tag["name"]] = Content(backend._bucket.at(tag["name"]).start, tuple(got))
+    return State(content, tags, stats["epoch"])
+
+
+async def check_health(backend: Any, rows: Iterable[Record]) -> None:
+    """Every file is whole, versions that are listed can be read, every index finds its rows."""
+    report = await backend.verify()
+    if not report["ok"]:
+        raise Broken(f"verify: {report}")
+    listed = await backend.versions()
+    for version in listed[:: len(listed) // 4 + 1]:
+        got = await backend.get(0, None, version=version["version"])
+        if len(got) != version["rows"]:
+            raise Broken(f"version {version} has {len(got)} rows")
+    for index in await backend.indexes():
+        await check_index(backend, index, list(rows))
+    if report["unchecked"]:
+        raise Broken(f"verify: {report}")
+
+
+async def check_index(backend: Any, index: Mapping[str, Any], rows: list[Record]) -> None:
+    column = index["column"]
+    valued = [row for row in rows if row.get(column) is not None]
+    if index["family"] == "scalar":
+        for value in {row[column] for row in valued[:2] + valued[-2:]}:
+            found = await backend.lookup(column, value)
+            wanted = [row["id"] for row in valued if row[column] == value]
+            if [row["id"] for row in found] != wanted:
+                raise Broken(f"the index of {column} finds {found} for {value!r}")
+    elif index["family"] == "text":
+        for word in {row[column].split()[0] for row in valued[:2] + valued[-2:]}:
+            hits = await backend.search(text=word, column=column, k=len(rows))
+            wanted = [row["id"] for row in valued if word in row[column].split()]
+            if sorted(hit["id"] for hit in hits) != sorted(wanted):
+                raise Broken(f"the index of {column} finds {hits} for {word!r}")
+    elif valued:
+        given = {"vector": valued[-1][column], "column": column, "k": 3}
+        near, exact = await backend.search(**given), await backend.search(**given, exact=True)
+        if [hit["id"] for hit in near] != [hit["id"] for hit in exact]:
+            raise Broken(f"the index of {column} finds {near}, exactly it is {exact}")
+
+
+async def check_table(
+    folder: Path,
+    open_bucket: Open,
+    allowed: Iterable[State],
+    more: Iterable[Record] = MORE,
+    *,
+    go_on: bool = True,
+) -> State:
+    """Open and check; then work on, crash, open and check again. The state that was found."""
+    with fs.use(QuickFileSystem()):
+        handle = _opened(folder, open_bucket)
+        found = await read_state(handle.backend)
+        state = check_state(found, allowed)
+        await check_health(handle.backend, found.now.rows)
+        if not go_on:
+            await handle.backend.close()
+            return state
+        known = replace(found, defaults=state.defaults)
+        after = await worked_on(handle.backend, known, list(more))
+        await handle.drop()
+        handle = _opened(folder, open_bucket)
+        check_state(await read_state(handle.backend), [after])
+        await check_health(handle.backend, after.now.rows)
+        await handle.backend.close()
+    return state
+
+
+async def worked_on(backend: Any, state: State, more: list[Record]) -> State:
+    """Put, tag, compact and drop; what the bucket holds then."""
+    await backend.put_batch(more)
+    tagged = state.now.with_more(*more)
+    await backend.tag("worked-on")
+    await backend.compact()
+    start = (await backend.retain(rows=1))["start_offset"]
+    error = (await backend.stats())["upkeep_error"]
+    if error is not None:
+        raise Broken(f"upkeep failed: {error}")
+    return replace(state, now=tagged.from_offset(start), tags={**state.tags, "worked-on": tagged})
+
+
+@dataclass
+class Replay:
+    """Replays the recording of a table's history, as :class:`Explorer` does that of a queue's."""
+
+    recording: Recording = field(repr=False)
+    states: list[State] = field(repr=False)
+    """By number: what the promises of the recording name."""
+    open_bucket: Open
+    workspace: Path
+    more: Iterable[Record] = MORE
+    going_on: int = 1
+    """Work goes on in every so many-th of the states."""
+    checked: int = 0
+    found: set[int] = field(default_factory=set)
+    """The numbers of the states that were found."""
+    _known: set[int] = field(default_factory=set)
+
+    def allowed(self, moment: Moment) -> list[State]:
+        """The state that was promised last, and what the step after it made of it."""
+        promised = [int(str(n)) for n in self.recording.promises]
+        first = promised[moment.promised - 1] if moment.promised else 0
+        last = [*promised, len(self.states) - 1][moment.promised]
+        return self.states[first : last + 1]
+
+    async def check(self, moment: Moment, loss: Loss) -> None:
+        tree, allowed = after_power_loss(moment.disk, loss), self.allowed(moment)
+        key = hash((frozenset(tree.items()), self.states.index(allowed[0])))
+        if key in self._known:
+            return
+        self._known.add(key)
+        root = self.workspace / f"state-{self.checked}"
+        self.checked += 1
+        lay_out(tree, root)
+        try:
+            go_on = self.checked % self.going_on == 0
+            state = await check_table(
+                root / BUCKET, self.open_bucket, allowed, self.more, go_on=go_on
+            )
+        except Exception as exc:
+            kept = Path(tempfile.mkdtemp(prefix="persisting-crash-")) / "disk"
+            lay_out(tree, kept)
+            raise Broken(
+                f"{type(exc).__name__}: {exc}\npower lost at moment "
+                f"{self.recording.moments.index(moment)} ({moment.label}), {loss}; kept in {kept}"
+            ) from exc
+        self.found.add(self.states.index(state))
         shutil.rmtree(root)

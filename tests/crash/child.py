@@ -5,6 +5,9 @@
 Every acknowledged put is one line on standard output: the ids of its records; a line with ``+``
 comes before each batch, and ``opening`` and ``open`` before all. An id is
 ``<round>.<producer>.<number>``; each producer counts from 0.
+
+The modes with upkeep say, in JSON, what they begin (``{"begin": …}``) and, with the result, what is
+done (``{"done": …}``).
 """
 
 from __future__ import annotations
@@ -29,18 +32,18 @@ class Producer:
     """Makes records with rising numbers; what they hold depends on the mode."""
 
     def __init__(self, name: str, mode: str) -> None:
-        self._name, self._mode = name, mode
+        self.name, self._mode = name, mode
         self._next = 0
         self._extra: dict[str, Any] = {}
 
     def record(self) -> dict[str, Any]:
         number = self._next
         self._next += 1
-        if self._mode == "evolving" and number % 40 == 20:
+        if "evolving" in self._mode and number % 40 == 20:
             self._extra[f"f{number % 160}"] = [1, "text", [1.5], {"a": 1}][number // 40 % 4]
-        value: float = number + 0.5 if self._mode == "evolving" and number > 60 else number
-        record = {"id": f"{self._name}.{number}", "n": number, "text": "some text " * 8}
-        return {**record, "v" + self._name.replace(".", "_"): value, **self._extra}
+        value: float = number + 0.5 if "evolving" in self._mode and number > 60 else number
+        record = {"id": f"{self.name}.{number}", "n": number, "text": "some text " * 8}
+        return {**record, "v" + self.name.replace(".", "_"): value, **self._extra}
 
 
 async def singles(backend: Any, producer: Producer) -> None:
@@ -68,6 +71,88 @@ async def flushes(backend: Any, producer: Producer) -> None:
         say(*(r["id"] for r in records))
 
 
+class Steps:
+    """Random pieces of upkeep, each said before and after."""
+
+    def __init__(self, backend: Any, producer: Producer, task: int, seed: str) -> None:
+        self._backend, self._producer, self._task = backend, producer, task
+        self._rng = random.Random(seed)
+
+    async def put(self) -> None:
+        records = [self._producer.record() for _ in range(self._rng.randint(1, 6))]
+        await self._tell("put", self._backend.put_batch(records), records=records)
+
+    async def flush(self) -> None:
+        await self._tell("flush", self._backend.flush())
+
+    async def compact(self) -> None:
+        await self._tell("compact", self._backend.compact())
+
+    async def retain(self) -> None:
+        rows = self._rng.randint(20, 60)
+        await self._tell("retain", self._backend.retain(rows=rows), rows=rows)
+
+    async def tag(self) -> None:
+        name = self._tag()
+        await self._tell("tag", self._backend.tag(name), name=name)
+
+    async def look_at_tags(self) -> None:
+        for tag in await self._backend.tags():
+            rows = await self._backend.get(version=tag["name"])
+            self._say("seen", "tag", name=tag["name"], ids=[row["id"] for row in rows])
+
+    async def delete_tag(self) -> None:
+        name = self._tag()
+        await self._tell("delete_tag", self._backend.delete_tag(name), name=name)
+
+    async def restore(self) -> None:
+        await self._backend.flush()
+        version = self._rng.choice((await self._backend.versions())[-6:])["version"]
+        rows = await self._backend.get(version=version)
+        start = self._backend._bucket.at(version).start
+        ids = [row["id"] for row in rows]
+        await self._tell("restore", self._backend.restore(version), start=start, ids=ids)
+
+    async def index(self) -> None:
+        column, kind = self._rng.choice([("n", "scalar"), ("text", None)])
+        await self._tell("index", self._backend.create_index(column, kind))
+
+    async def any_of(self, **weights: int) -> None:
+        while True:
+            (name,) = self._rng.choices(list(weights), list(weights.values()))
+            await getattr(self, name)()
+
+    def _tag(self) -> str:
+        return f"t{self._rng.randrange(3)}"
+
+    async def _tell(self, what: str, call: Any, **about: Any) -> None:
+        self._say("begin", what, **about)
+        self._say("done", what, result=await call)
+
+    def _say(self, when: str, what: str, **about: Any) -> None:
+        say(json.dumps({when: what, "task": self._task, **about}))
+
+
+async def all_upkeep(backend: Any, producer: Producer) -> None:
+    """One step after the other."""
+    steps = Steps(backend, producer, 0, producer.name)
+    await steps.any_of(
+        put=12, flush=8, compact=3, retain=2, tag=3, delete_tag=1, restore=2, index=1
+    )
+
+
+def upkeep_beside(task: int) -> Any:
+    """Upkeep, or puts if there is a task for it already, that do not wait for one another."""
+
+    async def run(backend: Any, producer: Producer) -> None:
+        steps = Steps(backend, producer, task, producer.name)
+        if task:
+            await steps.any_of(put=1)
+        await steps.any_of(flush=3, compact=3, retain=1, tag=2, look_at_tags=1, index=1)
+
+    return run
+
+
 async def run(folder: str, round_number: str, mode: str, options: dict[str, Any]) -> None:
     say("opening")
     backend = PersistingBackend(0, folder, **options)
@@ -81,6 +166,9 @@ async def run(folder: str, round_number: str, mode: str, options: dict[str, Any]
         "concurrent": [singles] * 8 + [batches] * 2,
         "evolving": [singles, singles, batches],
         "flushes": [flushes],
+        "upkeep": [all_upkeep],
+        "evolving-upkeep": [all_upkeep],
+        "upkeep-beside": [upkeep_beside(task) for task in range(4)],
     }[mode]
     await asyncio.gather(
         *(job(backend, Producer(f"{round_number}.{index}", mode)) for index, job in enumerate(jobs))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -175,6 +175,8 @@ class Loss:
     keeps_removal: Callable[[], bool]
     content: Callable[[bytes, bytes], bytes]
     """(durable bytes, bytes at the moment) to what is found afterwards."""
+    spares: Callable[[Path], bool] = lambda _: False
+    """Paths that are found as they were at the moment, whatever the rest says."""
 
     def __str__(self) -> str:
         return self.name
@@ -191,6 +193,16 @@ ZEROS = Loss("names-with-zeros", lambda: True, lambda: True, _zeroed)
 COME_BACK = Loss("removals-undone", lambda: True, lambda: False, lambda _, data: data)
 COME_BACK_TORN = Loss("removals-undone-bytes-lost", lambda: True, lambda: False, lambda d, _: d)
 FIXED = (NOTHING, EVERYTHING, NAMES, ZEROS, COME_BACK, COME_BACK_TORN)
+
+
+def only_in(loss: Loss, *folders: str) -> Loss:
+    """The loss strikes what lies in folders of these names; all else was written back in time."""
+    wanted = set(folders)
+    return replace(
+        loss,
+        name=f"{loss}-in-{'-'.join(folders)}",
+        spares=lambda path: wanted.isdisjoint(path.parts),
+    )
 
 
 def sampled(seed: object) -> Loss:
@@ -237,7 +249,9 @@ def after_power_loss(tree: Folder, loss: Loss) -> Tree:
 
 def _leave(folder: Folder, loss: Loss, path: Path, found: Tree, contents: dict[int, bytes]) -> None:
     for name in sorted({*folder.current, *folder.durable}):
-        node = _kept_node(folder.current.get(name), folder.durable.get(name), loss)
+        spared = loss.spares(path / name)
+        current = folder.current.get(name)
+        node = current if spared else _kept_node(current, folder.durable.get(name), loss)
         if node is None:
             continue
         if isinstance(node, Folder):
@@ -245,7 +259,9 @@ def _leave(folder: Folder, loss: Loss, path: Path, found: Tree, contents: dict[i
             _leave(node, loss, path / name, found, contents)
         else:
             if node.number not in contents:
-                contents[node.number] = loss.content(node.durable or b"", node.data)
+                contents[node.number] = (
+                    node.data if spared else loss.content(node.durable or b"", node.data)
+                )
             found[path / name] = contents[node.number]
 
 
@@ -264,4 +280,16 @@ def lay_out(tree: Tree, folder: Path) -> None:
         if data is None:
             (folder / path).mkdir()
         else:
+            (folder / path).write_bytes(data)
+
+
+def lay_over(tree: Tree, folder: Path) -> None:
+    """Make an existing folder hold a disk's content, touching only what differs."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.relative_to(folder) not in tree:
+            path.rmdir() if path.is_dir() else path.unlink()
+    for path, data in tree.items():
+        if data is None:
+            (folder / path).mkdir(exist_ok=True)
+        elif not (folder / path).exists() or (folder / path).read_bytes() != data:
             (folder / path).write_bytes(data)

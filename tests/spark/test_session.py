@@ -16,7 +16,7 @@ from launching import Run
 
 import persisting
 from persisting.errors import StorageError
-from persisting.spark import session, settings
+from persisting.spark import java, session, settings
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -274,24 +274,20 @@ class TestOtherWaysToRun:
             assert list(run.temporary.iterdir()) == []
             assert list(run.cwd.iterdir()) == []
 
-    def test_spark_submit_keeps_its_word(self, tmp_path: Path) -> None:
+    def test_spark_submit_keeps_its_word(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         code = HEAD + (
             "spark = session()\n"
             'said = {"master": spark.sparkContext.master, "rows": spark.range(3).count(),\n'
             '  "partitions": spark.conf.get("spark.sql.shuffle.partitions"),\n'
             '  "arrow": spark.conf.get("spark.sql.execution.arrow.pyspark.enabled")}'
         )
-        from persisting.spark.java import java_home
-
-        submit = Path(shutil.which("spark-submit", path=os.path.dirname(sys.executable)) or "")
-        command = [str(submit), "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=9"]
-        with Run(
-            tmp_path,
-            code,
-            command=command,
-            JAVA_HOME=str(java_home()),
-            PYSPARK_PYTHON=sys.executable,
-        ) as run:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own cache"))
+        env = {"JAVA_HOME": str(java.java_home()), "PYSPARK_PYTHON": sys.executable}
+        submit = str(Path(sys.executable).with_name("spark-submit"))
+        command = [submit, "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=9"]
+        with Run(tmp_path, code, command=command, **env) as run:
             run.finish()
             assert run.said == {"master": "local[1]", "rows": 3, "partitions": "9", "arrow": "true"}
 

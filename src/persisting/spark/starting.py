@@ -139,8 +139,8 @@ def _started(app_name: str, master: str, wanted: Mapping[str, str | None]) -> Sp
             **settings.defaults(master, folder, {**submitted, **wanted}),
             **submitted,
             "spark.app.name": app_name,
-            "spark.master": master,
             **wanted,
+            "spark.master": master,
         }
         spark = SparkSession.builder.config(map=_known(chosen)).getOrCreate()
     atexit.register(_leave, spark, SparkContext._active_spark_context, os.getpid())

@@ -99,7 +99,9 @@ class Bucket:
                 self._open_for_writing()
             self._view, self._epoch = self.table.view, len(self.table.restores)
             self.writers = Writers(self.table.properties.get(WRITERS))
-            self._last_arrival = self._view.arrival(self._view.end - 1) if self._view.rows else 0
+            # A reader needs it not, and can look at what it is that is damaged.
+            known = self._view.rows and not options.read_only
+            self._last_arrival = self._view.arrival(self._view.end - 1) if known else 0
             self._shaper = self._acknowledged = self._shaper_of_table()
             self.metrics.table_is(len(self._view.sizes), self._view.start)
         except OSError as exc:

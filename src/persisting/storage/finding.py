@@ -289,6 +289,20 @@ def condition(column: str, value: Any) -> str:
     return f"{name} = {_literal(column, value)}"
 
 
+def only_equal(
+    records: list[dict[str, Any]], column: str, value: Any, columns: Sequence[str] | None
+) -> list[dict[str, Any]]:
+    """Those that really have the value: a condition may take a neighbour for it, where the
+    field's type cannot hold the value itself. ``columns`` are the fields to leave."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    same = [r for r in records if r[column] == value]
+    found = records if value != value else same
+    if columns is None or column in columns:
+        return found
+    return [{name: record[name] for name in columns} for record in found]
+
+
 def _literal(column: str, value: Any) -> str:
     if isinstance(value, (np.generic,)):
         value = value.item()

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from persisting.errors import InvalidArgument
 from persisting.storage.bucket import Bucket
-from persisting.storage.finding import DISTANCE, OFFSET, SCORE, Finder, condition, fused
+from persisting.storage.finding import DISTANCE, OFFSET, SCORE, Finder, condition, fused, only_equal
 from persisting.storage.snapshot import Snapshot
 from persisting.table import indexes, upkeep, versions
 from persisting.table.retention import Limits
@@ -221,11 +221,12 @@ class Tabular:
 
         def find(snapshot: Snapshot) -> list[dict[str, Any]]:
             finder = self._finder(snapshot)
-            names = _fields(columns, finder)
-            dtype = indexes.field_of(finder.known, column).type
-            if pa.types.is_floating(dtype) and isinstance(value, int) and float(value) != value:
-                return []  # a float field cannot hold it, only a neighbour
-            return finder.matching(condition(column, value), names, None)
+            _fields(columns, finder)
+            indexes.field_of(finder.known, column)
+            names = None if columns is None else [*columns, column]
+            names = names if names is None else list(dict.fromkeys(names))
+            found = finder.matching(condition(column, value), _fields(names, finder), None)
+            return only_equal(found, column, value, columns)
 
         return await self._reading(find)
 

@@ -55,6 +55,8 @@ class Upkeep:
         self._job = work.SharedJob(work.weakly(self, Upkeep._run))
         self._cleaned = time.monotonic()
         self._wanted: list[Wanted] | None = None
+        self._unwanted = False
+        """Whether the table may have an index that is to go."""
         self._pause = _pause(options.keep_versions, options.retention_seconds)
 
     @property
@@ -85,6 +87,7 @@ class Upkeep:
             or self._limits.rows is not None
             or self._limits.nbytes is not None
             or self.wanted
+            or self._unwanted
             or self._cleaning_due
         ):
             self._job.request()
@@ -126,11 +129,12 @@ class Upkeep:
 
     def _index(self) -> None:
         bucket = self._bucket
-        if not self.wanted or not bucket.table.view.rows:
+        if not (self.wanted or self._unwanted) or not bucket.table.view.rows:
             bucket.metrics.indexed(0)
             return
         with self._turn() as view:
             upkeep.build_indexes(bucket.table, self.wanted)
+            self._unwanted = False
             behind = indexes.behind(bucket.table.view.dataset)
             if behind >= max(_BEHIND_ROWS, view.rows // _BEHIND_SHARE):
                 upkeep.optimize_indexes(bucket.table)
@@ -288,13 +292,14 @@ class Upkeep:
             for one in self.wanted
             if one.column == column and kind in (None, one.kind, one.family)
         ]
-        if going:
+        if going or self._unwanted:
             with self._turn() as view:
                 staying = [one for one in self.wanted if one not in going]
                 indexes.save(bucket.options.storage_path, staying, bucket.fs)
-                self._wanted = staying
+                self._wanted, self._unwanted = staying, True
                 if view.dataset is not None:
                     upkeep.build_indexes(bucket.table, self._wanted)
+                self._unwanted = False
             if not self._wanted:
                 bucket.metrics.indexed(0)
         return len(going)

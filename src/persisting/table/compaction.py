@@ -8,9 +8,9 @@ append can come between: the caller holds the table.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from persisting.errors import TableError
 from persisting.fs import FileSystem
@@ -82,29 +82,79 @@ def everything(sizes: Sequence[Size], limit: Limit) -> int:
     return 0
 
 
+Run: TypeAlias = "Callable[[list[str]], Iterable[dict[str, Any]]]"
+"""Has tasks of :func:`plan` executed, somewhere, and gives the result of each."""
+
+
 def rewrite(
-    dataset: Any, view: TableView, count: int, limit: Limit, root: Path, fs: FileSystem
+    dataset: Any,
+    view: TableView,
+    count: int,
+    limit: Limit,
+    root: Path,
+    fs: FileSystem,
+    run: Run | None = None,
 ) -> None:
-    """Rewrite the last ``count`` fragments of ``dataset``, a fresh handle of the view's version."""
+    """Rewrite the last ``count`` fragments of ``dataset``, a fresh handle of the view's version.
+
+    ``run`` has other processes execute the tasks; each calls :func:`execute`.
+    """
+    tasks = plan(dataset, view, count, limit)
+    here = (execute(dataset, task, root, fs) for task in tasks)
+    commit(dataset, view, count, here if run is None else run(tasks))
+
+
+def plan(dataset: Any, view: TableView, count: int, limit: Limit) -> list[str]:
+    """Tasks, as JSON, that each make one new fragment; in the order of their rows."""
+    options = _options(dataset)
+    return [
+        json.dumps(
+            {
+                "task": {"fragments": [fragment.to_json() for fragment in group]},
+                "read_version": dataset.version,
+                "options": options,
+            }
+        )
+        for group in _groups(view, count, limit)
+    ]
+
+
+def execute(dataset: Any, task: str, root: Path, fs: FileSystem) -> dict[str, Any]:
+    """Write the fragment of one task, signed and synced; nothing refers to it until the commit.
+
+    ``dataset`` is any handle of the version that the task was planned for.
+    """
     from lance import optimize
 
     # The JSON forms are missing in Lance's type stubs.
     task_of: Any = optimize.CompactionTask.from_json  # type: ignore[attr-defined]
-    result_of: Any = optimize.RewriteResult.from_json  # type: ignore[attr-defined]
-    results = []
-    for group in _groups(view, count, limit):
-        task = {
-            "task": {"fragments": [fragment.to_json() for fragment in group]},
-            "read_version": dataset.version,
-            "options": _options(dataset),
-        }
-        result = json.loads(task_of(json.dumps(task)).execute(dataset).json())
-        checksums.sign(fs, root, result["new_fragments"])
-        results.append(result)
-    new = [file["path"] for r in results for f in r["new_fragments"] for file in f["files"]]
+    result: dict[str, Any] = json.loads(task_of(task).execute(dataset).json())
+    checksums.sign(fs, root, result["new_fragments"])
+    new = [file["path"] for fragment in result["new_fragments"] for file in fragment["files"]]
     files.sync_data(fs, root, new)
-    optimize.Compaction.commit(dataset, [result_of(json.dumps(r)) for r in results])
+    return result
+
+
+def commit(dataset: Any, view: TableView, count: int, results: Iterable[dict[str, Any]]) -> None:
+    """Put the new fragments in the place of the last ``count``, all of them or none."""
+    from lance import optimize
+
+    result_of: Any = optimize.RewriteResult.from_json  # type: ignore[attr-defined]
+    ordered = _in_order(results, [fragment.id for fragment in view.fragments[-count:]])
+    optimize.Compaction.commit(dataset, [result_of(json.dumps(result)) for result in ordered])
     _check_order(dataset, view, len(view.fragments) - count)
+
+
+def _in_order(results: Iterable[dict[str, Any]], wanted: list[int]) -> list[dict[str, Any]]:
+    """Results in the order of their rows, which is the order that Lance gives the new fragments.
+
+    Raises unless they replace the fragments ``wanted``, each once.
+    """
+    ordered = sorted(results, key=lambda one: wanted.index(one["original_fragments"][0]["id"]))
+    found = [fragment["id"] for one in ordered for fragment in one["original_fragments"]]
+    if found != wanted:
+        raise TableError(f"a compaction was planned for fragments {wanted} and has done {found}")
+    return ordered
 
 
 def split_by_indexes(view: TableView, count: int, limit: Limit, *, at_all: bool) -> bool:

@@ -109,6 +109,8 @@ def write_tag(fs: FileSystem, root: Path, name: str, version: int) -> None:
     }
     fs.make_folder(root / TAGS)
     fs.write_file(root / TAGS / f"{name}.json", msgspec.json.encode(tag))
+    for folder in ((root / TAGS).parent, root):  # who made them may have died before the sync
+        fs.sync_folder(folder)
 
 
 def remove_tag(fs: FileSystem, root: Path, name: str) -> None:

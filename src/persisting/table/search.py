@@ -25,6 +25,7 @@ _TEXT = re.compile(r"'(?:[^']|'')*'|`[^`]*`")
 _REFUSED = re.compile(r"\?|\$\w*|(?<!:):\w+|\b_row(?:id|addr)\b")
 _QUOTED = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`""")
 _REASON = re.compile(r"\((sql parser error: .*)\)$", re.DOTALL)
+_DAMAGE = re.compile(r"os error|Not found:|not appear to be a Lance file|LanceError\(IO\)|[Rr]ange")
 _MISSING = re.compile(r"No field named \"?([^\s\"]+?)\"?[.,]? ")
 
 
@@ -125,7 +126,7 @@ def _run(view: TableView, scan: dict[str, Any], where: str | None) -> pa.Table:
     try:
         return view.dataset.scanner(**scan).to_table()
     except ValueError as exc:
-        if "Invalid user input" not in str(exc):
+        if _DAMAGE.search(str(exc)):
             with translated("search", view.dataset.uri):
                 raise
         text = str(exc).replace("Invalid user input: ", "").split(", /home/runner")[0]
@@ -144,6 +145,8 @@ def _run(view: TableView, scan: dict[str, Any], where: str | None) -> pa.Table:
         text = re.sub(r"found: \)$", "found: its end", text)
         raise InvalidArgument(f"where={where!r} cannot be used: {text}") from exc
     except BaseException as exc:
+        if where is not None and ("aborted" in str(exc) or type(exc).__name__ == "PanicException"):
+            raise InvalidArgument(f"where={where!r} cannot be used: Lance gives up on it") from exc
         with translated("search", view.dataset.uri):
             raise exc
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persisting.errors import TableError
+from persisting.errors import StorageError, TableError
 from persisting.fs import FileSystem
 from persisting.schema import EMPTY
 from persisting.table import checksums, evolve, files, layout, properties
@@ -27,6 +27,7 @@ from persisting.table.view import Size, TableView, sizes_of
 log = logging.getLogger("persisting")
 
 FOLDER = "data.lance"
+NEWEST = "newest"
 SIGNATURE = ("version", "manifest")
 """:meth:`Table.signature` says these of the table that is left."""
 
@@ -62,6 +63,7 @@ class Table:
         files.finish_cleaning(self.fs, self.root)
         version = self._found = files.newest_version(self.root)
         if version:
+            self._check_note(version)
             try:
                 dataset = self._load_whole(version)
             except Torn as exc:
@@ -138,14 +140,20 @@ class Table:
             if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
                 raise
             raise _torn_or_not(exc, self.root) from exc
-        if dataset.version != version:
-            raise Torn(f"the manifest of version {version} of {self.root} is damaged")
         try:
+            if dataset.version != version:
+                raise Torn(f"the manifest of version {version} of {self.root} is damaged")
             schema = layout.logical_schema(dataset.schema, self.root)
+            if not layout.agrees(dataset.schema, schema):
+                raise Torn(f"version {version} of {self.root} lacks columns of its own schema")
         except layout.UnreadableSchema as exc:
             raise Torn(str(exc)) from exc
-        if not layout.agrees(dataset.schema, schema):
-            raise Torn(f"version {version} of {self.root} lacks columns of its own schema")
+        except StorageError:
+            raise
+        except BaseException as exc:
+            if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
+                raise
+            raise _torn_or_not(exc, self.root) from exc
         return dataset
 
     def _load_whole(self, version: int) -> Any:
@@ -156,7 +164,11 @@ class Table:
         dataset = self._load(version)
         try:
             kept = properties.own(dataset, version)
-        except Exception as exc:
+        except TableError:
+            raise  # its seal is broken: that is no torn write
+        except BaseException as exc:
+            if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
+                raise
             raise _torn_or_not(exc, self.root) from exc
         try:
             files.check_data(self.root, (f.metadata for f in dataset.get_fragments()))
@@ -198,8 +210,8 @@ class Table:
         for older in files.versions_on_disk(self.root):
             if floor < older < version:
                 try:
-                    properties.own(self._load(older), older)
-                except Exception as exc:
+                    self._load_whole(older)
+                except Torn as exc:
                     files.set_manifest_aside(self.fs, self.root, older, exc)
 
     def _drop_untrusted_indexes(self) -> None:
@@ -360,6 +372,19 @@ class Table:
         files.sync_version(self.fs, self.root, version, uuid)
         if version == 1:
             files.sync_root(self.fs, self.root)
+        # Not synced: a kill leaves it, and after power loss it is there or not. Where it is, this
+        # manifest was durable before, and a broken one is damage rather than a torn write.
+        crc = checksums.crc_of(files.manifest_path(self.root, version))
+        self.fs.write_note(self.root.parent / NEWEST, f"{version} {crc}".encode())
+
+    def _check_note(self, version: int) -> None:
+        """Raise if the newest manifest was durable once and is another now."""
+        try:
+            said = self.fs.read(self.root.parent / NEWEST).decode(errors="replace").split()
+        except FileNotFoundError:
+            return
+        if len(said) == 2 and said[0] == str(version):
+            self.check_signature(dict(zip(SIGNATURE, (version, said[1]), strict=True)))
 
     def _complete_undo(self) -> None:
         """Take back every version above the view: a later sync could not prove its bytes."""
@@ -392,6 +417,7 @@ class Table:
             except BaseException:
                 if not self._undo:  # else a version still names the new files
                     files.remove_new_data(self.fs, self.root, began, self._data_in_use())
+                    files.change_done(self.fs, self.root)
                 raise
             if several:
                 files.change_done(self.fs, self.root)

@@ -15,7 +15,7 @@ from persisting import fs as filesystem
 from persisting.errors import InvalidArgument, StorageError
 from persisting.options import check_window
 from persisting.storage import holds
-from persisting.storage.finding import DISTANCE, OFFSET, SCORE, condition
+from persisting.storage.finding import DISTANCE, OFFSET, SCORE, condition, only_equal
 from persisting.storage.tabular import ranked
 from persisting.table.search import check_where
 from persisting.table.versions import check_tag
@@ -328,7 +328,10 @@ class TopicTable:
         if column == self._topic.bucket_column and isinstance(value, str):
             home = route({column: value}, column, self._topic.num_buckets)
             buckets = [home] if home in self._all else []
-        return await self._query(buckets, condition(column, value), columns, None)
+        names = _plain_names(columns)
+        wanted = None if names is None else list(dict.fromkeys([*names, column]))
+        found = await self._query(buckets, condition(column, value), wanted, None)
+        return only_equal(found, column, value, names)
 
     # Upkeep
 

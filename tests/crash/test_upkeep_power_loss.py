@@ -1,0 +1,257 @@
+"""Power loss at every file call of compaction, retention, tags, restores, indexes and cleaning.
+
+What is found is the state that was acknowledged last or the one that the interrupted step leads
+to: rows at their offsets, the start, every tag with its rows, the number of restores. It verifies,
+every version in the list can be read, every index finds every row, and work goes on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crash import workloads
+from crash.checking import Open, Replay, check_state, read_state
+from crash.disk import (
+    COME_BACK,
+    EVERYTHING,
+    FIXED,
+    NAMES,
+    NOTHING,
+    ZEROS,
+    Loss,
+    after_power_loss,
+    lay_out,
+    lay_over,
+    only_in,
+    sampled,
+)
+from crash.recording import Moment, RecordingFileSystem
+from crash.workloads import AGED, History, Keeper, every_kind, kept, lance, no_log, wal
+
+HISTORIES = {
+    "compactions": workloads.compactions,
+    "retentions": workloads.retentions,
+    "tagging": workloads.tagging,
+    "restores": workloads.restores,
+    "indexing": workloads.indexing,
+    "evolving": workloads.evolving,
+}
+STRICT = {name: HISTORIES[name] for name in ("compactions", "retentions", "tagging", "restores")}
+
+PLACES = ("data", "_indices", "_versions", "_transactions", "_refs")
+"""Lance writes to these in one go: any of them may reach the disk without the others."""
+PARTIAL = tuple(only_in(loss, place) for place in PLACES for loss in (NAMES, ZEROS, COME_BACK))
+
+
+def every_way(index: int) -> Iterator[Loss]:
+    yield from FIXED
+    yield from PARTIAL
+    for number in range(4):
+        yield sampled(f"{index}-{number}")
+
+
+async def replayed(
+    tmp_path: Path,
+    open_bucket: Open,
+    history: History,
+    *,
+    logged: bool = True,
+    afterwards: Open | None = None,
+    thoroughly: bool = False,
+) -> Replay:
+    """Record a history, then check what power loss may leave of it."""
+    workspace = tmp_path / "states"
+    workspace.mkdir()
+    keeper = await kept(tmp_path / "disk", open_bucket, history, logged=logged)
+    replay = Replay(keeper.recorder.recording, keeper.states, afterwards or open_bucket, workspace)
+    await explore(replay, thoroughly=thoroughly)
+    before_the_last = set(range(len(keeper.states) - 1))
+    assert replay.found >= before_the_last if thoroughly else len(replay.found) > 3
+    return replay
+
+
+async def explore(replay: Replay, *, thoroughly: bool) -> None:
+    """Every moment in every way; or one way each for some at which Lance has just written."""
+    replay.going_on = 1 if thoroughly else 2
+    moments = list(enumerate(replay.recording.moments))
+    if not thoroughly:
+        moments = [(i, m) for i, m in moments if m.label.startswith("before")]
+        moments = moments[:: len(moments) // 10 + 1]
+    for number, (index, moment) in enumerate(moments):
+        ways = list(every_way(index))
+        for loss in ways if thoroughly else [telling(moment, ways, number * 5)]:
+            await replay.check(moment, loss)
+    print(f"{replay.checked} states of {len(replay.recording.moments)} moments")
+
+
+def telling(moment: Moment, ways: list[Loss], first: int) -> Loss:
+    """The next of the ways in which something is lost."""
+    whole = after_power_loss(moment.disk, EVERYTHING)
+    turned = ways[first % len(ways) :] + ways[: first % len(ways)]
+    return next((w for w in turned if after_power_loss(moment.disk, w) != whole), EVERYTHING)
+
+
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
+async def test_power_loss_in_the_upkeep_leaves_what_was_acknowledged(
+    tmp_path: Path, history: History
+) -> None:
+    await replayed(tmp_path, wal(), history)
+
+
+async def test_power_loss_while_versions_are_cleaned_leaves_what_was_acknowledged(
+    tmp_path: Path,
+) -> None:
+    opener = wal(keep_versions=0.001)
+    await replayed(tmp_path, opener, workloads.cleaning, afterwards=wal())
+
+
+async def test_power_loss_while_a_default_is_written_leaves_what_was_acknowledged(
+    tmp_path: Path,
+) -> None:
+    await replayed(tmp_path, wal(schema_defaults={"age": 7}), workloads.filled_fields)
+
+
+@pytest.mark.parametrize("history", STRICT.values(), ids=STRICT)
+@pytest.mark.nightly
+async def test_power_loss_in_the_upkeep_of_a_strict_bucket_leaves_what_was_flushed(
+    tmp_path: Path, history: History
+) -> None:
+    await replayed(tmp_path, lance(), history, logged=False)
+
+
+async def test_power_loss_in_the_upkeep_without_a_log_leaves_what_was_flushed(
+    tmp_path: Path,
+) -> None:
+    async def history(keeper: Keeper) -> None:
+        await keeper.flushes(3, v=1)
+        await keeper.put(2, v=1)
+        await keeper.tag("old")
+        await keeper.put(v=1.5)
+        await keeper.compact()
+        await keeper.retain(rows=2)
+        await keeper.put(v=1)
+        await keeper.restore("old")
+        await keeper.put(v=2)
+        await keeper.close()
+
+    await replayed(tmp_path, no_log(), history, logged=False)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
+async def test_power_loss_at_every_call_of_the_upkeep_leaves_what_was_acknowledged(
+    tmp_path: Path, history: History
+) -> None:
+    await replayed(tmp_path, wal(), history, thoroughly=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+async def test_power_loss_at_every_call_of_cleaning_leaves_what_was_acknowledged(
+    tmp_path: Path,
+) -> None:
+    opener = wal(keep_versions=0.001)
+    await replayed(tmp_path, opener, workloads.cleaning, afterwards=wal(), thoroughly=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+async def test_power_loss_at_every_call_of_filling_leaves_what_was_acknowledged(
+    tmp_path: Path,
+) -> None:
+    opener = wal(schema_defaults={"age": 7})
+    await replayed(tmp_path, opener, workloads.filled_fields, thoroughly=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(16))
+async def test_power_loss_in_a_random_history_of_a_table_leaves_what_was_acknowledged(
+    tmp_path: Path, seed: int
+) -> None:
+    opener = wal(keep_versions=(600, 0.001)[seed % 2], compression=(None, "zstd")[seed % 3 == 0])
+    history = workloads.any_upkeep(seed, 60)
+    await replayed(tmp_path, opener, history, afterwards=wal())
+
+
+STRIKES = (
+    only_in(ZEROS, "data"),
+    only_in(ZEROS, "_indices"),
+    only_in(NAMES, "_indices"),
+    only_in(NAMES, "_versions"),
+    only_in(ZEROS, "_transactions"),
+)
+
+
+@pytest.mark.parametrize("loss", STRIKES, ids=str)
+async def test_power_loss_that_strikes_one_folder_only_leaves_what_was_acknowledged(
+    tmp_path: Path, loss: Loss
+) -> None:
+    """All else that Lance wrote had reached the disk in time."""
+    keeper = await kept(tmp_path / "disk", AGED, every_kind)
+    (tmp_path / "states").mkdir()
+    replay = Replay(keeper.recorder.recording, keeper.states, AGED, tmp_path / "states")
+    struck = [
+        moment
+        for moment in replay.recording.moments
+        if moment.label.startswith("before")
+        and after_power_loss(moment.disk, loss) != after_power_loss(moment.disk, EVERYTHING)
+    ]
+    assert struck
+    for moment in struck[:: len(struck) // 10 + 1]:
+        await replay.check(moment, loss)
+
+
+# Power loss after a kill
+
+
+async def killed_then_lost(
+    tmp_path: Path, keeper: Keeper, moment: Moment, open_bucket: Open, *, thoroughly: bool = False
+) -> int:
+    """Kill at a moment, open and work on; lose power at every call of that. The states checked."""
+    disk, workspace = tmp_path / "killed", tmp_path / "lost"
+    workspace.mkdir()
+    lay_out(after_power_loss(moment.disk, NOTHING), disk)
+    recorder = RecordingFileSystem(disk)
+    lay_over(after_power_loss(moment.disk, EVERYTHING), disk)  # written, and not synced
+    first = Replay(keeper.recorder.recording, keeper.states, open_bucket, workspace)
+    allowed = first.allowed(moment)
+    again = Keeper(disk, open_bucket, recorder=recorder, first=1000)
+    found = await read_state(again.backend)
+    again.states = [*allowed, replace(check_state(found, allowed), tags=found.tags)]
+    again._promise()  # what can be read after a recovery does not vanish again
+    await again.put(text="words")
+    await again.tag("again")
+    await again.compact()
+    await again.close()
+    replay = Replay(recorder.recording, again.states, open_bucket, workspace)
+    await explore(replay, thoroughly=thoroughly)
+    shutil.rmtree(workspace)
+    shutil.rmtree(disk)
+    return replay.checked
+
+
+async def test_power_loss_after_a_kill_in_the_upkeep_leaves_what_was_acknowledged(
+    tmp_path: Path,
+) -> None:
+    keeper = await kept(tmp_path / "disk", AGED, every_kind)
+    moments = [m for m in keeper.recorder.recording.moments if m.label.startswith("before sync_")]
+    for moment in moments[-1 :: -len(moments) // 3]:
+        assert await killed_then_lost(tmp_path, keeper, moment, AGED)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(6))
+async def test_power_loss_after_a_kill_at_any_call_of_the_upkeep_leaves_what_was_acknowledged(
+    tmp_path: Path, part: int
+) -> None:
+    keeper = await kept(tmp_path / "disk", AGED, every_kind)
+    for moment in keeper.recorder.recording.moments[part::12]:
+        await killed_then_lost(tmp_path, keeper, moment, AGED, thoroughly=part == 0)
