@@ -75,15 +75,10 @@ class FileSystem:
         self.sync_folder(path.parent)
 
     def write_note(self, path: Path, data: bytes) -> None:
-        """Put a small file in place, atomically and not synced: power loss may take it."""
+        """Put a small file in place that nothing rests on: not synced, power loss may take it."""
         draft = path.with_name(path.name + ".tmp")
-        self.remove(draft)
-        fd = self.create(draft)
-        try:
-            self.write(fd, data)
-        finally:
-            self.close(fd)
-        self.rename(draft, path)
+        draft.write_bytes(data)
+        os.replace(draft, path)
 
     def cut_file(self, path: Path, size: int) -> None:
         """Shorten a file to ``size`` bytes, synced."""

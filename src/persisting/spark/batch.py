@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange
 from persisting.spark.options import EARLIEST, ReadOptions
-from persisting.spark.reading import Slice, read_slice
+from persisting.spark.reading import Filter, Slice, read_slice
 from persisting.spark.topics import StoredTopic
 from persisting.table.view import TableView
 
@@ -27,8 +27,10 @@ class Part(InputPartition):
 class TopicReader(DataSourceReader):
     """Reads a topic; everything in it pickles."""
 
-    def __init__(self, options: ReadOptions, target: pa.Schema) -> None:
-        self._options, self._target = options, target
+    def __init__(
+        self, options: ReadOptions, target: pa.Schema, where: Filter | None = None
+    ) -> None:
+        self._options, self._target, self._where = options, target, where
 
     def partitions(self) -> list[InputPartition]:
         topic = StoredTopic.open(self._options.folder)
@@ -48,7 +50,7 @@ class TopicReader(DataSourceReader):
         if partition.slice.start >= partition.slice.end:
             return iter(())
         return read_slice(
-            partition.slice, self._target, self._options.where, metadata=self._options.metadata
+            partition.slice, self._target, self._where, metadata=self._options.metadata
         )
 
 

@@ -105,6 +105,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
     said = _said(given, WRITE)
+    if said.get("writeId") == "":
+        raise InvalidArgument("option writeId is empty; leave it out, or name the write")
     return WriteOptions(
         folder=_folder(said),
         num_buckets=_count(said, "numBuckets"),
@@ -154,16 +156,30 @@ def _folder(said: Mapping[str, str]) -> Path:
     path = said.get("path")
     if not path:
         raise InvalidArgument(
-            'the topic is missing: load("<storage_path>/<topic>"), or the options path and topic'
+            "the topic is missing: load or save <storage_path>/<topic>, or give the options path "
+            "and topic"
         )
-    folder = Path(path.removeprefix("file://")).absolute()
+    scheme, found, rest = path.partition(":/")
+    if found and scheme != "file" and "/" not in scheme:
+        raise InvalidArgument(f"path {path!r}: topics lie in a file system, not under {scheme}:")
+    folder = Path("/" + rest.lstrip("/") if found and scheme == "file" else path).absolute()
     return folder / said["topic"] if "topic" in said else folder
 
 
 def _names(option: str, text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    """Names with commas between them, or as a JSON list where a name has one itself."""
+    if text.lstrip().startswith("["):
+        try:
+            names = tuple(msgspec.json.decode(text, type=list[str]))
+        except msgspec.DecodeError as exc:
+            raise InvalidArgument(f"option {option}={text!r} is no list of names: {exc}") from exc
+    else:
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise InvalidArgument(f"option {option}={text!r} names no field")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise InvalidArgument(f"option {option} names {twice[0]!r} twice")
     return names
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,10 @@ from persisting.errors import OffsetOutOfRange, StorageError
 from persisting.schema.names import ARRIVAL
 from persisting.spark.options import plain
 from persisting.spark.types import to_spark
+from persisting.storage.finding import laid_out
 from persisting.table import layout
 from persisting.table.guard import translated
-from persisting.table.search import enclosed
+from persisting.table.search import enclosed, matching
 from persisting.table.table import Table
 from persisting.table.view import TableView
 from persisting.topic.config import bucket_folder
@@ -46,8 +48,16 @@ class Slice:
     version: int | None = None
 
 
+@dataclass(frozen=True)
+class Filter:
+    """A condition, and all fields that it may name."""
+
+    where: str
+    known: pa.Schema
+
+
 def read_slice(
-    part: Slice, target: pa.Schema, where: str | None, *, metadata: bool
+    part: Slice, target: pa.Schema, where: Filter | None, *, metadata: bool
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a slice as batches for Spark. Runs in a task; holds one batch at a time."""
     view = _view(part)
@@ -102,14 +112,33 @@ def _with_metadata(batch: pa.RecordBatch, bucket: int, offsets: np.ndarray) -> p
 
 
 def _filtered(
+    view: TableView, part: Slice, names: list[str], where: Filter, *, metadata: bool
+) -> Iterator[pa.RecordBatch]:
+    """The rows that the condition keeps; Lance looks for them where its table has the fields."""
+    if view.schema.equals(where.known) and not any(pa.types.is_null(f.type) for f in view.schema):
+        yield from _filtered_by_lance(view, part, names, where.where, metadata=metadata)
+        return
+    offset = part.start
+    count = part.end - part.start
+    for batch in view.batches(offset, count, rows=_BATCH_ROWS, arrival=True):
+        rows = pa.Table.from_batches([batch.drop_columns([ARRIVAL])])
+        inside = laid_out(rows, where.known, offset, batch.column(ARRIVAL))
+        found = np.array(matching(inside, where.where, None), dtype=np.int64)
+        kept = batch.take(pa.array(found - offset))
+        if metadata:
+            kept = _with_metadata(kept, part.bucket, found)
+        yield kept
+        offset += batch.num_rows
+
+
+def _filtered_by_lance(
     view: TableView, part: Slice, names: list[str], where: str, *, metadata: bool
 ) -> Iterator[pa.RecordBatch]:
     """Lance filters the fragments that the slice touches; rows outside of it are left out."""
     wanted = pa.schema([f for f in view.schema if f.name in names])
-    present = set(view.dataset.schema.names) if view.dataset is not None else set()
-    columns = [f.name for f in wanted if f.name in present]
+    columns = wanted.names
     if metadata or not columns:
-        columns.append(ARRIVAL)
+        columns = [*columns, ARRIVAL]
     first = view.start
     for fragment, size in zip(view.fragments, view.sizes, strict=True):
         if first < part.end and first + size.rows > part.start:
@@ -160,7 +189,7 @@ def read_topic(
     if topic is not None:
         reader = reader.option("topic", topic)
     if columns is not None:
-        reader = reader.option("columns", ",".join(columns))
+        reader = reader.option("columns", json.dumps(list(columns)))
     if where is not None:
         reader = reader.option("filter", where)
     for name, value in options.items():

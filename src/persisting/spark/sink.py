@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 )
 
 from persisting import fs as filesystem
-from persisting.errors import BucketLocked, InvalidArgument
+from persisting.errors import BucketLocked, InvalidArgument, SchemaError
 from persisting.schema import EMPTY, Rules
 from persisting.schema.arrow import accept, align, beyond_float, merge
 from persisting.spark.options import WriteOptions
@@ -32,8 +32,11 @@ from persisting.storage import adoption
 from persisting.storage.backend import TableBackend
 from persisting.storage.shared_schema import FILE as SCHEMA_FILE
 from persisting.storage.shared_schema import SharedSchema
+from persisting.storage.writers import ANONYMOUS
 from persisting.table import bulk
-from persisting.table.table import FOLDER
+from persisting.table.files import DATA
+from persisting.table.table import FOLDER, Table
+from persisting.topic import config as topics
 from persisting.topic.config import TopicConfig, Wanted, bucket_folder
 from persisting.topic.local import agreed_config
 from persisting.topic.owning import owned
@@ -65,14 +68,21 @@ class Written(WriterCommitMessage):
 
 
 def plan(options: WriteOptions, incoming: pa.Schema) -> Plan:
-    """Make the topic, or find it, and have every table ready for rows of ``incoming``."""
-    config = _topic(options)
+    """Make the topic, or find it, and have every table ready for rows of ``incoming``.
+
+    What can be refused is refused before anything is kept.
+    """
+    wanted = _wanted(options)
+    known = topics.load(options.folder, filesystem.current())
+    config = wanted.new() if known is None else wanted.applied_to(known)
+    if known is not None:
+        StoredTopic.open(options.folder)  # a backend that keeps tables
+    _check_column(config, _merged(options, config, incoming))
+    for bucket in range(config.num_buckets) if known is not None else ():
+        with _owned(options.folder, config, bucket):
+            pass
+    _, config, _ = agreed_config(wanted, options.folder.parent)
     schema = _agreed(options, config, incoming, frozenset())
-    if config.bucket_column not in schema.names:
-        raise InvalidArgument(
-            f"the rows have no column {config.bucket_column!r}, by which topic {config.topic!r} is "
-            "divided into buckets; name another one with the option bucketColumn"
-        )
     tables = {}
     for bucket in range(config.num_buckets):
         with _owned(options.folder, config, bucket) as owner:
@@ -80,35 +90,45 @@ def plan(options: WriteOptions, incoming: pa.Schema) -> Plan:
     return Plan(str(options.folder), config, schema, tables)
 
 
-def _topic(options: WriteOptions) -> TopicConfig:
+def _wanted(options: WriteOptions) -> Wanted:
+    new = not (options.folder / topics.FILE).exists()
     wanted = Wanted(
         topic=options.folder.name,
         num_buckets=options.num_buckets,
         bucket_column=options.bucket_column,
+        backend="persisting" if new else None,
         options=None if options.compression is None else {"compression": options.compression},
     )
     wanted.check()
-    if not (options.folder / "topic.json").exists():
-        wanted = Wanted(**{**_fields(wanted), "backend": "persisting"})
-    _, config, _ = agreed_config(wanted, options.folder.parent)
-    return StoredTopic.open(options.folder).config if config is None else config
+    return wanted
 
 
-def _fields(wanted: Wanted) -> dict[str, Any]:
-    return {name: getattr(wanted, name) for name in wanted.__struct_fields__}
+def _check_column(config: TopicConfig, schema: pa.Schema) -> None:
+    if config.bucket_column not in schema.names:
+        raise InvalidArgument(
+            f"the rows have no column {config.bucket_column!r}, by which topic {config.topic!r} is "
+            "divided into buckets; name another one with the option bucketColumn"
+        )
+
+
+def _merged(options: WriteOptions, config: TopicConfig, incoming: pa.Schema) -> pa.Schema:
+    """The topic's schema with that of the rows, or raise where they contradict."""
+    known = _shared(options).read() or EMPTY
+    rows = accept(_with_vectors(incoming, options).empty_table(), known).schema
+    rules = _EVOLVING if config.backend == "persisting" or not known.names else Rules()
+    return merge(known, _as_known(rows, known), rules, defined=bool(known.names))
 
 
 def _agreed(
     options: WriteOptions, config: TopicConfig, incoming: pa.Schema, large: frozenset[str]
 ) -> pa.Schema:
-    """The topic's schema with that of the rows, or raise where they contradict."""
-    shared = SharedSchema(options.folder / SCHEMA_FILE, filesystem.current())
-    known = shared.read() or EMPTY
-    vectors = _with_vectors(incoming, options)
-    rows = accept(vectors.empty_table(), known).schema
-    wanted = merge(known, _as_known(rows, known), _EVOLVING, defined=bool(known.names))
-    rules = _EVOLVING if config.backend == "persisting" or not known.names else Rules()
-    return shared.agree(wanted, large, rules)
+    """The same, and the topic agrees to it."""
+    rules = _EVOLVING if config.backend == "persisting" else Rules()
+    return _shared(options).agree(_merged(options, config, incoming), large, rules)
+
+
+def _shared(options: WriteOptions) -> SharedSchema:
+    return SharedSchema(options.folder / SCHEMA_FILE, filesystem.current())
 
 
 def _as_known(rows: pa.Schema, known: pa.Schema) -> pa.Schema:
@@ -159,28 +179,70 @@ def write_task(made: Plan, batches: Iterator[pa.RecordBatch]) -> Written:
         written.part = context.partitionId()
         written.query = context.getLocalProperty("sql.streaming.queryId")
     writers = {bucket: _BucketFiles(made, bucket) for bucket in made.tables}
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        table = accept(batch, made.schema)
-        rows = pa.Table.from_batches(
-            [align(one, made.schema) for one in table.to_batches()], schema=made.schema
-        )
-        written.large |= {
-            name
-            for name in made.schema.names
-            if any(beyond_float(chunk) for chunk in rows.column(name).chunks)
-        }
-        if made.config.num_buckets == 1:
-            writers[0].add(rows)
-            continue
-        routed = table_by_bucket(rows, made.config.bucket_column, made.config.num_buckets)
-        for bucket, part in routed.items():
-            writers[bucket].add(part)
-    for bucket, writer in writers.items():
-        if found := writer.finish():
-            written.fragments[bucket] = found
+    try:
+        for batch in batches:
+            if batch.num_rows:
+                _write_rows(made, writers, batch, written)
+        for bucket, writer in writers.items():
+            if found := writer.finish():
+                written.fragments[bucket] = found
+    except BaseException:
+        for writer in writers.values():
+            writer.discard()
+        raise
     return written
+
+
+def _write_rows(
+    made: Plan, writers: dict[int, _BucketFiles], batch: pa.RecordBatch, written: Written
+) -> None:
+    table = accept(batch, made.schema)
+    _check_vectors(table, made.schema)
+    # By the value as it came, as the queue does it: the topic's type may be a wider one.
+    routed = {0: table}
+    if made.config.num_buckets > 1:
+        routed = table_by_bucket(table, made.config.bucket_column, made.config.num_buckets)
+    for bucket, part in routed.items():
+        parts = [align(one, made.schema) for one in part.to_batches()]
+        rows = _aligned(pa.Table.from_batches(parts, schema=made.schema))
+        for one in made.schema:
+            if any(beyond_float(chunk) for chunk in rows.column(one.name).chunks):
+                written.large.add(one.name)
+        writers[bucket].add(rows)
+
+
+def _check_vectors(table: pa.Table, schema: pa.Schema) -> None:
+    """While tasks write, the topic's vectors cannot become lists of any length."""
+    for known in schema:
+        if not pa.types.is_fixed_size_list(known.type) or known.name not in table.column_names:
+            continue
+        column = table.column(known.name)
+        size = known.type.list_size
+        if not pa.types.is_fixed_size_list(column.type) or any(
+            chunk.flatten().null_count for chunk in column.chunks
+        ):
+            if column.null_count == len(column):
+                continue
+            raise SchemaError(
+                f"field {known.name!r} holds vectors of {size} floats, and a row has another list; "
+                "leave such rows out, or write them to another column"
+            )
+
+
+def _aligned(rows: pa.Table) -> pa.Table:
+    """Spark's buffers lie at multiples of 8 bytes, and Lance wants decimals at multiples of 16."""
+    columns = []
+    for column in rows.columns:
+        if _has_decimals(column.type):
+            column = column.take(pa.array(range(len(column))))
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=rows.schema)
+
+
+def _has_decimals(dtype: pa.DataType) -> bool:
+    if pa.types.is_decimal(dtype):
+        return True
+    return any(_has_decimals(dtype.field(i).type) for i in range(dtype.num_fields))
 
 
 class _BucketFiles:
@@ -205,6 +267,10 @@ class _BucketFiles:
             self._write()
         return self._done
 
+    def discard(self) -> None:
+        """The task failed: nothing will refer to what was written."""
+        _unlink(self._root / DATA, self._done)
+
     def _write(self) -> None:
         whole = pa.concat_tables(self._waiting).combine_chunks()
         self._done += bulk.write_files(
@@ -217,8 +283,7 @@ def commit(
     options: WriteOptions,
     made: Plan,
     messages: list[Written],
-    writer: str,
-    number: int,
+    mark: tuple[str, int],
     *,
     overwrite: bool = False,
 ) -> int:
@@ -232,9 +297,12 @@ def commit(
         fragments = [f for one in ordered for f in one.fragments.get(bucket, [])]
         if fragments or overwrite:
             with _owned(Path(made.folder), made.config, bucket) as owner:
-                rows += adoption.adopt(
-                    owner.bucket, fragments, table["columns"], writer, number, replace=overwrite
+                new = adoption.adopt(
+                    owner.bucket, fragments, table["columns"], *mark, replace=overwrite
                 )
+            if not new:  # stored before, from other files
+                _discard_bucket(made, bucket, fragments)
+            rows += new
     return rows
 
 
@@ -243,7 +311,9 @@ class TopicWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, incoming: pa.Schema, *, overwrite: bool) -> None:
         self._options, self._overwrite = options, overwrite
-        self._writer = f"spark:{options.write_id or uuid.uuid4().hex}"
+        # A write that nobody will repeat needs no lasting mark.
+        name = options.write_id
+        self._mark = (f"{ANONYMOUS}spark:{uuid.uuid4().hex}" if name is None else _mark(name), 0)
         self._plan = plan(options, incoming)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -251,10 +321,10 @@ class TopicWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         written = [one for one in messages if isinstance(one, Written)]
-        commit(self._options, self._plan, written, self._writer, 0, overwrite=self._overwrite)
+        commit(self._options, self._plan, written, self._mark, overwrite=self._overwrite)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing refers to the files of the tasks; remove those that are known."""
+        """Remove what the tasks wrote, but for buckets that were committed."""
         _discard(self._plan, [one for one in messages if isinstance(one, Written)])
 
 
@@ -275,17 +345,32 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
             if any(one.fragments for one in written):
                 raise InvalidArgument("Spark names no query: give the sink an option writeId")
             return
-        commit(self._options, self._plan, written, f"spark:{names.pop()}", batchId)
+        commit(self._options, self._plan, written, (_mark(str(names.pop())), batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _discard(self._plan, [one for one in messages if isinstance(one, Written)])
 
 
+def _mark(name: str) -> str:
+    return f"spark:{name}"
+
+
 def _discard(made: Plan, messages: list[Written]) -> None:
-    """Remove files that will never be committed; what cannot be removed is harmless."""
+    """Remove files that no version refers to; what cannot be removed is harmless."""
     for one in messages:
         for bucket, fragments in one.fragments.items():
-            data = bucket_folder(Path(made.folder), bucket) / FOLDER / "data"
-            for fragment in fragments:
-                for file in fragment["files"]:
-                    (data / file["path"]).unlink(missing_ok=True)
+            _discard_bucket(made, bucket, fragments)
+
+
+def _discard_bucket(made: Plan, bucket: int, fragments: list[dict[str, Any]]) -> None:
+    table = Table(bucket_folder(Path(made.folder), bucket), filesystem.current())
+    table.refresh()
+    used = {file.path for fragment in table.view.fragments for file in fragment.files}
+    lost = [f for f in fragments if not used & {file["path"] for file in f["files"]}]
+    _unlink(table.root / DATA, lost)
+
+
+def _unlink(folder: Path, fragments: list[dict[str, Any]]) -> None:
+    for fragment in fragments:
+        for file in fragment["files"]:
+            (folder / file["path"]).unlink(missing_ok=True)

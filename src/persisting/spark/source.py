@@ -16,10 +16,11 @@ from pyspark.sql.types import StructType
 
 from persisting.errors import InvalidArgument
 from persisting.spark.options import ReadOptions, read_options, write_options
-from persisting.spark.reading import METADATA
+from persisting.spark.reading import METADATA, Filter
 from persisting.spark.topics import StoredTopic
 from persisting.spark.types import spark_schema
-from persisting.table.search import check_where
+from persisting.storage.finding import laid_out, typed
+from persisting.table.search import check_where, matching
 
 
 class PersistingSource(DataSource):
@@ -39,19 +40,17 @@ class PersistingSource(DataSource):
         from persisting.spark.batch import TopicReader
 
         options = read_options(self.options)
-        check_where(options.where)
-        return TopicReader(options, _target(schema))
+        return TopicReader(options, _target(schema), checked_filter(options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from persisting.spark.stream import TopicStreamReader
 
         options = read_options(self.options)
-        check_where(options.where)
         if options.version is not None:
             raise InvalidArgument(
                 "a stream follows a topic: version, timestamp and tag are not for it"
             )
-        return TopicStreamReader(options, _target(schema))
+        return TopicStreamReader(options, _target(schema), checked_filter(options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from persisting.spark.sink import TopicWriter
@@ -72,8 +71,27 @@ def _target(schema: StructType) -> pa.Schema:
     return found
 
 
+def _fields(options: ReadOptions) -> pa.Schema:
+    """The fields of the records: of the versions that are read, else of the topic."""
+    topic = StoredTopic.open(options.folder)
+    return topic.schema() if options.version is None else topic.schema_at(options.version)
+
+
+def checked_filter(options: ReadOptions) -> Filter | None:
+    """The filter, if it is one that the topic's fields allow."""
+    if options.where is None:
+        return None
+    known = _fields(options)
+    try:
+        check_where(options.where)
+        matching(laid_out(typed(known).empty_table(), known, 0), options.where, None)
+    except InvalidArgument as exc:
+        raise InvalidArgument(str(exc).replace("where=", "option filter=", 1)) from exc
+    return Filter(options.where, known)
+
+
 def _arrow_schema(options: ReadOptions) -> pa.Schema:
-    schema = StoredTopic.open(options.folder).schema()
+    schema = _fields(options)
     if options.columns is not None:
         unknown = [name for name in options.columns if name not in schema.names]
         if unknown:

@@ -19,15 +19,17 @@ from persisting.spark import offsets
 from persisting.spark.batch import Part, bounds
 from persisting.spark.offsets import Place
 from persisting.spark.options import ReadOptions
-from persisting.spark.reading import Slice, read_slice
+from persisting.spark.reading import Filter, Slice, read_slice
 from persisting.spark.topics import StoredTopic
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a topic. Spark keeps the offsets; this looks them up."""
 
-    def __init__(self, options: ReadOptions, target: pa.Schema) -> None:
-        self._options, self._target = options, target
+    def __init__(
+        self, options: ReadOptions, target: pa.Schema, where: Filter | None = None
+    ) -> None:
+        self._options, self._target, self._where = options, target, where
         self._until: dict[int, int] | None = None
         self._known: StoredTopic | None = None
 
@@ -86,7 +88,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Part)
         return read_slice(
-            partition.slice, self._target, self._options.where, metadata=self._options.metadata
+            partition.slice, self._target, self._where, metadata=self._options.metadata
         )
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -76,6 +76,13 @@ class StoredTopic:
             agreed = merge(agreed, self.view(bucket).schema, _EVOLVING)
         return agreed
 
+    def schema_at(self, wanted: int | str | dt.datetime) -> pa.Schema:
+        """All fields that the records had in some version."""
+        schema = EMPTY
+        for bucket, version in self.versions(wanted).items():
+            schema = merge(schema, self.table(bucket).at(version).schema, _EVOLVING)
+        return schema
+
     def offset_at(self, bucket: int, moment: dt.datetime) -> int:
         """The first offset that arrived at a moment or later."""
         view = self.view(bucket)

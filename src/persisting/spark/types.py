@@ -1,7 +1,7 @@
 """Arrow types of records as Spark has them, and columns brought to them.
 
-Spark has no half-precision floats (they become floats) and no UUIDs (they become text); vectors
-become arrays. All else has a type of its own there.
+Spark has no half-precision floats (they become floats), no unsigned numbers (they become the next
+wider ones) and no UUIDs (they become text); vectors become arrays. All else has a type of its own.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ import pyarrow as pa
 from persisting.schema.conversion import convert
 from persisting.schema.values import UUID
 
+_WIDER = {
+    pa.float16(): pa.float32(),
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+}
+
 
 def spark_type(dtype: pa.DataType) -> pa.DataType:
     """The Arrow type in which Spark takes values of ``dtype``."""
     if dtype == UUID:
         return pa.string()
-    if pa.types.is_float16(dtype):
-        return pa.float32()
+    if dtype in _WIDER:
+        return _WIDER[dtype]
     if pa.types.is_time(dtype):
         return pa.time64("ns")
     if pa.types.is_fixed_size_list(dtype) or pa.types.is_list(dtype):

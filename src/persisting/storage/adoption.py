@@ -46,6 +46,8 @@ def adopt(
     with bucket.emptied(), bucket.table_turn:
         if has(bucket, writer, number):
             return 0
+        if not fragments and not bucket.table.view.rows:
+            return 0
         bucket.writers.remember([(writer, number)])
         view = bucket.table.view
         last = view.arrival(view.end - 1) if view.rows else 0

@@ -46,7 +46,7 @@ class BufferView:
             if self._kept is None or self._kept[0] != snapshot.buffer_key:
                 rows = snapshot.table(snapshot.persisted, None)
                 times = pa.array(snapshot.buffered_arrivals())
-                view = _laid_out(rows, snapshot.schema, snapshot.persisted, times)
+                view = laid_out(rows, snapshot.schema, snapshot.persisted, times)
                 self._kept = snapshot.buffer_key, view
             return self._kept[1]
 
@@ -186,7 +186,7 @@ class Finder:
         for batch in view.batches(offset, view.rows, names, rows=_WORDS_ROWS, arrival=True):
             times = batch.column(layout.ARRIVAL_FIELD.name)
             rows = pa.Table.from_batches([batch.drop_columns([layout.ARRIVAL_FIELD.name])])
-            yield _laid_out(rows, schema, offset, times, self._snapshot.defaults)
+            yield laid_out(rows, schema, offset, times, self._snapshot.defaults)
             offset += batch.num_rows
 
     def found(
@@ -246,23 +246,29 @@ class Finder:
         if self._snapshot.end > view.end:
             rows = self._snapshot.table(view.end, None)
             times = pa.array(self._snapshot.buffered_arrivals())
-            yield _laid_out(rows, self.known, view.end, times, self._snapshot.defaults)
+            yield laid_out(rows, self.known, view.end, times, self._snapshot.defaults)
 
 
-def _laid_out(
+def laid_out(
     rows: pa.Table,
     schema: pa.Schema,
     start: int,
-    arrivals: pa.Array,
+    arrivals: pa.Array | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> TableView:
-    """Records as a view in the table's layout."""
-    typed = pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
-    physical = layout.physical_schema(typed, None)
+    """Records as a view in the table's layout, in memory."""
+    fields = typed(schema)
+    physical = layout.physical_schema(fields, None)
+    arrivals = pa.nulls(rows.num_rows) if arrivals is None else arrivals
     times = arrivals.cast(layout.ARRIVAL_FIELD.type)
-    batch = align(rows.combine_chunks().to_batches()[0], typed, defaults)
-    table = pa.Table.from_batches([layout.to_physical(batch, times, physical)])
-    return search.in_memory(table, typed, start)
+    batches = [align(one, fields, defaults) for one in rows.combine_chunks().to_batches()]
+    laid = [layout.to_physical(one, times, physical) for one in batches]
+    return search.in_memory(pa.Table.from_batches(laid, schema=physical), fields, start)
+
+
+def typed(schema: pa.Schema) -> pa.Schema:
+    """The schema with a type for fields that were only ever None."""
+    return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
 
 
 def fused(lists: Sequence[Sequence[Any]], key: Any, k: int) -> list[tuple[Any, float]]:

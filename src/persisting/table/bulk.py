@@ -83,12 +83,20 @@ def commit_files(
             "was stored, run the write again"
         )
     number = now[layout.ARRIVAL_FIELD.name][0]
+    for fragment in fragments:
+        for file in fragment["files"]:
+            if not (table.root / files.DATA / file["path"]).exists():
+                raise StorageError(
+                    f"{file['path']} of {table.root} was removed before it was committed; nothing "
+                    "was stored, run the write again"
+                )
     with translated("write to", table.root):
         timed = [_with_arrival(table.root, f, number, arrival) for f in fragments]
         checksums.sign(fs, table.root, _arrival_files(timed))
         for fragment in timed:
             fragment["files"] += fragment.pop("new")["files"]
-        files.sync_data(fs, table.root, [f["files"][-1]["path"] for f in timed])
+        if timed:
+            files.sync_data(fs, table.root, [f["files"][-1]["path"] for f in timed])
     ready = [FragmentMetadata.from_json(json.dumps(f)) for f in timed]
     if replace is None:
         table.commit("append to", LanceOperation.Append(ready), beside)

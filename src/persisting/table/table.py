@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -270,6 +270,7 @@ class Table:
             with self._undone_if_it_fails():
                 self._sync_commit(dataset.version, transaction.uuid)
         self._adopt_appended(dataset, transaction, schema)
+        self._note_newest()
         self.properties = kept
 
     def begin(self, transaction: Any) -> None:
@@ -372,10 +373,13 @@ class Table:
         files.sync_version(self.fs, self.root, version, uuid)
         if version == 1:
             files.sync_root(self.fs, self.root)
-        # Not synced: a kill leaves it, and after power loss it is there or not. Where it is, this
-        # manifest was durable before, and a broken one is damage rather than a torn write.
-        crc = checksums.crc_of(files.manifest_path(self.root, version))
-        self.fs.write_note(self.root.parent / NEWEST, f"{version} {crc}".encode())
+
+    def _note_newest(self) -> None:
+        """Say which manifest is durable, without a sync: a kill leaves the note, and after power
+        loss it is there or not. Where it is, a broken manifest is damage, no torn write."""
+        with suppress(OSError):  # an old note, or none, does no harm
+            crc = checksums.crc_of(files.manifest_path(self.root, self.view.version))
+            self.fs.write_note(self.root.parent / NEWEST, f"{self.view.version} {crc}".encode())
 
     def _check_note(self, version: int) -> None:
         """Raise if the newest manifest was durable once and is another now."""
@@ -514,6 +518,7 @@ class Table:
                 if files.manifest_path(self.root, version).exists():
                     self._sync_commit(version)
         self._adopt(dataset.checkout_version(dataset.version))
+        self._note_newest()
 
     def _new_indices(self, dataset: Any) -> set[str]:
         def names(of: Any) -> set[str]:

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
+from pyspark.sql import functions as sf
 
 from persisting.errors import InvalidArgument
-from persisting.spark.jobs.stored import existing
+from persisting.spark.jobs.columns import existing, named
 from persisting.spark.reading import BUCKET, OFFSET, TIME
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
-ORDER = (TIME, BUCKET, OFFSET)
+ARRIVAL = (TIME, BUCKET, OFFSET)
+"""What ``includeMetadata`` says of a row: together they name it, and they order all rows."""
+
 _PLACE = "_persisting_place"
 
 
@@ -32,31 +34,30 @@ def deduplicate(
     ``_bucket``, ``_offset``), as ``includeMetadata`` gives them. Rows from elsewhere need
     ``order_by``; where that is equal, any one stays. Nulls in keys count as equal.
     """
-    keys = existing(tuple([keys] if isinstance(keys, str) else keys), df.columns, "keys")
-    window = Window.partitionBy(*(F.col(_quoted(key)) for key in keys)).orderBy(
-        *ordering(df, keep, order_by)
-    )
-    ranked = df.withColumn(_PLACE, F.row_number().over(window))
-    return ranked.where(F.col(_PLACE) == 1).drop(_PLACE)
+    by = [named(key) for key in existing(df, keys, "keys")]
+    order = [named(name) for name in order_of(df, order_by)]
+    if is_first(keep):
+        order = [one.asc_nulls_first() for one in order]
+    else:
+        order = [one.desc_nulls_last() for one in order]
+    window = Window.partitionBy(*by).orderBy(*order)
+    ranked = df.withColumn(_PLACE, sf.row_number().over(window))
+    return ranked.where(sf.col(_PLACE) == 1).drop(_PLACE)
 
 
-def ordering(df: DataFrame, keep: str, order_by: str | Sequence[str] | None) -> list[Column]:
-    """The columns that put the row to keep first."""
+def is_first(keep: str) -> bool:
     if keep not in ("first", "last"):
         raise InvalidArgument(f"keep must be 'first' or 'last', got {keep!r}")
-    if order_by is None:
-        if not set(ORDER) <= set(df.columns):
-            raise InvalidArgument(
-                "the rows do not say when they arrived: read the topic with includeMetadata=True, "
-                "or name columns in order_by"
-            )
-        order_by = ORDER
-    names = existing(
-        tuple([order_by] if isinstance(order_by, str) else order_by), df.columns, "order_by"
-    )
-    columns = [F.col(_quoted(name)) for name in names]
-    return [c.asc_nulls_first() if keep == "first" else c.desc_nulls_last() for c in columns]
+    return keep == "first"
 
 
-def _quoted(name: str) -> str:
-    return f"`{name}`"
+def order_of(df: DataFrame, order_by: str | Sequence[str] | None) -> list[str]:
+    """The columns that order rows: those that were named, else their arrival."""
+    if order_by is not None:
+        return existing(df, order_by, "order_by")
+    if not set(ARRIVAL) <= set(df.columns):
+        raise InvalidArgument(
+            "the rows do not say when they arrived: read the topic with includeMetadata=True, or "
+            "name columns in order_by"
+        )
+    return list(ARRIVAL)

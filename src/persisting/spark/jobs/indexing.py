@@ -25,12 +25,13 @@ def build_index(
     kind: str | None = None,
     metric: str = "l2",
 ) -> dict[str, Any]:
-    """Index a field in every bucket: vectors by ``vector``, words by ``text``, values by ``scalar``.
+    """Index a field in every bucket.
 
-    Without ``kind`` the field's type decides; an index that is there is built anew. Afterwards it
-    follows new rows by itself. Nobody may have the topic open for writing. What is returned is as
-    the queue's ``create_index`` has it (``column``, ``kind``, ``family``, ``metric``, ``rows`` it
-    covers and ``behind``, those it does not), and ``buckets`` with the same of each.
+    Vectors get a ``vector`` index, words a ``text`` and values a ``scalar`` one; without ``kind``
+    the field's type decides. An index that is there is built anew, and follows new rows by itself
+    afterwards. Nobody may have the topic open for writing. What is returned is as the queue's
+    ``create_index`` has it (``column``, ``kind``, ``family``, ``metric``, the ``rows`` it covers
+    and those ``behind``, which it does not), and ``buckets`` with the same of each.
     """
     stored = opened(path, topic)
     stored.recover()

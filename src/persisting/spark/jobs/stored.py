@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from persisting.errors import BucketLocked, InvalidArgument
+from persisting.errors import BucketLocked
 from persisting.spark.options import read_options
 from persisting.spark.topics import StoredTopic
 from persisting.storage.backend import TableBackend
@@ -37,14 +37,3 @@ def owner_of(folder: Path, config: TopicConfig, bucket: int, call: str) -> Itera
             f"close it there, or call {call}() on its queue",
             owner=exc.owner,
         ) from exc
-
-
-def existing(names: str | list[str] | tuple[str, ...], known: list[str], what: str) -> list[str]:
-    """Column names as a list; raises for one that the rows do not have."""
-    found = [names] if isinstance(names, str) else list(names)
-    unknown = [name for name in found if name not in known]
-    if unknown or not found:
-        there = ", ".join(map(repr, known))
-        said = f"{what} names {unknown[0]!r}" if unknown else f"{what} names no column"
-        raise InvalidArgument(f"{said}; the columns are: {there}")
-    return found

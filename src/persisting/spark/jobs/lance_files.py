@@ -1,0 +1,244 @@
+"""Lance datasets beside topics, written and read by Spark's tasks.
+
+With partitions there is one dataset for each, in a folder ``<column>=<value>``; unlike Parquet's,
+it holds the column as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from persisting.errors import InvalidArgument
+from persisting.schema import EMPTY
+from persisting.schema.arrow import accept
+from persisting.spark.jobs.columns import named
+from persisting.spark.jobs.formats import lance_folders
+from persisting.spark.options import ROWS_PER_PARTITION
+from persisting.spark.types import spark_schema, to_spark
+from persisting.table.guard import translated
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+_BATCH_ROWS = 8192
+_WRITTEN = "part long, folder string, fragment string"
+
+Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def write(
+    df: DataFrame,
+    root: Path,
+    partition_by: Sequence[str],
+    vectors: Mapping[str, int],
+    *,
+    overwrite: bool,
+) -> int:
+    """Write or append to the datasets at ``root``, each by one commit; how many rows."""
+    target = _target(df, vectors)
+    before = {} if overwrite else {str(f): _version(f) for f in lance_folders(root)}
+    rows = df.sortWithinPartitions(*map(named, partition_by)) if partition_by else df
+    task = _writing(root, target, list(partition_by), before)
+    by_folder: dict[str, list[dict[str, Any]]] = {}
+    for one in sorted(rows.mapInArrow(task, _WRITTEN).collect(), key=lambda row: row["part"]):
+        by_folder.setdefault(one["folder"], []).append(json.loads(one["fragment"]))
+    if not partition_by:
+        by_folder.setdefault(str(root), [])
+    stale = {str(folder) for folder in lance_folders(root)} - by_folder.keys()
+    for folder, fragments in by_folder.items():
+        _commit(folder, fragments, target, before.get(folder))
+    if overwrite:
+        for folder in stale:
+            shutil.rmtree(folder)
+    return sum(f["physical_rows"] for fragments in by_folder.values() for f in fragments)
+
+
+def _target(df: DataFrame, vectors: Mapping[str, int]) -> pa.Schema:
+    """The schema of the files: Spark's, with vectors where they were named."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    plain: pa.Schema = to_arrow_schema(df.schema, timezone="UTC")
+    unknown = [name for name in vectors if name not in plain.names]
+    if unknown:
+        raise InvalidArgument(f"vectors names {unknown[0]!r}, which is no column")
+    fields = []
+    for field in plain:
+        if field.name in vectors:
+            if not pa.types.is_list(field.type) or not pa.types.is_floating(field.type.value_type):
+                raise InvalidArgument(
+                    f"vectors names {field.name!r}, which is {field.type}, no array of floats"
+                )
+            field = field.with_type(pa.list_(field.type.value_type, vectors[field.name]))
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def _writing(
+    root: Path, target: pa.Schema, partition_by: list[str], before: Mapping[str, int]
+) -> Task:
+    """Runs in an executor: writes the rows of its part, and says what fragments they became."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        part = context.partitionId() if context is not None else 0
+        pieces = _runs(batches, partition_by)
+        for folder, group in itertools.groupby(pieces, lambda piece: piece[0]):
+            place = str(root / folder) if folder else str(root)
+            found = _write_files(place, (one for _, one in group), target, before.get(place))
+            yield pa.record_batch(
+                [[part] * len(found), [place] * len(found), [json.dumps(f) for f in found]],
+                names=["part", "folder", "fragment"],
+            )
+
+    return run
+
+
+def _write_files(
+    place: str, batches: Iterable[pa.RecordBatch], target: pa.Schema, version: int | None
+) -> list[dict[str, Any]]:
+    import lance
+    from lance.fragment import write_fragments
+
+    reader = pa.RecordBatchReader.from_batches(target, (_fitted(one, target) for one in batches))
+    with translated("write to", place):
+        if version is None:
+            found = write_fragments(reader, place, schema=target, mode="create")
+        else:
+            found = write_fragments(reader, lance.dataset(place, version=version), mode="append")
+    return [fragment.to_json() for fragment in found]
+
+
+def _fitted(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for field in target:
+        column = batch.column(field.name)
+        if pa.types.is_decimal(field.type):
+            # Spark aligns to 8 bytes and Lance needs 16: have them copied.
+            column = column.take(pa.array(range(len(column)), pa.int64()))
+        columns.append(column.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def _runs(
+    batches: Iterable[pa.RecordBatch], partition_by: list[str]
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Batches cut where the folder changes."""
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        if not partition_by:
+            yield "", batch
+            continue
+        values = zip(*(batch.column(name).to_pylist() for name in partition_by), strict=True)
+        start = 0
+        for one, run in itertools.groupby(values):
+            count = len(list(run))
+            yield _folder(partition_by, one), batch.slice(start, count)
+            start += count
+
+
+def _folder(names: list[str], values: tuple[Any, ...]) -> str:
+    parts = [
+        f"{quote(name, safe='')}={NULL if value is None else quote(str(value), safe='')}"
+        for name, value in zip(names, values, strict=True)
+    ]
+    return "/".join(parts)
+
+
+def _commit(
+    folder: str, fragments: list[dict[str, Any]], target: pa.Schema, version: int | None
+) -> None:
+    import lance
+    from lance import LanceOperation
+    from lance.fragment import FragmentMetadata
+
+    ready = [FragmentMetadata.from_json(json.dumps(one)) for one in fragments]
+    with translated("write to", folder):
+        if version is None:
+            lance.LanceDataset.commit(folder, LanceOperation.Overwrite(target, ready))
+        elif ready:
+            append = LanceOperation.Append(ready)
+            lance.LanceDataset.commit(folder, append, read_version=version)
+
+
+def _version(folder: Path) -> int:
+    import lance
+
+    with translated("open", folder):
+        return int(lance.dataset(str(folder)).version)
+
+
+class Piece(NamedTuple):
+    """Fragments of one dataset that one task reads."""
+
+    folder: str
+    version: int
+    fragments: list[int]
+
+
+def read(spark: SparkSession, path: Path) -> tuple[DataFrame, dict[str, int]]:
+    """The rows of all datasets at or below ``path``, and the lengths of the vectors among them."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    folders = lance_folders(path)
+    if not folders:
+        raise InvalidArgument(f"there is no Lance dataset at or below {path}")
+    stored, pieces = EMPTY, []
+    for folder in folders:
+        schema, parts = _planned(folder)
+        stored = pa.unify_schemas([stored, schema], promote_options="permissive")
+        pieces += parts
+    target = spark_schema(stored)
+    numbers = spark.range(0, len(pieces), 1, max(1, len(pieces)))
+    rows = numbers.mapInArrow(_reading(pieces, target), from_arrow_schema(target))
+    return rows, {f.name: f.type.list_size for f in stored if pa.types.is_fixed_size_list(f.type)}
+
+
+def _planned(folder: Path) -> tuple[pa.Schema, list[Piece]]:
+    import lance
+
+    with translated("open", folder):
+        dataset = lance.dataset(str(folder))
+        pieces: list[Piece] = []
+        room = 0
+        for fragment in dataset.get_fragments():
+            rows = fragment.metadata.physical_rows
+            if rows > room:
+                pieces.append(Piece(str(folder), dataset.version, []))
+                room = ROWS_PER_PARTITION
+            pieces[-1].fragments.append(fragment.fragment_id)
+            room -= rows
+        return accept(dataset.schema.empty_table(), EMPTY).schema, pieces
+
+
+def _reading(pieces: list[Piece], target: pa.Schema) -> Task:
+    """Runs in an executor."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for place in batch.column(0).to_pylist():
+                yield from to_spark(_stored_batches(pieces[place]), target)
+
+    return run
+
+
+def _stored_batches(piece: Piece) -> Iterator[pa.RecordBatch]:
+    import lance
+
+    with translated("read", piece.folder):
+        dataset = lance.dataset(piece.folder, version=piece.version)
+        fragments: list[Any] = [dataset.get_fragment(number) for number in piece.fragments]
+        scanner = dataset.scanner(fragments=fragments, batch_size=_BATCH_ROWS, scan_in_order=True)
+        for batch in scanner.to_batches():
+            yield from accept(batch, EMPTY).to_batches()
