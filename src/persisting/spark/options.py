@@ -105,8 +105,6 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
     said = _said(given, WRITE)
-    if said.get("writeId") == "":
-        raise InvalidArgument("option writeId is empty; leave it out, or name the write")
     return WriteOptions(
         folder=_folder(said),
         num_buckets=_count(said, "numBuckets"),
@@ -124,7 +122,7 @@ def default_column(options: WriteOptions) -> str:
 def moment(name: str, text: str) -> dt.datetime:
     """A moment as ISO 8601, or as milliseconds of Unix time, as Kafka's options have it."""
     try:
-        if text.strip().lstrip("-").isdigit():
+        if _is_number(text.strip().lstrip("-")):
             return dt.datetime.fromtimestamp(int(text) / 1000, dt.timezone.utc)
         found = dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
     except (ValueError, OverflowError, OSError) as exc:
@@ -142,6 +140,8 @@ def _said(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
     for name, value in given.items():
         lower = name.lower()
         if lower in proper:
+            if not str(value).strip():
+                raise InvalidArgument(f"option {proper[lower]} is empty; leave it out, or say more")
             said[proper[lower]] = value
         elif lower not in _OF_SPARK:
             near = difflib.get_close_matches(lower, list(proper), n=1)
@@ -210,7 +210,7 @@ def _version(said: Mapping[str, str]) -> int | str | dt.datetime | None:
         return moment("timestamp", said["timestamp"])
     if "version" not in said:
         return None
-    if not said["version"].isdigit():
+    if not _is_number(said["version"]):
         raise InvalidArgument(f"option version={said['version']!r} must be a number")
     return int(said["version"])
 
@@ -225,7 +225,7 @@ def _flag(said: Mapping[str, str], name: str, *, default: bool) -> bool:
 def _count(said: Mapping[str, str], name: str) -> int | None:
     if name not in said:
         return None
-    if not said[name].isdigit() or not int(said[name]):
+    if not _is_number(said[name]) or not int(said[name]):
         raise InvalidArgument(f"option {name}={said[name]!r} must be a whole number from 1")
     return int(said[name])
 
@@ -236,12 +236,16 @@ def _vectors(said: Mapping[str, str]) -> dict[str, int] | None:
     found: dict[str, int] = {}
     for one in said["vectors"].split(","):
         name, _, size = one.strip().rpartition(":")
-        if not name or not size.isdigit() or not int(size):
+        if not name or not _is_number(size) or not int(size):
             raise InvalidArgument(
                 f"option vectors={said['vectors']!r} must be name:length, such as embedding:768"
             )
         found[name] = int(size)
     return found
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def plain(value: Any) -> Any:

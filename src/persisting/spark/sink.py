@@ -64,6 +64,8 @@ class Written(WriterCommitMessage):
     part: int = 0
     query: str | None = None
     fragments: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    columns: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By bucket, the columns that the files were written for."""
     large: set[str] = field(default_factory=set)
 
 
@@ -186,6 +188,7 @@ def write_task(made: Plan, batches: Iterator[pa.RecordBatch]) -> Written:
         for bucket, writer in writers.items():
             if found := writer.finish():
                 written.fragments[bucket] = found
+                written.columns[bucket] = made.tables[bucket]["columns"]
     except BaseException:
         for writer in writers.values():
             writer.discard()
@@ -203,7 +206,8 @@ def _write_rows(
     if made.config.num_buckets > 1:
         routed = table_by_bucket(table, made.config.bucket_column, made.config.num_buckets)
     for bucket, part in routed.items():
-        parts = [align(one, made.schema) for one in part.to_batches()]
+        defaults = made.config.options.get("schema_defaults")
+        parts = [align(one, made.schema, defaults) for one in part.to_batches()]
         rows = _aligned(pa.Table.from_batches(parts, schema=made.schema))
         for one in made.schema:
             if any(beyond_float(chunk) for chunk in rows.column(one.name).chunks):
@@ -293,13 +297,14 @@ def commit(
     if large:
         _agreed(options, made.config, made.schema, large)
     rows = 0
-    for bucket, table in made.tables.items():
+    for bucket in made.tables:
         fragments = [f for one in ordered for f in one.fragments.get(bucket, [])]
         if fragments or overwrite:
+            # What the files were written for, which is not what this plan says: for a stream Spark
+            # makes the writer anew to commit.
+            written_for = [one.columns[bucket] for one in ordered if bucket in one.columns]
             with _owned(Path(made.folder), made.config, bucket) as owner:
-                new = adoption.adopt(
-                    owner.bucket, fragments, table["columns"], *mark, replace=overwrite
-                )
+                new = adoption.adopt(owner.bucket, fragments, written_for, *mark, replace=overwrite)
             if not new:  # stored before, from other files
                 _discard_bucket(made, bucket, fragments)
             rows += new

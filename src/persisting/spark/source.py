@@ -46,10 +46,6 @@ class PersistingSource(DataSource):
         from persisting.spark.stream import TopicStreamReader
 
         options = read_options(self.options)
-        if options.version is not None:
-            raise InvalidArgument(
-                "a stream follows a topic: version, timestamp and tag are not for it"
-            )
         return TopicStreamReader(options, _target(schema), checked_filter(options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

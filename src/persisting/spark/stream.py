@@ -14,11 +14,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from persisting.errors import OffsetOutOfRange, StorageError
+from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.spark import offsets
 from persisting.spark.batch import Part, bounds
 from persisting.spark.offsets import Place
-from persisting.spark.options import ReadOptions
+from persisting.spark.options import LATEST, ReadOptions
 from persisting.spark.reading import Filter, Slice, read_slice
 from persisting.spark.topics import StoredTopic
 
@@ -38,6 +38,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _topic(self) -> StoredTopic:
+        self._check()
         if self._known is None:
             self._known = StoredTopic.open(self._options.folder)
             self._known.recover()
@@ -49,7 +50,18 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             places[part.bucket] = Place(part.start, part.epoch)
         return offsets.encode(places)
 
+    def _check(self) -> None:
+        """Here and not at construction, where Spark would hide the reason behind an error of its
+        own."""
+        for name, is_set in (
+            ("version, timestamp and tag", self._options.version is not None),
+            ("endingOffsets and endingTimestamp", self._options.ending != LATEST),
+        ):
+            if is_set:
+                raise InvalidArgument(f"a stream follows a topic: {name} are not for it")
+
     def getDefaultReadLimit(self) -> ReadLimit:
+        self._check()
         most = self._options.max_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 

@@ -36,13 +36,16 @@ def has(bucket: Bucket, writer: str, number: int) -> bool:
 def adopt(
     bucket: Bucket,
     fragments: list[dict[str, Any]],
-    columns: dict[str, Any],
+    columns: list[dict[str, Any]],
     writer: str,
     number: int,
     *,
     replace: bool = False,
 ) -> int:
-    """Store the rows of fragments once per (writer, number); how many were new."""
+    """Store the rows of fragments once per (writer, number); how many were new.
+
+    ``columns`` are the columns that they were written for, one description or several.
+    """
     with bucket.emptied(), bucket.table_turn:
         if has(bucket, writer, number):
             return 0

@@ -64,7 +64,7 @@ def commit_files(
     table: Table,
     fs: FileSystem,
     fragments: list[dict[str, Any]],
-    written_for: Mapping[str, Any],
+    written_for: Iterable[Mapping[str, Any]],
     arrival: int,
     beside: Mapping[str, str],
     *,
@@ -76,7 +76,9 @@ def commit_files(
 
     dataset = table.view.dataset
     now = fingerprint(dataset)
-    changed = [name for name, field in written_for.items() if now.get(name) != list(field)]
+    changed = [
+        name for one in written_for for name, field in one.items() if now.get(name) != list(field)
+    ]
     if changed:
         raise StorageError(
             f"field {changed[0]!r} of {table.root} changed while the rows were written; nothing "

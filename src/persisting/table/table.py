@@ -275,7 +275,7 @@ class Table:
 
     def begin(self, transaction: Any) -> None:
         """Commit the first version, of a table without rows."""
-        self.fs.make_folder(self.root)
+        self.fs.make_folder(self.root / files.DATA)
         dataset = self._commit(transaction)
         with self._undone_if_it_fails():
             self._sync_commit(dataset.version, transaction.uuid)

@@ -40,7 +40,7 @@ def near_duplicates(
     ``order_by``. The similarity is the share of common runs of ``shingle`` characters (Jaccard),
     where case and white space do not count. Every pair that is given has at least the threshold;
     of the pairs that have it, more than 99 % are found. Equal texts are paired with the first of
-    them; nulls are no text.
+    them; nulls are no text. The texts are read once, at the call.
     """
     return _pairs(df, column, threshold, order_of(df, order_by), shingle, first=True)
 
@@ -138,7 +138,8 @@ def _groups(sketches: DataFrame, *, first: bool) -> DataFrame:
         sf.first("bands").alias("bands"),
     )
     # They are needed several times, and are dear; Spark forgets them when nobody refers to them.
-    return groups.localCheckpoint(eager=False)
+    # A lazy checkpoint would have it log errors for metrics that it forgot too early.
+    return groups.localCheckpoint()
 
 
 def _candidates(groups: DataFrame, *, first: bool) -> DataFrame:
