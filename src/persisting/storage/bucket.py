@@ -392,6 +392,12 @@ class Bucket:
             self._acknowledged = Shaper(merged, self.rules)
             self._shaper = Shaper(merge(self._shaper.schema, merged, EVOLVING), self.rules)
 
+    def restored(self) -> None:
+        """The table is an older one again: with its fields, and the marks of its writers."""
+        self.know(self.table.view.schema)
+        with self.guard:
+            self.writers = Writers(self.table.properties.get(WRITERS))
+
     def needs_agreement(self, prepared: Prepared) -> bool:
         """Whether the topic must be asked before these records are accepted."""
         if self._shared is None:

@@ -19,6 +19,7 @@ from persisting.options import check_window
 from persisting.schema.arrow import align
 from persisting.storage.snapshot import Snapshot
 from persisting.table import indexes, layout, search
+from persisting.table.guard import own_handle
 from persisting.table.search import Ask, Hit, UnknownField
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class BufferView:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._kept: tuple[Any, TableView] | None = None
+        self._told: set[str] = set()
 
     def of(self, snapshot: Snapshot) -> TableView:
         with self._guard:
@@ -50,11 +52,21 @@ class BufferView:
                 self._kept = snapshot.buffer_key, view
             return self._kept[1]
 
+    def first_time(self, column: str) -> bool:
+        """Whether this is the first warning about a field."""
+        with self._guard:
+            known = column in self._told
+            self._told.add(column)
+            return not known
+
     def with_words(self, view: TableView, column: str) -> None:
         """Have an index of the words of a field, made once."""
         with self._guard:
             if not search.has_words(view, column):
-                indexes.build_text(view.dataset, column, f"words_{column}")
+                # On a handle of its own: building borrows it, and others search the view's.
+                handle = own_handle(view.dataset)
+                indexes.build_text(handle, column, f"words_{column}")
+                view.dataset = handle
 
 
 class Finder:
@@ -164,7 +176,7 @@ class Finder:
             if view is not self._snapshot.view:
                 self._buffer.with_words(view, ask.column)
                 return search.hits(view, ask)
-            if view.rows > _WORDS_ROWS:
+            if view.rows > _WORDS_ROWS and self._buffer.first_time(ask.column):
                 log.warning(
                     "a search for words in field %r reads all %d rows: create_index(%r) makes it "
                     "quick",
@@ -302,11 +314,11 @@ def only_equal(
     field's type cannot hold the value itself. ``columns`` are the fields to leave."""
     if isinstance(value, np.generic):
         value = value.item()
-    same = [r for r in records if r[column] == value]
+    same = [r for r in records if r.get(column) == value]
     found = records if value != value else same
     if columns is None or column in columns:
         return found
-    return [{name: record[name] for name in columns} for record in found]
+    return [{name: record.get(name) for name in columns} for record in found]
 
 
 def _literal(column: str, value: Any) -> str:

@@ -42,7 +42,9 @@ def read_committed(folder: Path, bucket: int, fs: FileSystem) -> Committed:
 
 def groups_in(folder: Path, fs: FileSystem) -> list[Path]:
     """The folders of the groups."""
-    return [folder / name for name in fs.list(folder)] if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    return [folder / name for name in fs.list(folder) if (folder / name).is_dir()]
 
 
 def least_committed(

@@ -161,9 +161,17 @@ class Upkeep:
         keep = bucket.options.keep_versions if keep is None else keep
         if keep is None or not self._cleaning_due or bucket.table.view.dataset is None:
             return 0
-        self._cleaned = time.monotonic()
+        started = time.monotonic()
         with self._turn():
-            return upkeep.clean(bucket.table, keep)
+            removed = upkeep.clean(bucket.table, keep)
+        # Where cleaning takes long it comes seldom: a flush has to wait for it.
+        self._cleaned = time.monotonic() + 20 * (time.monotonic() - started)
+        return removed
+
+    @property
+    def limit(self) -> Limit:
+        """How large a fragment may become."""
+        return self._limit
 
     # By hand
 
@@ -250,6 +258,7 @@ class Upkeep:
                 elif version != versions.NOTHING and not isinstance(version, dt.datetime):
                     raise InvalidArgument(f"{bucket.options.storage_path} has no versions yet")
             after = table.view
+            bucket.restored()
         return {
             "version": after.version,
             "start_offset": after.start,

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from persisting.errors import StorageError, TableError
+
+_T = TypeVar("_T")
+_LOOKS = 20
 
 
 def own_handle(dataset: Any) -> Any:
     """Another handle of the same version. Some calls of Lance borrow a handle so that every other
     thread that uses it just then fails; those must not be made on one that readers share."""
     return dataset.checkout_version(dataset.version)
+
+
+def unless_it_went(read: Callable[[], _T]) -> _T:
+    """What ``read`` finds. Lance lists files and then opens each; where one is removed in between
+    it fails, and is to look again."""
+    for _ in range(_LOOKS - 1):
+        try:
+            return read()
+        except (OSError, ValueError, RuntimeError) as exc:
+            if "ot found" not in str(exc):
+                raise
+    return read()
 
 
 @contextmanager

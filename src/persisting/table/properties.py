@@ -80,7 +80,12 @@ def read(dataset: Any) -> dict[str, str]:
     """The properties of the version that ``dataset`` has checked out."""
     with translated("read the transactions of", dataset.uri):
         for version in _downward(dataset):
-            kept = own(dataset, version)
+            try:
+                kept = own(dataset, version)
+            except (OSError, ValueError):
+                if files.manifest_path(Path(dataset.uri), version).exists():
+                    raise
+                continue  # it was cleaned up just now; one that tells is always left
             if kept is not None:
                 return kept
         return {k: v for k, v in dataset.config().items() if k.startswith(_CHECKPOINT)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import methodcaller
@@ -200,6 +201,7 @@ class Table:
                 if older <= floor:
                     raise
                 torn.append((older, exc))
+        self.fs.remove(self.root.parent / NEWEST)
         for number, reason in torn:
             files.set_manifest_aside(self.fs, self.root, number, reason)
         return dataset
@@ -379,7 +381,8 @@ class Table:
         loss it is there or not. Where it is, a broken manifest is damage, no torn write."""
         with suppress(OSError):  # an old note, or none, does no harm
             crc = checksums.crc_of(files.manifest_path(self.root, self.view.version))
-            self.fs.write_note(self.root.parent / NEWEST, f"{self.view.version} {crc}".encode())
+            note = f"{self.view.version} {crc}"
+            self.fs.write_note(self.root.parent / NEWEST, f"{note} {_seal(note)}".encode())
 
     def _check_note(self, version: int) -> None:
         """Raise if the newest manifest was durable once and is another now."""
@@ -387,13 +390,15 @@ class Table:
             said = self.fs.read(self.root.parent / NEWEST).decode(errors="replace").split()
         except FileNotFoundError:
             return
-        if len(said) == 2 and said[0] == str(version):
+        whole = len(said) == 3 and said[2] == _seal(f"{said[0]} {said[1]}")
+        if whole and said[0] == str(version):
             self.check_signature(dict(zip(SIGNATURE, (version, said[1]), strict=True)))
 
     def _complete_undo(self) -> None:
         """Take back every version above the view: a later sync could not prove its bytes."""
         if self._undo:
             with translated("take back an unsynced version of", self.root):
+                self.fs.remove(self.root.parent / NEWEST)
                 for version in range(files.newest_version(self.root), self.view.version, -1):
                     self.fs.remove(files.manifest_path(self.root, version))
                 self.fs.sync_folder(self.root / files.VERSIONS)
@@ -509,15 +514,15 @@ class Table:
 
     def _settle(self, dataset: Any) -> None:
         """Sync what one or more commits of Lance's brought, and make it the view."""
-        known = self._data_in_use()
-        now = files.data_paths(f.metadata for f in dataset.get_fragments())
         with self._undone_if_it_fails():
+            known = self._data_in_use()
+            now = files.data_paths(f.metadata for f in dataset.get_fragments())
             files.sync_data(self.fs, self.root, [name for name in now if name not in known])
             files.sync_indices(self.fs, self.root, self._new_indices(dataset))
             for version in range(self.view.version + 1, dataset.version + 1):
                 if files.manifest_path(self.root, version).exists():
                     self._sync_commit(version)
-        self._adopt(dataset.checkout_version(dataset.version))
+            self._adopt(dataset.checkout_version(dataset.version))
         self._note_newest()
 
     def _new_indices(self, dataset: Any) -> set[str]:
@@ -557,3 +562,7 @@ def _physical(
 
 def _sizes(dataset: Any) -> tuple[Size, ...]:
     return sizes_of(fragment.metadata for fragment in dataset.get_fragments())
+
+
+def _seal(note: str) -> str:
+    return f"{zlib.crc32(note.encode()):08x}"

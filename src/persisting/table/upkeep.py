@@ -18,7 +18,7 @@ from persisting.table import checksums, compaction, files, indexes, properties, 
 from persisting.table.compaction import Limit
 from persisting.table.guard import translated
 from persisting.table.indexes import Wanted
-from persisting.table.properties import RESTORES, START, Restored, encode_restores
+from persisting.table.properties import RESTORES, SEQUENCE, START, Restored, encode_restores
 from persisting.table.table import Table
 from persisting.table.view import TableView
 
@@ -73,7 +73,14 @@ def restore(table: Table, version: int, token: str) -> TableView:
 
     target = table.at(version)
     restores = [*table.restores, Restored(target.end, token)]
-    changed = {START: str(target.start), RESTORES: encode_restores(restores)}
+    changed = {
+        **({} if target.dataset is None else properties.read(target.dataset)),
+        # The log has gone on since then: what it held up to now must not come again.
+        SEQUENCE: str(table.sequence),
+        START: str(target.start),
+        RESTORES: encode_restores(restores),
+    }
+    table.properties = {k: v for k, v in table.properties.items() if k in changed}
     operation: Any = LanceOperation.Restore(version)
     if version == versions.NOTHING:
         gone = [fragment.id for fragment in table.view.fragments]

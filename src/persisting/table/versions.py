@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from persisting.errors import InvalidArgument
 from persisting.table import properties
-from persisting.table.guard import own_handle
+from persisting.table.guard import own_handle, translated, unless_it_went
 
 Version: TypeAlias = "int | str | dt.datetime"
 """A number, the name of a tag, or a moment: the newest version that was there then."""
@@ -19,20 +19,26 @@ NOTHING = 0
 
 def listing(dataset: Any) -> list[dict[str, Any]]:
     """All versions that can be read, oldest first."""
-    return [
-        {
-            "version": one["version"],
-            "timestamp": _moment(one),
-            "rows": int(one["metadata"].get("total_rows", 0)),
-            "operation": properties.operation(dataset, one["version"]),
-        }
-        for one in dataset.versions()
-    ]
+
+    def look() -> list[dict[str, Any]]:
+        return [
+            {
+                "version": one["version"],
+                "timestamp": _moment(one),
+                "rows": int(one["metadata"].get("total_rows", 0)),
+                "operation": properties.operation(dataset, one["version"]),
+            }
+            for one in dataset.versions()
+        ]
+
+    with translated("list the versions of", dataset.uri):
+        return unless_it_went(look)
 
 
 def tags(dataset: Any) -> dict[str, int]:
     """The tags and their versions, by name."""
-    found = own_handle(dataset).tags.list()
+    with translated("list the tags of", dataset.uri):
+        found = unless_it_went(own_handle(dataset).tags.list)
     return {name: int(tag["version"]) for name, tag in sorted(found.items())}
 
 
@@ -44,7 +50,8 @@ def resolve(dataset: Any, version: Version) -> int:
             names = ", ".join(map(repr, known)) or "none"
             raise InvalidArgument(f"there is no tag {version!r}; there are: {names}")
         return known[version]
-    kept = dataset.versions()
+    with translated("list the versions of", dataset.uri):
+        kept = unless_it_went(dataset.versions)
     if isinstance(version, dt.datetime):
         moment = version.astimezone(dt.timezone.utc)
         before = [one["version"] for one in kept if _moment(one) <= moment]
