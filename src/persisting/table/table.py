@@ -431,11 +431,16 @@ class Table:
             if several:
                 files.change_done(self.fs, self.root)
 
-    def commit(self, action: str, operation: Any, changed: Mapping[str, str]) -> None:
-        """Commit an operation of Lance's, and our properties with ``changed`` ones, as one."""
+    def commit(
+        self, action: str, operation: Any, changed: Mapping[str, str], *, only: bool = False
+    ) -> None:
+        """Commit an operation of Lance's, and our properties with ``changed`` ones, as one.
+
+        With ``only`` no others are kept.
+        """
         import lance
 
-        kept = {**self.properties, SEQUENCE: str(self.sequence), **changed}
+        kept = {**({} if only else self.properties), SEQUENCE: str(self.sequence), **changed}
 
         def work(dataset: Any) -> None:
             transaction = lance.Transaction(

@@ -80,12 +80,11 @@ def restore(table: Table, version: int, token: str) -> TableView:
         START: str(target.start),
         RESTORES: encode_restores(restores),
     }
-    table.properties = {k: v for k, v in table.properties.items() if k in changed}
     operation: Any = LanceOperation.Restore(version)
     if version == versions.NOTHING:
         gone = [fragment.id for fragment in table.view.fragments]
         operation = LanceOperation.Delete([], gone, "true")
-    table.commit("restore", operation, changed)
+    table.commit("restore", operation, changed, only=True)
     if table.view.rows != target.rows:
         raise TableError(
             f"{table.root} has {table.view.rows} rows after a restore to {target.rows}"
