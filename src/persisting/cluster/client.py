@@ -21,7 +21,13 @@ from persisting.cluster.peers import Unreachable, ask, ask_stream, plain
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.service import KEEPALIVE_SECONDS, LANES, BucketService
 from persisting.cluster.wire import Reply, Request
-from persisting.errors import BucketClosed, BucketLocked, SchemaError, StorageError
+from persisting.errors import (
+    BucketClosed,
+    BucketLocked,
+    InvalidArgument,
+    SchemaError,
+    StorageError,
+)
 from persisting.storage.snapshot import Page
 from persisting.storage.weight import is_light
 from persisting.storage.writers import ANONYMOUS
@@ -375,6 +381,7 @@ class RemotePort:
                     return await service.direct(lambda port: port.do(op, **args))
                 owner = await self._find(deadline)
                 request = Request("table", {"op": op, "args": args})
+                _check_sendable(request)
                 stream = await ask_stream(owner.ref, owner.node, request)
                 replies = []
                 while (reply := await _next_reply(stream)).value != "end":
@@ -520,6 +527,15 @@ def _settle(group: list[Waiting], exc: BaseException | None) -> None:
                 one.future.set_result(None)
             else:
                 one.future.set_exception(exc)
+
+
+def _check_sendable(request: Request) -> None:
+    try:
+        wire.encode(request)
+    except (TypeError, OverflowError, UnicodeEncodeError) as exc:
+        raise InvalidArgument(
+            f"{request.args['op']}: an argument is not what it should be: {exc}"
+        ) from exc
 
 
 def _unavailable(key: str, opening: Request, last: str, owner: str | None) -> StorageError:

@@ -34,6 +34,9 @@ METADATA = pa.schema(
 """What ``includeMetadata`` adds to a record."""
 
 _BATCH_ROWS = 65536
+_BATCH_BYTES = 16 * 1024 * 1024
+_USUAL_BYTES = 32
+"""What a value takes in memory, roughly, if nothing better is known."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,21 @@ def _plain(
 ) -> Iterator[pa.RecordBatch]:
     offset = part.start
     count = part.end - part.start
-    for batch in view.batches(offset, count, names, rows=_BATCH_ROWS, arrival=metadata):
+    for batch in view.batches(offset, count, names, rows=_rows(view, names), arrival=metadata):
         yield _described(batch, part.bucket, offset) if metadata else batch
         offset += batch.num_rows
+
+
+def _rows(view: TableView, names: list[str]) -> int:
+    """Rows that make a batch of some MiB: Spark's Java holds a batch as a whole, and more than
+    one."""
+    wide = sum(
+        f.type.list_size * 8 if pa.types.is_fixed_size_list(f.type) else _USUAL_BYTES
+        for f in view.schema
+        if f.name in names
+    )
+    stored = sum(size.nbytes for size in view.sizes) // max(1, view.rows)
+    return max(64, min(_BATCH_ROWS, _BATCH_BYTES // max(1, wide, stored)))
 
 
 def _described(batch: pa.RecordBatch, bucket: int, first: int) -> pa.RecordBatch:
@@ -120,7 +135,7 @@ def _filtered(
         return
     offset = part.start
     count = part.end - part.start
-    for batch in view.batches(offset, count, rows=_BATCH_ROWS, arrival=True):
+    for batch in view.batches(offset, count, rows=_rows(view, view.schema.names), arrival=True):
         rows = pa.Table.from_batches([batch.drop_columns([ARRIVAL])])
         inside = laid_out(rows, where.known, offset, batch.column(ARRIVAL))
         found = np.array(matching(inside, where.where, None), dtype=np.int64)
@@ -143,7 +158,7 @@ def _filtered_by_lance(
     for fragment, size in zip(view.fragments, view.sizes, strict=True):
         if first < part.end and first + size.rows > part.start:
             low, high = max(0, part.start - first), min(size.rows, part.end - first)
-            for batch in _matching(view, fragment.id, columns, where):
+            for batch in _matching(view, fragment.id, columns, where, _rows(view, wanted.names)):
                 rows = batch.column("_rowaddr").to_numpy() & np.uint64(0xFFFFFFFF)
                 keep = (rows >= low) & (rows < high)
                 batch = batch.filter(pa.array(keep))
@@ -157,7 +172,7 @@ def _filtered_by_lance(
 
 
 def _matching(
-    view: TableView, fragment: int, columns: list[str], where: str
+    view: TableView, fragment: int, columns: list[str], where: str, rows: int
 ) -> Iterator[pa.RecordBatch]:
     dataset: Any = view.dataset
     with translated("read", dataset.uri):
@@ -165,7 +180,7 @@ def _matching(
             columns=columns,
             filter=enclosed(where),
             fragments=[dataset.get_fragment(fragment)],
-            batch_size=_BATCH_ROWS,
+            batch_size=rows,
             with_row_address=True,
             scan_in_order=True,
         ).to_batches()
