@@ -229,7 +229,7 @@ class TopicTable:
             "rankings",
             vector=_plain_vector(vector),
             text=text,
-            column=column if column is None or isinstance(column, str) else list(column),
+            column=column if column is None or isinstance(column, str) else _plain_names(column),
             k=k,
             where=where,
             columns=_plain_names(columns),

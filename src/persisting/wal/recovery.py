@@ -234,15 +234,13 @@ class Recovery:
     def _without_passed(self, paths: list[Path]) -> list[Path]:
         """Leave out segments that the table holds whole: the next one begins where it ends.
 
-        They were released, and came back with a power loss, perhaps torn.
+        They were released, and came back with a power loss, perhaps torn. A segment's name says
+        where it begins, also where power loss took its header.
         """
         for index in range(len(paths) - 1, 0, -1):
-            try:
-                header = decode_segment_header(memoryview(self.fs.read(paths[index])))
-            except Broken:
-                continue
-            if header.first_sequence <= self.after + 1:
-                if _first_sequence(paths[index - 1]) == header.first_sequence:
+            first = _first_sequence(paths[index])
+            if first <= self.after + 1:
+                if _first_sequence(paths[index - 1]) == first:
                     continue
                 for path in paths[:index]:
                     self.kept.append(Kept(path, self.after, path.stat().st_size))
