@@ -80,12 +80,21 @@ def newest_manifest(path: Path) -> Path:
 async def test_a_torn_manifest_is_set_aside_after_a_crash(tmp_path, content, caplog):
     await written(tmp_path)
     newest_manifest(tmp_path).write_bytes(content)
+    (tmp_path / "newest").unlink()
     crashed(tmp_path)
     async with LanceBackend(0, str(tmp_path)) as backend:
         assert await backend.get() == [{"n": 0}]
     (kept,) = (tmp_path / "damaged").iterdir()
     assert kept.read_bytes() == content
     assert "was torn by a crash" in caplog.text
+
+
+async def test_a_manifest_that_was_durable_and_is_another_now_is_damage(tmp_path):
+    await written(tmp_path)
+    newest_manifest(tmp_path).write_bytes(b"garbage")
+    crashed(tmp_path)
+    with pytest.raises(TableError, match="is not the one that was written"):
+        LanceBackend(0, str(tmp_path))
 
 
 async def test_a_broken_manifest_after_a_clean_close_raises(tmp_path):
