@@ -39,6 +39,7 @@ format: $(INSTALLED) ## let ruff format and fix the code
 bench: $(INSTALLED) ## run the benchmarks (BENCH_ARGS=...)
 	@$(BIN)/python benchmarks/core.py $(BENCH_ARGS)
 	@$(BIN)/python benchmarks/queues.py
+	@$(BIN)/python benchmarks/tables.py
 
 docs: $(DOCS_INSTALLED) ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -42,6 +42,7 @@ from persisting.storage.snapshot import Page
 SYNCED = {"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": None}
 _ON_MODULE = pytest.mark.asyncio(loop_scope="module")
 _NIGHTLY = pytest.mark.nightly
+READS = ("tag", "query")
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,7 @@ async def evolving_home(member_of_three: Any, tmp_path: Path) -> AsyncIterator[H
 
 
 @_ON_MODULE
+@_NIGHTLY
 class TestVersions(VersionContract):
     pass
 
@@ -184,25 +186,37 @@ class TestWire:
         found = await reader.verify()
         assert {one["bucket"] for one in found["damaged"]} == {1}
 
-    @pytest.mark.parametrize(
-        "asked",
-        [
+    async def test_what_cannot_cross_raises_as_it_would_here(self, home: Home) -> None:
+        writer = await home.open()
+        await writer.put([{"id": n, "v": [1.0, float(n)], "text": "t"} for n in range(9)])
+        reader = await home.read()
+        wrong: list[dict[str, Any]] = [
             {"vector": object()},
             {"vector": [1.0, "a"]},
             {"vector": [1.0, 2.0], "k": np.float64(3)},
             {"vector": [1.0, 2.0], "where": object()},
             {"vector": [1.0, 2.0], "columns": [object()]},
+            {"vector": [1.0, 2.0], "metric": object()},
+            {"vector": [1.0, 2.0], "column": object()},
             {"text": object()},
-        ],
-        ids=["vector", "mixed", "k", "where", "columns", "text"],
-    )
-    async def test_what_cannot_cross_raises_as_it_would_here(
-        self, home: Home, asked: dict[str, Any]
-    ) -> None:
-        writer = await home.open()
-        await writer.put([{"id": n, "v": [1.0, float(n)], "text": "t"} for n in range(9)])
-        with pytest.raises(InvalidArgument):
-            await (await home.read()).search(**asked)
+        ]
+        for asked in wrong:
+            with pytest.raises(InvalidArgument):
+                await reader.search(**asked)
+        for use in (
+            reader.query(where=5),
+            reader.query(limit=object()),
+            reader.create_index(object()),
+            reader.create_index("id", object()),
+            reader.drop_index(object()),
+            reader.retain(rows=object()),
+            reader.lookup("id", object()),
+            reader.take([(0, object())]),
+            reader.get(version={0: object()}),
+            reader.restore({0: object()}),
+        ):
+            with pytest.raises(InvalidArgument):
+                await use
 
     async def test_results_may_be_larger_than_a_message(self, home: Home) -> None:
         writer = await home.open()
@@ -382,30 +396,37 @@ async def _owner(cluster: Cluster, writer: Any) -> Any:
     return cluster.owner((await writer.stats())["buckets"][0])
 
 
+@pytest.mark.parametrize("op", ["restore", *(pytest.param(o, marks=_NIGHTLY) for o in READS)])
 async def test_a_call_whose_owner_dies_is_carried_out_by_the_next(
-    cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
     monkeypatch.setattr(client, "_OPEN_SECONDS", 1.0)
-    cluster.start(4)
+    cluster.start(2)
     system = await join(cluster)
     writer = await _filled(system, tmp_path)
-    for call, check in (
-        (lambda: writer.query("id >= 0"), lambda found: ids(found) == list(range(60))),
-        (lambda: writer.tag("u"), lambda found: found["rows"] == 60),
-        (lambda: writer.restore("t"), lambda found: found["buckets"][0]["end_offset"] == 30),
-    ):
-        owner = await _owner(cluster, writer)
-        owner.signal(signal.SIGSTOP)
-        task = asyncio.create_task(call())
-        await asyncio.sleep(0.3)
-        assert not task.done()
-        owner.kill()
-        found = await asyncio.wait_for(task, 30)
-        assert check(found), found
-    assert (await writer.stats())["buckets"][0]["epoch"] == 1
-    reader = await read_queue(system, topic="t", storage_path=str(tmp_path))
-    assert ids(await reader.get(None, version="u")) == list(range(60))
-    assert ids(await reader.query()) == list(range(30))
+    calls = {
+        "restore": lambda: writer.restore("t"),
+        "tag": lambda: writer.tag("u"),
+        "query": lambda: writer.query("id >= 0"),
+    }
+    owner = await _owner(cluster, writer)
+    owner.signal(signal.SIGSTOP)
+    task = asyncio.create_task(calls[op]())
+    await asyncio.sleep(0.3)
+    assert not task.done()
+    owner.kill()
+    found = await asyncio.wait_for(task, 30)
+    kept = 30 if op == "restore" else 60
+    if op == "restore":
+        assert found["buckets"][0]["end_offset"] == 30
+    elif op == "tag":
+        assert found["rows"] == 60
+        reader = await read_queue(system, topic="t", storage_path=str(tmp_path))
+        assert ids(await reader.get(None, version="u")) == list(range(60))
+    else:
+        assert ids(found) == list(range(60))
+    assert (await writer.stats())["buckets"][0]["epoch"] == (1 if op == "restore" else 0)
+    assert ids(await writer.query()) == list(range(kept))
 
 
 @_NIGHTLY

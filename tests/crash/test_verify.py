@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,40 @@ async def test_buffered_rows_have_no_file_and_an_empty_bucket_is_ok(tmp_path: Pa
         await handle.backend.close()
 
 
+async def test_looking_at_a_table_beside_its_upkeep_finds_no_damage_and_raises_nothing(
+    tmp_path: Path,
+) -> None:
+    backend = PersistingBackend(0, str(tmp_path), flush_interval=None, keep_versions=0.001)
+    await backend.put(record(0))
+    await backend.create_index("n", "scalar")
+    ended = False
+
+    async def look(call: Callable[[], Awaitable[Any]]) -> int:
+        """How often it was looked."""
+        times = 0
+        while not ended:
+            found = await call()
+            if isinstance(found, dict) and "damaged" in found:
+                assert found["ok"], found
+            times += 1
+        return times
+
+    calls = (backend.verify, backend.versions, backend.tags, backend.indexes, backend.get)
+    looks = [asyncio.create_task(look(call)) for call in calls]
+    try:
+        for number in range(1, 25):
+            await backend.put(record(number))
+            await (backend.compact() if number % 3 == 0 else backend.flush())
+            if number % 10 == 0:
+                await backend.tag("some")
+                await backend.retain(rows=5)
+                await backend.restore("some")
+    finally:
+        ended = True
+        assert all(await asyncio.gather(*looks))
+    await backend.close()
+
+
 class Verifying(Keeper):
     """Verifies after every step."""
 
@@ -245,8 +280,7 @@ class Verifying(Keeper):
 
 
 HISTORIES: dict[str, History] = {
-    name: getattr(workloads, name)
-    for name in ("compactions", "retentions", "tagging", "restores", "indexing", "evolving")
+    name: getattr(workloads, name) for name in ("tagging", "restores", "indexing", "evolving")
 }
 
 
@@ -261,16 +295,15 @@ async def test_cleaning_versions_leaves_every_file_with_a_checksum(tmp_path: Pat
     await workloads.cleaning(Verifying(tmp_path, wal(keep_versions=0.001)))
 
 
-@pytest.mark.parametrize("seed", range(2))
 async def test_every_step_of_a_random_history_leaves_every_file_with_a_checksum(
-    tmp_path: Path, seed: int
+    tmp_path: Path,
 ) -> None:
-    await workloads.any_upkeep(seed, 40)(Verifying(tmp_path, wal(keep_versions=0.5)))
+    await workloads.any_upkeep(1, 30)(Verifying(tmp_path, wal(keep_versions=0.5)))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(2, 30))
+@pytest.mark.parametrize("seed", range(2, 20))
 async def test_every_step_of_a_long_random_history_leaves_every_file_with_a_checksum(
     tmp_path: Path, seed: int
 ) -> None:

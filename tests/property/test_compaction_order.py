@@ -156,7 +156,7 @@ def any_sequence(steps: list[Step]) -> None:
         growing.check(again.view)
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(STEPS)
 def test_every_offset_reads_the_same_after_any_sequence_of_compactions(steps: list[Step]) -> None:
     any_sequence(steps)

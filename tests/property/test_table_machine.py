@@ -387,7 +387,11 @@ class TableMachine(RuleBasedStateMachine):
 
     def restore_to(self, version: Any, content: Content) -> None:
         end = self.now.end
-        result = self.run(self.backend.restore(version))
+        try:
+            result = self.run(self.backend.restore(version))
+        except InvalidArgument:
+            assert version not in {0, *self.tagged, *self.kept()}, "it was there"
+            return
         self.epoch += 1
         self.restored = True
         self.now = content.copy()
@@ -536,7 +540,7 @@ class EvolvingTableMachine(TableMachine):
             self.note_versions()
 
     @precondition(lambda self: "x" in self.fields)
-    @rule(value=st.sampled_from([None, 1, 2.5, 3]))
+    @rule(value=st.sampled_from([None, 1, 3]))
     def look_for_a_new_field(self, value: Any) -> None:
         expected = [row for row in self.now.rows if row.get("x") == value]
         try:

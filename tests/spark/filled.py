@@ -1,16 +1,22 @@
-"""Topics that queues fill and read, for tests that look at them through Spark."""
+"""Topics that queues fill and read, and the same topics through Spark."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 
 from persisting.queue import read_queue, write_queue
 from persisting.topic.sync import SyncQueue
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 QUIET: dict[str, Any] = {"flush_interval": None, "compaction": False}
 """Nothing reaches the table, and nothing is changed there, but on demand."""
@@ -91,3 +97,66 @@ def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
         {"id": i, "text": f"row {i}", "score": i / 4, "even": i % 2 == 0}
         for i in range(first, first + count)
     ]
+
+
+def load(spark: SparkSession, folder: Path, topic: str = "t", **options: Any) -> DataFrame:
+    """The topic as Spark reads it."""
+    return spark.read.format("persisting").options(**texts(options)).load(str(folder / topic))
+
+
+def save(df: DataFrame, folder: Path, topic: str = "t", mode: str = "append", **given: Any) -> Path:
+    """Write to the topic; its folder."""
+    df.write.format("persisting").mode(mode).options(**texts(given)).save(str(folder / topic))
+    return folder / topic
+
+
+def texts(options: dict[str, Any]) -> dict[str, str]:
+    """Options as Spark has them."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+    }
+
+
+def records(df: DataFrame) -> list[dict[str, Any]]:
+    """The rows as records, in Spark's order, with the values that Arrow has for them."""
+    return df.toArrow().to_pylist()
+
+
+_OURS = re.compile(r"^persisting\.errors\.(\w+): (.*)$", re.MULTILINE)
+
+
+@contextmanager
+def refused(error: str, words: str) -> Iterator[None]:
+    """What is done inside fails in Spark with our error of this name, in these words."""
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException) as raised:
+        yield
+    found = _OURS.findall(str(raised.value))
+    assert found, f"no error of ours: {raised.value}"
+    name, text = found[-1]
+    assert name == error, f"{name}: {text}"
+    assert re.search(words, text), f"{words!r} is not in {text!r}"
+
+
+def unreferenced(folder: Path, topic: str = "t") -> list[str]:
+    """Data files that no version of their table names."""
+    import lance
+
+    found = []
+    for root in sorted((folder / topic).glob("bucket_*/data.lance")):
+        named = set()
+        for version in lance.dataset(str(root)).versions():
+            dataset = lance.dataset(str(root), version=version["version"])
+            for fragment in dataset.get_fragments():
+                named |= {file.path for file in fragment.metadata.files}
+        found += [f.name for f in (root / "data").glob("*") if f.name not in named]
+    return found
+
+
+def is_sound(folder: Path, topic: str = "t") -> bool:
+    """Whether every file of the topic is checked, and as it was written."""
+    with writer(folder, topic) as queue:
+        found = queue.verify()
+    return bool(found["ok"]) and not found["unchecked"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Awaitable
 from typing import Any
 
 import numpy as np
+
+from persisting.queue import InvalidArgument
 
 QUIET: dict[str, Any] = {"flush_interval": None, "flush_threshold": 1 << 30, "compaction": False}
 """Options under which nothing happens to the table by itself."""
@@ -76,3 +80,14 @@ def _close(found: float, expected: float, error: float) -> bool:
 def recall(hits: list[dict[str, Any]], nearest: set[int]) -> float:
     """The share of the nearest records that were found."""
     return len(nearest & {hit["_offset"] for hit in hits}) / len(nearest)
+
+
+async def complaint(call: Awaitable[Any], message: str) -> str | None:
+    """None if the call is refused with that message, else what happened instead."""
+    try:
+        found = await call
+    except InvalidArgument as exc:
+        return None if re.search(message, str(exc)) else f"refused with {exc}"
+    except Exception as exc:
+        return f"raised {exc!r}"
+    return f"gave {found!r}"

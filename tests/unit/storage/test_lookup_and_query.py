@@ -15,7 +15,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from brute_force import QUIET
+from brute_force import QUIET, complaint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.buckets import PERSISTING, Bucket
@@ -137,46 +137,42 @@ async def test_not_a_number_is_looked_up_or_refused(persisting: Bucket) -> None:
         await backend.flush()
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("int", "5"),
-        ("int", 1.5),
-        ("int", 2**70),
-        ("int", True),
-        ("bool", 1),
-        ("str", 5),
-        ("str", b"a"),
-        ("str", "\ud800"),
-        ("bytes", "a"),
-        ("decimal", "1.5"),
-        ("decimal", Decimal("1E+30")),
-        ("decimal", Decimal("NaN")),
-        ("uuid", "not a uuid"),
-        ("datetime", "2024-01-01"),
-        ("struct", {"a": 1}),
-        ("list", [1]),
-        ("vector", [0.5, 1.5]),
-        ("str", object()),
-        ("nope", 1),
-        ("", 1),
-        ("str`", 1),
-        ("struct.a", 1),
-        ("_persisting_time", 1),
-        (None, 1),
-        (5, 1),
-    ],
-    ids=lambda value: repr(value)[:30],
-)
-async def test_a_value_that_the_field_cannot_hold_is_an_error(
-    persisting: Bucket, column: Any, value: Any
-) -> None:
+MISFITS: list[tuple[Any, Any]] = [
+    ("int", "5"),
+    ("int", 1.5),
+    ("int", 2**70),
+    ("int", True),
+    ("bool", 1),
+    ("str", 5),
+    ("str", b"a"),
+    ("str", "\ud800"),
+    ("bytes", "a"),
+    ("decimal", "1.5"),
+    ("decimal", Decimal("1E+30")),
+    ("decimal", Decimal("NaN")),
+    ("uuid", "not a uuid"),
+    ("datetime", "2024-01-01"),
+    ("struct", {"a": 1}),
+    ("list", [1]),
+    ("vector", [0.5, 1.5]),
+    ("str", object()),
+    ("nope", 1),
+    ("", 1),
+    ("str`", 1),
+    ("struct.a", 1),
+    ("_persisting_time", 1),
+    (None, 1),
+    (5, 1),
+]
+
+
+async def test_a_value_that_the_field_cannot_hold_is_an_error(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     row = {name: values[0] for name, values in VALUES.items()}
     await backend.put({**row, "struct": {"a": 1}, "list": [1], "vector": [0.5, 1.5]})
     for _ in range(2):
-        with pytest.raises(InvalidArgument):
-            await backend.lookup(column, value)
+        wrong = [(c, v, await complaint(backend.lookup(c, v), "")) for c, v in MISFITS]
+        assert [one for one in wrong if one[2]] == []
         await backend.flush()
 
 
@@ -329,6 +325,32 @@ async def test_a_condition_keeps_what_it_says_in_order(persisting: Bucket, place
         assert limited == [{"id": row["id"]} for row in expected[:3]], where
 
 
+async def test_none_inside_of_dicts_is_none_to_a_condition(persisting: Bucket) -> None:
+    backend = persisting.open(**QUIET)
+    rows: list[dict[str, Any]] = [
+        {"n": 0, "meta": {"a": "x", "b": {"c": 1}}, "empty": {}, "items": [{"a": 1}]},
+        {"n": 1, "meta": None, "empty": None, "items": None},
+        {"n": 2, "meta": {"a": None, "b": None}, "empty": {}, "items": []},
+        {"n": 3, "meta": {"a": "y", "b": {"c": None}}, "empty": None, "items": [None]},
+    ]
+    await backend.put_batch(rows)
+    for _ in range(2):
+        for where, expected in {
+            "meta IS NULL": [1],
+            "meta.a IS NULL": [1, 2],
+            "meta.a = 'x'": [0],
+            "meta.a <> 'x'": [3],
+            "meta.b IS NULL": [1, 2],
+            "meta.b.c IS NULL": [1, 2, 3],
+            "empty IS NULL": [1, 3],
+            "items IS NULL": [1],
+            "cardinality(items) = 1": [0, 3],
+        }.items():
+            assert [row["n"] for row in await backend.query(where)] == expected, where
+        assert [row["n"] for row in await backend.lookup("meta", None)] == [1]
+        await backend.flush()
+
+
 async def test_the_time_of_arrival_divides_old_records_from_new(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     await backend.put({"n": 0})
@@ -388,6 +410,10 @@ WRONG_CONDITIONS: list[tuple[Any, str]] = [
     ("id = ?", r"\?"),
     ("id = $1", r"\$1"),
     ("id = :name", ":name"),
+    ("note = N'x'", "N'x'"),
+    ("note = B'01'", "B'01'"),
+    ("CAST(id AS DECIMAL(99, 1)) = 1", "DECIMAL"),
+    ("array_repeat(1, 9223372036854775807) IS NULL", "array_repeat"),
     ("note = 'open", "open"),
     ("`open = 1", "open"),
     ("note LIKE '%' ESCAPE 'ab'", "ESCAPE"),
@@ -403,19 +429,14 @@ WRONG_CONDITIONS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("where", "message"), WRONG_CONDITIONS, ids=[repr(w)[:40] for w, _ in WRONG_CONDITIONS]
-)
-async def test_a_wrong_condition_is_an_error_that_shows_it(
-    persisting: Bucket, where: Any, message: str
-) -> None:
+async def test_a_wrong_condition_is_an_error_that_shows_it(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     rows = people()
     await backend.put_batch(rows[:10])
     await backend.flush()
     await backend.put_batch(rows[10:])
-    with pytest.raises(InvalidArgument, match=message):
-        await backend.query(where)
+    wrong = [(w, await complaint(backend.query(w), m)) for w, m in WRONG_CONDITIONS]
+    assert [one for one in wrong if one[1]] == []
     assert len(await backend.query("id >= 0")) == 20
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -372,3 +374,67 @@ def test_the_listing_says_what_each_version_is(kept: Kept) -> None:
     times = [one["timestamp"] for one in listed]
     assert times == sorted(times)
     assert all(one.tzinfo is not None for one in times)
+
+
+# Beside readers
+
+
+def test_listing_versions_disturbs_no_reader_of_the_same_view(kept: Kept) -> None:
+    for _ in range(5):
+        kept.append()
+    view = kept.table.view
+    with ThreadPoolExecutor(4) as pool:
+        listed = [pool.submit(versions.listing, view.dataset) for _ in range(40)]
+        read = [pool.submit(numbers, view) for _ in range(40)]
+        told = [pool.submit(properties.read, view.dataset) for _ in range(40)]
+        for one in listed:
+            assert [v["version"] for v in one.result()] == [1, 2, 3, 4, 5]
+        assert all(one.result() == list(range(15)) for one in read)
+        assert all(one.result() == kept.table.properties for one in told)
+
+
+def test_versions_are_listed_and_meant_while_others_are_removed(kept: Kept) -> None:
+    kept.append()
+    tagged = kept.tag("kept")
+    done = threading.Event()
+
+    def look() -> int:
+        seen = 0
+        while not done.is_set():
+            dataset = kept.table.view.dataset
+            assert tagged in [one["version"] for one in versions.listing(dataset)]
+            assert versions.resolve(dataset, tagged) == tagged
+            assert versions.resolve(dataset, "kept") == tagged
+            seen += 1
+        return seen
+
+    with ThreadPoolExecutor(2) as pool:
+        looking = [pool.submit(look) for _ in range(2)]
+        for _ in range(8):
+            for _ in range(4):
+                kept.append(1)
+            kept.clean(0.0)
+        done.set()
+        assert all(one.result() for one in looking)
+
+
+@pytest.mark.parametrize("value", [2, 2.5], ids=["new-field", "wider-field"])
+async def test_a_restored_version_brings_its_fields_and_types_back(
+    persisting: Bucket, value: float
+) -> None:
+    backend = persisting.open(flush_interval=None)
+    await backend.put({"x": 1})
+    await backend.tag("narrow")
+    await backend.put({"x": value, "y": "new"})
+    await backend.tag("wide")
+    await backend.restore("narrow")
+    backend = await persisting.reopen(backend, flush_interval=None)
+    assert await backend.get() == [{"x": 1}]
+    await backend.restore("wide")
+    expected = [{"x": 1, "y": None}, {"x": value, "y": "new"}]
+    assert await backend.get() == expected
+    await backend.put({"x": 3})
+    expected.append({"x": 3, "y": None})
+    assert await backend.get() == expected
+    backend = await persisting.reopen(backend, flush_interval=None)
+    assert await backend.get() == expected

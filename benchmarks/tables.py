@@ -1,0 +1,69 @@
+"""The tables' benchmarks: search, upkeep and random access, beside raw Lance and LanceDB.
+
+    .venv/bin/python benchmarks/tables.py
+    .venv/bin/python benchmarks/tables.py --quick
+    .venv/bin/python benchmarks/tables.py --only upkeep --records 200000
+
+LanceDB is no part of the project's tools: ``.venv/bin/pip install lancedb`` brings it (it changes
+neither pylance nor pyarrow); without it its lines are left out. Latencies are those of one caller
+that waits for each answer. Absolute numbers are those of this machine at this hour; the ratios,
+taken in turns within one run, are what to compare. A ratio below 1 means less time than theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from corebench import report
+from tablebench.access import access
+from tablebench.searching import searching
+from tablebench.sizes import Sizes
+from tablebench.upkeep import upkeep
+from tablebench.words import words
+
+SUITES = {"search": searching, "words": words, "access": access, "upkeep": upkeep}
+RESULTS = Path(__file__).parent / "results"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--vectors", type=int, default=100_000, help="default: 100,000")
+    parser.add_argument("--dimensions", type=int, default=128, help="default: 128")
+    parser.add_argument("--records", type=int, default=1_000_000, help="default: 1,000,000")
+    parser.add_argument("--queries", type=int, default=200, help="default: 200")
+    parser.add_argument(
+        "--quick", action="store_true", help="20,000 x 64 vectors, 50,000 records, 50 queries"
+    )
+    parser.add_argument("--only", action="append", choices=SUITES, help="a part; may be repeated")
+    parser.add_argument("--folder", type=Path, help="where the data goes (default: a temporary)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
+    given = parser.parse_args()
+    if given.vectors < 2000 or given.records < 10_000 or given.queries < 10:
+        parser.error("at least 2000 vectors, 10,000 records and 10 queries are needed")
+    if given.quick:
+        given.vectors, given.dimensions, given.records, given.queries = 20_000, 64, 50_000, 50
+    return given
+
+
+def main() -> None:
+    given = arguments()
+    sizes = Sizes(given.vectors, given.dimensions, given.records, given.queries)
+    before = report.machine()
+    print(f"{sizes}, load average", end=" ")
+    print(", ".join(f"{load:.1f}" for load in before["load_average"]))  # type: ignore[attr-defined]
+    print(report.HEADER)
+    with tempfile.TemporaryDirectory(prefix="persisting-bench-", dir=given.folder) as folder:
+        run = report.Run(given.records, 1, Path(folder))
+        for name in given.only or SUITES:
+            SUITES[name](run, sizes)
+    path = report.write_json(run, given.results, {**before, "sizes": str(sizes)})
+    path = path.rename(path.with_name(path.name.replace("core-", "tables-")))
+    print(f"\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    main()

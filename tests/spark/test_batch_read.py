@@ -1,0 +1,538 @@
+"""A topic as a DataFrame: the rows that ``read_queue`` has, the part that the options ask for."""
+
+from __future__ import annotations
+
+import datetime as dt
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from filled import content, load, put, records, refused, rows, stored, writer
+from support.children import python, wait_for_line
+
+from persisting.errors import OffsetOutOfRange, StorageError
+from persisting.spark import read_topic
+from persisting.spark.reading import Slice, read_slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+UTC = dt.timezone.utc
+BUCKETS = 3
+FLUSHES = 4
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a topic of three buckets, whose tables have four fragments each."""
+    folder = tmp_path_factory.mktemp("home")
+    with writer(folder, buckets=BUCKETS) as queue:
+        for flush in range(FLUSHES):
+            queue.put_batch(rows(ROWS // FLUSHES, flush * ROWS // FLUSHES))
+            queue.flush()
+    return folder
+
+
+def by_bucket(df: DataFrame) -> dict[int, list[dict[str, Any]]]:
+    """Records by bucket in the order of their offsets; for DataFrames with metadata."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for record in sorted(records(df), key=lambda r: (r["_bucket"], r["_offset"])):
+        del record["_time"], record["_offset"]
+        found.setdefault(record.pop("_bucket"), []).append(record)
+    return found
+
+
+def offsets(df: DataFrame) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for record in records(df.select("_bucket", "_offset")):
+        found.setdefault(record["_bucket"], []).append(record["_offset"])
+    return {bucket: sorted(some) for bucket, some in sorted(found.items())}
+
+
+class TestATopic:
+    def test_has_the_records_that_read_queue_has(self, spark: SparkSession, home: Path) -> None:
+        assert by_bucket(load(spark, home, includeMetadata=True)) == content(home)
+
+    def test_is_named_by_its_folder_or_by_path_and_topic(
+        self, spark: SparkSession, home: Path
+    ) -> None:
+        by_options = spark.read.format("persisting").option("topic", "t").load(str(home))
+        by_words = read_topic(spark, home, "t")
+        by_url = spark.read.format("persisting").load(f"file://{home}/t")
+        assert by_options.count() == by_words.count() == by_url.count() == ROWS
+
+    def test_is_a_view_in_sql(self, spark: SparkSession, home: Path) -> None:
+        spark.sql(
+            f"CREATE TEMPORARY VIEW as_table USING persisting OPTIONS (path '{home}', topic 't')"
+        )
+        try:
+            found = spark.sql("SELECT count(*) AS n, sum(id) AS s FROM as_table WHERE even")
+            assert records(found) == [{"n": ROWS // 2, "s": sum(range(0, ROWS, 2))}]
+        finally:
+            spark.catalog.dropTempView("as_table")
+
+    def test_with_another_schema_is_brought_to_it(self, spark: SparkSession, home: Path) -> None:
+        asked = spark.read.format("persisting").schema("score double, id string, not_there int")
+        found = records(asked.load(str(home / "t")).orderBy("score").limit(1))
+        assert found == [{"score": 0.0, "id": "0", "not_there": None}]
+
+    @pytest.mark.parametrize("backend", ["lance", "persisting"])
+    def test_may_have_either_backend(
+        self, spark: SparkSession, tmp_path: Path, backend: str
+    ) -> None:
+        put(tmp_path, rows(3), backend=backend)
+        assert sorted(r.id for r in load(spark, tmp_path).collect()) == [0, 1, 2]
+
+    def test_without_records_has_no_columns(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, [])
+        found = load(spark, tmp_path)
+        assert (found.columns, found.count()) == ([], 0)
+
+    def test_whose_records_retention_removed_is_empty(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(4), buckets=1)
+        with writer(tmp_path) as queue:
+            queue.put({"id": 4})
+            queue.flush()
+            queue.retain(rows=1)
+        found = load(spark, tmp_path, includeMetadata=True)
+        assert [(r["id"], r["_offset"]) for r in records(found)] == [(4, 4)]
+
+    def test_whose_buckets_know_different_fields_has_all_of_them(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        with writer(tmp_path, buckets=BUCKETS) as queue:
+            for record in ({"id": 0}, {"id": 1, "x": 1}, {"id": 2, "y": {"a": 1}}):
+                queue.put(record)
+                queue.flush()
+            queue.put({"id": 3, "x": 1.5, "y": {"b": None}, "z": None})
+        found = sorted(records(load(spark, tmp_path)), key=lambda r: r["id"])
+        assert found == sorted(stored(tmp_path), key=lambda r: r["id"])
+        assert found[1] == {"id": 1, "x": 1.0, "y": None, "z": None}
+
+    def test_has_the_defaults_of_its_schema_where_read_queue_has_them(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        with writer(tmp_path, schema_defaults={"k": 7}) as queue:
+            queue.put_batch([{"id": i} for i in range(6)])
+            queue.flush()
+            queue.put({"id": 0, "k": 1})
+        assert by_bucket(load(spark, tmp_path, includeMetadata=True)) == content(tmp_path)
+
+    def test_of_wide_vectors_is_read_in_batches_that_fit_into_memory(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """Spark holds 64 MiB or so per batch with ease; 65,536 such rows would be half a GiB."""
+        wide = pa.array([[0.5] * 1024] * 4000, pa.list_(pa.float64(), 1024))
+        put(tmp_path, pa.table({"id": range(4000), "v": wide}), buckets=1)
+        part = Slice(str(tmp_path / "t"), 0, 0, 4000)
+        target = pa.schema([("v", pa.list_(pa.field("element", pa.float64())))])
+        sizes = [batch.nbytes for batch in read_slice(part, target, None, metadata=False)]
+        assert sum(sizes) >= 4000 * 8192
+        assert max(sizes) <= 20 * 2**20
+
+
+class TestOwners:
+    def test_rows_of_a_live_owner_are_there_once_flushed(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        with writer(tmp_path, enable_wal=True) as queue:
+            queue.put_batch(rows(5))
+            assert load(spark, tmp_path).count() == 0
+            queue.flush()
+            first = load(spark, tmp_path)
+            assert first.count() == 5
+            queue.put_batch(rows(5, 5))
+            assert load(spark, tmp_path).count() == 5
+            queue.flush()
+            assert load(spark, tmp_path).count() == 10
+        assert content(tmp_path) == by_bucket(load(spark, tmp_path, includeMetadata=True))
+
+    def test_a_crashed_owners_log_is_brought_in_before_the_read(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        with python(CRASHES, tmp_path) as child:
+            assert wait_for_line(child) == "put"
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+        found = load(spark, tmp_path, includeMetadata=True)
+        assert sorted(r["id"] for r in records(found)) == list(range(50))
+        assert by_bucket(found) == content(tmp_path)
+
+    def test_a_read_leaves_the_topic_free(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(5))
+        found = load(spark, tmp_path)
+        found.count()
+        put(tmp_path, rows(5, 5))
+        assert load(spark, tmp_path).count() == 10
+
+
+CRASHES = """
+import asyncio, sys, time
+from persisting.queue import write_queue
+
+async def main():
+    queue = await write_queue(
+        topic="t", storage_path=sys.argv[1], num_buckets=2, backend="persisting",
+        backend_options={"enable_wal": True, "flush_interval": None, "compaction": False},
+    )
+    await queue.put_batch([{"id": i, "new": None} for i in range(20)])
+    await queue.flush()
+    await queue.put_batch([{"id": i, "new": i / 2} for i in range(20, 50)])
+    print("put", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+class TestColumns:
+    def test_are_read_in_the_order_asked_for(self, spark: SparkSession, home: Path) -> None:
+        found = load(spark, home, columns="score, id")
+        assert found.columns == ["score", "id"]
+        assert sorted(r.id for r in found.collect()) == list(range(ROWS))
+
+    def test_leave_the_others_on_disk(self, spark: SparkSession, tmp_path: Path) -> None:
+        """A column that is not asked for may even be unreadable."""
+        folder = put(tmp_path, [{"id": i, "text": f"{i}" * 50} for i in range(50)], buckets=1)
+        part = Slice(str(folder), 0, 0, 50)
+        target = pa.schema([("id", pa.int64())])
+        (batch,) = read_slice(part, target, None, metadata=False)
+        assert batch.column_names == ["id"]
+        assert batch.num_rows == 50
+
+    def test_may_have_any_name(self, spark: SparkSession, tmp_path: Path) -> None:
+        names = ["a,b", " x ", "ü", "a'b", "SELECT", "_x", "[1]", '"q"']
+        put(tmp_path, [{"id": 1, **{name: i for i, name in enumerate(names)}}])
+        found = read_topic(spark, tmp_path, "t", columns=names)
+        assert records(found) == [{name: i for i, name in enumerate(names)}]
+
+    def test_that_are_not_there_are_refused_with_those_that_are(
+        self, spark: SparkSession, home: Path
+    ) -> None:
+        with refused("InvalidArgument", "option columns names 'ID'.*'id', 'text', 'score'"):
+            load(spark, home, columns="id,ID")
+
+
+class TestMetadata:
+    def test_says_bucket_offset_and_arrival(self, spark: SparkSession, home: Path) -> None:
+        found = load(spark, home, includeMetadata=True)
+        assert found.columns[-3:] == ["_bucket", "_offset", "_time"]
+        sizes = {bucket: len(some) for bucket, some in content(home).items()}
+        assert offsets(found) == {bucket: list(range(size)) for bucket, size in sizes.items()}
+
+    def test_times_are_when_the_rows_were_put(self, spark: SparkSession, tmp_path: Path) -> None:
+        before = dt.datetime.now(UTC)
+        put(tmp_path, rows(3))
+        between = dt.datetime.now(UTC)
+        put(tmp_path, rows(3, 3))
+        found = {r["id"]: r["_time"] for r in records(load(spark, tmp_path, includeMetadata=True))}
+        assert all(before <= found[i] <= between for i in range(3))
+        assert all(between <= found[i] <= dt.datetime.now(UTC) for i in range(3, 6))
+
+    def test_comes_with_chosen_columns_and_slices(self, spark: SparkSession, home: Path) -> None:
+        found = load(
+            spark, home, includeMetadata=True, columns="text", rowsPerPartition=3, filter="id > 9"
+        )
+        assert found.columns == ["text", "_bucket", "_offset", "_time"]
+        expected = {
+            (bucket, offset, record["text"])
+            for bucket, some in content(home).items()
+            for offset, record in enumerate(some)
+            if record["id"] > 9
+        }
+        assert {(r._bucket, r._offset, r.text) for r in found.collect()} == expected
+
+    def test_needs_its_names_for_itself(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, [{"id": 1, "_offset": 5}])
+        assert records(load(spark, tmp_path)) == [{"id": 1, "_offset": 5}]
+        with refused("InvalidArgument", "field '_offset'.*includeMetadata"):
+            load(spark, tmp_path, includeMetadata=True)
+
+
+class TestPartitions:
+    @pytest.mark.parametrize("step", [1, 3, 7, ROWS])
+    def test_of_any_size_give_every_row_once(
+        self, spark: SparkSession, home: Path, step: int
+    ) -> None:
+        found = load(spark, home, rowsPerPartition=step)
+        sizes = [len(some) for some in content(home).values()]
+        assert found.rdd.getNumPartitions() == sum(-(-size // step) for size in sizes)
+        if step > 1:
+            assert sorted(r.id for r in found.collect()) == list(range(ROWS))
+
+    def test_keep_the_order_of_their_bucket(self, spark: SparkSession, home: Path) -> None:
+        parts = load(spark, home, rowsPerPartition=5).rdd.glom().collect()
+        for some in content(home).values():
+            expected = [r["id"] for r in some]
+            got = [r.id for part in parts for r in part if r.id in set(expected)]
+            assert got == expected
+
+
+class TestPositions:
+    @pytest.mark.parametrize(
+        ("given", "expected"),
+        [
+            ({"startingOffsets": "earliest"}, (0, None)),
+            ({"startingOffsets": "latest"}, (None, None)),
+            ({"endingOffsets": "earliest"}, (None, None)),
+            ({"endingOffsets": "latest"}, (0, None)),
+            ({"startingOffsets": '{"0": 3, "1": 3, "2": 3}'}, (3, None)),
+            ({"endingOffsets": '{"0": 3, "1": 3, "2": 3}'}, (0, 3)),
+        ],
+    )
+    def test_bound_every_bucket(
+        self, spark: SparkSession, home: Path, given: dict[str, str], expected: Any
+    ) -> None:
+        found = offsets(load(spark, home, includeMetadata=True, **given))
+        start, end = expected
+        sizes = {bucket: len(some) for bucket, some in content(home).items()}
+        want = {b: list(range(n))[start:end] for b, n in sizes.items() if start is not None}
+        assert found == want
+
+    def test_of_some_buckets_leave_the_others_whole(self, spark: SparkSession, home: Path) -> None:
+        given = {"startingOffsets": '{"1": 2}', "endingOffsets": '{"0": 1, "1": 999}'}
+        found = offsets(load(spark, home, includeMetadata=True, **given))
+        sizes = {bucket: len(some) for bucket, some in content(home).items()}
+        assert found == {0: [0], 1: list(range(2, sizes[1])), 2: list(range(sizes[2]))}
+
+    def test_that_cross_are_empty(self, spark: SparkSession, home: Path) -> None:
+        given = {"startingOffsets": '{"0": 5}', "endingOffsets": '{"0": 2, "1": 0, "2": 0}'}
+        assert load(spark, home, **given).count() == 0
+
+    def test_of_buckets_that_are_not_there_are_refused(
+        self, spark: SparkSession, home: Path
+    ) -> None:
+        with refused("InvalidArgument", "startingOffsets names bucket 3.*0 to 2"):
+            load(spark, home, startingOffsets='{"3": 0}').count()
+
+    def test_by_time_of_arrival(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(6))
+        between = dt.datetime.now(UTC)
+        put(tmp_path, rows(6, 6))
+        after = dt.datetime.now(UTC).isoformat()
+
+        def found(**given: Any) -> list[int]:
+            return sorted(r.id for r in load(spark, tmp_path, **given).collect())
+
+        milliseconds = -(-between.timestamp() * 1000 // 1)
+        assert found(startingTimestamp=between.isoformat()) == list(range(6, 12))
+        assert found(endingTimestamp=between.isoformat()) == list(range(6))
+        assert found(endingTimestamp=int(milliseconds)) == list(range(6))
+        assert found(startingTimestamp="1970-01-01", endingTimestamp=after) == list(range(12))
+        assert found(startingTimestamp=after) == []
+
+    def test_before_what_retention_left_raise_or_begin_there(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        with writer(tmp_path, buckets=1) as queue:
+            for first in range(0, 12, 4):
+                queue.put_batch(rows(4, first))
+                queue.flush()
+            queue.retain(rows=4)
+        asked = {"startingOffsets": '{"0": 5}'}
+        with refused("OffsetOutOfRange", "offset 5 of bucket 0.*8.*failOnDataLoss"):
+            load(spark, tmp_path, **asked).count()
+        assert load(spark, tmp_path, **asked, failOnDataLoss=False).count() == 4
+        assert load(spark, tmp_path, startingOffsets='{"0": 0}').count() == 4
+        left = load(spark, tmp_path, startingOffsets='{"0": 9}', includeMetadata=True)
+        assert offsets(left) == {0: [9, 10, 11]}
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A topic with four states: none, four rows (tag "one"), eight with another field, and
+    ten whose whole numbers have become floats."""
+    folder = tmp_path_factory.mktemp("past")
+    before = dt.datetime.now(UTC)
+    put(folder, [{"id": i, "x": i} for i in range(4)], buckets=1)
+    with writer(folder) as queue:
+        queue.tag("one")
+        first = queue.versions()[-1]["version"]
+    after_one = dt.datetime.now(UTC)
+    put(folder, [{"id": i, "x": i, "new": "n"} for i in range(4, 8)])
+    with writer(folder) as queue:
+        queue.tag("two")
+    put(folder, [{"id": i, "x": 0.5, "new": "m"} for i in range(8, 10)])
+    return {"folder": folder, "before": before, "after_one": after_one, "first": first}
+
+
+class TestTimeTravel:
+    def test_by_tag(self, spark: SparkSession, past: dict[str, Any]) -> None:
+        assert load(spark, past["folder"], tag="one").count() == 4
+        assert load(spark, past["folder"], tag="two").count() == 8
+        assert load(spark, past["folder"]).count() == 10
+
+    def test_by_version(self, spark: SparkSession, past: dict[str, Any]) -> None:
+        assert load(spark, past["folder"], version=past["first"]).count() == 4
+
+    def test_by_moment(self, spark: SparkSession, past: dict[str, Any]) -> None:
+        folder = past["folder"]
+        assert load(spark, folder, timestamp=past["before"].isoformat()).count() == 0
+        assert load(spark, folder, timestamp=past["after_one"].isoformat()).count() == 4
+        assert load(spark, folder, timestamp=dt.datetime.now(UTC).isoformat()).count() == 10
+
+    def test_has_the_fields_and_types_of_then(
+        self, spark: SparkSession, past: dict[str, Any]
+    ) -> None:
+        found = load(spark, past["folder"], tag="one")
+        assert found.dtypes == [("id", "bigint"), ("x", "bigint")]
+        assert records(found.orderBy("id").limit(2)) == [{"id": 0, "x": 0}, {"id": 1, "x": 1}]
+        assert load(spark, past["folder"]).dtypes[1:] == [("x", "double"), ("new", "string")]
+
+    def test_goes_with_all_other_options(self, spark: SparkSession, past: dict[str, Any]) -> None:
+        found = load(
+            spark,
+            past["folder"],
+            tag="two",
+            startingOffsets='{"0": 2}',
+            endingOffsets='{"0": 7}',
+            filter="id <> 5",
+            columns="id",
+            includeMetadata=True,
+            rowsPerPartition=2,
+        )
+        assert offsets(found) == {0: [2, 3, 4, 6]}
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({"tag": "three"}, "'three'.*'one', 'two'"),
+            ({"version": 999}, "version 999"),
+        ],
+    )
+    def test_to_what_is_not_there_is_refused(
+        self, spark: SparkSession, past: dict[str, Any], given: dict[str, Any], words: str
+    ) -> None:
+        with refused("InvalidArgument", words):
+            load(spark, past["folder"], **given).count()
+
+    def test_by_number_needs_a_topic_of_one_bucket(self, spark: SparkSession, home: Path) -> None:
+        with refused("InvalidArgument", "version=1.*3 buckets.*tag or timestamp"):
+            load(spark, home, version=1).count()
+
+    def test_by_tag_outlives_retention_restore_and_cleaning(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        with writer(tmp_path, keep_versions=0.001) as queue:
+            queue.put_batch(rows(10))
+            queue.tag("kept")
+            expected = content(tmp_path)
+            for first in range(10, 40, 10):
+                queue.put_batch(rows(10, first))
+                queue.flush()
+            queue.compact()
+            queue.retain(rows=1)
+            queue.restore("kept")
+            queue.put_batch([{"id": 99, "other": b"x"}])
+        found = load(spark, tmp_path, tag="kept", includeMetadata=True)
+        assert by_bucket(found) == expected
+
+
+class TestADataFrameThatIsKept:
+    def test_is_not_hurt_by_compaction_and_the_cleaning_of_versions(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        with writer(tmp_path, keep_versions=0.001) as queue:
+            for first in range(0, 40, 10):
+                queue.put_batch(rows(10, first))
+                queue.flush()
+            kept = load(spark, tmp_path)
+            assert kept.count() == 40
+            queue.compact()
+            queue.put({"id": 40})
+            queue.flush()
+            queue.compact()
+            assert Counter(r.id for r in kept.collect()).most_common(1)[0][1] == 1
+            assert {r.id for r in kept.collect()} >= set(range(40))
+
+    def test_of_rows_that_retention_takes_says_so(self, tmp_path: Path) -> None:
+        with writer(tmp_path, buckets=1) as queue:
+            for first in range(0, 8, 4):
+                queue.put_batch(rows(4, first))
+                queue.flush()
+            part = Slice(str(tmp_path / "t"), 0, 2, 8)
+            queue.retain(rows=4)
+        with pytest.raises(OffsetOutOfRange, match=r"2 to 4 of bucket 0.*retention"):
+            list(read_slice(part, pa.schema([("id", pa.int64())]), None, metadata=False))
+
+    def test_of_rows_that_a_restore_takes_says_so(self, tmp_path: Path) -> None:
+        with writer(tmp_path, buckets=1) as queue:
+            queue.put_batch(rows(4))
+            queue.tag("four")
+            queue.put_batch(rows(4, 4))
+            queue.flush()
+            part = Slice(str(tmp_path / "t"), 0, 0, 8, epoch=0)
+            queue.restore("four")
+        with pytest.raises(StorageError, match=r"bucket 0.*restored.*read it again"):
+            list(read_slice(part, pa.schema([("id", pa.int64())]), None, metadata=False))
+
+
+class TestWhatCannotBeRead:
+    def test_a_folder_without_a_topic(self, spark: SparkSession, tmp_path: Path) -> None:
+        with refused("NoSuchTopic", f"no topic in {tmp_path}/nothing.*<storage_path>/<topic>"):
+            load(spark, tmp_path, "nothing")
+
+    def test_the_folder_of_the_topics(self, spark: SparkSession, home: Path) -> None:
+        with refused("NoSuchTopic", "<storage_path>/<topic>"):
+            spark.read.format("persisting").load(str(home))
+
+    def test_a_topic_of_a_backend_of_ones_own(self, spark: SparkSession, tmp_path: Path) -> None:
+        (tmp_path / "t").mkdir()
+        (tmp_path / "t" / "topic.json").write_text(
+            '{"topic": "t", "num_buckets": 1, "bucket_column": "id", "backend": "mine"}'
+        )
+        with refused("InvalidArgument", "'mine'.*'lance' and 'persisting'"):
+            load(spark, tmp_path)
+
+    def test_an_option_that_is_wrong_reaches_the_user_at_load(
+        self, spark: SparkSession, home: Path
+    ) -> None:
+        with refused("InvalidArgument", "unknown option 'colums'; did you mean columns"):
+            load(spark, home, colums="id")
+        with refused("InvalidArgument", "includeMetadata='maybe' must be true or false"):
+            load(spark, home, includeMetadata="maybe")
+        with refused("InvalidArgument", "startingOffsets='x'.*earliest, latest"):
+            load(spark, home, startingOffsets="x")
+
+
+class TestRegistration:
+    def test_is_not_needed_where_persisting_is_installed(self, home: Path) -> None:
+        """A plain Spark, which nobody told of the format."""
+        with python(PLAIN, home) as child:
+            out, err = child.communicate(timeout=110)
+        assert out.split() == [str(ROWS), str(ROWS // 2)], err
+
+    def test_by_hand_does_no_harm(self, spark: SparkSession, home: Path) -> None:
+        from persisting.spark.source import PersistingSource
+
+        spark.dataSource.register(PersistingSource)
+        assert load(spark, home).count() == ROWS
+
+
+PLAIN = """
+import os, sys
+from persisting.spark.java import java_home
+
+os.environ["JAVA_HOME"] = str(java_home())
+os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+
+from pyspark.sql import SparkSession
+
+spark = (
+    SparkSession.builder.master("local[1]")
+    .config("spark.ui.enabled", "false")
+    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    .getOrCreate()
+)
+print(spark.read.format("persisting").load(sys.argv[1] + "/t").count())
+spark.sql(f"CREATE TEMPORARY VIEW t USING persisting OPTIONS (path '{sys.argv[1]}/t')")
+print(spark.sql("SELECT id FROM t WHERE even").count())
+spark.stop()
+"""

@@ -1,0 +1,754 @@
+"""DataFrames written to topics: stored once, in order, where the queue would have put them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from filled import (
+    content,
+    ids,
+    is_sound,
+    load,
+    put,
+    reader,
+    records,
+    refused,
+    rows,
+    save,
+    stored,
+    unreferenced,
+    writer,
+)
+
+from persisting.topic.routing import bucket_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FIELDS = "id long, text string, score double, even boolean"
+
+
+def frame(spark: SparkSession, count: int, first: int = 0, parts: int = 1) -> DataFrame:
+    """A DataFrame of the records that :func:`filled.rows` has."""
+    made = spark.range(first, first + count, numPartitions=parts)
+    return made.selectExpr("id", "concat('row ', id) text", "id / 4 score", "id % 2 = 0 even")
+
+
+class Gate:
+    """Holds the tasks of a write until the test lets them go on."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self._began, self._open = str(folder / "began"), str(folder / "open")
+
+    def hold(self, df: DataFrame) -> DataFrame:
+        began, opened = self._began, self._open
+
+        def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            import os
+            import time
+
+            open(began, "w").close()
+            while not os.path.exists(opened):
+                time.sleep(0.02)
+            yield from batches
+
+        return df.mapInArrow(wait, df.schema)
+
+    def await_tasks(self) -> None:
+        deadline = time.monotonic() + 100
+        while not Path(self._began).exists():
+            assert time.monotonic() < deadline, "no task began"
+            time.sleep(0.02)
+
+    def let_go(self) -> None:
+        Path(self._open).touch()
+
+
+@contextmanager
+def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
+    """Do it in another thread; what it raises is raised at the end."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as exc:
+            failures.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(100)
+    if failures:
+        raise failures[0]
+
+
+class TestANewTopic:
+    def test_has_four_buckets_by_id_and_keeps_a_log_if_asked(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        save(frame(spark, 20), tmp_path)
+        with writer(tmp_path) as queue:
+            stats = queue.stats()
+        assert len(content(tmp_path)) == 4
+        assert {one["backend"] for one in stats["buckets"].values()} == {"PersistingBackend"}
+        assert sorted(stored(tmp_path), key=lambda r: r["id"]) == rows(20)
+        assert is_sound(tmp_path)
+
+    def test_is_made_as_the_options_say(self, spark: SparkSession, tmp_path: Path) -> None:
+        given = {"numBuckets": 3, "bucketColumn": "text", "compression": "zstd"}
+        save(frame(spark, 20), tmp_path, **given)
+        found = content(tmp_path)
+        assert list(found) == [0, 1, 2]
+        assert all(bucket_of(r["text"], 3) == b for b, some in found.items() for r in some)
+        with writer(tmp_path) as queue:
+            assert queue.stats()["buckets"][0]["compression"] == "zstd"
+        save(frame(spark, 20, 20), tmp_path, **given)
+        assert ids(tmp_path) == list(range(40))
+
+    def test_without_rows_has_the_fields(self, spark: SparkSession, tmp_path: Path) -> None:
+        save(frame(spark, 0), tmp_path)
+        assert load(spark, tmp_path).columns == ["id", "text", "score", "even"]
+        put(tmp_path, [{"id": 1, "score": 0.5}])
+        assert stored(tmp_path) == [{"id": 1, "text": None, "score": 0.5, "even": None}]
+
+    def test_may_have_buckets_that_nothing_went_to(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        save(frame(spark, 1), tmp_path)
+        put(tmp_path, [{"id": i, "score": 1} for i in range(1, 9)])
+        put(tmp_path, [{"id": i, "even": None, "more": 1.5} for i in range(9, 20)])
+        assert ids(tmp_path) == list(range(20))
+
+    @pytest.mark.parametrize(
+        ("expression", "given", "error", "words"),
+        [
+            ("1 AS x", {}, "InvalidArgument", "no column 'id'.*bucketColumn"),
+            ("1 AS id, 2 AS `a.b`", {}, "SchemaError", "'a.b'.*rename"),
+            ("1 AS id, 2 AS a, 3 AS a", {}, "SchemaError", "two columns of one name"),
+            ("1 AS id, map('a', 1) AS m", {}, "SchemaError", "'m'.*map"),
+            ("1 AS id, array(map('a', 1)) AS m", {}, "SchemaError", "'m.*map"),
+            ("1 AS id", {"compression": "zip"}, "InvalidArgument", "compression.*'zstd'"),
+            ("1 AS id", {"vectors": "v:3"}, "InvalidArgument", "vectors names 'v'"),
+            ("1 AS id, 2 AS v", {"vectors": "v:3"}, "InvalidArgument", "'v'.*array of floats"),
+            ("1 AS id", {"numBuckets": 70000}, "InvalidArgument", "65536"),
+        ],
+    )
+    def test_is_not_made_if_the_write_is_refused(
+        self,
+        spark: SparkSession,
+        tmp_path: Path,
+        expression: str,
+        given: dict[str, Any],
+        error: str,
+        words: str,
+    ) -> None:
+        with refused(error, words):
+            save(spark.sql(f"SELECT {expression}"), tmp_path, **given)
+        assert not (tmp_path / "t").exists()
+
+    def test_needs_a_mode_that_spark_knows_it_has(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        from pyspark.errors import AnalysisException
+
+        for mode in ("error", "ignore"):
+            with pytest.raises(AnalysisException, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE"):
+                save(frame(spark, 1), tmp_path, mode=mode)
+
+
+IDS = {
+    "long": [0, 1, -1, 2**63 - 1, -(2**63), None, 12, 1200],
+    "string": ["", "a", "ä漢🎉", " ", "1", "1.0", None, "x" * 300],
+    "int": [0, -5, 7, None, 2**31 - 1],
+    "boolean": [True, False, None],
+    "double": [1.5, -0.0, 0.0, 1e16, 1e-7, 3.0, float("inf"), float("nan"), None],
+    "date": None,
+}
+
+
+class TestRouting:
+    @pytest.mark.parametrize("kind", IDS)
+    def test_is_the_queues(self, spark: SparkSession, tmp_path: Path, kind: str) -> None:
+        import datetime as dt
+
+        values: list[Any] = IDS[kind] or [dt.date(2024, 1, day) for day in range(1, 20)]
+        table = [{"id": value, "n": n} for n, value in enumerate(values)]
+        put(tmp_path, table, "queue", buckets=7)
+        save(
+            spark.createDataFrame([(v, n) for n, v in enumerate(values)], f"id {kind}, n long"),
+            tmp_path,
+            "spark",
+            numBuckets=7,
+        )
+        by_queue, by_spark = (
+            {b: [r["n"] for r in some] for b, some in content(tmp_path, topic).items()}
+            for topic in ("queue", "spark")
+        )
+        assert by_spark == by_queue
+
+    def test_goes_by_the_rows_own_id_where_the_field_was_widened(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [{"id": 1.5}], buckets=5)
+        save(spark.range(100, 120), tmp_path)
+        put(tmp_path, [{"id": i} for i in range(100, 120)])
+        for some in content(tmp_path).values():
+            numbers = [r["id"] for r in some if r["id"] >= 100]
+            assert sorted(numbers) == sorted([*set(numbers)] * 2)
+
+
+class TestOrder:
+    def test_within_a_bucket_is_that_of_partitions_and_their_rows(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        save(frame(spark, 3000, parts=6), tmp_path, numBuckets=2)
+        save(frame(spark, 1000, 3000, parts=3), tmp_path)
+        for some in content(tmp_path).values():
+            numbers = [r["id"] for r in some]
+            assert numbers == sorted(numbers)
+        assert ids(tmp_path) == list(range(4000))
+
+    def test_partitions_without_rows_do_not_matter(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        df = spark.range(0, 100, numPartitions=10).filter("id BETWEEN 30 AND 34 OR id = 99")
+        save(df, tmp_path, numBuckets=1)
+        assert [r["id"] for r in stored(tmp_path)] == [30, 31, 32, 33, 34, 99]
+
+    def test_times_of_arrival_never_fall(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(5), buckets=1)
+        save(frame(spark, 10, 5, parts=3), tmp_path)
+        put(tmp_path, rows(5, 15))
+        found = records(load(spark, tmp_path, includeMetadata=True).orderBy("_offset"))
+        assert [r["id"] for r in found] == list(range(20))
+        times = [r["_time"] for r in found]
+        assert times == sorted(times)
+        assert times[4] < times[5] == times[14] < times[15]
+
+
+class TestAppending:
+    def test_goes_behind_what_the_queue_put_and_before_what_it_puts_next(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(10), buckets=2, enable_wal=True)
+        save(frame(spark, 10, 10), tmp_path)
+        put(tmp_path, rows(10, 20))
+        assert ids(tmp_path) == list(range(30))
+        for some in content(tmp_path).values():
+            assert [r["id"] for r in some] == sorted(r["id"] for r in some)
+        assert is_sound(tmp_path)
+
+    def test_nothing_changes_nothing(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(10))
+        save(frame(spark, 0), tmp_path)
+        save(frame(spark, 10, parts=3).filter("id < 0"), tmp_path)
+        assert ids(tmp_path) == list(range(10))
+
+    def test_brings_in_the_log_of_a_crashed_owner_first(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        from support.children import python, wait_for_line
+        from test_batch_read import CRASHES
+
+        with python(CRASHES, tmp_path) as child:
+            wait_for_line(child)
+            child.kill()
+            child.wait()
+        save(spark.range(50, 60), tmp_path)
+        for some in content(tmp_path).values():
+            assert [r["id"] for r in some] == sorted(r["id"] for r in some)
+        assert ids(tmp_path) == list(range(60))
+
+    def test_to_a_topic_with_other_buckets_is_refused(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(3))
+        with refused("InvalidArgument", "num_buckets=2, not 3"):
+            save(frame(spark, 3), tmp_path, numBuckets=3)
+        with refused("InvalidArgument", "bucket_column='id', not 'text'"):
+            save(frame(spark, 3), tmp_path, bucketColumn="text")
+        assert len(stored(tmp_path)) == 3
+
+    def test_to_a_topic_of_the_backend_lance_is_strict(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(3), backend="lance")
+        save(frame(spark, 3, 3), tmp_path)
+        with refused("SchemaError", "'more' is not in the schema"):
+            save(frame(spark, 3, 6).selectExpr("*", "1 AS more"), tmp_path)
+        with refused("SchemaError", "'text' is missing"):
+            save(frame(spark, 3, 6).drop("text"), tmp_path)
+        put(tmp_path, rows(3, 6))
+        assert ids(tmp_path) == list(range(9))
+
+    def test_reads_and_writes_the_same_topic(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(10))
+        save(load(spark, tmp_path).selectExpr("id + 10 AS id", "text"), tmp_path)
+        assert ids(tmp_path) == list(range(20))
+
+
+class TestEvolution:
+    def test_new_columns_are_new_fields(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(2), buckets=1)
+        save(spark.sql("SELECT 2 AS id, 'x' AS new, struct(1 AS a) AS s"), tmp_path)
+        put(tmp_path, [{"id": 3, "s": {"a": 5, "b": "z"}}])
+        found = stored(tmp_path)
+        assert list(found[0]) == ["id", "text", "score", "even", "new", "s"]
+        assert [r["new"] for r in found] == [None, None, "x", None]
+        assert [r["s"] for r in found[2:]] == [{"a": 1, "b": None}, {"a": 5, "b": "z"}]
+
+    def test_whole_numbers_become_floats(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, [{"id": 1, "x": 3}], buckets=1)
+        save(spark.sql("SELECT 2 AS id, 0.5D AS x"), tmp_path)
+        save(spark.sql("SELECT 3 AS id, 7 AS x"), tmp_path)
+        assert [r["x"] for r in stored(tmp_path)] == [3.0, 0.5, 7.0]
+
+    def test_narrow_numbers_become_wide(self, spark: SparkSession, tmp_path: Path) -> None:
+        save(spark.sql("SELECT 1 AS id, 5Y AS x, 1.5F AS y"), tmp_path, numBuckets=1)
+        save(spark.sql("SELECT 2L AS id, 300S AS x, 0.1D AS y"), tmp_path)
+        put(tmp_path, [{"id": 2**40, "x": 2**40, "y": 0.2}])
+        assert [(r["id"], r["x"]) for r in stored(tmp_path)] == [(1, 5), (2, 300), (2**40, 2**40)]
+        assert [r["y"] for r in stored(tmp_path)] == [1.5, 0.1, 0.2]
+
+    @pytest.mark.parametrize(
+        ("expression", "words"),
+        [
+            ("5 AS text", "'text' is str, got int"),
+            ("'a' AS score", "'score' is float, got str"),
+            ("1 AS even", "'even' is bool, got int"),
+            ("array(1) AS text", "'text' is str, got list"),
+        ],
+    )
+    def test_what_contradicts_is_refused_and_changes_nothing(
+        self, spark: SparkSession, tmp_path: Path, expression: str, words: str
+    ) -> None:
+        put(tmp_path, rows(2))
+        with refused("SchemaError", words):
+            save(spark.sql(f"SELECT 9 AS id, 1 AS new, {expression}"), tmp_path)
+        assert sorted(stored(tmp_path), key=lambda r: r["id"]) == rows(2)
+        assert load(spark, tmp_path).columns == ["id", "text", "score", "even"]
+
+    def test_whole_numbers_that_no_float_holds_stay_whole(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [{"id": 1, "x": 2**60}])
+        with refused("SchemaError", r"'x' cannot change from int to float.*2\*\*53"):
+            save(spark.sql("SELECT 2 AS id, 0.5D AS x"), tmp_path)
+        save(spark.sql(f"SELECT 2 AS id, {2**60 + 1}L AS y"), tmp_path)
+        with pytest.raises(ValueError, match="'y' cannot change from int to float"):
+            put(tmp_path, [{"id": 3, "y": 0.5}])
+
+    def test_columns_that_are_lacking_get_their_defaults(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [{"id": 1}, {"id": 2, "k": 1}], buckets=1, schema_defaults={"k": 7})
+        save(spark.range(3, 5), tmp_path)
+        put(tmp_path, [{"id": 5}])
+        assert [r["k"] for r in stored(tmp_path)] == [7, 1, 7, 7, 7]
+
+
+class TestVectors:
+    def test_arrays_become_vectors_where_the_topic_has_them(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [{"id": 1, "v": [1.0, 0.0]}], buckets=2)
+        save(spark.sql("SELECT 2 AS id, array(0D, 1D) AS v UNION ALL SELECT 3, null"), tmp_path)
+        save(spark.sql("SELECT 4 AS id, array(2F, 2F) AS v"), tmp_path)
+        with writer(tmp_path) as queue:
+            found = queue.search(vector=[0.0, 1.1], k=2)
+        assert [r["id"] for r in found] == [2, 1]
+
+    def test_arrays_become_vectors_by_option(self, spark: SparkSession, tmp_path: Path) -> None:
+        save(spark.sql("SELECT 1 AS id, array(1F, 2F, 3F) AS v"), tmp_path, vectors="v:3")
+        put(tmp_path, [{"id": 2, "v": [0.0, 0.0, 0.0]}])
+        with writer(tmp_path) as queue:
+            assert [r["id"] for r in queue.search(vector=[1.0, 2.0, 2.5], k=1)] == [1]
+
+    @pytest.mark.parametrize("array", ["array(1D)", "array(1D, 2D, 3D)", "array(1D, null)"])
+    def test_arrays_that_are_none_are_refused_by_name(
+        self, spark: SparkSession, tmp_path: Path, array: str
+    ) -> None:
+        put(tmp_path, [{"id": 1, "v": [1.0, 0.0]}])
+        with refused("SchemaError", "'v'.*2"):
+            save(spark.sql(f"SELECT 2 AS id, {array} AS v"), tmp_path)
+        assert ids(tmp_path) == [1]
+        assert unreferenced(tmp_path) == []
+
+
+class TestOverwriting:
+    def test_replaces_the_rows_and_keeps_the_topic(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(10), buckets=2)
+        save(frame(spark, 5, 100), tmp_path, mode="overwrite")
+        assert ids(tmp_path) == list(range(100, 105))
+        found = records(load(spark, tmp_path, includeMetadata=True).orderBy("_bucket", "_offset"))
+        for bucket, some in content(tmp_path).items():
+            mine = [(r["_offset"], r["id"]) for r in found if r["_bucket"] == bucket]
+            assert mine == list(enumerate(r["id"] for r in some))
+        put(tmp_path, rows(1, 200))
+        assert ids(tmp_path)[-1] == 200
+        assert is_sound(tmp_path)
+
+    def test_makes_a_new_topic(self, spark: SparkSession, tmp_path: Path) -> None:
+        save(frame(spark, 3), tmp_path, mode="overwrite")
+        assert ids(tmp_path) == [0, 1, 2]
+        save(frame(spark, 2), tmp_path)
+        assert ids(tmp_path) == [0, 0, 1, 1, 2]
+        assert is_sound(tmp_path)
+
+    def test_by_nothing_empties_the_topic(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(10))
+        save(frame(spark, 0), tmp_path, mode="overwrite")
+        assert stored(tmp_path) == []
+        put(tmp_path, rows(3))
+        assert ids(tmp_path) == [0, 1, 2]
+
+    def test_by_a_part_of_itself(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(10))
+        save(load(spark, tmp_path).filter("id > 6"), tmp_path, mode="overwrite")
+        assert ids(tmp_path) == [7, 8, 9]
+
+    def test_is_repeated_once_per_write_id(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(10))
+        save(frame(spark, 3), tmp_path, mode="overwrite", writeId="o")
+        put(tmp_path, rows(3, 3))
+        save(frame(spark, 3), tmp_path, mode="overwrite", writeId="o")
+        assert ids(tmp_path) == list(range(6))
+
+    def test_lets_groups_begin_anew(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(10))
+        with reader(tmp_path, group="g") as group:
+            assert len(group.get(None)) == 10
+            group.commit()
+        save(frame(spark, 4, 100), tmp_path, mode="overwrite")
+        with reader(tmp_path, group="g") as group:
+            assert sorted(r["id"] for r in group.get(None)) == list(range(100, 104))
+
+    def test_can_be_taken_back_by_a_tag(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(10))
+        with writer(tmp_path) as queue:
+            queue.tag("before")
+        save(frame(spark, 3, 100), tmp_path, mode="overwrite")
+        assert load(spark, tmp_path, tag="before").count() == 10
+        with writer(tmp_path) as queue:
+            queue.restore("before")
+        assert ids(tmp_path) == list(range(10))
+
+
+class TestALiveOwner:
+    def test_is_an_error_that_says_what_to_do(self, spark: SparkSession, tmp_path: Path) -> None:
+        with writer(tmp_path) as queue:
+            queue.put_batch(rows(10))
+            words = "bucket_0 is open for writing by process .*close it.*put through its queue"
+            with refused("BucketLocked", words):
+                save(spark.sql("SELECT 1 AS id, 'a' AS new"), tmp_path)
+            queue.put({"id": 10})
+        assert ids(tmp_path) == list(range(11))
+        assert "new" not in stored(tmp_path)[0]
+
+    def test_of_one_bucket_is_enough(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(10), buckets=2)
+        with writer(tmp_path) as queue:
+            queue.put({"id": next(i for i in range(99) if bucket_of(i, 2) == 1)})
+            with refused("BucketLocked", "bucket_1"):
+                save(frame(spark, 10, 10), tmp_path)
+        assert len(stored(tmp_path)) == 11
+
+    def test_that_comes_while_tasks_write_loses_nothing(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """The second bucket is taken between plan and commit: the first one's rows are stored,
+        and a repetition with the same write id adds the others."""
+        put(tmp_path, rows(10), buckets=2)
+        gate = Gate(tmp_path / "gate")
+        first = {i for i in range(10, 30) if bucket_of(i, 2) == 0}
+
+        def write() -> None:
+            with refused("BucketLocked", "bucket_1"):
+                save(gate.hold(frame(spark, 20, 10)), tmp_path, writeId="w")
+
+        with meanwhile(write):
+            gate.await_tasks()
+            with writer(tmp_path) as queue:
+                queue.put({"id": next(i for i in range(100, 199) if bucket_of(i, 2) == 1)})
+                gate.let_go()
+                wait_until(lambda: set(ids(tmp_path)) >= first)
+                assert len(ids(tmp_path)) == 11 + len(first)
+        assert is_sound(tmp_path)
+        assert unreferenced(tmp_path) == []
+        save(frame(spark, 20, 10), tmp_path, writeId="w")
+        assert [i for i in ids(tmp_path) if i < 100] == list(range(30))
+        assert is_sound(tmp_path)
+        assert unreferenced(tmp_path) == []
+
+    def test_that_widens_a_field_while_tasks_write_is_noticed(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [{"id": i, "x": 1} for i in range(10)])
+        gate = Gate(tmp_path / "gate")
+
+        def write() -> None:
+            with refused("StorageError", "'x'.*changed.*again"):
+                save(gate.hold(spark.sql("SELECT 10L AS id, 5L AS x")), tmp_path)
+
+        with meanwhile(write):
+            gate.await_tasks()
+            put(tmp_path, [{"id": i, "x": 0.5} for i in range(20, 30)])
+            gate.let_go()
+        assert ids(tmp_path) == [*range(10), *range(20, 30)]
+        assert unreferenced(tmp_path) == []
+
+    def test_that_adds_a_field_while_tasks_write_does_no_harm(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [{"id": i, "x": 1} for i in range(10)])
+        gate = Gate(tmp_path / "gate")
+
+        def write() -> None:
+            save(gate.hold(spark.sql("SELECT 10L AS id, 5L AS x")), tmp_path)
+
+        with meanwhile(write):
+            gate.await_tasks()
+            put(tmp_path, [{"id": 11, "x": 6, "y": "a"}])
+            gate.let_go()
+        found = {r["id"]: r for r in stored(tmp_path)}
+        assert found[10] == {"id": 10, "x": 5, "y": None}
+        assert found[11] == {"id": 11, "x": 6, "y": "a"}
+        assert is_sound(tmp_path)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 100
+    while not true():
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.05)
+
+
+class TestWriteIds:
+    def test_store_a_repetition_once(self, spark: SparkSession, tmp_path: Path) -> None:
+        for _ in range(3):
+            save(frame(spark, 100, parts=3), tmp_path, writeId="monday")
+        assert ids(tmp_path) == list(range(100))
+        assert unreferenced(tmp_path) == []
+        save(frame(spark, 100, 100), tmp_path, writeId="tuesday")
+        save(frame(spark, 100), tmp_path, writeId="monday")
+        assert ids(tmp_path) == list(range(200))
+
+    def test_that_are_not_given_store_every_write(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        for _ in range(2):
+            save(frame(spark, 5), tmp_path)
+        assert ids(tmp_path) == sorted([*range(5)] * 2)
+
+    def test_are_remembered_through_retention_compaction_and_other_writers(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        save(frame(spark, 20), tmp_path, writeId="one", numBuckets=1)
+        with writer(tmp_path, keep_versions=0.001, compaction=False) as queue:
+            queue.put_batch(rows(10, 20))
+            queue.flush()
+            queue.compact()
+            queue.put_batch(rows(10, 30))
+            queue.flush()
+            queue.compact()
+        save(frame(spark, 20), tmp_path, writeId="one")
+        assert ids(tmp_path) == list(range(40))
+        save(frame(spark, 5, 40), tmp_path)
+        with writer(tmp_path) as queue:
+            queue.retain(rows=5)
+        save(frame(spark, 20), tmp_path, writeId="one")
+        assert ids(tmp_path) == list(range(40, 45))
+
+    def test_are_not_pushed_out_by_writes_without_one(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """A write that nobody can repeat has no mark that would be kept for it."""
+        save(frame(spark, 2), tmp_path, writeId="one", numBuckets=1)
+        for _ in range(2):
+            save(frame(spark, 2), tmp_path)
+        with writer(tmp_path) as queue:
+            known = queue._queue._topic._topic._backends or None
+            queue.put({"id": 9})
+            (backend,) = queue._queue._topic._topic._backends.values()
+            kept = [name for name in backend.bucket.writers._last if not name.startswith("~")]
+        assert kept == ["spark:one"], known
+
+
+class TestFailingTasks:
+    def test_store_nothing_and_leave_no_files(self, spark: SparkSession, tmp_path: Path) -> None:
+        """The last row is bad, after the task has written a first file of each bucket."""
+        put(tmp_path, [{"id": 0}], buckets=2)
+        bad = spark.range(1, 600_001, numPartitions=1).selectExpr(
+            "if(id = 600000, raise_error('no'), id) AS id"
+        )
+        from pyspark.errors import PySparkException
+
+        with pytest.raises(PySparkException, match="no"):
+            save(bad, tmp_path)
+        assert ids(tmp_path) == [0]
+        assert unreferenced(tmp_path) == []
+        save(spark.range(1, 3), tmp_path)
+        assert ids(tmp_path) == [0, 1, 2]
+
+    def test_take_the_files_of_those_that_were_done_with_them(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        from pyspark.errors import PySparkException
+
+        put(tmp_path, [{"id": 0}], buckets=2)
+        gate = Gate(tmp_path / "gate")
+        opened = gate._open
+
+        def fail_when_told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            import os
+            import time
+
+            from pyspark import TaskContext
+
+            yield from batches
+            context = TaskContext.get()
+            while context is not None and context.partitionId() == 1:
+                if os.path.exists(opened):
+                    raise ValueError("told to fail")
+                time.sleep(0.02)
+
+        df = spark.range(1, 101, numPartitions=2).mapInArrow(fail_when_told, "id long")
+        spark.sparkContext.setJobGroup("failing", "")
+        status = spark.sparkContext.statusTracker()
+
+        def done() -> bool:
+            jobs = [status.getJobInfo(job) for job in status.getJobIdsForGroup("failing")]
+            stages = [status.getStageInfo(s) for job in jobs if job for s in job.stageIds]
+            return any(stage and stage.numCompletedTasks for stage in stages)
+
+        def release() -> None:
+            wait_until(done)
+            gate.let_go()
+
+        with meanwhile(release), pytest.raises(PySparkException, match="told to fail"):
+            save(df, tmp_path)
+        assert ids(tmp_path) == [0]
+        assert unreferenced(tmp_path) == []
+
+
+class TestTwoWritesAtOnce:
+    def test_are_both_stored(self, spark: SparkSession, tmp_path: Path) -> None:
+        save(frame(spark, 0), tmp_path)
+        gate = Gate(tmp_path / "gate")
+        with meanwhile(lambda: save(gate.hold(frame(spark, 50)), tmp_path)):
+            gate.await_tasks()
+            save(frame(spark, 50, 50), tmp_path)
+            gate.let_go()
+        assert ids(tmp_path) == list(range(100))
+        assert is_sound(tmp_path)
+
+    @pytest.mark.nightly
+    def test_many_are_all_stored(self, spark: SparkSession, tmp_path: Path) -> None:
+        """They may meet at the locks, which each holds for a moment."""
+        save(frame(spark, 0), tmp_path)
+
+        def write(first: int) -> None:
+            for start in range(first, first + 50, 10):
+                save(frame(spark, 10, start), tmp_path)
+
+        with (
+            meanwhile(lambda: write(0)),
+            meanwhile(lambda: write(50)),
+            meanwhile(lambda: write(100)),
+        ):
+            write(150)
+        assert ids(tmp_path) == list(range(200))
+
+
+class TestWhatSparkWrote:
+    def test_is_consumed_by_groups(self, spark: SparkSession, tmp_path: Path) -> None:
+        save(frame(spark, 30, parts=2), tmp_path)
+        with reader(tmp_path, group="g") as group:
+            first = group.get(10)
+            group.commit()
+        save(frame(spark, 10, 30), tmp_path)
+        with reader(tmp_path, group="g") as group:
+            rest = group.get(None)
+        assert sorted(r["id"] for r in first + rest) == list(range(40))
+
+    def test_is_searched_and_looked_up(self, spark: SparkSession, tmp_path: Path) -> None:
+        df = spark.range(300).selectExpr(
+            "id", "concat('word', id) AS text", "array(cast(id AS double), 1D) AS v"
+        )
+        save(df, tmp_path, vectors="v:2")
+        with writer(tmp_path) as queue:
+            queue.create_index("text")
+            queue.create_index("id")
+            assert [r["id"] for r in queue.search(text="word123", k=3)] == [123]
+            assert [r["id"] for r in queue.search(vector=[77.2, 1.0], k=1)] == [77]
+            assert [r["text"] for r in queue.lookup("id", 250)] == ["word250"]
+        save(df.selectExpr("id + 300 AS id", "text", "v"), tmp_path)
+        with writer(tmp_path) as queue:
+            assert {r["id"] for r in queue.search(text="word123", k=3)} == {123, 423}
+            assert [r["text"] for r in queue.lookup("id", 550)] == ["word250"]
+
+    def test_is_compacted_retained_and_verified(self, spark: SparkSession, tmp_path: Path) -> None:
+        for first in range(0, 100, 20):
+            save(frame(spark, 20, first, parts=2), tmp_path, numBuckets=1)
+        with writer(tmp_path) as queue:
+            before = queue.stats()["buckets"][0]["fragments"]
+            queue.compact()
+            assert queue.stats()["buckets"][0]["fragments"] < before
+            assert queue.verify()["ok"]
+            queue.put({"id": 100})
+            queue.flush()
+            queue.retain(rows=1)
+            assert queue.stats()["buckets"][0]["start_offset"] == 100
+        assert ids(tmp_path) == [100]
+        assert is_sound(tmp_path)
+
+    def test_is_read_at_its_versions(self, spark: SparkSession, tmp_path: Path) -> None:
+        save(frame(spark, 5), tmp_path, numBuckets=1)
+        with writer(tmp_path) as queue:
+            version = queue.versions()[-1]["version"]
+        save(frame(spark, 5, 5), tmp_path)
+        assert load(spark, tmp_path, version=version).count() == 5
+        with reader(tmp_path) as queue:
+            assert len(queue.get_arrow(version=version)) == 5
+
+    def test_survives_being_damaged_by_nobody_unnoticed(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        save(frame(spark, 50), tmp_path, numBuckets=1)
+        for file in (tmp_path / "t" / "bucket_0" / "data.lance" / "data").iterdir():
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 1
+            file.write_bytes(data)
+        with writer(tmp_path) as queue:
+            found = queue.verify()
+        assert not found["ok"]
+        assert len(found["damaged"]) == 2
+
+    def test_decimals_are_stored_wherever_spark_laid_them(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        df = spark.range(20).selectExpr(
+            "id",
+            "CAST(id / 8 AS DECIMAL(38, 18)) AS d",
+            "array(CAST(id AS DECIMAL(10, 2))) AS ds",
+            "struct(concat('x', id) AS t, CAST(id AS DECIMAL(20, 0)) AS d) AS s",
+        )
+        save(df, tmp_path, numBuckets=1)
+        for i, record in enumerate(stored(tmp_path)):
+            assert record["d"] == Decimal(i) / 8
+            assert record["ds"] == [Decimal(i)]
+            assert record["s"] == {"t": f"x{i}", "d": Decimal(i)}
