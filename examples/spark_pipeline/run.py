@@ -47,7 +47,7 @@ async def count(folder: Path, topic: str) -> int:
 
 def project(folder: Path) -> Path:
     """A copy of the project whose state is in ``folder``; its spec."""
-    copy = folder / "pipeline"
+    copy = folder.absolute() / "pipeline"
     shutil.copytree(HERE / "transformations", copy / "transformations", dirs_exist_ok=True)
     text = (HERE / "spark-pipeline.yml").read_text()
     state = f"storage: {(folder / 'pipeline_state').absolute().as_uri()}"
@@ -67,7 +67,8 @@ def run(spec: Path, folder: Path) -> None:
         "QUEUE_STORAGE": str(folder.absolute()),
     }
     program = Path(sys.executable).with_name("spark-pipelines")
-    command = [str(program), "--master", MASTER, "run", "--spec", str(spec)]
+    quiet = [f"--conf=spark.ui.{name}=false" for name in ("enabled", "showConsoleProgress")]
+    command = [str(program), "--remote", MASTER, *quiet, "run", "--spec", str(spec)]
     subprocess.run(command, cwd=spec.parent, env=environment, check=True)
 
 

@@ -212,7 +212,13 @@ async def test_power_loss_that_strikes_one_folder_only_leaves_what_was_acknowled
 
 
 async def killed_then_lost(
-    tmp_path: Path, keeper: Keeper, moment: Moment, open_bucket: Open, *, thoroughly: bool = False
+    tmp_path: Path,
+    keeper: Keeper,
+    moment: Moment,
+    open_bucket: Open,
+    *,
+    thoroughly: bool = False,
+    loss: Loss | None = None,
 ) -> int:
     """Kill at a moment, open and work on; lose power at every call of that. The states checked."""
     disk, workspace = tmp_path / "killed", tmp_path / "lost"
@@ -231,7 +237,11 @@ async def killed_then_lost(
     await again.compact()
     await again.close()
     replay = Replay(recorder.recording, again.states, open_bucket, workspace)
-    await explore(replay, thoroughly=thoroughly)
+    if loss is None:
+        await explore(replay, thoroughly=thoroughly)
+    else:
+        for later in recorder.recording.moments[::-8]:
+            await replay.check(later, loss)
     shutil.rmtree(workspace)
     shutil.rmtree(disk)
     return replay.checked
@@ -244,6 +254,20 @@ async def test_power_loss_after_a_kill_in_the_upkeep_leaves_what_was_acknowledge
     moments = [m for m in keeper.recorder.recording.moments if m.label.startswith("before sync_")]
     for moment in moments[-1 :: -len(moments) // 3]:
         assert await killed_then_lost(tmp_path, keeper, moment, AGED)
+
+
+async def test_power_loss_after_a_kill_between_the_versions_of_one_change_leaves_all_readable(
+    tmp_path: Path,
+) -> None:
+    """A compaction makes two versions: both are durable before anything else is acknowledged."""
+
+    def young(moment: Moment) -> int:
+        found = [after_power_loss(moment.disk, loss) for loss in (EVERYTHING, NOTHING)]
+        return sum(p.suffix == ".manifest" and bool(found[0][p]) for p in {*found[0]} - {*found[1]})
+
+    keeper = await kept(tmp_path / "disk", AGED, every_kind)
+    moment = next(m for m in keeper.recorder.recording.moments if young(m) == 2)
+    assert await killed_then_lost(tmp_path, keeper, moment, AGED, loss=NOTHING)
 
 
 @pytest.mark.nightly

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +25,7 @@ from filled import (
     unreferenced,
     writer,
 )
+from gates import Beside, Gate
 
 from persisting.topic.routing import bucket_of
 
@@ -40,58 +39,6 @@ def frame(spark: SparkSession, count: int, first: int = 0, parts: int = 1) -> Da
     """A DataFrame of the records that :func:`filled.rows` has."""
     made = spark.range(first, first + count, numPartitions=parts)
     return made.selectExpr("id", "concat('row ', id) text", "id / 4 score", "id % 2 = 0 even")
-
-
-class Gate:
-    """Holds the tasks of a write until the test lets them go on."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
-        self._began, self._open = str(folder / "began"), str(folder / "open")
-
-    def hold(self, df: DataFrame) -> DataFrame:
-        began, opened = self._began, self._open
-
-        def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            import os
-            import time
-
-            open(began, "w").close()
-            while not os.path.exists(opened):
-                time.sleep(0.02)
-            yield from batches
-
-        return df.mapInArrow(wait, df.schema)
-
-    def await_tasks(self) -> None:
-        deadline = time.monotonic() + 100
-        while not Path(self._began).exists():
-            assert time.monotonic() < deadline, "no task began"
-            time.sleep(0.02)
-
-    def let_go(self) -> None:
-        Path(self._open).touch()
-
-
-@contextmanager
-def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
-    """Do it in another thread; what it raises is raised at the end."""
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as exc:
-            failures.append(exc)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join(100)
-    if failures:
-        raise failures[0]
 
 
 class TestANewTopic:
@@ -480,13 +427,11 @@ class TestALiveOwner:
             with refused("BucketLocked", "bucket_1"):
                 save(gate.hold(frame(spark, 20, 10)), tmp_path, writeId="w")
 
-        with meanwhile(write):
-            gate.await_tasks()
-            with writer(tmp_path) as queue:
-                queue.put({"id": next(i for i in range(100, 199) if bucket_of(i, 2) == 1)})
-                gate.let_go()
-                wait_until(lambda: set(ids(tmp_path)) >= first)
-                assert len(ids(tmp_path)) == 11 + len(first)
+        with gate.holding(write) as writing, writer(tmp_path) as queue:
+            queue.put({"id": next(i for i in range(100, 199) if bucket_of(i, 2) == 1)})
+            gate.let_go()
+            writing.join()
+        assert len(ids(tmp_path)) == 11 + len(first)
         assert is_sound(tmp_path)
         assert unreferenced(tmp_path) == []
         save(frame(spark, 20, 10), tmp_path, writeId="w")
@@ -504,10 +449,8 @@ class TestALiveOwner:
             with refused("StorageError", "'x'.*changed.*again"):
                 save(gate.hold(spark.sql("SELECT 10L AS id, 5L AS x")), tmp_path)
 
-        with meanwhile(write):
-            gate.await_tasks()
+        with gate.holding(write):
             put(tmp_path, [{"id": i, "x": 0.5} for i in range(20, 30)])
-            gate.let_go()
         assert ids(tmp_path) == [*range(10), *range(20, 30)]
         assert unreferenced(tmp_path) == []
 
@@ -520,21 +463,12 @@ class TestALiveOwner:
         def write() -> None:
             save(gate.hold(spark.sql("SELECT 10L AS id, 5L AS x")), tmp_path)
 
-        with meanwhile(write):
-            gate.await_tasks()
+        with gate.holding(write):
             put(tmp_path, [{"id": 11, "x": 6, "y": "a"}])
-            gate.let_go()
         found = {r["id"]: r for r in stored(tmp_path)}
         assert found[10] == {"id": 10, "x": 5, "y": None}
         assert found[11] == {"id": 11, "x": 6, "y": "a"}
         assert is_sound(tmp_path)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 100
-    while not true():
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.05)
 
 
 class TestWriteIds:
@@ -611,7 +545,7 @@ class TestFailingTasks:
 
         put(tmp_path, [{"id": 0}], buckets=2)
         gate = Gate(tmp_path / "gate")
-        opened = gate._open
+        opened = gate.opened
 
         def fail_when_told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             import os
@@ -627,7 +561,6 @@ class TestFailingTasks:
                 time.sleep(0.02)
 
         df = spark.range(1, 101, numPartitions=2).mapInArrow(fail_when_told, "id long")
-        spark.sparkContext.setJobGroup("failing", "")
         status = spark.sparkContext.statusTracker()
 
         def done() -> bool:
@@ -635,12 +568,20 @@ class TestFailingTasks:
             stages = [status.getStageInfo(s) for job in jobs if job for s in job.stageIds]
             return any(stage and stage.numCompletedTasks for stage in stages)
 
-        def release() -> None:
-            wait_until(done)
-            gate.let_go()
+        def write() -> None:
+            with pytest.raises(PySparkException, match="told to fail"):
+                save(df, tmp_path)
 
-        with meanwhile(release), pytest.raises(PySparkException, match="told to fail"):
-            save(df, tmp_path)
+        def write_in_group() -> None:
+            spark.sparkContext.setJobGroup("failing", "")
+            write()
+
+        writing = Beside(write_in_group)
+        try:
+            writing.until(done)
+        finally:
+            gate.let_go()
+            writing.join()
         assert ids(tmp_path) == [0]
         assert unreferenced(tmp_path) == []
 
@@ -649,10 +590,8 @@ class TestTwoWritesAtOnce:
     def test_are_both_stored(self, spark: SparkSession, tmp_path: Path) -> None:
         save(frame(spark, 0), tmp_path)
         gate = Gate(tmp_path / "gate")
-        with meanwhile(lambda: save(gate.hold(frame(spark, 50)), tmp_path)):
-            gate.await_tasks()
+        with gate.holding(lambda: save(gate.hold(frame(spark, 50)), tmp_path)):
             save(frame(spark, 50, 50), tmp_path)
-            gate.let_go()
         assert ids(tmp_path) == list(range(100))
         assert is_sound(tmp_path)
 
@@ -665,12 +604,8 @@ class TestTwoWritesAtOnce:
             for start in range(first, first + 50, 10):
                 save(frame(spark, 10, start), tmp_path)
 
-        with (
-            meanwhile(lambda: write(0)),
-            meanwhile(lambda: write(50)),
-            meanwhile(lambda: write(100)),
-        ):
-            write(150)
+        for writing in [Beside(partial(write, first)) for first in range(0, 200, 50)]:
+            writing.join()
         assert ids(tmp_path) == list(range(200))
 
 

@@ -238,7 +238,10 @@ class Table:
         with translated("sync", self.root):
             fragments = (f.metadata for f in self.view.dataset.get_fragments())  # type: ignore[union-attr]
             files.sync_data(self.fs, self.root, files.data_paths(fragments))
-            files.sync_version(self.fs, self.root, self.view.version)
+            floor = files.changing_since(self.root, self.fs)
+            for version in files.versions_on_disk(self.root):
+                if version > floor or version == self.view.version:
+                    files.sync_version(self.fs, self.root, version)
             files.sync_root(self.fs, self.root)
 
     # Writing
