@@ -155,6 +155,7 @@ async def test_a_batch_that_spark_repeats_is_stored_once_and_new_fields_come_aft
     assert (await records(tmp_path, "to"))[-1] == {"id": 5, "new": "x"}
 
 
+@pytest.mark.nightly
 async def test_a_stream_that_lost_rows_to_retention_stops_unless_told_to_go_on(
     spark: SparkSession, tmp_path: Path
 ):

@@ -209,4 +209,5 @@ def read_topic(
         reader = reader.option("filter", where)
     for name, value in options.items():
         reader = reader.option(name, plain(value))
-    return reader.load(str(path))
+    # Spark's Java counts relative paths from the folder where it was started.
+    return reader.load(str(path) if ":/" in str(path) else str(Path(path).absolute()))
