@@ -142,7 +142,10 @@ def _started(app_name: str, master: str, wanted: Mapping[str, str | None]) -> Sp
             **wanted,
             "spark.master": master,
         }
-        spark = SparkSession.builder.config(map=_known(chosen)).getOrCreate()
+        with warnings.catch_warnings():
+            # Spark starts its Java by a fork that at once becomes another program.
+            warnings.filterwarnings("ignore", message="lance is not fork-safe")
+            spark = SparkSession.builder.config(map=_known(chosen)).getOrCreate()
     atexit.register(_leave, spark, SparkContext._active_spark_context, os.getpid())
     return spark
 
