@@ -95,7 +95,11 @@ def main(folder: Path) -> None:
     print(f"embedded {step.written} texts")
     index = jobs.build_index(spark, folder / "embedded", column="embedding")
     print(f"index: {index['kind']} on {index['column']}")
-    for question in ("a cat on the sofa", "shares fell on the market", "a cake with butter and sugar"):
+    for question in (
+        "a cat on the sofa",
+        "shares fell on the market",
+        "a cake with butter and sugar",
+    ):
         print(f"{question}:")
         for text in asyncio.run(nearest(folder, question)):
             print(f"   {text}")

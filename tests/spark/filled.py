@@ -127,12 +127,12 @@ _OURS = re.compile(r"^persisting\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
 @contextmanager
-def refused(error: str, words: str) -> Iterator[None]:
+def refused(error: str, words: str) -> Iterator[pytest.ExceptionInfo[BaseException]]:
     """What is done inside fails in Spark with our error of this name, in these words."""
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException) as raised:
-        yield
+        yield raised
     found = _OURS.findall(str(raised.value))
     assert found, f"no error of ours: {raised.value}"
     name, text = found[-1]

@@ -12,21 +12,24 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _SECONDS = 100
 
 
 class Beside:
-    """Work in another thread; what it raises is raised where it is waited for."""
+    """Work of Spark in another thread; what it raises is raised where it is waited for."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work, self._failure = work, None
+    def __init__(self, spark: SparkSession, work: Callable[[], Any]) -> None:
+        self._spark, self._work = spark, work
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
+            # A thread of Java's own knows no Python sources until it has a session.
+            self._spark._jvm.SparkSession.setActiveSession(self._spark._jsparkSession)
             self._work()
         except BaseException as exc:
             self._failure = exc
@@ -77,9 +80,9 @@ class Gate:
         Path(self.opened).touch()
 
     @contextmanager
-    def holding(self, work: Callable[[], Any]) -> Iterator[Beside]:
+    def holding(self, spark: SparkSession, work: Callable[[], Any]) -> Iterator[Beside]:
         """Inside, tasks of ``work`` are held; it is done when this is left."""
-        beside = Beside(work)
+        beside = Beside(spark, work)
         try:
             beside.until(self.has_tasks)
             yield beside

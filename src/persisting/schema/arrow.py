@@ -193,8 +193,18 @@ def _as_vectors(column: pa.ChunkedArray, schema: pa.Schema, name: str) -> pa.Chu
         return column
     if not pa.types.is_list(column.type):
         return column
+    target = schema.field(index).type
     try:
-        return column.cast(schema.field(index).type)
+        # Arrow's cast crashes on lists that are all null and came without values.
+        return pa.chunked_array(
+            [
+                pa.nulls(len(chunk), target)
+                if chunk.null_count == len(chunk)
+                else chunk.cast(target)
+                for chunk in column.chunks
+            ],
+            target,
+        )
     except pa.ArrowException:
         return column
 

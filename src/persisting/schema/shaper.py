@@ -109,7 +109,17 @@ class Shaper:
                 shapes = shaper._shapes
             shaper._remember(record)
             rows.append(row)
-        return rows, shaper
+        return self._with_new_defaults(rows, shaper), shaper
+
+    def _with_new_defaults(self, rows: list[dict[str, Any]], after: Shaper) -> list[dict[str, Any]]:
+        """Fill fields that first appeared in a later one of the rows, where they have a default."""
+        defaults = self.rules.defaults or {}
+        fresh = {
+            f.name: self._values.fit(defaults[f.name], f.type, f.name)
+            for f in (after.schema if after is not self and defaults else ())
+            if f.name not in self.schema.names and defaults.get(f.name) is not None
+        }
+        return [{**fresh, **row} for row in rows] if fresh else rows
 
     def to_batch(self, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
         """Rows that :meth:`take` returned, as one batch of this shaper's schema."""

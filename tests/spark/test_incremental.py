@@ -1,0 +1,162 @@
+"""One topic into another: every run takes what is new, and no row twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from filled import ids, put, rows, stored, writer
+from launching import Run
+
+from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic
+from persisting.spark import jobs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def evens(df: DataFrame) -> DataFrame:
+    return df.where("even").selectExpr("id", "upper(text) as text")
+
+
+def test_each_run_takes_only_what_is_new(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, rows(100), "raw")
+
+    def step() -> jobs.Summary:
+        return jobs.incremental(spark, tmp_path / "raw", tmp_path / "even", evens, num_buckets=2)
+
+    first = step()
+    assert (first.rows, first.written, first.batches) == (100, 50, 1)
+    assert first.lag == {"0": 0, "1": 0}
+    assert first.seconds > 0
+    assert ids(tmp_path, "even") == list(range(0, 100, 2))
+    assert stored(tmp_path, "even")[0].keys() == {"id", "text"}
+
+    nothing = step()
+    assert (nothing.rows, nothing.written, nothing.batches) == (0, 0, 0)
+
+    put(tmp_path, rows(30, 100), "raw")
+    jobs.compact(spark, tmp_path / "raw")
+    more = step()
+    assert (more.rows, more.written) == (30, 15)
+    assert ids(tmp_path, "even") == list(range(0, 130, 2))
+
+
+def test_large_steps_are_taken_in_batches(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, rows(100), "raw")
+    done = jobs.incremental(
+        spark, tmp_path / "raw", tmp_path / "copy", num_buckets=1, max_rows_per_batch=40
+    )
+    assert (done.rows, done.batches) == (100, 3)
+    assert ids(tmp_path, "copy") == list(range(100))
+
+
+def test_a_step_that_failed_is_taken_again(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, rows(50), "raw")
+
+    def fails(df: DataFrame) -> DataFrame:
+        return df.selectExpr("id", "if(id = 33, raise_error('bad row'), text) as text")
+
+    with pytest.raises(Exception, match="bad row"):
+        jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy", fails, num_buckets=2)
+    assert ids(tmp_path, "copy") == []
+    done = jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy")
+    assert done.rows == 50
+    assert ids(tmp_path, "copy") == list(range(50))
+
+
+def test_new_fields_of_the_source_come_along(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, rows(4), "raw")
+    jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy", num_buckets=1)
+    put(tmp_path, [{"id": 4, "text": "x", "score": 1.0, "even": True, "extra": [1.5]}], "raw")
+    jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy")
+    found = {row["id"]: row.get("extra") for row in stored(tmp_path, "copy")}
+    assert found == {0: None, 1: None, 2: None, 3: None, 4: [1.5]}
+
+
+def test_sources_feed_a_target_under_names_of_their_own(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    put(tmp_path / "a", rows(10), "raw")
+    put(tmp_path / "b", rows(10, 10), "raw")
+    target = tmp_path / "target"
+    jobs.incremental(spark, tmp_path / "a" / "raw", target, num_buckets=1)
+    with pytest.raises(InvalidArgument, match=r"is of the source .*a/raw, not of .*b/raw.*name="):
+        jobs.incremental(spark, tmp_path / "b" / "raw", target)
+    options = {"columns": "id,text", "filter": "id < 15"}
+    done = jobs.incremental(spark, tmp_path / "b" / "raw", target, name="b", read=options)
+    assert done.written == 5
+    assert ids(tmp_path, "target") == list(range(15))
+    assert sorted(path.name for path in (target / "checkpoints").iterdir()) == ["b", "raw"]
+
+
+def test_topics_that_were_moved_together_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path / "old", rows(10), "raw")
+    jobs.incremental(spark, tmp_path / "old" / "raw", tmp_path / "old" / "copy", num_buckets=1)
+    shutil.move(tmp_path / "old", tmp_path / "new")
+    put(tmp_path / "new", rows(5, 10), "raw")
+    done = jobs.incremental(spark, tmp_path / "new" / "raw", tmp_path / "new" / "copy")
+    assert done.rows == 5
+    assert ids(tmp_path / "new", "copy") == list(range(15))
+
+
+def test_what_is_in_the_way_is_said(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, rows(5), "raw")
+    with pytest.raises(NoSuchTopic, match="nothing"):
+        jobs.incremental(spark, tmp_path / "nothing", tmp_path / "copy")
+    with pytest.raises(InvalidArgument, match="the same topic"):
+        jobs.incremental(spark, tmp_path / "raw", tmp_path / "raw")
+    put(tmp_path, rows(5), "copy")
+    with writer(tmp_path, "copy") as queue:
+        queue.put_batch(rows(5, 5))
+        with pytest.raises(BucketLocked, match="is open for writing by process"):
+            jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy")
+    assert ids(tmp_path, "copy") == list(range(10))
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_the_source_is_noted_beside_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, rows(5), "raw")
+    jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy", num_buckets=1)
+    place = tmp_path / "copy" / "checkpoints" / "raw"
+    assert json.loads((place / "source.json").read_text()) == {"source": "../../../raw"}
+    assert (place / "spark" / "offsets" / "0").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_runs_that_are_killed_double_and_lose_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "topics"
+    put(folder, rows(3000), "raw")
+    (folder / "copy").mkdir()
+    for number, delay in enumerate((0.0, 0.3, 0.6, 1.0, 1.5, 2.0)):
+        home = tmp_path / str(number)
+        home.mkdir()
+        with Run(home, STEPS, folder / "raw", folder / "copy") as run:
+            checkpoint = folder / "copy" / "checkpoints" / "raw" / "spark" / "offsets"
+            before = set(checkpoint.glob("*"))
+            while run.process.poll() is None and set(checkpoint.glob("*")) == before:
+                time.sleep(0.01)
+            time.sleep(delay)
+            os.kill(run.process.pid, signal.SIGKILL)
+        put(folder, rows(100, 3000 + 100 * number), "raw")
+    jobs.incremental(spark, folder / "raw", folder / "copy")
+    assert ids(folder, "copy") == list(range(3600))
+
+
+STEPS = """
+import sys
+from persisting.spark import jobs, session
+
+spark = session(master="local[2]")
+done = jobs.incremental(
+    spark, sys.argv[1], sys.argv[2], num_buckets=2, max_rows_per_batch=300
+)
+said = {"rows": done.rows}
+"""

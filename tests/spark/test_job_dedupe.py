@@ -1,0 +1,229 @@
+"""Duplicates: equal keys exactly, and texts that are nearly the same."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from filled import put, writer
+
+from persisting.errors import InvalidArgument
+from persisting.spark import jobs, read_topic
+from persisting.spark.jobs import minhash, near
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class TestDeduplicate:
+    @pytest.fixture(scope="class")
+    def rows(self, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+        """Three rows for each id, put one after the other; ids are spread over two buckets."""
+        folder = tmp_path_factory.mktemp("dedupe")
+        with writer(folder) as queue:
+            for turn in ("a", "b", "c"):
+                queue.put_batch([{"id": i, "turn": turn, "half": i // 2} for i in range(20)])
+                queue.flush()
+        return read_topic(spark, folder / "t", includeMetadata=True)
+
+    @pytest.mark.parametrize(("keep", "turn"), [("first", "a"), ("last", "c")])
+    def test_keeps_one_row_of_each_key_by_arrival(
+        self, rows: DataFrame, keep: str, turn: str
+    ) -> None:
+        found = jobs.deduplicate(rows, "id", keep=keep)
+        assert found.columns == rows.columns
+        assert sorted((row["id"], row["turn"]) for row in found.collect()) == [
+            (i, turn) for i in range(20)
+        ]
+
+    def test_takes_several_keys(self, rows: DataFrame) -> None:
+        found = jobs.deduplicate(rows, ["half", "turn"])
+        assert sorted((row["half"], row["turn"]) for row in found.collect()) == [
+            (half, turn) for half in range(10) for turn in "abc"
+        ]
+
+    def test_of_rows_that_arrived_together_goes_by_their_places(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [{"id": i, "key": "one"} for i in range(30)])
+        rows = read_topic(spark, tmp_path / "t", includeMetadata=True)
+        places = sorted((r["_time"], r["_bucket"], r["_offset"], r["id"]) for r in rows.collect())
+        for keep, place in (("first", places[0]), ("last", places[-1])):
+            (found,) = jobs.deduplicate(rows, "key", keep=keep).collect()
+            assert found["id"] == place[3]
+
+    def test_counts_nulls_as_equal(self, spark: SparkSession) -> None:
+        rows = spark.createDataFrame([(1, None), (2, None), (3, "x")], "n int, key string")
+        found = jobs.deduplicate(rows, "key", order_by="n", keep="last")
+        assert sorted(row["n"] for row in found.collect()) == [2, 3]
+
+    def test_takes_names_as_they_are(self, spark: SparkSession) -> None:
+        rows = spark.createDataFrame([(1, 7), (2, 7)], "`a.n` int, `the key` int")
+        found = jobs.deduplicate(rows, "the key", order_by="a.n")
+        assert [tuple(row) for row in found.collect()] == [(1, 7)]
+
+    def test_says_what_is_wrong(self, spark: SparkSession, rows: DataFrame) -> None:
+        with pytest.raises(InvalidArgument, match=r"keys names 'nope'.*'id', 'turn'"):
+            jobs.deduplicate(rows, ["id", "nope"])
+        with pytest.raises(InvalidArgument, match="keep must be 'first' or 'last', got 'best'"):
+            jobs.deduplicate(rows, "id", keep="best")
+        with pytest.raises(InvalidArgument, match="keys names no column"):
+            jobs.deduplicate(rows, [])
+        with pytest.raises(InvalidArgument, match="includeMetadata=True"):
+            jobs.deduplicate(rows.drop("_time"), "id")
+
+
+WORDS = [f"word{n}" for n in range(400)]
+
+
+def texts(seed: int, count: int) -> list[str | None]:
+    """Texts of which some are changed copies of others, and some copies or nothing."""
+    chance = random.Random(seed)
+    made: list[str | None] = []
+    for _ in range(count):
+        earlier = [one for one in made if one]
+        kind = chance.random()
+        if kind < 0.05:
+            made.append(None)
+        elif kind < 0.15 and earlier:
+            made.append(chance.choice(earlier))
+        elif kind < 0.6 and earlier:
+            words = chance.choice(earlier).split()
+            for _ in range(chance.randint(1, 6)):
+                words[chance.randrange(len(words))] = chance.choice(WORDS)
+            made.append(" ".join(words))
+        else:
+            made.append(" ".join(chance.choices(WORDS, k=30)))
+    return made
+
+
+def similarity(one: str, other: str) -> float:
+    a, b = (set(minhash.shingles(text, near.SHINGLE).tolist()) for text in (one, other))
+    return len(a & b) / len(a | b)
+
+
+def frame(spark: SparkSession, made: list[str | None]) -> DataFrame:
+    return spark.createDataFrame(list(enumerate(made)), "n int, text string")
+
+
+class TestNearDuplicates:
+    def test_are_exactly_the_pairs_above_the_threshold(self, spark: SparkSession) -> None:
+        made = texts(1, 150)
+        pairs = jobs.near_duplicates(frame(spark, made), "text", 0.6, order_by="n").collect()
+        found = {(row["first"]["n"], row["second"]["n"]): row["similarity"] for row in pairs}
+        assert len(found) == len(pairs)
+        seen: dict[str, int] = {}
+        different = [n for n, text in enumerate(made) if text and seen.setdefault(text, n) == n]
+        near_ones = {
+            (a, b): value
+            for a, b in combinations(different, 2)
+            if (value := similarity(str(made[a]), str(made[b]))) >= 0.6
+        }
+        equal = {(seen[t], n): 1.0 for n, t in enumerate(made) if t and seen[t] != n}
+        assert near_ones
+        assert equal
+        assert found.items() <= (near_ones | equal).items()
+        assert equal.items() <= found.items()
+        missed = near_ones.keys() - found.keys()
+        assert len(missed) <= 0.05 * len(near_ones)
+
+    @pytest.mark.parametrize("keep", ["first", "last"])
+    def test_dropped_leave_no_two_that_are_near(self, spark: SparkSession, keep: str) -> None:
+        made = texts(2, 80)
+        rows = frame(spark, made)
+        kept = jobs.drop_near_duplicates(rows, "text", 0.7, keep=keep, order_by="n")
+        stays = {row["n"] for row in kept.collect()}
+        pairs = jobs.near_duplicates(rows, "text", 0.7, order_by="n").collect()
+        goes = {row["second" if keep == "first" else "first"]["n"] for row in pairs}
+        if keep == "first":
+            assert stays == set(range(80)) - goes
+        for a, b in combinations(sorted(n for n in stays if made[n] is not None), 2):
+            assert made[a] != made[b]
+        assert not any(row["first"]["n"] in stays and row["second"]["n"] in stays for row in pairs)
+        assert {n for n, text in enumerate(made) if text is None} <= stays
+
+    def test_are_named_by_their_arrival(self, spark: SparkSession, tmp_path: Path) -> None:
+        text = "the quick brown fox jumps over the lazy dog"
+        put(
+            tmp_path,
+            [
+                {"id": 1, "text": text},
+                {"id": 2, "text": "nothing of the kind"},
+                {"id": 3, "text": f"{text}s"},
+            ],
+            buckets=1,
+        )
+        rows = read_topic(spark, tmp_path / "t", includeMetadata=True)
+        (pair,) = jobs.near_duplicates(rows, "text").collect()
+        assert (pair["first"]["_offset"], pair["second"]["_offset"]) == (0, 2)
+        assert 0.9 < pair["similarity"] < 1
+        kept = jobs.drop_near_duplicates(rows, "text")
+        assert sorted(row["id"] for row in kept.collect()) == [1, 2]
+
+    def test_in_a_crowd_are_compared_with_its_first(
+        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(near, "CROWD", 3)
+        common = " ".join(WORDS[:60])
+        made: list[Any] = [f"{common} {WORDS[100 + n]}" for n in range(12)]
+        kept = jobs.drop_near_duplicates(frame(spark, made), "text", 0.8, order_by="n")
+        assert [row["n"] for row in kept.collect()] == [0]
+
+    def test_say_what_is_wrong(self, spark: SparkSession) -> None:
+        rows = frame(spark, ["a"])
+        with pytest.raises(InvalidArgument, match="threshold must lie above 0"):
+            jobs.near_duplicates(rows, "text", 0, order_by="n")
+        with pytest.raises(InvalidArgument, match="'n' holds int, no text"):
+            jobs.near_duplicates(rows, "n", order_by="n")
+        with pytest.raises(InvalidArgument, match="names 'nope'"):
+            jobs.near_duplicates(rows, "nope", order_by="n")
+        with pytest.raises(InvalidArgument, match="includeMetadata"):
+            jobs.near_duplicates(rows, "text")
+
+
+class TestMinhash:
+    @pytest.mark.parametrize("threshold", [0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0])
+    def test_bands_find_a_pair_at_the_threshold(self, threshold: float) -> None:
+        rows = minhash.rows_per_band(threshold)
+        count = minhash.HASHES // rows
+        assert 1 - (1 - threshold**rows) ** count >= 0.99
+
+    def test_bands_are_as_long_as_they_may_be(self) -> None:
+        lengths = [minhash.rows_per_band(t) for t in (0.05, 0.5, 0.8, 0.95, 1.0)]
+        assert lengths == sorted(lengths)
+        assert (lengths[0], lengths[-1]) == (1, minhash.HASHES)
+
+    def test_case_width_and_space_do_not_count(self) -> None:
+        one = minhash.sketch("Straße  und\nＷＥＧ", 5, 8)
+        assert one == minhash.sketch("strasse und weg", 5, 8)
+
+    def test_a_text_is_the_set_of_its_shingles(self) -> None:
+        assert len(minhash.shingles("abcdefg", 5)) == 3
+        assert len(minhash.shingles("ababababab", 2)) == 2
+        assert len(minhash.shingles("向量数据库检索", 5)) == 3
+        assert len(minhash.shingles("ab", 5)) == len(minhash.shingles("", 5)) == 1
+        assert minhash.sketch("ab", 5, 8).whole != minhash.sketch("ba", 5, 8).whole
+
+    def test_the_share_of_equal_hashes_is_the_similarity(self) -> None:
+        chance = random.Random(5)
+        errors = []
+        for _ in range(60):
+            words = chance.choices(WORDS, k=60)
+            other = [w if chance.random() < 0.8 else chance.choice(WORDS) for w in words]
+            one, two = " ".join(words), " ".join(other)
+            a, b = (minhash.bands(minhash.shingles(text, 5), 1) for text in (one, two))
+            errors.append(np.mean(a == b) - similarity(one, two))
+        assert abs(float(np.mean(errors))) < 0.03
+
+    def test_is_the_same_on_every_machine(self) -> None:
+        found = minhash.sketch("persisting", 5, 64)
+        assert found.bands == GOLDEN_BANDS
+        assert found.whole == GOLDEN_WHOLE
+
+
+GOLDEN_WHOLE = -5939669514313669117
+GOLDEN_BANDS = [5155114629388093458, -6615016196477487994]

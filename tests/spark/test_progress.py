@@ -1,0 +1,145 @@
+"""What a person sees of a streaming query, and what is returned at its end."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from filled import put, rows
+
+from persisting.errors import BucketLocked, StorageError
+from persisting.spark.jobs import Summary, progress, watch
+from persisting.spark.jobs.progress import Batch, lag_of, lag_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def source(end: Any, latest: Any) -> dict[str, Any]:
+    return {"endOffset": end, "latestOffset": latest}
+
+
+class TestLag:
+    def test_is_by_bucket(self) -> None:
+        assert lag_of([source({"0": 5, "1": 7}, {"0": 9, "1": 7})]) == {"0": 4, "1": 0}
+        assert lag_of([source('{"0": 5}', '{"0": 9, "1": 2}')]) == {"0": 4, "1": 2}
+
+    def test_of_a_restored_bucket_is_none(self) -> None:
+        assert lag_of([source({"0": 9}, {"0": 4, "epochs": {"0": 1}})]) == {"0": 0}
+
+    def test_of_several_sources_names_them(self) -> None:
+        both = [source({"0": 1}, {"0": 2}), source({"0": 1}, {"0": 4})]
+        assert lag_of(both) == {"0/0": 1, "1/0": 3}
+
+    @pytest.mark.parametrize("other", [None, "", "12", {"logOffset": 3}, [1], {"topic": {"0": 1}}])
+    def test_leaves_out_sources_of_other_formats(self, other: Any) -> None:
+        assert lag_of([source(other, other)]) == {}
+
+    def test_is_told_in_all_and_where_it_is(self) -> None:
+        assert lag_text({"0": 0, "1": 1200, "2": 3}) == "lag 1,203 (1: 1,200, 2: 3)"
+        assert lag_text({"0": 0}) == lag_text({}) == "no lag"
+
+
+class TestBatch:
+    SAID = {
+        "batchId": 7,
+        "numInputRows": 1500,
+        "durationMs": {"triggerExecution": 500, "addBatch": 300},
+        "sources": [source({"0": 1500}, {"0": 1600})],
+        "sink": {"numOutputRows": 20},
+    }
+
+    def test_is_a_line(self) -> None:
+        batch = Batch.of(self.SAID)
+        assert (batch.rows, batch.written, batch.rows_per_second) == (1500, 20, 3000.0)
+        assert str(batch) == "batch 7: 1,500 rows, 3,000 rows/s, lag 100 (0: 100)"
+
+    def test_of_a_sink_that_does_not_count_has_no_rows_written(self) -> None:
+        assert Batch.of({**self.SAID, "sink": {"numOutputRows": -1}}).written is None
+
+    def test_of_no_time_has_no_speed(self) -> None:
+        assert Batch.of({**self.SAID, "durationMs": {}}).rows_per_second == 0.0
+        assert Summary(rows=3).rows_per_second == 0.0
+
+
+class TestErrors:
+    def test_of_ours_come_out_of_a_failed_query(self) -> None:
+        text = (
+            "[STREAM_FAILED] Query [id = 1] terminated with exception: Traceback\n"
+            "persisting.errors.BucketLocked: first\n\nThe above exception was the direct cause\n"
+            "persisting.errors.BucketLocked: bucket /x is open; close it\n SQLSTATE: 38000\n"
+        )
+        found = progress._ours(ValueError(text))
+        assert type(found) is BucketLocked
+        assert str(found) == "bucket /x is open; close it"
+
+    def test_of_others_stay(self) -> None:
+        other = ValueError("division by zero")
+        assert progress._ours(other) is other
+        unknown = progress._ours(ValueError("persisting.errors.Any: text"))
+        assert type(unknown) is StorageError
+
+
+class TestWatch:
+    @pytest.fixture(scope="class")
+    def topic(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return put(tmp_path_factory.mktemp("watch"), rows(60))
+
+    def started(self, spark: SparkSession, topic: Path, place: Path, **options: Any) -> Any:
+        reader = spark.readStream.format("persisting").options(**options).load(str(topic))
+        writer = reader.writeStream.format("noop").option("checkpointLocation", str(place))
+        return writer.trigger(availableNow=True).start()
+
+    def test_counts_what_the_query_did(
+        self, spark: SparkSession, topic: Path, tmp_path: Path
+    ) -> None:
+        out = io.StringIO()
+        query = self.started(spark, topic, tmp_path, maxOffsetsPerTrigger=25)
+        summary = watch(query, out=out)
+        assert (summary.rows, summary.batches) == (60, 3)
+        assert summary.lag == {"0": 0, "1": 0}
+        assert summary.seconds > 0
+        assert out.getvalue() == ""
+        assert not query.isActive
+
+    def test_shows_lines_on_a_terminal_and_a_summary(
+        self, spark: SparkSession, topic: Path, tmp_path: Path
+    ) -> None:
+        out = Terminal()
+        summary = watch(self.started(spark, topic, tmp_path), out=out)
+        *lines, last = out.getvalue().removesuffix("\n").split("\r\x1b[K")
+        assert any(line.startswith("batch 0: 60 rows, ") for line in lines)
+        assert last == str(summary)
+        assert last.startswith("60 rows read, ")
+        assert last.endswith("no lag")
+
+    def test_is_told_to_be_quiet_or_not(
+        self, spark: SparkSession, topic: Path, tmp_path: Path
+    ) -> None:
+        loud, quiet = io.StringIO(), Terminal()
+        watch(self.started(spark, topic, tmp_path / "a"), out=loud, quiet=False)
+        watch(self.started(spark, topic, tmp_path / "b"), out=quiet, quiet=True)
+        assert "60 rows read" in loud.getvalue()
+        assert quiet.getvalue() == ""
+
+    def test_that_is_interrupted_stops_the_query(self, spark: SparkSession, tmp_path: Path) -> None:
+        class Interrupted(Terminal):
+            def write(self, text: str) -> int:
+                if "batch" in text and "batches" not in text:
+                    raise KeyboardInterrupt
+                return super().write(text)
+
+        out = Interrupted()
+        query = spark.readStream.format("rate").load().writeStream.format("noop")
+        running = query.option("checkpointLocation", str(tmp_path)).start()
+        with pytest.raises(KeyboardInterrupt):
+            watch(running, out=out)
+        assert not running.isActive
+        assert "rows read" in out.getvalue()

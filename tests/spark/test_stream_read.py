@@ -1,0 +1,547 @@
+"""A stream reads every row once: across restarts, new fields, compaction, and while a queue writes.
+What it has lost to retention or to a restore it says, unless told not to."""
+
+from __future__ import annotations
+
+import datetime as dt
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from filled import content, ids, load, put, refused, rows, save, writer
+from flowing import DirectFlow, Flow, SparkFlow
+from support.children import python, wait_for_line
+from test_batch_read import CRASHES
+
+from persisting.errors import StorageError
+from persisting.topic.routing import bucket_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+UTC = dt.timezone.utc
+Fails = Callable[[str], Any]
+
+
+@pytest.fixture(params=["direct", pytest.param("spark", marks=pytest.mark.nightly)])
+def flow(request: pytest.FixtureRequest, tmp_path: Path) -> Flow:
+    """A stream of the topic ``t``; by Spark itself in the nightly run."""
+    if request.param == "direct":
+        return DirectFlow(tmp_path)
+    return SparkFlow(request.getfixturevalue("spark"), tmp_path)
+
+
+@pytest.fixture
+def by_spark(spark: SparkSession, tmp_path: Path) -> SparkFlow:
+    return SparkFlow(spark, tmp_path)
+
+
+@pytest.fixture
+def fails(flow: Flow) -> Fails:
+    """The error that a run raises says these words."""
+
+    def words(text: str) -> Any:
+        if isinstance(flow, DirectFlow):
+            return pytest.raises(StorageError, match=text)
+        from pyspark.errors import PySparkException
+
+        return pytest.raises(PySparkException, match=text)
+
+    return words
+
+
+def numbers(found: list[dict[str, Any]]) -> list[int]:
+    return sorted(r["id"] for r in found)
+
+
+class TestARun:
+    def test_takes_what_is_there_and_the_next_one_what_is_new(
+        self, by_spark: SparkFlow, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(30), buckets=3)
+        assert numbers(by_spark.run()) == list(range(30))
+        assert by_spark.run() == []
+        put(tmp_path, rows(5, 30))
+        assert numbers(by_spark.run(maxOffsetsPerTrigger=2)) == list(range(30, 35))
+        assert by_spark.batches == [30, 2, 2, 1]
+
+    def test_the_same_without_spark(self, tmp_path: Path) -> None:
+        """So that what the direct flow shows is what Spark does."""
+        flow = DirectFlow(tmp_path)
+        put(tmp_path, rows(30), buckets=3)
+        assert numbers(flow.run()) == list(range(30))
+        assert flow.run() == []
+        put(tmp_path, rows(5, 30))
+        assert numbers(flow.run(maxOffsetsPerTrigger=2)) == list(range(30, 35))
+        assert flow.batches == [30, 2, 2, 1]
+
+    def test_has_the_order_of_each_bucket(self, flow: Flow, tmp_path: Path) -> None:
+        put(tmp_path, rows(40), buckets=3)
+        found = flow.run(rowsPerPartition=4, maxOffsetsPerTrigger=15)
+        by_bucket: dict[int, list[int]] = {}
+        for record in found:
+            by_bucket.setdefault(bucket_of(record["id"], 3), []).append(record["id"])
+        if isinstance(flow, DirectFlow):
+            assert all(some == sorted(some) for some in by_bucket.values())
+        assert numbers(found) == list(range(40))
+
+    def test_of_a_topic_without_records_waits_for_them(self, flow: Flow, tmp_path: Path) -> None:
+        put(tmp_path, [])
+        assert flow.run() == []
+        put(tmp_path, rows(5))
+        assert numbers(flow.run()) == list(range(5))
+
+    def test_takes_what_a_crashed_owner_left_in_its_log(self, flow: Flow, tmp_path: Path) -> None:
+        with python(CRASHES, tmp_path) as child:
+            wait_for_line(child)
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+        assert numbers(flow.run()) == list(range(50))
+
+    def test_takes_no_rows_that_are_not_flushed_and_later_all_of_them(
+        self, flow: Flow, tmp_path: Path
+    ) -> None:
+        with writer(tmp_path, enable_wal=True) as queue:
+            queue.put_batch(rows(4))
+            queue.flush()
+            queue.put_batch(rows(4, 4))
+            assert numbers(flow.run()) == list(range(4))
+            queue.flush()
+            assert numbers(flow.run()) == list(range(4, 8))
+
+    def test_that_is_repeated_takes_the_same_rows(self, tmp_path: Path) -> None:
+        flow = DirectFlow(tmp_path)
+        put(tmp_path, rows(10))
+        flow.plan(maxOffsetsPerTrigger=4)
+        put(tmp_path, rows(10, 10))
+        with writer(tmp_path) as queue:
+            queue.compact()
+        assert len(flow.run()) == 20
+        assert flow.batches == [4, 16]
+
+    def test_ends_where_the_topic_ended_when_it_began(self, tmp_path: Path) -> None:
+        put(tmp_path, rows(10))
+        flow = DirectFlow(tmp_path)
+        reader, limit = flow._reader({})
+        reader.prepareForTriggerAvailableNow()
+        start = reader.initialOffset()
+        put(tmp_path, rows(10, 10))
+        end = reader.latestOffset(start, limit)
+        assert sum(v for k, v in end.items() if k != "epochs") == 10
+        assert reader.latestOffset(end, limit) == end
+        assert sum(v for k, v in reader.reportLatestOffset().items() if k != "epochs") == 20
+
+
+class TestLimits:
+    @pytest.mark.parametrize("most", [1, 2, 7])
+    def test_are_kept_and_never_wedge(self, flow: Flow, tmp_path: Path, most: int) -> None:
+        put(tmp_path, rows(11), buckets=4)
+        assert numbers(flow.run(maxOffsetsPerTrigger=most)) == list(range(11))
+        assert max(flow.batches) <= most
+        assert len(flow.batches) == -(-11 // most)
+
+    def test_are_shared_by_the_buckets(self, tmp_path: Path) -> None:
+        put(tmp_path, rows(40), buckets=2)
+        found = DirectFlow(tmp_path).run(maxOffsetsPerTrigger=10)
+        first = found[:10]
+        assert [sum(bucket_of(r["id"], 2) == b for r in first) for b in (0, 1)] == [5, 5]
+
+
+class TestWhereItBegins:
+    def test_is_the_earliest(self, flow: Flow, tmp_path: Path) -> None:
+        with writer(tmp_path, buckets=1) as queue:
+            for first in range(0, 12, 4):
+                queue.put_batch(rows(4, first))
+                queue.flush()
+            queue.retain(rows=8)
+        assert numbers(flow.run()) == list(range(4, 12))
+
+    def test_may_be_the_latest(self, flow: Flow, tmp_path: Path) -> None:
+        put(tmp_path, rows(10))
+        assert flow.run(startingOffsets="latest") == []
+        put(tmp_path, rows(3, 10))
+        assert numbers(flow.run(startingOffsets="latest")) == [10, 11, 12]
+
+    def test_may_be_offsets(self, flow: Flow, tmp_path: Path) -> None:
+        put(tmp_path, rows(20), buckets=2)
+        found = flow.run(startingOffsets='{"0": 3}', includeMetadata=True)
+        sizes = {bucket: len(some) for bucket, some in content(tmp_path).items()}
+        got = sorted((r["_bucket"], r["_offset"]) for r in found)
+        assert got == [*((0, o) for o in range(3, sizes[0])), *((1, o) for o in range(sizes[1]))]
+
+    def test_may_be_a_moment(self, flow: Flow, tmp_path: Path) -> None:
+        put(tmp_path, rows(5))
+        moment = dt.datetime.now(UTC).isoformat()
+        put(tmp_path, rows(5, 5))
+        assert numbers(flow.run(startingTimestamp=moment)) == list(range(5, 10))
+
+    def test_does_not_matter_any_more_after_a_restart(self, flow: Flow, tmp_path: Path) -> None:
+        put(tmp_path, rows(5))
+        assert len(flow.run()) == 5
+        put(tmp_path, rows(5, 5))
+        assert numbers(flow.run(startingOffsets="latest")) == list(range(5, 10))
+
+
+class TestFilters:
+    def test_take_the_range_first(self, flow: Flow, tmp_path: Path) -> None:
+        """A limit counts offsets, not rows that the filter keeps."""
+        put(tmp_path, rows(40), buckets=1)
+        found = flow.run(
+            filter="id % 10 = 3", columns="id", includeMetadata=True, maxOffsetsPerTrigger=8
+        )
+        assert numbers(found) == [3, 13, 23, 33]
+        assert {r["_offset"] for r in found} == {3, 13, 23, 33}
+        put(tmp_path, rows(4, 40))
+        assert numbers(flow.run(filter="id % 10 = 3", columns="id")) == [43]
+
+    def test_go_on_when_the_topic_gets_another_field(self, tmp_path: Path) -> None:
+        put(tmp_path, rows(6), buckets=1)
+        flow = DirectFlow(tmp_path)
+        reader, limit = flow._reader({"filter": "id > 3"})
+        start = reader.initialOffset()
+        put(tmp_path, [{"id": 6, "new": 1}, {"id": 7, "new": 1.5}])
+        found = flow._read(reader, start, reader.latestOffset(start, limit))
+        assert numbers(found) == [4, 5, 6, 7]
+
+
+class TestTheSchema:
+    def test_of_a_running_stream_stays_and_the_next_run_has_the_new_fields(
+        self, by_spark: SparkFlow, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [{"id": 1, "x": 1}], buckets=1)
+        assert by_spark.run() == [{"id": 1, "x": 1}]
+        put(tmp_path, [{"id": 2, "x": 0.5, "new": "n"}])
+        assert by_spark.run() == [{"id": 2, "x": 0.5, "new": "n"}]
+
+    def test_of_rows_that_were_planned_before_may_be_older(self, tmp_path: Path) -> None:
+        put(tmp_path, [{"id": 1, "x": 1}], buckets=1)
+        flow = DirectFlow(tmp_path)
+        reader, limit = flow._reader({})
+        start = reader.initialOffset()
+        put(tmp_path, [{"id": 2, "x": 2, "new": "n"}])
+        found = flow._read(reader, start, reader.latestOffset(start, limit))
+        assert found == [{"id": 1, "x": 1}, {"id": 2, "x": 2}]
+
+    def test_that_no_longer_holds_a_value_says_so(self, tmp_path: Path) -> None:
+        put(tmp_path, [{"id": 1, "x": 1}], buckets=1)
+        flow = DirectFlow(tmp_path)
+        reader, limit = flow._reader({})
+        start = reader.initialOffset()
+        put(tmp_path, [{"id": 2, "x": 0.5}])
+        end = reader.latestOffset(start, limit)
+        with pytest.raises(StorageError, match=r"'x'.*(restart|again)"):
+            flow._read(reader, start, end)
+
+
+class TestRetention:
+    @pytest.fixture
+    def shortened(self, flow: Flow, tmp_path: Path) -> Path:
+        """The stream has read 4 of 16 rows; of the others 8 are gone."""
+        put(tmp_path, rows(4), buckets=1)
+        assert numbers(flow.run()) == list(range(4))
+        with writer(tmp_path) as queue:
+            for first in range(4, 16, 4):
+                queue.put_batch(rows(4, first))
+                queue.flush()
+            queue.retain(rows=4)
+        return tmp_path
+
+    def test_of_rows_that_were_not_read_is_an_error(
+        self, flow: Flow, fails: Fails, shortened: Path
+    ) -> None:
+        for _ in range(2):
+            with fails("4 to 12 of bucket 0.*retention.*failOnDataLoss=false"):
+                flow.run()
+
+    def test_of_rows_that_were_not_read_is_skipped_if_told_so(
+        self, flow: Flow, shortened: Path
+    ) -> None:
+        assert numbers(flow.run(failOnDataLoss=False)) == list(range(12, 16))
+        put(shortened, rows(2, 16))
+        assert numbers(flow.run()) == [16, 17]
+
+    def test_of_rows_that_were_read_is_no_loss(self, flow: Flow, tmp_path: Path) -> None:
+        with writer(tmp_path, buckets=1) as queue:
+            for first in range(0, 12, 4):
+                queue.put_batch(rows(4, first))
+                queue.flush()
+            assert len(flow.run()) == 12
+            queue.retain(rows=4)
+            queue.put_batch(rows(4, 12))
+            queue.flush()
+        assert numbers(flow.run()) == list(range(12, 16))
+
+    def test_is_noticed_by_a_stream_that_began_with_an_empty_topic(
+        self, flow: Flow, fails: Fails, tmp_path: Path
+    ) -> None:
+        """Its checkpoint says 0, and it has read nothing yet."""
+        put(tmp_path, [], buckets=1)
+        assert flow.run() == []
+        with writer(tmp_path) as queue:
+            for first in range(0, 12, 4):
+                queue.put_batch(rows(4, first))
+                queue.flush()
+            queue.retain(rows=4)
+        with fails("0 to 8 of bucket 0.*retention"):
+            flow.run()
+        assert numbers(flow.run(failOnDataLoss=False)) == list(range(8, 12))
+
+    def test_of_rows_that_were_planned_is_noticed(self, tmp_path: Path) -> None:
+        flow = DirectFlow(tmp_path)
+        with writer(tmp_path, buckets=1) as queue:
+            for first in range(0, 12, 4):
+                queue.put_batch(rows(4, first))
+                queue.flush()
+            flow.plan()
+            queue.retain(rows=4)
+        with pytest.raises(StorageError, match=r"0 to 8 of bucket 0.*retention"):
+            flow.run()
+        assert numbers(flow.run(failOnDataLoss=False)) == list(range(8, 12))
+
+    def test_of_everything_that_was_planned_leaves_an_empty_batch(self, tmp_path: Path) -> None:
+        flow = DirectFlow(tmp_path)
+        with writer(tmp_path, buckets=1) as queue:
+            queue.put_batch(rows(4))
+            queue.flush()
+            flow.plan()
+            queue.put_batch(rows(4, 4))
+            queue.flush()
+            queue.retain(rows=4)
+        assert numbers(flow.run(failOnDataLoss=False)) == list(range(4, 8))
+        assert flow.batches == [0, 4]
+
+
+class TestRestores:
+    @pytest.fixture
+    def restored(self, flow: Flow, tmp_path: Path) -> Path:
+        """The stream has read 8 rows, of which the last 4 were taken back and others put."""
+        with writer(tmp_path, buckets=1) as queue:
+            queue.put_batch(rows(4))
+            queue.tag("four")
+            queue.put_batch(rows(4, 4))
+            queue.flush()
+            assert len(flow.run()) == 8
+            queue.restore("four")
+            queue.put_batch(rows(6, 100))
+        return tmp_path
+
+    def test_that_took_back_what_was_read_are_an_error(
+        self, flow: Flow, fails: Fails, restored: Path
+    ) -> None:
+        for _ in range(2):
+            with fails("bucket 0.*restored.*offset 4.*come to 8.*failOnDataLoss=false"):
+                flow.run()
+
+    def test_that_took_back_what_was_read_are_followed_if_told_so(
+        self, flow: Flow, restored: Path
+    ) -> None:
+        assert numbers(flow.run(failOnDataLoss=False)) == list(range(100, 106))
+        put(restored, rows(2, 200))
+        assert numbers(flow.run()) == [200, 201]
+
+    def test_that_left_what_was_read_are_no_loss(self, flow: Flow, tmp_path: Path) -> None:
+        with writer(tmp_path, buckets=1) as queue:
+            queue.put_batch(rows(4))
+            queue.flush()
+            assert len(flow.run()) == 4
+            queue.put_batch(rows(2, 4))
+            queue.tag("six")
+            queue.put_batch(rows(4, 50))
+            queue.restore("six")
+            queue.put_batch(rows(2, 6))
+        assert numbers(flow.run()) == [4, 5, 6, 7]
+
+    def test_of_a_batch_that_was_planned_are_noticed(self, tmp_path: Path) -> None:
+        flow = DirectFlow(tmp_path)
+        with writer(tmp_path, buckets=1) as queue:
+            queue.put_batch(rows(4))
+            queue.tag("four")
+            queue.put_batch(rows(4, 4))
+            queue.flush()
+            flow.plan()
+            queue.restore("four")
+            queue.put_batch(rows(2, 100))
+            queue.flush()
+        with pytest.raises(StorageError, match="restored"):
+            flow.run()
+        assert numbers(flow.run(failOnDataLoss=False)) == [0, 1, 2, 3, 100, 101]
+
+    def test_more_than_one(self, flow: Flow, tmp_path: Path) -> None:
+        with writer(tmp_path, buckets=2) as queue:
+            queue.put_batch(rows(10))
+            queue.tag("ten")
+            assert len(flow.run()) == 10
+            for turn in (100, 200, 300):
+                queue.put_batch(rows(5, turn))
+                queue.flush()
+                assert len(flow.run(failOnDataLoss=False)) == 5
+                queue.restore("ten")
+        assert flow.run(failOnDataLoss=False) == []
+        put(tmp_path, rows(3, 400))
+        assert numbers(flow.run()) == [400, 401, 402]
+
+    def test_an_overwritten_topic_is_another_one(
+        self, by_spark: SparkFlow, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(10))
+        assert len(by_spark.run()) == 10
+        save(spark.range(100, 105), tmp_path, mode="overwrite")
+        with refused("StorageError", "restored.*failOnDataLoss=false"):
+            by_spark.run()
+        assert numbers(by_spark.run(failOnDataLoss=False)) == list(range(100, 105))
+
+
+class TestCompaction:
+    def test_between_runs_changes_nothing(self, flow: Flow, tmp_path: Path) -> None:
+        found: list[int] = []
+        with writer(tmp_path, keep_versions=0.001) as queue:
+            for first in range(0, 60, 10):
+                queue.put_batch(rows(10, first))
+                queue.flush()
+                if first % 20:
+                    found += numbers(flow.run(maxOffsetsPerTrigger=7))
+                    queue.compact()
+        found += numbers(flow.run())
+        assert sorted(found) == list(range(60))
+
+    def test_in_the_middle_of_a_batch_changes_nothing(self, tmp_path: Path) -> None:
+        flow = DirectFlow(tmp_path)
+        with writer(tmp_path, keep_versions=0.001) as queue:
+            for first in range(0, 40, 10):
+                queue.put_batch(rows(10, first))
+                queue.flush()
+            reader, limit = flow._reader({"maxOffsetsPerTrigger": 25, "rowsPerPartition": 3})
+            start = reader.initialOffset()
+            end = reader.latestOffset(start, limit)
+            parts = reader.partitions(start, end)
+            before = [
+                record for part in parts for b in reader.read(part) for record in b.to_pylist()
+            ]
+            queue.compact()
+            queue.put({"id": 40, "more": 1})
+            queue.flush()
+            queue.compact()
+            after = [
+                record for part in parts for b in reader.read(part) for record in b.to_pylist()
+            ]
+        assert before == after
+        assert len(before) == 25
+
+
+class TestALiveQueue:
+    ROWS = 3000
+
+    def test_in_another_process_feeds_a_stream_that_runs(
+        self, by_spark: SparkFlow, tmp_path: Path
+    ) -> None:
+        """The queue flushes and compacts beside it; every row is read once."""
+        found: list[dict[str, Any]] = []
+        with python(FEEDS, tmp_path, self.ROWS) as child:
+            assert wait_for_line(child) == "begun"
+            query = by_spark.start(maxOffsetsPerTrigger=400)
+            try:
+                assert wait_for_line(child) == "done"
+                query.processAllAvailable()
+            finally:
+                query.stop()
+            found += by_spark.taken()
+        found += by_spark.run()
+        assert numbers(found) == list(range(self.ROWS))
+        assert ids(tmp_path) == list(range(self.ROWS))
+
+    def test_in_this_process_feeds_a_stream(self, by_spark: SparkFlow, tmp_path: Path) -> None:
+        with writer(tmp_path, flush_threshold=10, compaction=True) as queue:
+            queue.put({"id": 0, "text": ""})
+            queue.flush()
+            query = by_spark.start()
+            try:
+                for first in range(1, 200, 20):
+                    queue.put_batch([{"id": i, "text": "x"} for i in range(first, first + 20)])
+                queue.flush()
+                query.processAllAvailable()
+            finally:
+                query.stop()
+        assert numbers(by_spark.taken()) == list(range(201))
+
+
+FEEDS = """
+import asyncio, sys
+from persisting.queue import write_queue
+
+async def main():
+    count = int(sys.argv[2])
+    queue = await write_queue(
+        topic="t", storage_path=sys.argv[1], num_buckets=2, backend="persisting",
+        backend_options={
+            "enable_wal": True, "flush_threshold": 50, "flush_interval": 0.1, "keep_versions": 0.5,
+        },
+    )
+    for first in range(0, count, 20):
+        await queue.put_batch([{"id": i, "text": "x" * (i % 50)} for i in range(first, first + 20)])
+        if first == 40:
+            await queue.flush()
+            print("begun", flush=True)
+        if first % 500 == 0:
+            await queue.compact()
+        await asyncio.sleep(0.005)
+    await queue.close()
+    print("done", flush=True)
+
+asyncio.run(main())
+"""
+
+
+class TestWhatAStreamRefuses:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"version": 1}, "version, timestamp and tag"),
+            ({"tag": "x"}, "version, timestamp and tag"),
+            ({"timestamp": "0"}, "version, timestamp and tag"),
+            ({"endingOffsets": '{"0": 1}'}, "endingOffsets and endingTimestamp"),
+            ({"endingTimestamp": "0"}, "endingOffsets and endingTimestamp"),
+            ({"startingOffsets": '{"7": 1}'}, "startingOffsets names bucket 7"),
+            ({"filter": "nope = 1"}, "option filter='nope = 1' names 'nope'"),
+            ({"columns": "nope"}, "option columns names 'nope'"),
+            ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger='0'"),
+        ],
+    )
+    def test_is_named(
+        self, flow: Flow, fails: Fails, tmp_path: Path, options: dict[str, Any], words: str
+    ) -> None:
+        put(tmp_path, rows(3))
+        with fails(words):
+            flow.run(**options)
+
+    def test_reaches_the_user_as_the_last_word(self, by_spark: SparkFlow, tmp_path: Path) -> None:
+        put(tmp_path, rows(3))
+        for options in ({"tag": "x"}, {"filter": "nope = 1"}):
+            with refused("InvalidArgument", "tag|nope") as raised:
+                by_spark.run(**options)
+            assert "UnboundLocalError" not in str(raised.value)
+
+
+class TestStreamsOfSpark:
+    def test_join_with_the_topic_at_rest(
+        self, spark: SparkSession, by_spark: SparkFlow, tmp_path: Path
+    ) -> None:
+        """The same topic as a stream and as a table in one query."""
+        put(tmp_path, rows(10))
+        at_rest = load(spark, tmp_path, columns="id,text", filter="id > 5")
+        stream = (
+            spark.readStream.format("persisting").option("columns", "id").load(str(tmp_path / "t"))
+        )
+        query = (
+            stream.join(at_rest, "id")
+            .writeStream.format("json")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "t.out"))
+        )
+        query.awaitTermination()
+        found = by_spark.taken()
+        assert sorted((r["id"], r["text"]) for r in found) == [
+            (i, f"row {i}") for i in range(6, 10)
+        ]
