@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class TestDeduplicate:
-    @pytest.fixture(scope="class")
-    def rows(self, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
-        """Three rows for each id, put one after the other; ids are spread over two buckets."""
-        folder = tmp_path_factory.mktemp("dedupe")
-        with writer(folder) as queue:
-            for turn in ("a", "b", "c"):
-                queue.put_batch([{"id": i, "turn": turn, "half": i // 2} for i in range(20)])
-                queue.flush()
-        return read_topic(spark, folder / "t", includeMetadata=True)
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    """Three rows for each id, put one after the other; ids are spread over two buckets."""
+    folder = tmp_path_factory.mktemp("dedupe")
+    with writer(folder) as queue:
+        for turn in ("a", "b", "c"):
+            queue.put_batch([{"id": i, "turn": turn, "half": i // 2} for i in range(20)])
+            queue.flush()
+    return read_topic(spark, folder / "t", includeMetadata=True)
 
+
+class TestDeduplicate:
     @pytest.mark.parametrize(("keep", "turn"), [("first", "a"), ("last", "c")])
     def test_keeps_one_row_of_each_key_by_arrival(
         self, rows: DataFrame, keep: str, turn: str

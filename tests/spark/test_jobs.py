@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lance
 import pyarrow as pa
@@ -285,7 +285,7 @@ class TestProfile:
 
 
 class TestSplit:
-    SHARES = {"train": 0.7, "validation": 0.2, "test": 0.1}
+    SHARES: ClassVar = {"train": 0.7, "validation": 0.2, "test": 0.1}
 
     def part_of(self, key: Any, salt: str = "") -> str:
         """The rule, said once more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from filled import put, rows
@@ -48,7 +48,7 @@ class TestLag:
 
 
 class TestBatch:
-    SAID = {
+    SAID: ClassVar = {
         "batchId": 7,
         "numInputRows": 1500,
         "durationMs": {"triggerExecution": 500, "addBatch": 300},
@@ -87,11 +87,12 @@ class TestErrors:
         assert type(unknown) is StorageError
 
 
-class TestWatch:
-    @pytest.fixture(scope="class")
-    def topic(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return put(tmp_path_factory.mktemp("watch"), rows(60))
+@pytest.fixture(scope="module")
+def topic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return put(tmp_path_factory.mktemp("watch"), rows(60))
 
+
+class TestWatch:
     def started(self, spark: SparkSession, topic: Path, place: Path, **options: Any) -> Any:
         reader = spark.readStream.format("persisting").options(**options).load(str(topic))
         writer = reader.writeStream.format("noop").option("checkpointLocation", str(place))

@@ -296,8 +296,9 @@ def test_batches_of_any_schema_and_any_slice_have_sparks_types(table: list[dict[
     from persisting.schema import EMPTY, Rules, Shaper
     from persisting.storage.chunk import prepare
 
-    prepared = prepare(Shaper(EMPTY, Rules(evolving=True)), table * 2)
-    whole = pa.Table.from_batches([c.batch() for c in prepared.chunks]).combine_chunks()
+    keyed = [{"the key": i, **record} for i, record in enumerate(table * 2)]
+    prepared = prepare(Shaper(EMPTY, Rules(evolving=True)), keyed)
+    whole = pa.Table.from_batches([c.batch for c in prepared.chunks]).combine_chunks()
     target = spark_schema(whole.schema)
     for batch in whole.to_batches():
         for start in range(batch.num_rows):

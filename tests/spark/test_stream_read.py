@@ -511,12 +511,16 @@ class TestWhatAStreamRefuses:
     def test_is_named(
         self, flow: Flow, fails: Fails, tmp_path: Path, options: dict[str, Any], words: str
     ) -> None:
-        put(tmp_path, rows(3))
+        put(tmp_path, rows(3), buckets=1)
+        with writer(tmp_path) as queue:
+            queue.tag("x")
         with fails(words):
             flow.run(**options)
 
     def test_reaches_the_user_as_the_last_word(self, by_spark: SparkFlow, tmp_path: Path) -> None:
         put(tmp_path, rows(3))
+        with writer(tmp_path) as queue:
+            queue.tag("x")
         for options in ({"tag": "x"}, {"filter": "nope = 1"}):
             with refused("InvalidArgument", "tag|nope") as raised:
                 by_spark.run(**options)

@@ -84,7 +84,7 @@ def plan(options: WriteOptions, incoming: pa.Schema) -> Plan:
         with _owned(options.folder, config, bucket):
             pass
     _, config, _ = agreed_config(wanted, options.folder.parent)
-    schema = _agreed(options, config, incoming, frozenset())
+    schema = _agreed(options, config, incoming)
     tables = {}
     for bucket in range(config.num_buckets):
         with _owned(options.folder, config, bucket) as owner:
@@ -115,22 +115,20 @@ def _check_column(config: TopicConfig, schema: pa.Schema) -> None:
 
 def _merged(options: WriteOptions, config: TopicConfig, incoming: pa.Schema) -> pa.Schema:
     """The topic's schema with that of the rows, or raise where they contradict."""
-    known = _shared(options).read() or EMPTY
+    known = _shared(options.folder).read() or EMPTY
     rows = accept(_with_vectors(incoming, options).empty_table(), known).schema
     rules = _EVOLVING if config.backend == "persisting" or not known.names else Rules()
     return merge(known, _as_known(rows, known), rules, defined=bool(known.names))
 
 
-def _agreed(
-    options: WriteOptions, config: TopicConfig, incoming: pa.Schema, large: frozenset[str]
-) -> pa.Schema:
+def _agreed(options: WriteOptions, config: TopicConfig, incoming: pa.Schema) -> pa.Schema:
     """The same, and the topic agrees to it."""
     rules = _EVOLVING if config.backend == "persisting" else Rules()
-    return _shared(options).agree(_merged(options, config, incoming), large, rules)
+    return _shared(options.folder).agree(_merged(options, config, incoming), frozenset(), rules)
 
 
-def _shared(options: WriteOptions) -> SharedSchema:
-    return SharedSchema(options.folder / SCHEMA_FILE, filesystem.current())
+def _shared(folder: Path) -> SharedSchema:
+    return SharedSchema(folder / SCHEMA_FILE, filesystem.current())
 
 
 def _as_known(rows: pa.Schema, known: pa.Schema) -> pa.Schema:
@@ -284,29 +282,25 @@ class _BucketFiles:
 
 
 def commit(
-    options: WriteOptions,
-    made: Plan,
-    messages: list[Written],
-    mark: tuple[str, int],
-    *,
-    overwrite: bool = False,
+    folder: Path, messages: list[Written], mark: tuple[str, int], *, overwrite: bool = False
 ) -> int:
     """Commit what tasks wrote, bucket by bucket; how many rows are new."""
+    config = StoredTopic.open(folder).config
     ordered = sorted(messages, key=lambda one: one.part)
     large = frozenset(name for one in ordered for name in one.large)
     if large:
-        _agreed(options, made.config, made.schema, large)
+        shared = _shared(folder)
+        rules = _EVOLVING if config.backend == "persisting" else Rules()
+        shared.agree(shared.read() or EMPTY, large, rules)
     rows = 0
-    for bucket in made.tables:
+    for bucket in range(config.num_buckets):
         fragments = [f for one in ordered for f in one.fragments.get(bucket, [])]
         if fragments or overwrite:
-            # What the files were written for, which is not what this plan says: for a stream Spark
-            # makes the writer anew to commit.
             written_for = [one.columns[bucket] for one in ordered if bucket in one.columns]
-            with _owned(Path(made.folder), made.config, bucket) as owner:
+            with _owned(folder, config, bucket) as owner:
                 new = adoption.adopt(owner.bucket, fragments, written_for, *mark, replace=overwrite)
             if not new:  # stored before, from other files
-                _discard_bucket(made, bucket, fragments)
+                _discard_bucket(folder, bucket, fragments)
             rows += new
     return rows
 
@@ -326,21 +320,28 @@ class TopicWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         written = [one for one in messages if isinstance(one, Written)]
-        commit(self._options, self._plan, written, self._mark, overwrite=self._overwrite)
+        commit(self._options.folder, written, self._mark, overwrite=self._overwrite)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove what the tasks wrote, but for buckets that were committed."""
-        _discard(self._plan, [one for one in messages if isinstance(one, Written)])
+        _discard(self._options.folder, [one for one in messages if isinstance(one, Written)])
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
     """A streaming sink: each micro-batch is stored exactly once."""
 
     def __init__(self, options: WriteOptions, incoming: pa.Schema) -> None:
-        self._options = options
-        self._plan = plan(options, incoming)
+        self._options, self._incoming = options, incoming
+        self._plan: Plan | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Plan when the tasks are sent off: Spark makes the writer anew to commit and to abort,
+        and needs no plan there."""
+        self._plan = self._plan or plan(self._options, self._incoming)
+        return dict(self.__dict__)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        assert self._plan is not None
         return write_task(self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -350,25 +351,25 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
             if any(one.fragments for one in written):
                 raise InvalidArgument("Spark names no query: give the sink an option writeId")
             return
-        commit(self._options, self._plan, written, (_mark(str(names.pop())), batchId))
+        commit(self._options.folder, written, (_mark(str(names.pop())), batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _discard(self._plan, [one for one in messages if isinstance(one, Written)])
+        _discard(self._options.folder, [one for one in messages if isinstance(one, Written)])
 
 
 def _mark(name: str) -> str:
     return f"spark:{name}"
 
 
-def _discard(made: Plan, messages: list[Written]) -> None:
+def _discard(folder: Path, messages: list[Written]) -> None:
     """Remove files that no version refers to; what cannot be removed is harmless."""
     for one in messages:
         for bucket, fragments in one.fragments.items():
-            _discard_bucket(made, bucket, fragments)
+            _discard_bucket(folder, bucket, fragments)
 
 
-def _discard_bucket(made: Plan, bucket: int, fragments: list[dict[str, Any]]) -> None:
-    table = Table(bucket_folder(Path(made.folder), bucket), filesystem.current())
+def _discard_bucket(folder: Path, bucket: int, fragments: list[dict[str, Any]]) -> None:
+    table = Table(bucket_folder(folder, bucket), filesystem.current())
     table.refresh()
     used = {file.path for fragment in table.view.fragments for file in fragment.files}
     lost = [f for f in fragments if not used & {file["path"] for file in f["files"]}]

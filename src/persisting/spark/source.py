@@ -19,8 +19,9 @@ from persisting.spark.options import ReadOptions, read_options, write_options
 from persisting.spark.reading import METADATA, Filter
 from persisting.spark.topics import StoredTopic
 from persisting.spark.types import spark_schema
-from persisting.storage.finding import laid_out, typed
-from persisting.table.search import check_where, matching
+from persisting.storage.finding import typed
+from persisting.table import layout
+from persisting.table.search import check_condition, check_where
 
 
 class PersistingSource(DataSource):
@@ -56,6 +57,11 @@ class PersistingSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from persisting.spark.sink import TopicStreamWriter
 
+        if overwrite:
+            raise InvalidArgument(
+                "outputMode complete would store the whole result again with every trigger; use "
+                "append, or write in foreachBatch with mode('overwrite')"
+            )
         return TopicStreamWriter(write_options(self.options), _target(schema))
 
 
@@ -63,7 +69,8 @@ def _target(schema: StructType) -> pa.Schema:
     """The Arrow schema that Spark gives and takes for its own."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    found: Any = to_arrow_schema(schema, timezone="UTC")
+    nullable = schema.toNullable() if hasattr(schema, "toNullable") else schema
+    found: Any = to_arrow_schema(nullable, timezone="UTC")
     return found
 
 
@@ -80,7 +87,7 @@ def checked_filter(options: ReadOptions) -> Filter | None:
     known = _fields(options)
     try:
         check_where(options.where)
-        matching(laid_out(typed(known).empty_table(), known, 0), options.where, None)
+        check_condition(layout.physical_schema(typed(known), None), options.where)
     except InvalidArgument as exc:
         raise InvalidArgument(str(exc).replace("where=", "option filter=", 1)) from exc
     return Filter(options.where, known)

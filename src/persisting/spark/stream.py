@@ -89,6 +89,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begins, parts = offsets.decode(start), []
         for bucket, place in offsets.decode(end).items():
+            place = self._now(bucket, place)
             begin = self._now(bucket, begins.get(bucket, Place(0, place.epoch)))
             first = self._left(bucket, begin.offset)
             step = self._options.rows_per_partition
@@ -129,7 +130,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _left(self, bucket: int, offset: int) -> int:
         """Where to begin, if retention has removed what was there."""
         start = self._topic.view(bucket).start
-        if offset < start and offset > 0 and self._options.fail_on_loss:
+        if offset < start and self._options.fail_on_loss:
             raise OffsetOutOfRange(
                 f"offsets {offset} to {start} of bucket {bucket} of {self._topic.folder} were "
                 "removed by retention before the stream had read them. Set failOnDataLoss=false "

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
+from persisting.errors import StorageError
 from persisting.schema.conversion import convert
 from persisting.schema.values import UUID
 
@@ -54,7 +55,13 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     index = batch.schema.get_field_index(field.name)
     if index < 0:
         return pa.nulls(batch.num_rows, field.type)
-    return _value(batch.column(index), field.type)
+    try:
+        return _value(batch.column(index), field.type)
+    except pa.ArrowException as exc:
+        raise StorageError(
+            f"field {field.name!r} is {batch.column(index).type} by now and the DataFrame has "
+            f"{field.type}, which does not hold all of it: load it again, or restart the stream"
+        ) from exc
 
 
 def _value(array: pa.Array, target: pa.DataType) -> pa.Array:

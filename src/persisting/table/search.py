@@ -109,6 +109,12 @@ def hits(view: TableView, ask: Ask) -> list[Hit]:
     )
 
 
+def check_condition(schema: pa.Schema, where: str) -> None:
+    """Raise unless a table of ``schema``, in the table's layout, takes the condition."""
+    view = in_memory(pa.Table.from_batches([], schema=schema), schema, 0)
+    _run(view, {"columns": [], "with_row_address": True, "filter": enclosed(where)}, where)
+
+
 def matching(view: TableView, where: str | None, limit: int | None) -> list[int]:
     """The offsets of the first ``limit`` rows that a filter keeps, in order."""
     if view.dataset is None or not view.rows or limit == 0:

@@ -42,13 +42,13 @@ def found_format(given: str | None, path: str | Path) -> str:
 
 def lance_folders(path: Path) -> list[Path]:
     """The Lance datasets at or below ``path``."""
-    if _is_lance(path):
+    if is_lance(path):
         return [path]
     return [
         Path(place, name)
         for place, folders, _ in sorted(os.walk(path))
         for name in sorted(folders)
-        if _is_lance(Path(place, name))
+        if is_lance(Path(place, name))
     ]
 
 
@@ -59,7 +59,8 @@ def _of_content(path: Path) -> str | None:
     return next((found for name in names if (found := _by_suffix(name))), None)
 
 
-def _is_lance(path: Path) -> bool:
+def is_lance(path: Path) -> bool:
+    """Whether a folder is a Lance dataset."""
     return (path / "_versions").is_dir()
 
 

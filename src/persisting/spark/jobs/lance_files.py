@@ -20,7 +20,7 @@ from persisting.errors import InvalidArgument
 from persisting.schema import EMPTY
 from persisting.schema.arrow import accept
 from persisting.spark.jobs.columns import named
-from persisting.spark.jobs.formats import lance_folders
+from persisting.spark.jobs.formats import is_lance, lance_folders
 from persisting.spark.options import ROWS_PER_PARTITION
 from persisting.spark.types import spark_schema, to_spark
 from persisting.table.guard import translated
@@ -113,7 +113,8 @@ def _write_files(
     reader = pa.RecordBatchReader.from_batches(target, (_fitted(one, target) for one in batches))
     with translated("write to", place):
         if version is None:
-            found = write_fragments(reader, place, schema=target, mode="create")
+            mode = "overwrite" if is_lance(Path(place)) else "create"
+            found = write_fragments(reader, place, schema=target, mode=mode)
         else:
             found = write_fragments(reader, lance.dataset(place, version=version), mode="append")
     return [fragment.to_json() for fragment in found]
