@@ -95,6 +95,7 @@ class TestVersions(VersionContract):
 
 
 @_ON_MODULE
+@_NIGHTLY
 class TestAccess(AccessContract):
     pass
 

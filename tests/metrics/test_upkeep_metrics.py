@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.faults import FaultyFileSystem
 
+from persisting import metrics
 from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import read_queue, write_queue
 
@@ -25,6 +26,15 @@ KINDS = {
     "persisting_damaged_files": "gauge",
     "persisting_upkeep_errors": "counter",
 }
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    """One for all tests: ending it takes half a second."""
+    running = metrics.serve(0)
+    yield running
+    running.shutdown()
+    running.server_close()
 
 
 def records(count: int, start: int = 0) -> list[dict[str, Any]]:

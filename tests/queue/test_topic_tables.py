@@ -945,7 +945,7 @@ class TestStored:
                     await asyncio.sleep(0.005)
 
         opening = spawned(owners())
-        for _ in range(60):
+        for _ in range(20):
             assert len(await reader.query("id >= 0")) == 30
             assert len(await reader.versions()) >= BUCKETS
         stop.set()

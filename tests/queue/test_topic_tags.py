@@ -235,7 +235,7 @@ class TagContract:
         other = await home.write(backend_options={})
         reader = await home.read()
         number = 0
-        for _ in range(12):
+        for _ in range(6):
             await writer.put(numbered(6, number))
             number += 6
             made, _ = await asyncio.gather(writer.tag("t"), other.delete_tag("t"))
@@ -382,6 +382,7 @@ asyncio.run(main())
             assert (await reader.tag("mine"))["rows"] == 60
             await reader.close()
 
+    @_NIGHTLY
     async def test_a_reader_from_before_the_first_record_reads_a_later_tag(
         self, tmp_path: Path
     ) -> None:
@@ -411,6 +412,7 @@ asyncio.run(main())
             assert ids(await reader.get(None, version="t")) == list(range(30))
             await reader.close()
 
+    @_NIGHTLY
     async def test_a_tag_of_a_killed_owner_holds_what_its_log_held(self, tmp_path: Path) -> None:
         code = """
 import asyncio, sys
@@ -474,6 +476,7 @@ asyncio.run(main())
         await home.close()
 
 
+@_NIGHTLY
 async def test_tags_keep_their_content_while_upkeep_goes_on_by_itself(
     tmp_path: Path, spawned: Any, make_home: Any
 ) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from persisting.errors import StorageError
 from persisting.queue import read_queue, write_queue
 from persisting.topic.sync import SyncQueue
 
@@ -128,12 +129,15 @@ _OURS = re.compile(r"^persisting\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 @contextmanager
 def refused(error: str, words: str) -> Iterator[pytest.ExceptionInfo[BaseException]]:
-    """What is done inside fails in Spark with our error of this name, in these words."""
+    """What is done inside fails with our error of this name in these words, also through Spark."""
     from pyspark.errors import PySparkException
 
-    with pytest.raises(PySparkException) as raised:
+    with pytest.raises((PySparkException, StorageError)) as raised:
         yield raised
-    found = _OURS.findall(str(raised.value))
+    if isinstance(raised.value, StorageError):
+        found = [(type(raised.value).__name__, str(raised.value))]
+    else:
+        found = _OURS.findall(str(raised.value))
     assert found, f"no error of ours: {raised.value}"
     name, text = found[-1]
     assert name == error, f"{name}: {text}"

@@ -26,6 +26,7 @@ from filled import (
     writer,
 )
 from gates import Beside, Gate
+from storing import DirectStore, SparkStore, Store
 
 from persisting.spark.topics import StoredTopic
 from persisting.storage.writers import ANONYMOUS, WRITERS, Writers
@@ -41,6 +42,33 @@ def frame(spark: SparkSession, count: int, first: int = 0, parts: int = 1) -> Da
     """A DataFrame of the records that :func:`filled.rows` has."""
     made = spark.range(first, first + count, numPartitions=parts)
     return made.selectExpr("id", "concat('row ', id) text", "id / 4 score", "id % 2 = 0 even")
+
+
+@pytest.fixture(params=["direct", pytest.param("spark", marks=pytest.mark.nightly)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Writes to topics of the test's folder; by Spark itself in the nightly run."""
+    if request.param == "direct":
+        return DirectStore(tmp_path)
+    return SparkStore(request.getfixturevalue("spark"), tmp_path)
+
+
+def table(count: int, first: int = 0) -> pa.Table:
+    """The records that :func:`filled.rows` has."""
+    return pa.Table.from_pylist(rows(count, first), SCHEMA)
+
+
+SCHEMA = pa.schema(
+    [("id", pa.int64()), ("text", pa.string()), ("score", pa.float64()), ("even", pa.bool_())]
+)
+
+
+def one(**columns: Any) -> pa.Table:
+    """A table with one row; a column is a value, or a value and its type."""
+    arrays = {
+        name: pa.array([value[0]], value[1]) if isinstance(value, tuple) else pa.array([value])
+        for name, value in columns.items()
+    }
+    return pa.table(arrays)
 
 
 class TestANewTopic:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,10 +30,17 @@ def test_each_run_takes_only_what_is_new(spark: SparkSession, tmp_path: Path) ->
     put(tmp_path, rows(100), "raw")
 
     def step() -> jobs.Summary:
-        return jobs.incremental(spark, tmp_path / "raw", tmp_path / "even", evens, num_buckets=2)
+        return jobs.incremental(
+            spark,
+            tmp_path / "raw",
+            tmp_path / "even",
+            evens,
+            num_buckets=2,
+            max_rows_per_batch=60,
+        )
 
     first = step()
-    assert (first.rows, first.written, first.batches) == (100, 50, 1)
+    assert (first.rows, first.written, first.batches) == (100, 50, 2)
     assert first.lag == {"0": 0, "1": 0}
     assert first.seconds > 0
     assert ids(tmp_path, "even") == list(range(0, 100, 2))
@@ -47,14 +55,9 @@ def test_each_run_takes_only_what_is_new(spark: SparkSession, tmp_path: Path) ->
     assert (more.rows, more.written) == (30, 15)
     assert ids(tmp_path, "even") == list(range(0, 130, 2))
 
-
-def test_large_steps_are_taken_in_batches(spark: SparkSession, tmp_path: Path) -> None:
-    put(tmp_path, rows(100), "raw")
-    done = jobs.incremental(
-        spark, tmp_path / "raw", tmp_path / "copy", num_buckets=1, max_rows_per_batch=40
-    )
-    assert (done.rows, done.batches) == (100, 3)
-    assert ids(tmp_path, "copy") == list(range(100))
+    place = tmp_path / "even" / "checkpoints" / "raw"
+    assert json.loads((place / "source.json").read_text()) == {"source": "../../../raw"}
+    assert (place / "spark" / "offsets" / "2").exists()
 
 
 def test_a_step_that_failed_is_taken_again(spark: SparkSession, tmp_path: Path) -> None:
@@ -69,15 +72,6 @@ def test_a_step_that_failed_is_taken_again(spark: SparkSession, tmp_path: Path) 
     done = jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy")
     assert done.rows == 50
     assert ids(tmp_path, "copy") == list(range(50))
-
-
-def test_new_fields_of_the_source_come_along(spark: SparkSession, tmp_path: Path) -> None:
-    put(tmp_path, rows(4), "raw")
-    jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy", num_buckets=1)
-    put(tmp_path, [{"id": 4, "text": "x", "score": 1.0, "even": True, "extra": [1.5]}], "raw")
-    jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy")
-    found = {row["id"]: row.get("extra") for row in stored(tmp_path, "copy")}
-    assert found == {0: None, 1: None, 2: None, 3: None, 4: [1.5]}
 
 
 def test_sources_feed_a_target_under_names_of_their_own(
@@ -96,16 +90,6 @@ def test_sources_feed_a_target_under_names_of_their_own(
     assert sorted(path.name for path in (target / "checkpoints").iterdir()) == ["b", "raw"]
 
 
-def test_topics_that_were_moved_together_go_on(spark: SparkSession, tmp_path: Path) -> None:
-    put(tmp_path / "old", rows(10), "raw")
-    jobs.incremental(spark, tmp_path / "old" / "raw", tmp_path / "old" / "copy", num_buckets=1)
-    shutil.move(tmp_path / "old", tmp_path / "new")
-    put(tmp_path / "new", rows(5, 10), "raw")
-    done = jobs.incremental(spark, tmp_path / "new" / "raw", tmp_path / "new" / "copy")
-    assert done.rows == 5
-    assert ids(tmp_path / "new", "copy") == list(range(15))
-
-
 def test_what_is_in_the_way_is_said(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(5), "raw")
     with pytest.raises(NoSuchTopic, match="nothing"):
@@ -121,12 +105,39 @@ def test_what_is_in_the_way_is_said(spark: SparkSession, tmp_path: Path) -> None
     assert not (tmp_path / "nothing").exists()
 
 
-def test_the_source_is_noted_beside_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
-    put(tmp_path, rows(5), "raw")
+@pytest.mark.nightly
+def test_new_fields_of_the_source_come_along(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, rows(4), "raw")
     jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy", num_buckets=1)
-    place = tmp_path / "copy" / "checkpoints" / "raw"
-    assert json.loads((place / "source.json").read_text()) == {"source": "../../../raw"}
-    assert (place / "spark" / "offsets" / "0").exists()
+    put(tmp_path, [{"id": 4, "text": "x", "score": 1.0, "even": True, "extra": [1.5]}], "raw")
+    jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy")
+    found = {row["id"]: row.get("extra") for row in stored(tmp_path, "copy")}
+    assert found == {0: None, 1: None, 2: None, 3: None, 4: [1.5]}
+
+
+@pytest.mark.nightly
+def test_topics_that_were_moved_together_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path / "old", rows(10), "raw")
+    jobs.incremental(spark, tmp_path / "old" / "raw", tmp_path / "old" / "copy", num_buckets=1)
+    shutil.move(tmp_path / "old", tmp_path / "new")
+    put(tmp_path / "new", rows(5, 10), "raw")
+    done = jobs.incremental(spark, tmp_path / "new" / "raw", tmp_path / "new" / "copy")
+    assert done.rows == 5
+    assert ids(tmp_path / "new", "copy") == list(range(15))
+
+
+@pytest.mark.nightly
+def test_runs_at_the_same_time_wait_for_each_other(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, rows(40), "raw")
+
+    def step(_: int) -> int:
+        return jobs.incremental(
+            spark, tmp_path / "raw", tmp_path / "copy", num_buckets=1, max_rows_per_batch=10
+        ).rows
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(step, range(2))) == [0, 40]
+    assert ids(tmp_path, "copy") == list(range(40))
 
 
 @pytest.mark.nightly

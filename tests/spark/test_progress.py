@@ -15,6 +15,7 @@ from persisting.spark.jobs.progress import Batch, lag_of, lag_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 class Terminal(io.StringIO):
@@ -88,47 +89,47 @@ class TestErrors:
 
 
 @pytest.fixture(scope="module")
-def topic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return put(tmp_path_factory.mktemp("watch"), rows(60))
+def query(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> StreamingQuery:
+    """A query that took 60 rows in three batches, and has ended; it may be watched again."""
+    folder = tmp_path_factory.mktemp("watch")
+    reader = spark.readStream.format("persisting").option("maxOffsetsPerTrigger", 25)
+    stream = reader.load(str(put(folder, rows(60)))).writeStream.format("noop")
+    stream = stream.option("checkpointLocation", str(folder / "checkpoint"))
+    started = stream.trigger(availableNow=True).start()
+    watch(started)
+    return started
 
 
 class TestWatch:
-    def started(self, spark: SparkSession, topic: Path, place: Path, **options: Any) -> Any:
-        reader = spark.readStream.format("persisting").options(**options).load(str(topic))
-        writer = reader.writeStream.format("noop").option("checkpointLocation", str(place))
-        return writer.trigger(availableNow=True).start()
-
-    def test_counts_what_the_query_did(
-        self, spark: SparkSession, topic: Path, tmp_path: Path
-    ) -> None:
-        out = io.StringIO()
-        query = self.started(spark, topic, tmp_path, maxOffsetsPerTrigger=25)
-        summary = watch(query, out=out)
+    def test_waits_for_the_end_and_counts_what_was_done(self, query: StreamingQuery) -> None:
+        assert not query.isActive
+        summary = watch(query)
         assert (summary.rows, summary.batches) == (60, 3)
         assert summary.lag == {"0": 0, "1": 0}
         assert summary.seconds > 0
-        assert out.getvalue() == ""
-        assert not query.isActive
 
-    def test_shows_lines_on_a_terminal_and_a_summary(
-        self, spark: SparkSession, topic: Path, tmp_path: Path
-    ) -> None:
+    def test_shows_lines_on_a_terminal_and_a_summary(self, query: StreamingQuery) -> None:
         out = Terminal()
-        summary = watch(self.started(spark, topic, tmp_path), out=out)
-        *lines, last = out.getvalue().removesuffix("\n").split("\r\x1b[K")
-        assert any(line.startswith("batch 0: 60 rows, ") for line in lines)
+        summary = watch(query, out=out)
+        _, *lines, last = out.getvalue().removesuffix("\n").split("\r\x1b[K")
+        assert [line.split(" rows")[0] for line in lines] == [
+            "batch 0: 25",
+            "batch 1: 25",
+            "batch 2: 10",
+        ]
+        assert all("rows/s" in line for line in lines)
+        assert "lag 35 (" in lines[0]
         assert last == str(summary)
         assert last.startswith("60 rows read, ")
         assert last.endswith("no lag")
 
-    def test_is_told_to_be_quiet_or_not(
-        self, spark: SparkSession, topic: Path, tmp_path: Path
-    ) -> None:
-        loud, quiet = io.StringIO(), Terminal()
-        watch(self.started(spark, topic, tmp_path / "a"), out=loud, quiet=False)
-        watch(self.started(spark, topic, tmp_path / "b"), out=quiet, quiet=True)
+    def test_is_quiet_elsewhere_unless_told_otherwise(self, query: StreamingQuery) -> None:
+        plain, loud, quiet = io.StringIO(), io.StringIO(), Terminal()
+        watch(query, out=plain)
+        watch(query, out=loud, quiet=False)
+        watch(query, out=quiet, quiet=True)
+        assert plain.getvalue() == quiet.getvalue() == ""
         assert "60 rows read" in loud.getvalue()
-        assert quiet.getvalue() == ""
 
     def test_that_is_interrupted_stops_the_query(self, spark: SparkSession, tmp_path: Path) -> None:
         class Interrupted(Terminal):
@@ -138,8 +139,8 @@ class TestWatch:
                 return super().write(text)
 
         out = Interrupted()
-        query = spark.readStream.format("rate").load().writeStream.format("noop")
-        running = query.option("checkpointLocation", str(tmp_path)).start()
+        stream = spark.readStream.format("rate").load().writeStream.format("noop")
+        running = stream.option("checkpointLocation", str(tmp_path)).start()
         with pytest.raises(KeyboardInterrupt):
             watch(running, out=out)
         assert not running.isActive
