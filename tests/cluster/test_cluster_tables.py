@@ -18,7 +18,7 @@ import pytest_asyncio
 
 sys.path.append(str(Path(__file__).parents[1] / "queue"))
 
-from homes import Following, Home, flat, taken
+from homes import Following, Home, flat, taken, until
 from joining import joined, left
 from nodes import Cluster
 from places import drained, ids, numbered
@@ -348,6 +348,7 @@ class TestWire:
         assert len(await drained(reader)) == 20
         await place.close()
 
+    @_NIGHTLY
     async def test_a_wait_after_a_restore_asks_the_owner_now_and_then_only(
         self, home: Home, monkeypatch: pytest.MonkeyPatch, spawned: Any
     ) -> None:
@@ -359,6 +360,13 @@ class TestWire:
         reader = await home.read()
         assert len(await drained(reader)) == 60
         assert await reader.get(wait=True, timeout=0.3) == []
+
+        async def nobody_watches() -> bool:
+            watchers = [port._watcher for port in reader._topic._ports.values()]
+            return all(watcher is None or watcher.done() for watcher in watchers)
+
+        # A watcher looks whether it is still needed with the owner's next sign of life.
+        await until(nobody_watches)
         await writer.restore("t")
         reads = 0
         read = client.RemotePort.read

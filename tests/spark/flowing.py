@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,34 +34,49 @@ class DirectFlow:
         self._topic = folder / topic
         self._checkpoint: dict[str, Any] | None = None
         self._planned: dict[str, Any] | None = None
+        self._before: dict[str, Any] | None = None
         self.batches: list[int] = []
 
     def run(self, **options: Any) -> list[dict[str, Any]]:
-        reader, limit = self._reader(options)
+        found: list[dict[str, Any]] = []
+        for parts, _ in self.micro_batches(**options):
+            rows = [row for part in parts for batch in part for row in batch.to_pylist()]
+            self.batches.append(len(rows))
+            found += rows
+        return found
+
+    def micro_batches(
+        self, **options: Any
+    ) -> Iterator[tuple[list[list[pa.RecordBatch]], pa.Schema]]:
+        """The batches of each task and their schema; done when the next one is asked for."""
+        reader, limit = self.reader(options)
         reader.prepareForTriggerAvailableNow()
         if self._checkpoint is None:
             self._checkpoint = _json(reader.initialOffset())
-        found: list[dict[str, Any]] = []
         while True:
             if self._planned is None:
                 end = _json(reader.latestOffset(self._checkpoint, limit))
                 if end == self._checkpoint:
-                    return found
+                    return
                 self._planned = end
-            taken = self._read(reader, self._checkpoint, self._planned)
+            yield self.parts(reader, self._checkpoint, self._planned), reader._target
             reader.commit(self._planned)
-            self._checkpoint, self._planned = self._planned, None
-            self.batches.append(len(taken))
-            found += taken
+            self._before, self._checkpoint = self._checkpoint, self._planned
+            self._planned = None
 
     def plan(self, **options: Any) -> None:
         """Plan a micro-batch and die before it is done; the next run begins with it."""
-        reader, limit = self._reader(options)
+        reader, limit = self.reader(options)
         if self._checkpoint is None:
             self._checkpoint = _json(reader.initialOffset())
         self._planned = _json(reader.latestOffset(self._checkpoint, limit))
 
-    def _reader(self, options: dict[str, Any]) -> Any:
+    def step_back(self) -> None:
+        """The last micro-batch was done, and nobody knows: the next run repeats it."""
+        assert self._planned is None
+        self._checkpoint, self._planned = self._before, self._checkpoint
+
+    def reader(self, options: dict[str, Any]) -> Any:
         from pyspark.sql.datasource import CaseInsensitiveDict
 
         from persisting.spark.source import PersistingSource
@@ -70,13 +86,19 @@ class DirectFlow:
         reader: Any = source.streamReader(source.schema())
         return reader, reader.getDefaultReadLimit()
 
-    def _read(self, reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
+    def parts(
+        self, reader: Any, start: dict[str, Any], end: dict[str, Any]
+    ) -> list[list[pa.RecordBatch]]:
+        """The batches of each task of a micro-batch."""
         copy = pickle.loads(pickle.dumps(reader))  # noqa: S301
-        found: list[Any] = []
-        for part in reader.partitions(start, end):
-            batches = list(copy.read(pickle.loads(pickle.dumps(part))))  # noqa: S301
-            found += pa.Table.from_batches(batches).to_pylist() if batches else []
-        return found
+        return [
+            list(copy.read(pickle.loads(pickle.dumps(part))))  # noqa: S301
+            for part in reader.partitions(start, end)
+        ]
+
+    def rows(self, reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
+        parts = self.parts(reader, start, end)
+        return [row for part in parts for batch in part for row in batch.to_pylist()]
 
 
 def _json(value: Any) -> Any:

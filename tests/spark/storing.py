@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 from filled import texts
+from flowing import DirectFlow
 from gates import Gate
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 Meanwhile = Callable[[], Any]
@@ -129,6 +130,78 @@ class DirectSink:
             raise
 
 
+class DirectPipe:
+    """A stream from the topic ``in`` to the topic ``out``, by the calls that Spark makes."""
+
+    def __init__(self, folder: Path, name: str = "pipe") -> None:
+        self.folder, self._name = folder, name
+        self._flow = DirectFlow(folder, "in")
+        self._number = 0
+
+    def run(
+        self,
+        source: dict[str, Any] | None = None,
+        meanwhile: Meanwhile | None = None,
+        **sink: Any,
+    ) -> None:
+        for parts, schema in self._flow.micro_batches(**source or {}):
+            target = DirectSink(self.folder / "out", self._name)
+            target.store(parts, schema, self._number, meanwhile, **sink)
+            self._number += 1
+
+    def forget_last_commit(self) -> None:
+        self._flow.step_back()
+        self._number -= 1
+
+
+class SparkPipe:
+    """The same as a query of Spark's."""
+
+    def __init__(self, spark: SparkSession, folder: Path, name: str = "pipe") -> None:
+        self.spark, self.folder = spark, folder
+        self._checkpoint = folder / f"{name}.checkpoint"
+        self._gates = 0
+
+    def run(
+        self,
+        source: dict[str, Any] | None = None,
+        meanwhile: Meanwhile | None = None,
+        change: Callable[[DataFrame], DataFrame] | None = None,
+        **sink: Any,
+    ) -> None:
+        """Bring over what is there and was not yet; what fails raises."""
+        given = self.spark.readStream.format("persisting").options(**texts(source or {}))
+        df = given.load(str(self.folder / "in"))
+        df = df if change is None else change(df)
+        if meanwhile is None:
+            self._run(df, sink)
+            return
+        self._gates += 1
+        gate = Gate(self.folder / f"{self._checkpoint.name}.gate{self._gates}")
+        with gate.holding(self.spark, lambda: self._run(gate.hold(df), sink)):
+            meanwhile()
+
+    def _run(self, df: DataFrame, sink: dict[str, Any]) -> None:
+        query = (
+            df.writeStream.format("persisting")
+            .option("checkpointLocation", str(self._checkpoint))
+            .options(**texts(sink))
+            .trigger(availableNow=True)
+            .start(str(self.folder / "out"))
+        )
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    def forget_last_commit(self) -> None:
+        """As if the driver had died after our commit, before Spark noted that the batch is done."""
+        done = [f for f in (self._checkpoint / "commits").iterdir() if f.name.isdigit()]
+        last = max(done, key=lambda file: int(file.name))
+        last.unlink()
+        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+
 def sink_source(topic: Path, options: dict[str, Any]) -> Any:
     from pyspark.sql.datasource import CaseInsensitiveDict
 
@@ -143,9 +216,7 @@ def struct(schema: pa.Schema) -> StructType:
     return from_arrow_schema(schema)
 
 
-def partitions(
-    rows: pa.Table, schema: StructType, parts: int
-) -> Iterator[list[pa.RecordBatch]]:
+def partitions(rows: pa.Table, schema: StructType, parts: int) -> Iterator[list[pa.RecordBatch]]:
     """The rows in order, in so many parts, through the streams of bytes that Spark sends."""
     from pyspark.sql.pandas.types import to_arrow_schema
 

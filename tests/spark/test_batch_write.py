@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from decimal import Decimal
 from functools import partial
@@ -27,6 +28,8 @@ from filled import (
 )
 from gates import Beside, Gate
 from storing import DirectStore, SparkStore, Store
+from support.children import python, wait_for_line
+from test_batch_read import CRASHES
 
 from persisting.spark.topics import StoredTopic
 from persisting.storage.writers import ANONYMOUS, WRITERS, Writers
@@ -35,13 +38,9 @@ from persisting.topic.routing import bucket_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FIELDS = "id long, text string, score double, even boolean"
-
-
-def frame(spark: SparkSession, count: int, first: int = 0, parts: int = 1) -> DataFrame:
-    """A DataFrame of the records that :func:`filled.rows` has."""
-    made = spark.range(first, first + count, numPartitions=parts)
-    return made.selectExpr("id", "concat('row ', id) text", "id / 4 score", "id % 2 = 0 even")
+SCHEMA = pa.schema(
+    [("id", pa.int64()), ("text", pa.string()), ("score", pa.float64()), ("even", pa.bool_())]
+)
 
 
 @pytest.fixture(params=["direct", pytest.param("spark", marks=pytest.mark.nightly)])
@@ -57,11 +56,6 @@ def table(count: int, first: int = 0) -> pa.Table:
     return pa.Table.from_pylist(rows(count, first), SCHEMA)
 
 
-SCHEMA = pa.schema(
-    [("id", pa.int64()), ("text", pa.string()), ("score", pa.float64()), ("even", pa.bool_())]
-)
-
-
 def one(**columns: Any) -> pa.Table:
     """A table with one row; a column is a value, or a value and its type."""
     arrays = {
@@ -71,25 +65,38 @@ def one(**columns: Any) -> pa.Table:
     return pa.table(arrays)
 
 
+def frame(spark: SparkSession, count: int, first: int = 0, parts: int = 1) -> DataFrame:
+    """The same records as a DataFrame."""
+    made = spark.range(first, first + count, numPartitions=parts)
+    return made.selectExpr("id", "concat('row ', id) text", "id / 4 score", "id % 2 = 0 even")
+
+
+def in_bucket(bucket: int, buckets: int, first: int = 100) -> int:
+    """An id that goes to a bucket."""
+    return next(i for i in range(first, first + 999) if bucket_of(i, buckets) == bucket)
+
+
 class TestANewTopic:
     def test_has_four_buckets_by_id(self, spark: SparkSession, tmp_path: Path) -> None:
-        save(frame(spark, 20), tmp_path)
+        save(frame(spark, 20, parts=3), tmp_path)
         with writer(tmp_path) as queue:
             stats = queue.stats()
-        assert len(content(tmp_path)) == 4
         assert {one["backend"] for one in stats["buckets"]} == {"PersistingBackend"}
+        found = content(tmp_path)
+        assert len(found) == 4
+        assert all(bucket_of(r["id"], 4) == b for b, some in found.items() for r in some)
         assert sorted(stored(tmp_path), key=lambda r: r["id"]) == rows(20)
         assert is_sound(tmp_path)
 
-    def test_is_made_as_the_options_say(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_is_made_as_the_options_say(self, store: Store, tmp_path: Path) -> None:
         given = {"numBuckets": 3, "bucketColumn": "text", "compression": "zstd"}
-        save(frame(spark, 20), tmp_path, **given)
+        store.save(table(20), **given)
         found = content(tmp_path)
         assert list(found) == [0, 1, 2]
         assert all(bucket_of(r["text"], 3) == b for b, some in found.items() for r in some)
         with writer(tmp_path) as queue:
             assert queue.stats()["buckets"][0]["compression"] == "zstd"
-        save(frame(spark, 20, 20), tmp_path, **given)
+        store.save(table(20, 20), **given)
         assert ids(tmp_path) == list(range(40))
 
     def test_without_rows_has_the_fields(self, spark: SparkSession, tmp_path: Path) -> None:
@@ -98,44 +105,53 @@ class TestANewTopic:
         put(tmp_path, [{"id": 1, "score": 0.5}])
         assert stored(tmp_path) == [{"id": 1, "text": None, "score": 0.5, "even": None}]
 
-    def test_may_have_buckets_that_nothing_went_to(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        save(frame(spark, 1), tmp_path)
+    def test_may_have_buckets_that_nothing_went_to(self, store: Store, tmp_path: Path) -> None:
+        store.save(table(1))
         put(tmp_path, [{"id": i, "score": 1} for i in range(1, 9)])
         put(tmp_path, [{"id": i, "even": None, "more": 1.5} for i in range(9, 20)])
         assert ids(tmp_path) == list(range(20))
 
     @pytest.mark.parametrize(
-        ("expression", "given", "error", "words"),
+        ("made", "given", "error", "words"),
         [
-            ("1 AS x", {}, "InvalidArgument", "no column 'id'.*bucketColumn"),
-            ("1 AS id, 2 AS `a.b`", {}, "SchemaError", "'a.b'.*rename"),
-            ("1 AS id, 2 AS a, 3 AS a", {}, "SchemaError", "two columns of one name"),
-            ("1 AS id, map('a', 1) AS m", {}, "SchemaError", "'m'.*map"),
-            ("1 AS id, array(map('a', 1)) AS m", {}, "SchemaError", "'m.*map"),
-            ("1 AS id", {"compression": "zip"}, "InvalidArgument", "compression.*'zstd'"),
-            ("1 AS id", {"vectors": "v:3"}, "InvalidArgument", "vectors names 'v'"),
-            ("1 AS id, 2 AS v", {"vectors": "v:3"}, "InvalidArgument", "'v'.*array of floats"),
-            ("1 AS id", {"numBuckets": 70000}, "InvalidArgument", "65536"),
+            (one(x=1), {}, "InvalidArgument", "no column 'id'.*bucketColumn"),
+            (one(**{"id": 1, "a.b": 2}), {}, "SchemaError", "'a.b'.*rename"),
+            (one(**{"id": 1, "_persisting_x": 2}), {}, "SchemaError", "reserved"),
+            (
+                one(id=1, m=([("a", 1)], pa.map_(pa.string(), pa.int64()))),
+                {},
+                "SchemaError",
+                "'m'.*map",
+            ),
+            (one(id=1), {"compression": "zip"}, "InvalidArgument", "compression.*'zstd'"),
+            (one(id=1), {"vectors": "v:3"}, "InvalidArgument", "vectors names 'v'"),
+            (one(id=1, v=2), {"vectors": "v:3"}, "InvalidArgument", "'v'.*array of floats"),
+            (one(id=1, v=[1]), {"vectors": "v:1"}, "InvalidArgument", "'v'.*array of floats"),
+            (one(id=1), {"numBuckets": 70000}, "InvalidArgument", "65536"),
+            (one(id=1), {"writeID": ""}, "InvalidArgument", "writeI[dD] is empty"),
+            (one(id=1), {"mode": "append", "startingOffsets": "x"}, "InvalidArgument", "unknown"),
         ],
+        ids=lambda value: "" if isinstance(value, pa.Table) else str(value),
     )
     def test_is_not_made_if_the_write_is_refused(
         self,
-        spark: SparkSession,
+        store: Store,
         tmp_path: Path,
-        expression: str,
+        made: pa.Table,
         given: dict[str, Any],
         error: str,
         words: str,
     ) -> None:
         with refused(error, words):
-            save(spark.sql(f"SELECT {expression}"), tmp_path, **given)
+            store.save(made, **given)
         assert not (tmp_path / "t").exists()
 
-    def test_needs_a_mode_that_spark_knows_it_has(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
+    def test_is_not_made_of_columns_of_one_name(self, spark: SparkSession, tmp_path: Path) -> None:
+        with refused("SchemaError", "two columns of one name"):
+            save(spark.sql("SELECT 1 AS id, 2 AS a, 3 AS a"), tmp_path)
+        assert not (tmp_path / "t").exists()
+
+    def test_needs_a_mode_that_it_has(self, spark: SparkSession, tmp_path: Path) -> None:
         from pyspark.errors import AnalysisException
 
         for mode in ("error", "ignore"):
@@ -143,30 +159,24 @@ class TestANewTopic:
                 save(frame(spark, 1), tmp_path, mode=mode)
 
 
-IDS = {
-    "long": [0, 1, -1, 2**63 - 1, -(2**63), None, 12, 1200],
-    "string": ["", "a", "ä漢🎉", " ", "1", "1.0", None, "x" * 300],
-    "int": [0, -5, 7, None, 2**31 - 1],
-    "boolean": [True, False, None],
-    "double": [1.5, -0.0, 0.0, 1e16, 1e-7, 3.0, float("inf"), float("nan"), None],
-    "date": None,
+IDS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "long": (pa.int64(), [0, 1, -1, 2**63 - 1, -(2**63), None, 12, 1200]),
+    "text": (pa.string(), ["", "a", "ä漢🎉", " ", "1", "1.0", None, "x" * 300]),
+    "int": (pa.int32(), [0, -5, 7, None, 2**31 - 1]),
+    "flag": (pa.bool_(), [True, False, None]),
+    "float": (pa.float64(), [1.5, -0.0, 0.0, 1e16, 1e-7, 3.0, float("inf"), float("nan"), None]),
+    "day": (pa.date32(), [dt.date(2024, 1, day) for day in range(1, 20)]),
+    "naive": (pa.timestamp("us"), [dt.datetime(2024, 1, 1, h, 0, 0, h % 2) for h in range(20)]),
 }
 
 
 class TestRouting:
     @pytest.mark.parametrize("kind", IDS)
-    def test_is_the_queues(self, spark: SparkSession, tmp_path: Path, kind: str) -> None:
-        import datetime as dt
-
-        values: list[Any] = IDS[kind] or [dt.date(2024, 1, day) for day in range(1, 20)]
-        table = [{"id": value, "n": n} for n, value in enumerate(values)]
-        put(tmp_path, table, "queue", buckets=7)
-        save(
-            spark.createDataFrame([(v, n) for n, v in enumerate(values)], f"id {kind}, n long"),
-            tmp_path,
-            "spark",
-            numBuckets=7,
-        )
+    def test_is_the_queues(self, store: Store, tmp_path: Path, kind: str) -> None:
+        dtype, values = IDS[kind]
+        put(tmp_path, [{"id": v, "n": n} for n, v in enumerate(values)], "queue", buckets=7)
+        numbered = pa.table({"id": pa.array(values, dtype), "n": range(len(values))})
+        store.save(numbered, "spark", numBuckets=7)
         by_queue, by_spark = (
             {b: [r["n"] for r in some] for b, some in content(tmp_path, topic).items()}
             for topic in ("queue", "spark")
@@ -174,10 +184,10 @@ class TestRouting:
         assert by_spark == by_queue
 
     def test_goes_by_the_rows_own_id_where_the_field_was_widened(
-        self, spark: SparkSession, tmp_path: Path
+        self, store: Store, tmp_path: Path
     ) -> None:
         put(tmp_path, [{"id": 1.5}], buckets=5)
-        save(spark.range(100, 120), tmp_path)
+        store.save(pa.table({"id": range(100, 120)}))
         put(tmp_path, [{"id": i} for i in range(100, 120)])
         for some in content(tmp_path).values():
             numbers = [r["id"] for r in some if r["id"] >= 100]
@@ -202,23 +212,23 @@ class TestOrder:
         save(df, tmp_path, numBuckets=1)
         assert [r["id"] for r in stored(tmp_path)] == [30, 31, 32, 33, 34, 99]
 
-    def test_times_of_arrival_never_fall(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_times_of_arrival_never_fall(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(5), buckets=1)
-        save(frame(spark, 10, 5, parts=3), tmp_path)
+        store.save(table(10, 5), parts=3)
         put(tmp_path, rows(5, 15))
-        found = records(load(spark, tmp_path, includeMetadata=True).orderBy("_offset"))
-        assert [r["id"] for r in found] == list(range(20))
-        times = [r["_time"] for r in found]
+        view = StoredTopic.open(tmp_path / "t").view(0)
+        times = [view.arrival(offset) for offset in range(20)]
+        assert [r["id"] for r in stored(tmp_path)] == list(range(20))
         assert times == sorted(times)
         assert times[4] < times[5] == times[14] < times[15]
 
 
 class TestAppending:
     def test_goes_behind_what_the_queue_put_and_before_what_it_puts_next(
-        self, spark: SparkSession, tmp_path: Path
+        self, store: Store, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(10), buckets=2, enable_wal=True)
-        save(frame(spark, 10, 10), tmp_path)
+        store.save(table(10, 10), parts=2)
         put(tmp_path, rows(10, 20))
         assert ids(tmp_path) == list(range(30))
         for some in content(tmp_path).values():
@@ -231,40 +241,31 @@ class TestAppending:
         save(frame(spark, 10, parts=3).filter("id < 0"), tmp_path)
         assert ids(tmp_path) == list(range(10))
 
-    def test_brings_in_the_log_of_a_crashed_owner_first(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        from support.children import python, wait_for_line
-        from test_batch_read import CRASHES
-
+    def test_brings_in_the_log_of_a_crashed_owner_first(self, store: Store, tmp_path: Path) -> None:
         with python(CRASHES, tmp_path) as child:
             wait_for_line(child)
             child.kill()
             child.wait()
-        save(spark.range(50, 60), tmp_path)
+        store.save(pa.table({"id": range(50, 60)}))
         for some in content(tmp_path).values():
             assert [r["id"] for r in some] == sorted(r["id"] for r in some)
         assert ids(tmp_path) == list(range(60))
 
-    def test_to_a_topic_with_other_buckets_is_refused(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
+    def test_to_a_topic_with_other_buckets_is_refused(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(3))
         with refused("InvalidArgument", "num_buckets=2, not 3"):
-            save(frame(spark, 3), tmp_path, numBuckets=3)
+            store.save(table(3), numBuckets=3)
         with refused("InvalidArgument", "bucket_column='id', not 'text'"):
-            save(frame(spark, 3), tmp_path, bucketColumn="text")
+            store.save(table(3), bucketColumn="text")
         assert len(stored(tmp_path)) == 3
 
-    def test_to_a_topic_of_the_backend_lance_is_strict(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
+    def test_to_a_topic_of_the_backend_lance_is_strict(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(3), backend="lance")
-        save(frame(spark, 3, 3), tmp_path)
+        store.save(table(3, 3))
         with refused("SchemaError", "'more' is not in the schema"):
-            save(frame(spark, 3, 6).selectExpr("*", "1 AS more"), tmp_path)
+            store.save(table(3, 6).append_column("more", pa.array([1, 2, 3])))
         with refused("SchemaError", "'text' is missing"):
-            save(frame(spark, 3, 6).drop("text"), tmp_path)
+            store.save(table(3, 6).drop_columns(["text"]))
         put(tmp_path, rows(3, 6))
         assert ids(tmp_path) == list(range(9))
 
@@ -275,76 +276,79 @@ class TestAppending:
 
 
 class TestEvolution:
-    def test_new_columns_are_new_fields(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_new_columns_are_new_fields(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(2), buckets=1)
-        save(spark.sql("SELECT 2 AS id, 'x' AS new, struct(1 AS a) AS s"), tmp_path)
+        store.save(one(id=2, new="x", s={"a": 1}))
         put(tmp_path, [{"id": 3, "s": {"a": 5, "b": "z"}}])
         found = stored(tmp_path)
         assert list(found[0]) == ["id", "text", "score", "even", "new", "s"]
         assert [r["new"] for r in found] == [None, None, "x", None]
         assert [r["s"] for r in found[2:]] == [{"a": 1, "b": None}, {"a": 5, "b": "z"}]
 
-    def test_whole_numbers_become_floats(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_whole_numbers_become_floats(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, [{"id": 1, "x": 3}], buckets=1)
-        save(spark.sql("SELECT 2 AS id, 0.5D AS x"), tmp_path)
-        save(spark.sql("SELECT 3 AS id, 7 AS x"), tmp_path)
+        store.save(one(id=2, x=0.5))
+        store.save(one(id=3, x=7))
         assert [r["x"] for r in stored(tmp_path)] == [3.0, 0.5, 7.0]
 
-    def test_narrow_numbers_become_wide(self, spark: SparkSession, tmp_path: Path) -> None:
-        save(spark.sql("SELECT 1 AS id, 5Y AS x, 1.5F AS y"), tmp_path, numBuckets=1)
-        save(spark.sql("SELECT 2L AS id, 300S AS x, 0.1D AS y"), tmp_path)
+    def test_narrow_numbers_become_wide(self, store: Store, tmp_path: Path) -> None:
+        store.save(one(id=(1, pa.int32()), x=(5, pa.int8()), y=(1.5, pa.float32())), numBuckets=1)
+        store.save(one(id=2, x=(300, pa.int16()), y=0.1))
         put(tmp_path, [{"id": 2**40, "x": 2**40, "y": 0.2}])
         assert [(r["id"], r["x"]) for r in stored(tmp_path)] == [(1, 5), (2, 300), (2**40, 2**40)]
         assert [r["y"] for r in stored(tmp_path)] == [1.5, 0.1, 0.2]
 
     @pytest.mark.parametrize(
-        ("expression", "words"),
+        ("column", "words"),
         [
-            ("5 AS text", "'text' is str, got int"),
-            ("'a' AS score", "'score' is float, got str"),
-            ("1 AS even", "'even' is bool, got int"),
-            ("array(1) AS text", "'text' is str, got list"),
+            ({"text": 5}, "'text' is str, got int"),
+            ({"score": "a"}, "'score' is float, got str"),
+            ({"even": 1}, "'even' is bool, got int"),
+            ({"text": [1]}, "'text' is str, got list"),
         ],
     )
     def test_what_contradicts_is_refused_and_changes_nothing(
-        self, spark: SparkSession, tmp_path: Path, expression: str, words: str
+        self, store: Store, tmp_path: Path, column: dict[str, Any], words: str
     ) -> None:
         put(tmp_path, rows(2))
         with refused("SchemaError", words):
-            save(spark.sql(f"SELECT 9 AS id, 1 AS new, {expression}"), tmp_path)
+            store.save(one(id=9, new=1, **column))
         assert sorted(stored(tmp_path), key=lambda r: r["id"]) == rows(2)
-        assert load(spark, tmp_path).columns == ["id", "text", "score", "even"]
+        assert StoredTopic.open(tmp_path / "t").schema().names == ["id", "text", "score", "even"]
 
     def test_whole_numbers_that_no_float_holds_stay_whole(
-        self, spark: SparkSession, tmp_path: Path
+        self, store: Store, tmp_path: Path
     ) -> None:
         put(tmp_path, [{"id": 1, "x": 2**60}])
         with refused("SchemaError", r"'x' cannot change from int to float.*2\*\*53"):
-            save(spark.sql("SELECT 2 AS id, 0.5D AS x"), tmp_path)
-        save(spark.sql(f"SELECT 2 AS id, {2**60 + 1}L AS y"), tmp_path)
+            store.save(one(id=2, x=0.5))
+        store.save(one(id=2, y=2**60 + 1))
         with pytest.raises(ValueError, match="'y' cannot change from int to float"):
             put(tmp_path, [{"id": 3, "y": 0.5}])
 
     def test_columns_that_are_lacking_get_their_defaults(
-        self, spark: SparkSession, tmp_path: Path
+        self, store: Store, tmp_path: Path
     ) -> None:
         put(tmp_path, [{"id": 1}], buckets=1, schema_defaults={"k": 7})
         put(tmp_path, [{"id": 2, "k": 1}])
-        save(spark.range(3, 5), tmp_path)
+        store.save(pa.table({"id": [3, 4]}))
         put(tmp_path, [{"id": 5}])
         assert [r["k"] for r in stored(tmp_path)] == [7, 1, 7, 7, 7]
 
 
 class TestVectors:
     def test_arrays_become_vectors_where_the_topic_has_them(
-        self, spark: SparkSession, tmp_path: Path
+        self, store: Store, tmp_path: Path
     ) -> None:
         put(tmp_path, [{"id": 1, "v": [1.0, 0.0]}], buckets=2)
-        save(spark.sql("SELECT 2 AS id, array(0D, 1D) AS v UNION ALL SELECT 3, null"), tmp_path)
-        save(spark.sql("SELECT 4 AS id, array(2F, 2F) AS v"), tmp_path)
+        floats, singles = pa.list_(pa.float64()), pa.list_(pa.float32())
+        store.save(pa.table({"id": [2, 3], "v": pa.array([[0.0, 1.0], None], floats)}))
+        store.save(one(id=4, v=(None, floats)))
+        store.save(one(id=5, v=([2.0, 2.0], singles)))
         with writer(tmp_path) as queue:
             found = queue.search(vector=[0.0, 1.1], k=2)
         assert [r["id"] for r in found] == [2, 1]
+        assert ids(tmp_path) == [1, 2, 3, 4, 5]
 
     def test_arrays_become_vectors_by_option(self, spark: SparkSession, tmp_path: Path) -> None:
         save(spark.sql("SELECT 1 AS id, array(1F, 2F, 3F) AS v"), tmp_path, vectors="v:3")
@@ -352,13 +356,13 @@ class TestVectors:
         with writer(tmp_path) as queue:
             assert [r["id"] for r in queue.search(vector=[1.0, 2.0, 2.5], k=1)] == [1]
 
-    @pytest.mark.parametrize("array", ["array(1D)", "array(1D, 2D, 3D)", "array(1D, null)"])
+    @pytest.mark.parametrize("array", [[1.0], [1.0, 2.0, 3.0], [1.0, None], []])
     def test_arrays_that_are_none_are_refused_by_name(
-        self, spark: SparkSession, tmp_path: Path, array: str
+        self, store: Store, tmp_path: Path, array: list[Any]
     ) -> None:
         put(tmp_path, [{"id": 1, "v": [1.0, 0.0]}])
         with refused("SchemaError", "'v'.*2"):
-            save(spark.sql(f"SELECT 2 AS id, {array} AS v"), tmp_path)
+            store.save(one(id=2, v=(array, pa.list_(pa.float64()))))
         assert ids(tmp_path) == [1]
         assert unreferenced(tmp_path) == []
 
@@ -378,16 +382,16 @@ class TestOverwriting:
         assert ids(tmp_path)[-1] == 200
         assert is_sound(tmp_path)
 
-    def test_makes_a_new_topic(self, spark: SparkSession, tmp_path: Path) -> None:
-        save(frame(spark, 3), tmp_path, mode="overwrite")
+    def test_makes_a_new_topic(self, store: Store, tmp_path: Path) -> None:
+        store.save(table(3), mode="overwrite")
         assert ids(tmp_path) == [0, 1, 2]
-        save(frame(spark, 2), tmp_path)
+        store.save(table(2))
         assert ids(tmp_path) == [0, 0, 1, 1, 2]
         assert is_sound(tmp_path)
 
-    def test_by_nothing_empties_the_topic(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_by_nothing_empties_the_topic(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(10))
-        save(frame(spark, 0), tmp_path, mode="overwrite")
+        store.save(table(0), mode="overwrite")
         assert stored(tmp_path) == []
         put(tmp_path, rows(3))
         assert ids(tmp_path) == [0, 1, 2]
@@ -397,28 +401,29 @@ class TestOverwriting:
         save(load(spark, tmp_path).filter("id > 6"), tmp_path, mode="overwrite")
         assert ids(tmp_path) == [7, 8, 9]
 
-    def test_is_repeated_once_per_write_id(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_is_repeated_once_per_write_id(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(10))
-        save(frame(spark, 3), tmp_path, mode="overwrite", writeId="o")
+        store.save(table(3), mode="overwrite", writeId="o")
         put(tmp_path, rows(3, 3))
-        save(frame(spark, 3), tmp_path, mode="overwrite", writeId="o")
+        store.save(table(3), mode="overwrite", writeId="o")
         assert ids(tmp_path) == list(range(6))
 
-    def test_lets_groups_begin_anew(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_lets_groups_begin_anew(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(10))
         with reader(tmp_path, group="g") as group:
             assert len(group.get(None)) == 10
             group.commit()
-        save(frame(spark, 4, 100), tmp_path, mode="overwrite")
+        store.save(table(4, 100), mode="overwrite")
         with reader(tmp_path, group="g") as group:
             assert sorted(r["id"] for r in group.get(None)) == list(range(100, 104))
 
-    def test_can_be_taken_back_by_a_tag(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_can_be_taken_back_by_a_tag(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(10))
         with writer(tmp_path) as queue:
             queue.tag("before")
-        save(frame(spark, 3, 100), tmp_path, mode="overwrite")
-        assert load(spark, tmp_path, tag="before").count() == 10
+        store.save(table(3, 100), mode="overwrite")
+        with reader(tmp_path) as queue:
+            assert len(queue.get_arrow(version="before")) == 10
         with writer(tmp_path) as queue:
             queue.restore("before")
         assert ids(tmp_path) == list(range(10))
@@ -435,12 +440,12 @@ class TestALiveOwner:
         assert ids(tmp_path) == list(range(11))
         assert "new" not in stored(tmp_path)[0]
 
-    def test_of_one_bucket_is_enough(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_of_one_bucket_is_enough(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(10), buckets=2)
         with writer(tmp_path) as queue:
-            queue.put({"id": next(i for i in range(99) if bucket_of(i, 2) == 1)})
+            queue.put({"id": in_bucket(1, 2)})
             with refused("BucketLocked", "bucket_1"):
-                save(frame(spark, 10, 10), tmp_path)
+                store.save(table(10, 10))
         assert len(stored(tmp_path)) == 11
 
     def test_that_comes_while_tasks_write_loses_nothing(
@@ -457,52 +462,77 @@ class TestALiveOwner:
                 save(gate.hold(frame(spark, 20, 10)), tmp_path, writeId="w")
 
         with gate.holding(spark, write) as writing, writer(tmp_path) as queue:
-            queue.put({"id": next(i for i in range(100, 199) if bucket_of(i, 2) == 1)})
+            queue.put({"id": in_bucket(1, 2)})
             gate.let_go()
             writing.join()
-        assert len(ids(tmp_path)) == 11 + len(first)
-        assert is_sound(tmp_path)
-        assert unreferenced(tmp_path) == []
-        save(frame(spark, 20, 10), tmp_path, writeId="w")
-        assert [i for i in ids(tmp_path) if i < 100] == list(range(30))
-        assert is_sound(tmp_path)
-        assert unreferenced(tmp_path) == []
+        self.check_completion(SparkStore(spark, tmp_path), tmp_path, first)
+
+    def test_that_comes_while_tasks_write_loses_nothing_without_spark(self, tmp_path: Path) -> None:
+        put(tmp_path, rows(10), buckets=2)
+        store = DirectStore(tmp_path)
+        first = {i for i in range(10, 30) if bucket_of(i, 2) == 0}
+        queue = writer(tmp_path)
+        with refused("BucketLocked", "bucket_1"):
+            store.save(
+                table(20, 10), writeId="w", meanwhile=lambda: queue.put({"id": in_bucket(1, 2)})
+            )
+        queue.close()
+        self.check_completion(store, tmp_path, first)
+
+    def check_completion(self, store: Store, folder: Path, first: set[int]) -> None:
+        assert {i for i in ids(folder) if i in range(10, 30)} == first
+        assert len(ids(folder)) == 11 + len(first)
+        assert is_sound(folder)
+        assert unreferenced(folder) == []
+        for _ in range(2):
+            store.save(table(20, 10), writeId="w")
+        assert [i for i in ids(folder) if i < 100] == list(range(30))
+        assert is_sound(folder)
+        assert unreferenced(folder) == []
 
     def test_that_widens_a_field_while_tasks_write_is_noticed(
-        self, spark: SparkSession, tmp_path: Path
+        self, store: Store, tmp_path: Path
     ) -> None:
         put(tmp_path, [{"id": i, "x": 1} for i in range(10)])
-        gate = Gate(tmp_path / "gate")
-
-        def write() -> None:
-            with refused("StorageError", "'x'.*changed.*again"):
-                save(gate.hold(spark.sql("SELECT 10L AS id, 5L AS x")), tmp_path)
-
-        with gate.holding(spark, write):
-            put(tmp_path, [{"id": i, "x": 0.5} for i in range(20, 30)])
+        late = [{"id": i, "x": 0.5} for i in range(20, 30)]
+        with refused("StorageError", "'x'.*changed.*again"):
+            store.save(one(id=10, x=5), meanwhile=lambda: put(tmp_path, late))
         assert ids(tmp_path) == [*range(10), *range(20, 30)]
         assert unreferenced(tmp_path) == []
+        store.save(one(id=10, x=5))
+        assert ids(tmp_path) == [*range(11), *range(20, 30)]
 
     def test_that_adds_a_field_while_tasks_write_does_no_harm(
-        self, spark: SparkSession, tmp_path: Path
+        self, store: Store, tmp_path: Path
     ) -> None:
         put(tmp_path, [{"id": i, "x": 1} for i in range(10)])
-        gate = Gate(tmp_path / "gate")
-
-        def write() -> None:
-            save(gate.hold(spark.sql("SELECT 10L AS id, 5L AS x")), tmp_path)
-
-        with gate.holding(spark, write):
-            put(tmp_path, [{"id": 11, "x": 6, "y": "a"}])
+        late = [{"id": 11, "x": 6, "y": "a"}]
+        store.save(one(id=10, x=5), meanwhile=lambda: put(tmp_path, late))
         found = {r["id"]: r for r in stored(tmp_path)}
         assert found[10] == {"id": 10, "x": 5, "y": None}
         assert found[11] == {"id": 11, "x": 6, "y": "a"}
         assert is_sound(tmp_path)
 
+    def test_that_cleans_versions_while_tasks_write_does_no_harm(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(4), keep_versions=0.001)
+
+        def clean() -> None:
+            with writer(tmp_path) as queue:
+                for first in (10, 20, 30):
+                    queue.put_batch(rows(4, first))
+                    queue.flush()
+                queue.compact()
+
+        store.save(table(4, 4), meanwhile=clean)
+        assert ids(tmp_path) == [*range(8), *range(10, 14), *range(20, 24), *range(30, 34)]
+        assert is_sound(tmp_path)
+
 
 class TestWriteIds:
     def test_store_a_repetition_once(self, spark: SparkSession, tmp_path: Path) -> None:
-        for _ in range(3):
+        for _ in range(2):
             save(frame(spark, 100, parts=3), tmp_path, writeId="monday")
         assert ids(tmp_path) == list(range(100))
         assert unreferenced(tmp_path) == []
@@ -510,17 +540,15 @@ class TestWriteIds:
         save(frame(spark, 100), tmp_path, writeId="monday")
         assert ids(tmp_path) == list(range(200))
 
-    def test_that_are_not_given_store_every_write(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
+    def test_that_are_not_given_store_every_write(self, store: Store, tmp_path: Path) -> None:
         for _ in range(2):
-            save(frame(spark, 5), tmp_path)
+            store.save(table(5))
         assert ids(tmp_path) == sorted([*range(5)] * 2)
 
     def test_are_remembered_through_retention_compaction_and_other_writers(
-        self, spark: SparkSession, tmp_path: Path
+        self, store: Store, tmp_path: Path
     ) -> None:
-        save(frame(spark, 20), tmp_path, writeId="one", numBuckets=1)
+        store.save(table(20), writeId="one", numBuckets=1)
         with writer(tmp_path, keep_versions=0.001, compaction=False) as queue:
             queue.put_batch(rows(10, 20))
             queue.flush()
@@ -528,34 +556,42 @@ class TestWriteIds:
             queue.put_batch(rows(10, 30))
             queue.flush()
             queue.compact()
-        save(frame(spark, 20), tmp_path, writeId="one")
+        store.save(table(20), writeId="one")
         assert ids(tmp_path) == list(range(40))
-        save(frame(spark, 5, 40), tmp_path)
+        store.save(table(5, 40))
         with writer(tmp_path) as queue:
             queue.retain(rows=5)
-        save(frame(spark, 20), tmp_path, writeId="one")
+        store.save(table(20), writeId="one")
         assert ids(tmp_path) == list(range(40, 45))
 
-    def test_are_not_pushed_out_by_writes_without_one(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
+    def test_are_not_pushed_out_by_writes_without_one(self, store: Store, tmp_path: Path) -> None:
         """A write that nobody can repeat has no mark that would be kept for it."""
-        save(frame(spark, 2), tmp_path, writeId="one", numBuckets=1)
+        store.save(table(2), writeId="one", numBuckets=1)
         for _ in range(2):
-            save(frame(spark, 2), tmp_path)
+            store.save(table(2))
         marks = Writers(StoredTopic.open(tmp_path / "t").table(0).properties[WRITERS])
         assert [name for name in marks._last if not name.startswith(ANONYMOUS)] == ["spark:one"]
+
+    def test_of_a_queue_are_others(self, store: Store, tmp_path: Path) -> None:
+        with writer(tmp_path, writer_id="one", enable_wal=True, buckets=1) as queue:
+            queue.put({"id": 0}, sequence=0)
+        store.save(pa.table({"id": [1]}), writeId="one")
+        with writer(tmp_path, writer_id="one") as queue:
+            queue.put({"id": 0}, sequence=0)
+            queue.put({"id": 2}, sequence=1)
+        store.save(pa.table({"id": [1]}), writeId="one")
+        assert ids(tmp_path) == [0, 1, 2]
 
 
 class TestFailingTasks:
     def test_store_nothing_and_leave_no_files(self, spark: SparkSession, tmp_path: Path) -> None:
         """The last row is bad, after the task has written a first file of each bucket."""
+        from pyspark.errors import PySparkException
+
         put(tmp_path, [{"id": 0}], buckets=2)
         bad = spark.range(1, 600_001, numPartitions=1).selectExpr(
             "if(id = 600000, raise_error('no'), id) AS id"
         )
-        from pyspark.errors import PySparkException
-
         with pytest.raises(PySparkException, match="no"):
             save(bad, tmp_path)
         assert ids(tmp_path) == [0]
@@ -594,14 +630,11 @@ class TestFailingTasks:
             return any(stage and stage.numCompletedTasks for stage in stages)
 
         def write() -> None:
+            spark.sparkContext.setJobGroup("failing", "")
             with pytest.raises(PySparkException, match="told to fail"):
                 save(df, tmp_path)
 
-        def write_in_group() -> None:
-            spark.sparkContext.setJobGroup("failing", "")
-            write()
-
-        writing = Beside(spark, write_in_group)
+        writing = Beside(spark, write)
         try:
             writing.until(done)
         finally:
@@ -612,17 +645,16 @@ class TestFailingTasks:
 
 
 class TestTwoWritesAtOnce:
-    def test_are_both_stored(self, spark: SparkSession, tmp_path: Path) -> None:
-        save(frame(spark, 0), tmp_path)
-        gate = Gate(tmp_path / "gate")
-        with gate.holding(spark, lambda: save(gate.hold(frame(spark, 50)), tmp_path)):
-            save(frame(spark, 50, 50), tmp_path)
+    def test_are_both_stored(self, store: Store, tmp_path: Path) -> None:
+        store.save(table(0))
+        other = DirectStore(tmp_path)
+        store.save(table(50), meanwhile=lambda: other.save(table(50, 50)))
         assert ids(tmp_path) == list(range(100))
         assert is_sound(tmp_path)
 
     @pytest.mark.nightly
     def test_many_are_all_stored(self, spark: SparkSession, tmp_path: Path) -> None:
-        """They may meet at the locks, which each holds for a moment."""
+        """They meet at the locks, which each holds for a moment."""
         save(frame(spark, 0), tmp_path)
 
         def write(first: int) -> None:
@@ -635,12 +667,12 @@ class TestTwoWritesAtOnce:
 
 
 class TestWhatSparkWrote:
-    def test_is_consumed_by_groups(self, spark: SparkSession, tmp_path: Path) -> None:
-        save(frame(spark, 30, parts=2), tmp_path)
+    def test_is_consumed_by_groups(self, store: Store, tmp_path: Path) -> None:
+        store.save(table(30), parts=2)
         with reader(tmp_path, group="g") as group:
             first = group.get(10)
             group.commit()
-        save(frame(spark, 10, 30), tmp_path)
+        store.save(table(10, 30))
         with reader(tmp_path, group="g") as group:
             rest = group.get(None)
         assert sorted(r["id"] for r in first + rest) == list(range(40))
@@ -661,9 +693,9 @@ class TestWhatSparkWrote:
             assert {r["id"] for r in queue.search(text="word123", k=3)} == {123, 423}
             assert [r["text"] for r in queue.lookup("id", 550)] == ["word250"]
 
-    def test_is_compacted_retained_and_verified(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_is_compacted_retained_and_verified(self, store: Store, tmp_path: Path) -> None:
         for first in range(0, 100, 20):
-            save(frame(spark, 20, first, parts=2), tmp_path, numBuckets=1)
+            store.save(table(20, first), parts=2, numBuckets=1)
         with writer(tmp_path) as queue:
             before = queue.stats()["buckets"][0]["fragments"]
             queue.compact()
@@ -676,17 +708,16 @@ class TestWhatSparkWrote:
         assert ids(tmp_path) == [100]
         assert is_sound(tmp_path)
 
-    def test_is_read_at_its_versions(self, spark: SparkSession, tmp_path: Path) -> None:
-        save(frame(spark, 5), tmp_path, numBuckets=1)
+    def test_is_read_at_its_versions(self, store: Store, tmp_path: Path) -> None:
+        store.save(table(5), numBuckets=1)
         with writer(tmp_path) as queue:
             version = queue.versions()[-1]["version"]
-        save(frame(spark, 5, 5), tmp_path)
-        assert load(spark, tmp_path, version=version).count() == 5
+        store.save(table(5, 5))
         with reader(tmp_path) as queue:
             assert len(queue.get_arrow(version=version)) == 5
 
-    def test_is_not_damaged_unnoticed(self, spark: SparkSession, tmp_path: Path) -> None:
-        save(frame(spark, 50), tmp_path, numBuckets=1)
+    def test_is_not_damaged_unnoticed(self, store: Store, tmp_path: Path) -> None:
+        store.save(table(50), numBuckets=1)
         data = tmp_path / "t" / "bucket_0" / "data.lance" / "data"
         # The smaller file has the times of arrival, without which nothing opens.
         file = max(data.iterdir(), key=lambda one: one.stat().st_size)

@@ -18,6 +18,9 @@ from launching import Run
 from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic
 from persisting.spark import jobs
 
+# One Spark job after the other takes minutes: by night.
+pytestmark = pytest.mark.nightly
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 

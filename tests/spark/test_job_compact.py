@@ -23,6 +23,9 @@ from persisting.table.compaction import Limit
 from persisting.table.table import Table
 from persisting.table.view import TableView
 
+# One Spark job after the other takes minutes: by night.
+pytestmark = pytest.mark.nightly
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

@@ -15,6 +15,9 @@ from persisting.errors import InvalidArgument
 from persisting.spark import jobs, read_topic
 from persisting.spark.jobs import minhash, near
 
+# One Spark job after the other takes minutes: by night.
+pytestmark = pytest.mark.nightly
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 

@@ -24,6 +24,9 @@ from persisting.spark import jobs, read_topic
 from persisting.spark.jobs.formats import found_format, named_format
 from persisting.spark.jobs.spreading import spread
 
+# One Spark job after the other takes minutes: by night.
+pytestmark = pytest.mark.nightly
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 

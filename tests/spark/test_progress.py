@@ -13,6 +13,9 @@ from persisting.errors import BucketLocked, StorageError
 from persisting.spark.jobs import Summary, progress, watch
 from persisting.spark.jobs.progress import Batch, lag_of, lag_text
 
+# One Spark job after the other takes minutes: by night.
+pytestmark = pytest.mark.nightly
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 from filled import ids, stored
 
+# One Spark job after the other takes minutes: by night.
+pytestmark = pytest.mark.nightly
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

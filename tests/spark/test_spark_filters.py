@@ -21,6 +21,9 @@ from persisting.spark import read_topic
 from persisting.spark.reading import Filter, Slice, read_slice
 from persisting.spark.topics import StoredTopic
 
+# One Spark job after the other takes minutes: by night.
+pytestmark = pytest.mark.nightly
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

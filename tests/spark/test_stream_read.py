@@ -18,6 +18,9 @@ from test_batch_read import CRASHES
 from persisting.errors import StorageError
 from persisting.topic.routing import bucket_of
 
+# One Spark job after the other takes minutes: by night.
+pytestmark = pytest.mark.nightly
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -124,7 +127,7 @@ class TestARun:
     def test_ends_where_the_topic_ended_when_it_began(self, tmp_path: Path) -> None:
         put(tmp_path, rows(10))
         flow = DirectFlow(tmp_path)
-        reader, limit = flow._reader({})
+        reader, limit = flow.reader({})
         reader.prepareForTriggerAvailableNow()
         start = reader.initialOffset()
         put(tmp_path, rows(10, 10))
@@ -199,10 +202,10 @@ class TestFilters:
     def test_go_on_when_the_topic_gets_another_field(self, tmp_path: Path) -> None:
         put(tmp_path, rows(6), buckets=1)
         flow = DirectFlow(tmp_path)
-        reader, limit = flow._reader({"filter": "id > 3"})
+        reader, limit = flow.reader({"filter": "id > 3"})
         start = reader.initialOffset()
         put(tmp_path, [{"id": 6, "new": 1}, {"id": 7, "new": 1.5}])
-        found = flow._read(reader, start, reader.latestOffset(start, limit))
+        found = flow.rows(reader, start, reader.latestOffset(start, limit))
         assert numbers(found) == [4, 5, 6, 7]
 
 
@@ -218,21 +221,21 @@ class TestTheSchema:
     def test_of_rows_that_were_planned_before_may_be_older(self, tmp_path: Path) -> None:
         put(tmp_path, [{"id": 1, "x": 1}], buckets=1)
         flow = DirectFlow(tmp_path)
-        reader, limit = flow._reader({})
+        reader, limit = flow.reader({})
         start = reader.initialOffset()
         put(tmp_path, [{"id": 2, "x": 2, "new": "n"}])
-        found = flow._read(reader, start, reader.latestOffset(start, limit))
+        found = flow.rows(reader, start, reader.latestOffset(start, limit))
         assert found == [{"id": 1, "x": 1}, {"id": 2, "x": 2}]
 
     def test_that_no_longer_holds_a_value_says_so(self, tmp_path: Path) -> None:
         put(tmp_path, [{"id": 1, "x": 1}], buckets=1)
         flow = DirectFlow(tmp_path)
-        reader, limit = flow._reader({})
+        reader, limit = flow.reader({})
         start = reader.initialOffset()
         put(tmp_path, [{"id": 2, "x": 0.5}])
         end = reader.latestOffset(start, limit)
         with pytest.raises(StorageError, match=r"'x'.*(restart|again)"):
-            flow._read(reader, start, end)
+            flow.rows(reader, start, end)
 
 
 class TestRetention:
@@ -412,7 +415,7 @@ class TestCompaction:
             for first in range(0, 40, 10):
                 queue.put_batch(rows(10, first))
                 queue.flush()
-            reader, limit = flow._reader({"maxOffsetsPerTrigger": 25, "rowsPerPartition": 3})
+            reader, limit = flow.reader({"maxOffsetsPerTrigger": 25, "rowsPerPartition": 3})
             start = reader.initialOffset()
             end = reader.latestOffset(start, limit)
             parts = reader.partitions(start, end)
