@@ -466,6 +466,7 @@ class RemotePort:
         except Exception as exc:
             self._wake(exc)
         finally:
+            self._end, self._epoch = 0, None  # what it knew is old from here on
             self._wake(None)  # who still waits looks again, and starts another watcher
 
     def _wake(self, exc: Exception | None) -> None:
