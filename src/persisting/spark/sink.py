@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 )
 
 from persisting import fs as filesystem
-from persisting.errors import BucketLocked, InvalidArgument, SchemaError
+from persisting.errors import BucketLocked, InvalidArgument, SchemaError, TableError
 from persisting.schema import EMPTY, Rules
 from persisting.schema.arrow import accept, align, beyond_float, merge
 from persisting.spark.options import WriteOptions
@@ -34,7 +34,7 @@ from persisting.storage.shared_schema import FILE as SCHEMA_FILE
 from persisting.storage.shared_schema import SharedSchema
 from persisting.storage.writers import ANONYMOUS
 from persisting.table import bulk
-from persisting.table.files import DATA
+from persisting.table.files import DATA, data_paths, versions_on_disk
 from persisting.table.table import FOLDER, Table
 from persisting.topic import config as topics
 from persisting.topic.config import TopicConfig, Wanted, bucket_folder
@@ -371,7 +371,10 @@ def _discard(folder: Path, messages: list[Written]) -> None:
 def _discard_bucket(folder: Path, bucket: int, fragments: list[dict[str, Any]]) -> None:
     table = Table(bucket_folder(folder, bucket), filesystem.current())
     table.refresh()
-    used = {file.path for fragment in table.view.fragments for file in fragment.files}
+    used: set[str] = set()
+    for version in versions_on_disk(table.root):
+        with suppress(TableError):
+            used.update(data_paths(table.at(version).fragments))
     lost = [f for f in fragments if not used & {file["path"] for file in f["files"]}]
     _unlink(table.root / DATA, lost)
 
