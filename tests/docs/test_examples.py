@@ -61,7 +61,8 @@ def test_every_example_says_what_it_is_and_is_run_here(example):
     here |= {"storage_node.py"}  # the demo starts two
     queues = {"embedded_queue.py", "pulsing_queue.py", "custom_backend.py"}  # test_queue_examples
     queues |= {"trajectory_search.py", "training_snapshot.py"}
-    assert example.name in here | queues
+    sparks = {"spark_incremental.py", "spark_embedding.py"}  # tests/spark/test_spark_examples
+    assert example.name in here | queues | sparks
 
 
 def test_the_benchmarks_run_and_write_their_results(tmp_path):
