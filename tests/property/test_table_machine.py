@@ -207,14 +207,17 @@ class TableMachine(RuleBasedStateMachine):
             if rows:
                 self.past[one["version"]] = Content(start, rows)
 
-    def read_version(self, version: int, offset: int = 0) -> list[Record] | None:
+    def read_version(self, version: Any, offset: int = 0) -> list[Record] | None:
         """The rows of a version, None if it was cleaned up."""
         try:
             return self.run(self.backend.get(offset, version=version))
-        except (InvalidArgument, StorageError) as exc:
-            if isinstance(exc, OffsetOutOfRange) or version in self.kept():
-                raise
-            return None
+        except OffsetOutOfRange:
+            raise
+        except StorageError:
+            self.settle()  # it may just be going
+            if version not in self.kept() | set(self.tagged):
+                return None
+        return self.run(self.backend.get(offset, version=version))
 
     def kept(self) -> set[int]:
         return {one["version"] for one in self.run(self.backend.versions())}

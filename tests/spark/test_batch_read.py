@@ -17,6 +17,9 @@ from persisting.errors import OffsetOutOfRange, StorageError
 from persisting.spark import read_topic
 from persisting.spark.reading import Slice, read_slice
 
+# One Spark job after the other takes minutes: by night.
+pytestmark = pytest.mark.nightly
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
