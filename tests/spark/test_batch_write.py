@@ -35,6 +35,9 @@ from persisting.spark.topics import StoredTopic
 from persisting.storage.writers import ANONYMOUS, WRITERS, Writers
 from persisting.topic.routing import bucket_of
 
+# One Spark job after the other takes minutes: by night.
+pytestmark = pytest.mark.nightly
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
