@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
+BENCH_INSTALLED := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint format bench docs clean distclean
@@ -36,7 +37,7 @@ format: $(INSTALLED) ## let ruff format and fix the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(INSTALLED) ## run the benchmarks (BENCH_ARGS=...)
+bench: $(BENCH_INSTALLED) ## run the benchmarks (BENCH_ARGS=...)
 	@$(BIN)/python benchmarks/core.py $(BENCH_ARGS)
 	@$(BIN)/python benchmarks/queues.py
 	@$(BIN)/python benchmarks/tables.py
@@ -59,6 +60,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing persisting and its tools into $(VENV) (minutes at the first time)"
 	@$(PIP) install -c constraints.txt -e ".[all,dev]"
+	@touch $@
+
+$(BENCH_INSTALLED): $(INSTALLED)
+	@echo "installing what the benchmarks are compared with into $(VENV)"
+	@$(PIP) install -c constraints.txt -e ".[bench]"
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)

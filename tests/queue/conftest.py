@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.register_assert_rewrite("queue_contract", "places")
+pytest.register_assert_rewrite("homes", "queue_contract", "places")
 
+from homes import Home, home_in  # noqa: E402
 from places import Place  # noqa: E402
 
 from persisting.topic import local  # noqa: E402
@@ -52,3 +54,30 @@ async def logged_place(tmp_path: Path) -> AsyncIterator[Place]:
     made = Place("persisting", tmp_path / "queues")
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def make_home(tmp_path: Path) -> AsyncIterator[Any]:
+    """Homes of this process in the test's folder, closed at its end."""
+    made: list[Home] = []
+
+    def make(kind: str) -> Home:
+        made.append(Home(kind, tmp_path))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()
+
+
+@pytest.fixture(
+    params=[
+        "here-persisting",
+        pytest.param("one-persisting", marks=pytest.mark.nightly),
+        pytest.param("here-lance", marks=pytest.mark.nightly),
+        pytest.param("one-lance", marks=pytest.mark.nightly),
+    ]
+)
+async def home(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Home]:
+    async for made in home_in(*request.param.split("-"), tmp_path / "queues"):
+        yield made

@@ -23,33 +23,6 @@ from persisting.topic.routing import route
 _NIGHTLY = pytest.mark.nightly
 
 
-@pytest.fixture
-async def make_home(tmp_path: Path) -> AsyncIterator[Any]:
-    """Homes of this process in the test's folder, closed at its end."""
-    made: list[Home] = []
-
-    def make(kind: str) -> Home:
-        made.append(Home(kind, tmp_path))
-        return made[-1]
-
-    yield make
-    for one in made:
-        await one.close()
-
-
-@pytest.fixture(
-    params=[
-        "here-persisting",
-        pytest.param("one-persisting", marks=_NIGHTLY),
-        pytest.param("here-lance", marks=_NIGHTLY),
-        pytest.param("one-lance", marks=_NIGHTLY),
-    ]
-)
-async def home(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Home]:
-    async for made in home_in(*request.param.split("-"), tmp_path / "queues"):
-        yield made
-
-
 async def tagged(home: Home, before: int = 30, after: int = 30, **options: Any) -> Any:
     """A writer of 0 … before, which are tagged "t", and of as many as ``after`` beyond."""
     writer = await home.open(**options)

@@ -4,46 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import BUCKETS, Following, Home, flat, home_in, taken, until
+from homes import BUCKETS, Following, Home, flat, taken, until
 from places import drained, ids, numbered, streamed
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.queue import read_queue
 
 _NIGHTLY = pytest.mark.nightly
-
-
-@pytest.fixture
-async def make_home(tmp_path: Path) -> AsyncIterator[Any]:
-    """Homes of this process in the test's folder, closed at its end."""
-    made: list[Home] = []
-
-    def make(kind: str) -> Home:
-        made.append(Home(kind, tmp_path))
-        return made[-1]
-
-    yield make
-    for one in made:
-        await one.close()
-
-
-@pytest.fixture(
-    params=[
-        "here-persisting",
-        pytest.param("one-persisting", marks=_NIGHTLY),
-        pytest.param("here-lance", marks=_NIGHTLY),
-        pytest.param("one-lance", marks=_NIGHTLY),
-    ]
-)
-async def home(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Home]:
-    async for made in home_in(*request.param.split("-"), tmp_path / "queues"):
-        yield made
 
 
 async def in_steps(home: Home, steps: int = 4, count: int = 30, **options: Any) -> Any:

@@ -21,33 +21,6 @@ from persisting.topic.routing import route
 _NIGHTLY = pytest.mark.nightly
 
 
-@pytest.fixture
-async def make_home(tmp_path: Path) -> AsyncIterator[Any]:
-    """Homes of this process in the test's folder, closed at its end."""
-    made: list[Home] = []
-
-    def make(kind: str) -> Home:
-        made.append(Home(kind, tmp_path))
-        return made[-1]
-
-    yield make
-    for one in made:
-        await one.close()
-
-
-@pytest.fixture(
-    params=[
-        "here-persisting",
-        pytest.param("one-persisting", marks=_NIGHTLY),
-        pytest.param("here-lance", marks=_NIGHTLY),
-        pytest.param("one-lance", marks=_NIGHTLY),
-    ]
-)
-async def home(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Home]:
-    async for made in home_in(*request.param.split("-"), tmp_path / "queues"):
-        yield made
-
-
 def bucket_of(number: Any) -> int:
     return route({"id": number}, "id", BUCKETS)
 

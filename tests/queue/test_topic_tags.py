@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import BUCKETS, Home, flat, home_in, until
+from homes import BUCKETS, Home, flat, until
 from places import ids, numbered
 from support.children import python, wait_for_line
 
@@ -19,33 +18,6 @@ from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_
 _NIGHTLY = pytest.mark.nightly
 BRIEF = 0.01
 """Seconds for which old versions are kept, where a test wants them cleaned up at once."""
-
-
-@pytest.fixture
-async def make_home(tmp_path: Path) -> AsyncIterator[Any]:
-    """Homes of this process in the test's folder, closed at its end."""
-    made: list[Home] = []
-
-    def make(kind: str) -> Home:
-        made.append(Home(kind, tmp_path))
-        return made[-1]
-
-    yield make
-    for one in made:
-        await one.close()
-
-
-@pytest.fixture(
-    params=[
-        "here-persisting",
-        pytest.param("one-persisting", marks=_NIGHTLY),
-        pytest.param("here-lance", marks=_NIGHTLY),
-        pytest.param("one-lance", marks=_NIGHTLY),
-    ]
-)
-async def home(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Home]:
-    async for made in home_in(*request.param.split("-"), tmp_path / "queues"):
-        yield made
 
 
 async def cleaned(writer: Any) -> None:

@@ -31,7 +31,7 @@ from storing import DirectStore, SparkStore, Store
 from support.children import python, wait_for_line
 from test_batch_read import CRASHES
 
-from persisting.spark.topics import StoredTopic
+from persisting.spark.topics import TopicFolder
 from persisting.storage.writers import ANONYMOUS, WRITERS, Writers
 from persisting.topic.routing import bucket_of
 
@@ -219,7 +219,7 @@ class TestOrder:
         put(tmp_path, rows(5), buckets=1)
         store.save(table(10, 5), parts=3)
         put(tmp_path, rows(5, 15))
-        view = StoredTopic.open(tmp_path / "t").view(0)
+        view = TopicFolder.open(tmp_path / "t").view(0)
         times = [view.arrival(offset) for offset in range(20)]
         assert [r["id"] for r in stored(tmp_path)] == list(range(20))
         assert times == sorted(times)
@@ -317,7 +317,7 @@ class TestEvolution:
         with refused("SchemaError", words):
             store.save(one(id=9, new=1, **column))
         assert sorted(stored(tmp_path), key=lambda r: r["id"]) == rows(2)
-        assert StoredTopic.open(tmp_path / "t").schema().names == ["id", "text", "score", "even"]
+        assert TopicFolder.open(tmp_path / "t").schema().names == ["id", "text", "score", "even"]
 
     def test_whole_numbers_that_no_float_holds_stay_whole(
         self, store: Store, tmp_path: Path
@@ -572,7 +572,7 @@ class TestWriteIds:
         store.save(table(2), writeId="one", numBuckets=1)
         for _ in range(2):
             store.save(table(2))
-        marks = Writers(StoredTopic.open(tmp_path / "t").table(0).properties[WRITERS])
+        marks = Writers(TopicFolder.open(tmp_path / "t").table(0).properties[WRITERS])
         assert [name for name in marks._last if not name.startswith(ANONYMOUS)] == ["spark:one"]
 
     def test_of_a_queue_are_others(self, store: Store, tmp_path: Path) -> None:

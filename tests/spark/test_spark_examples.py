@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import runpy
 import subprocess
@@ -98,10 +97,6 @@ def test_the_embedding_runs_as_a_program(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("grpc", "grpc_status", "yaml", "zstandard"))),
-    reason="needs pyspark[pipelines]",
-)
 def test_the_declarative_pipeline_takes_each_row_once(tmp_path: Path) -> None:
     for runs in (1, 2):
         output = alone("spark_pipeline/run.py", tmp_path)

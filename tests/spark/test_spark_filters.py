@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from persisting.spark import read_topic
 from persisting.spark.reading import Filter, Slice, read_slice
-from persisting.spark.topics import StoredTopic
+from persisting.spark.topics import TopicFolder
 
 # One Spark job after the other takes minutes: by night.
 pytestmark = pytest.mark.nightly
@@ -120,7 +120,7 @@ class Told:
 
 def places(home: Path) -> dict[tuple[int, int], int]:
     """By (bucket, offset), the id of the row there."""
-    topic = StoredTopic.open(home / "t")
+    topic = TopicFolder.open(home / "t")
     found = {}
     for bucket in topic.buckets:
         view = topic.view(bucket)
@@ -134,7 +134,7 @@ def places(home: Path) -> dict[tuple[int, int], int]:
 
 def slices(home: Path, chance: random.Random) -> Iterator[Slice]:
     """A cut of every bucket into slices at random places."""
-    topic = StoredTopic.open(home / "t")
+    topic = TopicFolder.open(home / "t")
     for bucket in topic.buckets:
         view = topic.view(bucket)
         inner = sorted(chance.sample(range(view.start + 1, view.end), chance.randint(0, 6)))
@@ -145,7 +145,7 @@ def slices(home: Path, chance: random.Random) -> Iterator[Slice]:
 
 def check(told: Told, conditions: list[str], seed: int) -> None:
     chance, where_is = random.Random(seed), places(told.home)
-    known = StoredTopic.open(told.home / "t").schema()
+    known = TopicFolder.open(told.home / "t").schema()
     target = pa.schema(
         [
             ("id", pa.int64()),

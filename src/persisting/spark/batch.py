@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from persisting.errors import InvalidArgument, OffsetOutOfRange
 from persisting.spark.options import EARLIEST, ReadOptions
 from persisting.spark.reading import Filter, Slice, read_slice
-from persisting.spark.topics import StoredTopic
+from persisting.spark.topics import TopicFolder
 from persisting.table.view import TableView
 
 
@@ -33,7 +33,7 @@ class TopicReader(DataSourceReader):
         self._options, self._target, self._where = options, target, where
 
     def partitions(self) -> list[InputPartition]:
-        topic = StoredTopic.open(self._options.folder)
+        topic = TopicFolder.open(self._options.folder)
         topic.recover()
         parts: list[InputPartition] = []
         for part in bounds(topic, self._options):
@@ -54,7 +54,7 @@ class TopicReader(DataSourceReader):
         )
 
 
-def bounds(topic: StoredTopic, options: ReadOptions) -> list[Slice]:
+def bounds(topic: TopicFolder, options: ReadOptions) -> list[Slice]:
     """The offsets of each bucket that a read was told to read."""
     chosen = None if options.version is None else topic.versions(options.version)
     _check_buckets(topic, options)
@@ -71,7 +71,7 @@ def bounds(topic: StoredTopic, options: ReadOptions) -> list[Slice]:
 
 
 def _position(
-    topic: StoredTopic,
+    topic: TopicFolder,
     bucket: int,
     view: TableView,
     wanted: str | dict[int, int] | dt.datetime,
@@ -91,7 +91,7 @@ def _position(
     return min(max(offset, view.start), view.end)
 
 
-def _check_buckets(topic: StoredTopic, options: ReadOptions) -> None:
+def _check_buckets(topic: TopicFolder, options: ReadOptions) -> None:
     for name, wanted in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
         unknown = [b for b in wanted if b not in topic.buckets] if isinstance(wanted, dict) else []
         if unknown:

@@ -12,14 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from persisting import fs as filesystem
-from persisting.errors import OffsetOutOfRange, StorageError
+from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.schema.names import ARRIVAL
-from persisting.spark.options import plain
+from persisting.spark.options import ReadOptions, plain
+from persisting.spark.topics import TopicFolder
 from persisting.spark.types import to_spark
-from persisting.storage.finding import laid_out
+from persisting.storage.finding import laid_out, typed
 from persisting.table import layout
 from persisting.table.guard import translated
-from persisting.table.search import enclosed, matching
+from persisting.table.search import check_condition, check_where, enclosed, matching
 from persisting.table.table import Table
 from persisting.table.view import TableView
 from persisting.topic.config import bucket_folder
@@ -57,6 +58,25 @@ class Filter:
 
     where: str
     known: pa.Schema
+
+
+def fields_of(options: ReadOptions) -> pa.Schema:
+    """The fields of the records: of the versions that are read, else of the topic."""
+    topic = TopicFolder.open(options.folder)
+    return topic.schema() if options.version is None else topic.schema_at(options.version)
+
+
+def checked_filter(options: ReadOptions) -> Filter | None:
+    """The filter, if it is one that the topic's fields allow."""
+    if options.where is None:
+        return None
+    known = fields_of(options)
+    try:
+        check_where(options.where)
+        check_condition(layout.physical_schema(typed(known), None), options.where)
+    except InvalidArgument as exc:
+        raise InvalidArgument(str(exc).replace("where=", "option filter=", 1)) from exc
+    return Filter(options.where, known)
 
 
 def read_slice(

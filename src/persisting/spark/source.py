@@ -16,12 +16,8 @@ from pyspark.sql.types import StructType
 
 from persisting.errors import InvalidArgument
 from persisting.spark.options import ReadOptions, read_options, write_options
-from persisting.spark.reading import METADATA, Filter
-from persisting.spark.topics import StoredTopic
+from persisting.spark.reading import METADATA, checked_filter, fields_of
 from persisting.spark.types import spark_schema
-from persisting.storage.finding import typed
-from persisting.table import layout
-from persisting.table.search import check_condition, check_where
 
 
 class PersistingSource(DataSource):
@@ -47,7 +43,7 @@ class PersistingSource(DataSource):
         from persisting.spark.stream import TopicStreamReader
 
         options = read_options(self.options)
-        return TopicStreamReader(options, _target(schema), checked_filter(options))
+        return TopicStreamReader(options, _target(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from persisting.spark.sink import TopicWriter
@@ -74,27 +70,8 @@ def _target(schema: StructType) -> pa.Schema:
     return found
 
 
-def _fields(options: ReadOptions) -> pa.Schema:
-    """The fields of the records: of the versions that are read, else of the topic."""
-    topic = StoredTopic.open(options.folder)
-    return topic.schema() if options.version is None else topic.schema_at(options.version)
-
-
-def checked_filter(options: ReadOptions) -> Filter | None:
-    """The filter, if it is one that the topic's fields allow."""
-    if options.where is None:
-        return None
-    known = _fields(options)
-    try:
-        check_where(options.where)
-        check_condition(layout.physical_schema(typed(known), None), options.where)
-    except InvalidArgument as exc:
-        raise InvalidArgument(str(exc).replace("where=", "option filter=", 1)) from exc
-    return Filter(options.where, known)
-
-
 def _arrow_schema(options: ReadOptions) -> pa.Schema:
-    schema = _fields(options)
+    schema = fields_of(options)
     if options.columns is not None:
         unknown = [name for name in options.columns if name not in schema.names]
         if unknown:

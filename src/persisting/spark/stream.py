@@ -19,28 +19,28 @@ from persisting.spark import offsets
 from persisting.spark.batch import Part, bounds
 from persisting.spark.offsets import Place
 from persisting.spark.options import LATEST, ReadOptions
-from persisting.spark.reading import Filter, Slice, read_slice
-from persisting.spark.topics import StoredTopic
+from persisting.spark.reading import Filter, Slice, checked_filter, read_slice
+from persisting.spark.topics import TopicFolder
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a topic. Spark keeps the offsets; this looks them up."""
 
-    def __init__(
-        self, options: ReadOptions, target: pa.Schema, where: Filter | None = None
-    ) -> None:
-        self._options, self._target, self._where = options, target, where
+    def __init__(self, options: ReadOptions, target: pa.Schema) -> None:
+        self._options, self._target = options, target
+        self._where: Filter | None = None
+        self._checked = False
         self._until: dict[int, int] | None = None
-        self._known: StoredTopic | None = None
+        self._known: TopicFolder | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": None}
 
     @property
-    def _topic(self) -> StoredTopic:
+    def _topic(self) -> TopicFolder:
         self._check()
         if self._known is None:
-            self._known = StoredTopic.open(self._options.folder)
+            self._known = TopicFolder.open(self._options.folder)
             self._known.recover()
         return self._known
 
@@ -53,12 +53,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check(self) -> None:
         """Here and not at construction, where Spark would hide the reason behind an error of its
         own."""
+        if self._checked:
+            return
         for name, is_set in (
             ("version, timestamp and tag", self._options.version is not None),
             ("endingOffsets and endingTimestamp", self._options.ending != LATEST),
         ):
             if is_set:
                 raise InvalidArgument(f"a stream follows a topic: {name} are not for it")
+        self._where = checked_filter(self._options)
+        self._checked = True
 
     def getDefaultReadLimit(self) -> ReadLimit:
         self._check()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from persisting import fs as filesystem
-from persisting.errors import InvalidArgument, NoSuchTopic
+from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic
 from persisting.schema import EMPTY, Rules
 from persisting.schema.arrow import merge
+from persisting.storage.backend import TableBackend
 from persisting.storage.shared_schema import FILE as SCHEMA_FILE
 from persisting.storage.shared_schema import SharedSchema
 from persisting.storage.snapshot import Snapshot
@@ -21,12 +24,12 @@ from persisting.table.view import TableView
 from persisting.topic import config as topics
 from persisting.topic import tags
 from persisting.topic.config import TopicConfig, bucket_folder
-from persisting.topic.owning import recover
+from persisting.topic.owning import owned, recover
 
 _EVOLVING = Rules(evolving=True)
 
 
-class StoredTopic:
+class TopicFolder:
     """A topic on disk, to plan a read of it."""
 
     def __init__(self, folder: Path, config: TopicConfig) -> None:
@@ -34,7 +37,7 @@ class StoredTopic:
         self._tables: dict[int, Table] = {}
 
     @classmethod
-    def open(cls, folder: Path) -> StoredTopic:
+    def open(cls, folder: Path) -> TopicFolder:
         config = topics.load(folder, filesystem.current())
         if config is None:
             raise NoSuchTopic(
@@ -105,3 +108,19 @@ class StoredTopic:
                 versions.NOTHING if dataset is None else versions.resolve(dataset, wanted)
             )
         return found
+
+
+@contextmanager
+def owner_of(
+    folder: Path, config: TopicConfig, bucket: int, instead: str
+) -> Iterator[TableBackend]:
+    """Own a bucket for a moment; who has it open is named, with what to do ``instead``."""
+    try:
+        with owned(folder, config, bucket) as owner:
+            yield owner
+    except BucketLocked as exc:
+        raise BucketLocked(
+            f"{str(exc).split(';')[0]}. Spark changes a topic that nobody has open for writing: "
+            f"close it there, or {instead}",
+            owner=exc.owner,
+        ) from exc

@@ -41,19 +41,12 @@ _SNAPSHOT_SECONDS = 5.0
 class TableBackend(Tabular):
     """A bucket with an async face; the two backends differ in how they build it."""
 
-    _bucket: Bucket
-
     def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
+        super().__init__(bucket)
         self._turns = Turns()
         self._closing = asyncio.Lock()
         self._finished: Future[None] | None = None
         self._opened = bucket.end
-
-    @property
-    def bucket(self) -> Bucket:
-        """The synchronous core, for code that blocks: bulk writers own a bucket for a moment."""
-        return self._bucket
 
     @classmethod
     def check_options(cls, **options: Any) -> None:
@@ -194,18 +187,6 @@ class TableBackend(Tabular):
         check_window(offset, limit)
         return await self._reading(lambda s: _page(s, s.table, offset, limit))
 
-    async def _reading(self, read: Callable[[Snapshot], _T]) -> _T:
-        """Read in a thread. What takes so long that its version was cleaned up begins again."""
-        await self._refresh()
-        while True:
-            snapshot = self._bucket.snapshot()
-            try:
-                return await in_thread(read, snapshot)
-            except TableError:
-                await self._refresh()
-                if self._bucket.snapshot().view.version == snapshot.view.version:
-                    raise
-
     async def get_stream(
         self, offset: int = 0, limit: int | None = None, block: bool = False
     ) -> AsyncIterator[dict[str, Any]]:
@@ -289,16 +270,7 @@ class TableBackend(Tabular):
             bucket.refresh()
         return bucket.end
 
-    async def _refresh(self) -> None:
-        if self._bucket.options.read_only:
-            await in_thread(self._bucket.refresh)
-
     # Upkeep and facts
-
-    async def flush(self) -> None:
-        """Persist buffered data; returns when it is in the table and synced."""
-        self._bucket.check_writable()
-        await asyncio.wrap_future(self._bucket.request_flush())
 
     def total_count(self) -> int:
         """Get total record count (buffer + persisted)."""

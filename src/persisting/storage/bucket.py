@@ -170,8 +170,9 @@ class Bucket:
     def finish_close(self) -> None:
         """Everything is flushed: give the files and the lock back."""
         self.waiters.wake()
+        self.upkeep.end()
         with self.table_turn:
-            pass  # upkeep that was under way is done, and begins no more
+            pass  # what was under way is done
         if self.journal is not None:
             self.journal.close()
         self.metrics.remove()

@@ -234,14 +234,14 @@ class Finder:
         """What ``look`` finds in the table and in the buffer."""
         try:
             return [one for view in self._views() for one in look(view)]
-        except InvalidArgument as exc:
-            unknown = isinstance(exc, UnknownField)
-            if unknown and exc.name.split(".")[0] not in self.known.names:  # type: ignore[attr-defined]
+        except UnknownField as exc:
+            if exc.name.split(".")[0] not in self.known.names:
                 fields = ", ".join(map(repr, self.known.names))
                 raise InvalidArgument(
                     f"{str(exc).split(';')[0]}; the fields are: {fields}"
                 ) from exc
-            if not unknown and self._snapshot.view.schema.equals(self.known):
+        except InvalidArgument:
+            if self._snapshot.view.schema.equals(self.known):
                 raise
         # The table lacks a field that is known by now, or has it with a narrower type.
         return [one for view in self._filled_views() for one in look(view)]

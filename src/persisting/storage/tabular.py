@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from persisting.errors import InvalidArgument
-from persisting.storage.bucket import Bucket
 from persisting.storage.finding import DISTANCE, OFFSET, SCORE, Finder, condition, fused, only_equal
+from persisting.storage.shell import Shell
 from persisting.storage.snapshot import Snapshot
 from persisting.table import indexes, upkeep, versions
 from persisting.table.retention import Limits
@@ -21,19 +21,8 @@ from persisting.work import in_thread
 _T = TypeVar("_T")
 
 
-class Tabular:
-    """What a bucket offers beyond the queue; mixed into the table backends."""
-
-    _bucket: Bucket
-
-    async def _refresh(self) -> None:
-        raise NotImplementedError
-
-    async def flush(self) -> None:
-        raise NotImplementedError
-
-    async def _reading(self, read: Callable[[Snapshot], _T]) -> _T:
-        raise NotImplementedError
+class Tabular(Shell):
+    """What a bucket offers beyond the queue."""
 
     async def _by_the_owner(self, call: Callable[..., _T], *args: Any) -> _T:
         """Run something that writes; a cancelled caller leaves it to its end."""

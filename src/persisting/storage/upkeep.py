@@ -53,11 +53,12 @@ class Upkeep:
         )
         self._limit = _fragment_limit(self._limits)
         self._job = work.SharedJob(work.weakly(self, Upkeep._run))
-        self._cleaned = time.monotonic()
         self._wanted: list[Wanted] | None = None
         self._unwanted = False
         """Whether the table may have an index that is to go."""
         self._pause = _pause(options.keep_versions, options.retention_seconds)
+        self._clean_at = time.monotonic() + self._pause
+        self._ended = False
 
     @property
     def _bucket(self) -> Bucket:
@@ -72,21 +73,25 @@ class Upkeep:
         """Look now and then, also when nothing is flushed."""
         work.after(self._pause, work.weakly(self, Upkeep._again))
 
+    def end(self) -> None:
+        """Look no more: the bucket was closed for good."""
+        self._ended = True
+
     def _again(self) -> None:
-        bucket = self._bucket_ref()
-        if bucket is not None and not bucket.closed:
+        if not self._ended and self._bucket_ref() is not None:
             self._job.request()
             self.begin()
 
     def look(self) -> None:
-        """After a flush: begin what is worthwhile by now."""
+        """After a flush: begin what is worthwhile by now. Never raises: the flush succeeded."""
         bucket = self._bucket
         sizes = bucket.table.view.sizes
         if (
             (bucket.options.compaction and compaction.worthwhile(sizes, self._limit))
             or self._limits.rows is not None
             or self._limits.nbytes is not None
-            or self.wanted
+            or self._wanted is None
+            or self._wanted
             or self._unwanted
             or self._cleaning_due
         ):
@@ -94,26 +99,27 @@ class Upkeep:
 
     @property
     def _cleaning_due(self) -> bool:
-        return time.monotonic() - self._cleaned >= self._pause
+        return time.monotonic() >= self._clean_at
 
     def _run(self) -> None:
-        """What is worthwhile now; a failure is told and tried again at the next occasion."""
+        """What is worthwhile now. What fails is told, tried again at the next occasion, and stands
+        in nothing else's way."""
         bucket = self._bucket_ref()
         if bucket is None or bucket.closed:
             return
-        try:
-            self._index()
-            while bucket.options.compaction and self._compact_some():
-                pass
-            if self._limits.any:
-                self.retain(self._limits)
-            self._clean()
+        failures = []
+        for step in (self._index, self._compact_all, self._retain_by_itself, self._clean):
+            try:
+                step()
+            except Exception as exc:
+                failures.append(exc)
+        if not failures:
             self.error = None
-        except Exception as exc:
-            if not bucket.closed:
-                self.error = str(exc) or type(exc).__name__
-                bucket.metrics.upkeep_failed()
-                log.error("upkeep of %s failed: %s", bucket.options.storage_path, exc)
+        elif not bucket.closed:
+            before, self.error = self.error, str(failures[0]) or type(failures[0]).__name__
+            bucket.metrics.upkeep_failed()
+            if self.error != before:
+                log.error("upkeep of %s failed: %s", bucket.options.storage_path, self.error)
 
     @contextmanager
     def _turn(self) -> Iterator[TableView]:
@@ -141,6 +147,14 @@ class Upkeep:
                 behind = 0
         bucket.metrics.indexed(behind)
 
+    def _compact_all(self) -> None:
+        while self._bucket.options.compaction and self._compact_some():
+            pass
+
+    def _retain_by_itself(self) -> None:
+        if self._limits.any:
+            self.retain(self._limits)
+
     def _compact_some(self) -> bool:
         with self._turn() as view:
             return self._compact(view, compaction.worthwhile(view.sizes, self._limit), self._limit)
@@ -156,17 +170,20 @@ class Upkeep:
         bucket.metrics.compacted(time.perf_counter() - started, rows)
         return after < len(view.sizes)
 
-    def _clean(self, keep: float | None = None) -> int:
+    def _clean(self) -> int:
+        """Remove versions that are too old, if it is time for that; how many."""
         bucket = self._bucket
-        keep = bucket.options.keep_versions if keep is None else keep
+        keep = bucket.options.keep_versions
         if keep is None or not self._cleaning_due or bucket.table.view.dataset is None:
             return 0
         started = time.monotonic()
-        with self._turn():
-            removed = upkeep.clean(bucket.table, keep)
-        # Where cleaning takes long it comes seldom: a flush has to wait for it.
-        self._cleaned = time.monotonic() + 20 * (time.monotonic() - started)
-        return removed
+        try:
+            with self._turn():
+                return upkeep.clean(bucket.table, keep)
+        finally:
+            # Where it takes long it comes seldom: a flush has to wait for it.
+            took = time.monotonic() - started
+            self._clean_at = time.monotonic() + self._pause + 20 * took
 
     @property
     def limit(self) -> Limit:
@@ -182,7 +199,7 @@ class Upkeep:
         with self._turn() as view:
             count = compaction.everything(view.sizes, self._limit)
             self._compact(view, count, self._limit, whole=True)
-        self._cleaned = 0.0
+        self._clean_at = 0.0
         cleaned = self._clean()
         after = len(bucket.table.view.sizes)
         return {"fragments_before": before, "fragments_after": after, "versions_removed": cleaned}
@@ -191,10 +208,9 @@ class Upkeep:
         """Drop the oldest fragments that lie beyond the limits and are not held back."""
         limits.check()
         bucket = self._bucket
-        floor = self._floor()
         dropped = 0
         with self._turn() as view:
-            count = retention.droppable(view, limits, floor)
+            count = retention.droppable(view, limits, self._floor())
             if count:
                 dropped = upkeep.drop_first(bucket.table, count)
             start = bucket.table.view.start

@@ -31,8 +31,6 @@ ASIDE = "damaged"
 CHANGING = "changing"
 CLEANING = "cleaning"
 _LAST_VERSION = 2**64 - 1
-_CLOCK_STEP = 20_000_000
-"""Nanoseconds by which a file's time may lie behind the clock."""
 
 
 def manifest_path(root: Path, version: int) -> Path:
@@ -199,17 +197,20 @@ def changing_since(root: Path, fs: FileSystem) -> int:
     return int(text) if text.isdigit() else _LAST_VERSION
 
 
-def remove_new_data(fs: FileSystem, root: Path, since: int, used: set[str]) -> None:
-    """After a failed write, remove the data files it left; what cannot be removed is harmless.
-
-    These are the files written ``since`` (nanoseconds of Unix time) that no version uses.
-    """
+def data_on_disk(root: Path) -> set[str]:
+    """The names of all data files, whoever uses them."""
     folder = root / DATA
-    if not folder.is_dir():
-        return
-    for entry in os.scandir(folder):
+    return set(os.listdir(folder)) if folder.is_dir() else set()
+
+
+def remove_new_data(fs: FileSystem, root: Path, before: set[str]) -> None:
+    """After a failed write, remove the data files that were not there ``before``.
+
+    What cannot be removed is harmless. By name and not by time: a file of an older version may be
+    a moment old, and a tag may hold it.
+    """
+    for name in data_on_disk(root) - before:
         try:
-            if entry.name not in used and entry.stat().st_mtime_ns >= since - _CLOCK_STEP:
-                fs.remove(folder / entry.name)
+            fs.remove(root / DATA / name)
         except OSError as exc:
-            log.warning("cannot remove %s, left by a failed flush: %s", entry.path, exc)
+            log.warning("cannot remove %s, left by a failed write: %s", root / DATA / name, exc)

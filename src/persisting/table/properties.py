@@ -31,7 +31,6 @@ RESTORES = "persisting.restores"
 
 _CHECKPOINT = "persisting."
 
-
 SEAL = "persisting.seal"
 """A checksum of the others: a flipped bit in them would lose or double records."""
 
@@ -48,6 +47,7 @@ _OPERATIONS = {
     "Overwrite": "append",
     "Delete": "retain",
     "Restore": "restore",
+    "Update": "overwrite",
     "CreateIndex": "index",
     "Rewrite": "compact",
     "BaseOperation": "compact",

@@ -25,7 +25,10 @@ _TEXT = re.compile(r"'(?:[^']|'')*'|`[^`]*`")
 _REFUSED = re.compile(r"\?|\$\w*|(?<!:):\w+|\b_row(?:id|addr)\b")
 _QUOTED = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`""")
 _REASON = re.compile(r"\((sql parser error: .*)\)$", re.DOTALL)
-_DAMAGE = re.compile(r"os error|Not found:|not appear to be a Lance file|LanceError\(IO\)|[Rr]ange")
+_DAMAGE = re.compile(
+    r"os error|Not found:|not appear to be a Lance file|LanceError\(IO\)|Invalid range|"
+    r"range was invalid"
+)
 _MISSING = re.compile(r"No field named \"?([^\s\"]+?)\"?[.,]? ")
 
 

@@ -6,7 +6,6 @@ Plain blocking code without a lock of its own; one writer at a time calls :meth:
 from __future__ import annotations
 
 import logging
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -114,8 +113,8 @@ class Table:
         """Raise if the manifest is not the one that the last owner left."""
         self._found = files.newest_version(self.root)
         version, crc = (left.get(name) for name in SIGNATURE)
-        if not isinstance(version, int) or not version:
-            return
+        if not isinstance(version, int) or not 0 < version >= self._found:
+            return  # nothing was left, or somebody has committed since with other tools
         path = files.manifest_path(self.root, version)
         if not path.exists() or checksums.crc_of(path) != crc:
             raise TableError(
@@ -304,11 +303,11 @@ class Table:
     def _write_or_clean_up(
         self, batches: list[tuple[pa.RecordBatch, pa.Array]], schema: pa.Schema
     ) -> Any:
-        began = time.time_ns()
+        before = files.data_on_disk(self.root)
         try:
             return self._write(batches, schema)
         except BaseException:
-            files.remove_new_data(self.fs, self.root, began, self._data_in_use())
+            files.remove_new_data(self.fs, self.root, before)
             raise
 
     def _leave_long_rows_plain(self) -> None:
@@ -421,14 +420,14 @@ class Table:
             dataset = self._fresh()
             if several:
                 files.announce_change(self.fs, self.root, self.view.version)
-            began = time.time_ns()
+            before = files.data_on_disk(self.root)
             try:
                 with self._undone_if_it_fails():
                     work(dataset)
                 self._settle(dataset)
             except BaseException:
                 if not self._undo:  # else a version still names the new files
-                    files.remove_new_data(self.fs, self.root, began, self._data_in_use())
+                    files.remove_new_data(self.fs, self.root, before)
                     files.change_done(self.fs, self.root)
                 raise
             if several:

@@ -27,17 +27,26 @@ log = logging.getLogger("persisting")
 _MOST_PARTS = 8
 
 
-def compact(table: Table, fs: FileSystem, count: int, limit: Limit, *, whole: bool = False) -> None:
+def compact(
+    table: Table,
+    fs: FileSystem,
+    count: int,
+    limit: Limit,
+    *,
+    whole: bool = False,
+    run: compaction.Run | None = None,
+) -> None:
     """Rewrite the last ``count`` fragments as larger ones; no row moves.
 
     ``whole`` has every index cover all of them first, so that none stays apart for its sake.
+    ``run`` has other processes write the files.
     """
     if compaction.split_by_indexes(table.view, count, limit, at_all=whole):
         optimize_indexes(table, whole=True)
     view = table.view
 
     def work(dataset: Any) -> None:
-        compaction.rewrite(dataset, view, count, limit, table.root, fs)
+        compaction.rewrite(dataset, view, count, limit, table.root, fs, run)
 
     table.change("compact", work, several=True)
     table.note_checksums()

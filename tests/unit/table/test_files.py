@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,18 +62,13 @@ async def test_a_broken_manifest_is_set_aside_and_kept(folder: Path) -> None:
     assert [p.read_bytes() for p in kept] == [content]
 
 
-async def test_only_new_and_unused_data_is_removed(folder: Path) -> None:
+async def test_only_data_that_a_failed_write_left_is_removed(folder: Path) -> None:
     root = await make_table(folder, 1)
-    used = {p.name for p in (root / "data").iterdir()}
-    old, new = root / "data" / "old.lance", root / "data" / "new.lance"
-    old.write_text("")
-    os.utime(old, ns=(1, 1))
-    new.write_text("")
-    since = new.stat().st_mtime_ns
-    for name in used:
-        os.utime(root / "data" / name, ns=(since, since))
-    files.remove_new_data(FileSystem(), root, since, used)
-    assert {p.name for p in (root / "data").iterdir()} == used | {"old.lance"}
+    (root / "data" / "old.lance").write_text("")
+    before = files.data_on_disk(root)
+    (root / "data" / "new.lance").write_text("")
+    files.remove_new_data(FileSystem(), root, before)
+    assert files.data_on_disk(root) == before
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 400, b"cut", None], ids=repr)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from persisting import fs as filesystem
 from persisting.errors import InvalidArgument
 from persisting.spark.jobs.spreading import spread
-from persisting.spark.jobs.stored import opened, owner_of
-from persisting.spark.topics import StoredTopic
+from persisting.spark.jobs.stored import opened
+from persisting.spark.topics import TopicFolder, owner_of
 from persisting.storage.bucket import Bucket
 from persisting.table import compaction, upkeep
 from persisting.table.guard import translated
@@ -59,7 +59,7 @@ def compact(
     }
 
 
-def _chosen(stored: StoredTopic, buckets: Sequence[int] | None) -> list[int]:
+def _chosen(stored: TopicFolder, buckets: Sequence[int] | None) -> list[int]:
     chosen = sorted(set(stored.buckets if buckets is None else buckets))
     unknown = [bucket for bucket in chosen if bucket not in stored.buckets]
     if unknown:
@@ -69,8 +69,8 @@ def _chosen(stored: StoredTopic, buckets: Sequence[int] | None) -> list[int]:
     return [bucket for bucket in chosen if bucket_folder(stored.folder, bucket).is_dir()]
 
 
-def _compact_bucket(spark: SparkSession, stored: StoredTopic, number: int) -> dict[str, int]:
-    with owner_of(stored.folder, stored.config, number, "compact") as owner:
+def _compact_bucket(spark: SparkSession, stored: TopicFolder, number: int) -> dict[str, int]:
+    with owner_of(stored.folder, stored.config, number, "call compact() on its queue") as owner:
         bucket = owner.bucket
         before = len(bucket.table.view.sizes)
         with bucket.table_turn:
@@ -85,25 +85,19 @@ def _compact_bucket(spark: SparkSession, stored: StoredTopic, number: int) -> di
 
 def _rewrite(spark: SparkSession, bucket: Bucket) -> tuple[int, int]:
     """(rows, tasks) that were rewritten; the caller holds the table."""
-    table, limit = bucket.table, bucket.upkeep._limit
+    table, limit = bucket.table, bucket.upkeep.limit
     count = compaction.everything(table.view.sizes, limit)
     if not count:
         return 0, 0
-    if compaction.split_by_indexes(table.view, count, limit, at_all=True):
-        upkeep.optimize_indexes(table, whole=True)
-    view, tasks = table.view, 0
+    rows, tasks = sum(size.rows for size in table.view.sizes[-count:]), 0
 
     def run(planned: list[str]) -> list[dict[str, Any]]:
         nonlocal tasks
         tasks = len(planned)
-        return spread(spark, planned, partial(_execute, str(table.root), view.version))
+        return spread(spark, planned, partial(_execute, str(table.root), table.view.version))
 
-    def work(dataset: Any) -> None:
-        compaction.rewrite(dataset, view, count, limit, table.root, table.fs, run)
-
-    table.change("compact", work, several=True)
-    table.note_checksums()
-    return sum(size.rows for size in view.sizes[-count:]), tasks
+    upkeep.compact(table, table.fs, count, limit, whole=True, run=run)
+    return rows, tasks
 
 
 def _execute(root: str, version: int, task: str) -> dict[str, Any]:

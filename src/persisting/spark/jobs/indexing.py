@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persisting.spark.jobs.spreading import spread
-from persisting.spark.jobs.stored import opened, owner_of
+from persisting.spark.jobs.stored import opened
+from persisting.spark.topics import owner_of
 from persisting.table import indexes
 from persisting.table.indexes import Wanted
 from persisting.topic.config import TopicConfig
@@ -44,5 +45,5 @@ def build_index(
 
 def _build(folder: str, config: TopicConfig, wanted: Wanted, bucket: int) -> dict[str, Any]:
     """Runs in an executor."""
-    with owner_of(Path(folder), config, bucket, "create_index") as owner:
+    with owner_of(Path(folder), config, bucket, "call create_index() on its queue") as owner:
         return owner.bucket.upkeep.create_index(wanted)

@@ -17,7 +17,7 @@ from persisting.errors import InvalidArgument
 from persisting.spark.jobs.columns import existing, named
 from persisting.spark.jobs.stored import opened
 from persisting.spark.reading import read_topic
-from persisting.spark.topics import StoredTopic
+from persisting.spark.topics import TopicFolder
 from persisting.topic import tags
 from persisting.topic.opening import BucketChoice, read_here, wanted_topic
 
@@ -118,7 +118,7 @@ def _check(shares: Mapping[str, float]) -> None:
         raise InvalidArgument(f"shares must sum to 1, got {dict(shares)!r}")
 
 
-def _tag(stored: StoredTopic, name: str) -> None:
+def _tag(stored: TopicFolder, name: str) -> None:
     """Tag the topic through its owner: one in this process, or ourselves for a moment."""
 
     async def tag() -> None:
