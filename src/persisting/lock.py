@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,8 @@ IDENTITY: dict[str, Any] = {}
 """What else an owner says of itself; a node of a cluster adds its id and address."""
 
 _NOTE_LIMIT = 64 * 1024
+_LOOKED_AT = 0.02
+"""Seconds that somebody who only looks (:func:`owner_of`) may stand in an owner's way."""
 
 
 class BucketLock:
@@ -42,16 +45,16 @@ class BucketLock:
                 "check the folder's permissions, or open the bucket with read_only=True"
             ) from exc
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take()
         except OSError as exc:
-            note = self._read()
+            note = _read(self._fd)
             os.close(self._fd)
             raise BucketLocked(
-                f"bucket {folder} is open for writing by {_describe(note)}; close it there, "
+                f"bucket {folder} is open for writing by {described(note)}; close it there, "
                 "or read it here with read_only=True",
                 owner=note,
             ) from exc
-        self.note = self._read()
+        self.note = _read(self._fd)
         """What the last owner left; it counts only if that left cleanly."""
         self.left_clean = self.note.get("clean") is True
         self._owner = {"pid": os.getpid(), "host": socket.gethostname(), **IDENTITY, **owner}
@@ -63,6 +66,13 @@ class BucketLock:
                 f"cannot write the lock file {self._path}: {exc.strerror}; free the cause and try "
                 "again"
             ) from exc
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOOKED_AT)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def release(self, *, clean: bool, **left: Any) -> None:
         """Give the lock up; ``clean`` promises that everything in the folder is synced.
@@ -83,13 +93,6 @@ class BucketLock:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
 
-    def _read(self) -> dict[str, Any]:
-        try:
-            note = msgspec.json.decode(os.pread(self._fd, _NOTE_LIMIT, 0))
-        except (msgspec.DecodeError, OSError):
-            return {}
-        return note if isinstance(note, dict) else {}
-
     def _write(self, note: dict[str, Any]) -> None:
         data = msgspec.json.encode(note) + b"\n"
         os.ftruncate(self._fd, 0)
@@ -108,7 +111,38 @@ def file_lock(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _describe(note: dict[str, Any]) -> str:
+def owner_of(folder: Path) -> dict[str, Any] | None:
+    """What the owner of a bucket says of itself; None if nobody owns it.
+
+    Looking takes a shared lock for a moment, which an owner that comes just then sits out.
+    """
+    try:
+        fd = os.open(folder / LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise StorageError(
+            f"cannot look at the lock file {folder / LOCK_FILE}: {exc.strerror}"
+        ) from exc
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read(fd)
+    finally:
+        os.close(fd)
+    return None
+
+
+def _read(fd: int) -> dict[str, Any]:
+    try:
+        note = msgspec.json.decode(os.pread(fd, _NOTE_LIMIT, 0))
+    except (msgspec.DecodeError, OSError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def described(note: dict[str, Any]) -> str:
+    """An owner in words."""
     if not note.get("pid"):
         return "an unknown owner"
     extra = "".join(f", {k} {v}" for k, v in note.items() if k not in ("pid", "host", "clean"))

@@ -15,7 +15,8 @@ from support.children import python, wait_for_line
 
 from persisting.errors import OffsetOutOfRange, StorageError
 from persisting.spark import read_topic
-from persisting.spark.reading import Slice, read_slice
+from persisting.spark.reading import read_slice
+from persisting.topic.slices import Slice
 
 # One Spark job after the other takes minutes: by night.
 pytestmark = pytest.mark.nightly

@@ -31,8 +31,8 @@ from storing import DirectStore, SparkStore, Store
 from support.children import python, wait_for_line
 from test_batch_read import CRASHES
 
-from persisting.spark.topics import TopicFolder
 from persisting.storage.writers import ANONYMOUS, WRITERS, Writers
+from persisting.topic.folder import TopicFolder
 from persisting.topic.routing import bucket_of
 
 # One Spark job after the other takes minutes: by night.

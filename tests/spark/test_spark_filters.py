@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persisting.spark import read_topic
-from persisting.spark.reading import Filter, Slice, read_slice
-from persisting.spark.topics import TopicFolder
+from persisting.spark.reading import read_slice
+from persisting.topic.folder import TopicFolder
+from persisting.topic.slices import Filter, Slice
 
 # One Spark job after the other takes minutes: by night.
 pytestmark = pytest.mark.nightly

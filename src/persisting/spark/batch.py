@@ -11,9 +11,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange
 from persisting.spark.options import EARLIEST, ReadOptions
-from persisting.spark.reading import Filter, Slice, read_slice
-from persisting.spark.topics import TopicFolder
+from persisting.spark.reading import read_slice
 from persisting.table.view import TableView
+from persisting.topic.folder import TopicFolder
+from persisting.topic.slices import Filter, Slice
 
 
 class Part(InputPartition):

@@ -16,12 +16,13 @@ from persisting.errors import InvalidArgument
 from persisting.schema import EMPTY, Rules
 from persisting.schema.arrow import accept, merge
 from persisting.spark.options import WriteOptions
-from persisting.spark.topics import TopicFolder, owner_of
+from persisting.spark.owners import owner_of
 from persisting.storage import adoption
 from persisting.storage.shared_schema import FILE as SCHEMA_FILE
 from persisting.storage.shared_schema import SharedSchema
 from persisting.topic import config as topics
 from persisting.topic.config import TopicConfig, Wanted
+from persisting.topic.folder import TopicFolder
 from persisting.topic.local import agreed_config
 
 EVOLVING = Rules(evolving=True)

@@ -24,14 +24,15 @@ from persisting import fs as filesystem
 from persisting.errors import InvalidArgument, TableError
 from persisting.schema import EMPTY, Rules
 from persisting.spark.options import WriteOptions
+from persisting.spark.owners import owner_of
 from persisting.spark.planning import EVOLVING, INSTEAD, Plan, plan, shared_schema
 from persisting.spark.tasks import Written, unlink, write_task
-from persisting.spark.topics import TopicFolder, owner_of
 from persisting.storage import adoption
 from persisting.storage.writers import ANONYMOUS
 from persisting.table.files import DATA, data_paths, versions_on_disk
 from persisting.table.table import Table
 from persisting.topic.config import bucket_folder
+from persisting.topic.folder import TopicFolder
 
 
 def commit(

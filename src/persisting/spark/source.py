@@ -16,8 +16,9 @@ from pyspark.sql.types import StructType
 
 from persisting.errors import InvalidArgument
 from persisting.spark.options import ReadOptions, read_options, write_options
-from persisting.spark.reading import METADATA, checked_filter, fields_of
+from persisting.spark.reading import checked_filter, fields_of
 from persisting.spark.types import spark_schema
+from persisting.topic.slices import METADATA
 
 
 class PersistingSource(DataSource):

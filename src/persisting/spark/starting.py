@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from persisting.errors import StorageError
 from persisting.spark import settings
 from persisting.spark.scratch import Scratch, java_runs
+from persisting.spark.threads import activate
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -46,6 +47,9 @@ def session(
     that can still be changed; a warning names a different ``master`` and those that cannot. Under
     ``spark-submit`` what that was told stays. A master ``sc://host`` is a Spark Connect server,
     which has settings of its own; ``conf`` is applied to the session there.
+
+    A new Python thread that writes to a topic calls this first: Spark looks the format up in the
+    session of the thread.
     """
     wanted = {key: _text(value) for key, value in (conf or {}).items()}
     master = wanted.get("spark.master") or master
@@ -59,6 +63,7 @@ def session(
             spark = _started(app_name, master, wanted)
         _let_workers_import(_running())
         _register(spark)
+    activate(spark)
     return spark
 
 

@@ -19,8 +19,9 @@ from persisting.spark import offsets
 from persisting.spark.batch import Part, bounds
 from persisting.spark.offsets import Place
 from persisting.spark.options import LATEST, ReadOptions
-from persisting.spark.reading import Filter, Slice, checked_filter, read_slice
-from persisting.spark.topics import TopicFolder
+from persisting.spark.reading import checked_filter, read_slice
+from persisting.topic.folder import TopicFolder
+from persisting.topic.slices import Filter, Slice
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -44,7 +44,11 @@ def groups_in(folder: Path, fs: FileSystem) -> list[Path]:
     """The folders of the groups."""
     if not folder.is_dir():
         return []
-    return [folder / name for name in fs.list(folder) if (folder / name).is_dir()]
+    return [
+        folder / name
+        for name in fs.list(folder)
+        if not name.startswith(".") and (folder / name).is_dir()
+    ]
 
 
 def least_committed(

@@ -27,7 +27,7 @@ from persisting.storage.holds import Committed, read_committed
 from persisting.topic.names import check_name
 
 FOLDER = "groups"
-_MEMBER = "member-"
+MEMBER = "member-"
 
 
 class Held(NamedTuple):
@@ -91,7 +91,9 @@ class Membership:
             for bucket, (generation, offset, epoch) in offsets.items():
                 held = self._held.get(bucket)
                 if held is not None and held.generation == generation:
-                    self._write(bucket, Committed(offset, generation, epoch))
+                    write_committed(
+                        self.folder, bucket, Committed(offset, generation, epoch), self._fs
+                    )
                     done[bucket] = offset
             return done
 
@@ -105,16 +107,16 @@ class Membership:
             self._left = True
             for bucket in list(self._held):
                 self._let_go(bucket)
-            name = _MEMBER + self.member
+            name = MEMBER + self.member
             if name in self._files:
                 self._fs.remove(self.folder / name)
                 os.close(self._files.pop(name))
 
     def _join(self) -> None:
-        name = _MEMBER + self.member
+        name = MEMBER + self.member
         if name not in self._files:
             self._fs.make_folder(self.folder)
-            while (fd := _try_lock(self.folder / name)) is None:
+            while (fd := try_lock(self.folder / name)) is None:
                 pass  # another member was just looking whether it is alive
             self._files[name] = fd
 
@@ -122,15 +124,15 @@ class Membership:
         """The members whose file is locked, in a fixed order; files of dead ones are removed."""
         living = []
         for name in self._fs.list(self.folder):
-            if name.startswith(_MEMBER):
-                member = name.removeprefix(_MEMBER)
+            if name.startswith(MEMBER):
+                member = name.removeprefix(MEMBER)
                 if member == self.member or self._is_alive(name):
                     living.append(member)
         return living if self.member in living else sorted([*living, self.member])
 
     def _is_alive(self, name: str) -> bool:
         try:
-            fd = _try_lock(self.folder / name, create=False)
+            fd = try_lock(self.folder / name, create=False)
         except FileNotFoundError:
             return False
         if fd is None:
@@ -141,12 +143,13 @@ class Membership:
 
     def _try_to_take(self, bucket: int) -> None:
         name = f"bucket_{bucket}.lock"
-        fd = _try_lock(self.folder / name)
+        fd = try_lock(self.folder / name)
         if fd is None:
             return
         try:
             known = read_committed(self.folder, bucket, self._fs)
-            self._write(bucket, Committed(known.offset, known.generation + 1, known.epoch))
+            after = Committed(known.offset, known.generation + 1, known.epoch)
+            write_committed(self.folder, bucket, after, self._fs)
         except BaseException:
             os.close(fd)
             raise
@@ -157,15 +160,17 @@ class Membership:
         del self._held[bucket]
         os.close(self._files.pop(f"bucket_{bucket}.lock"))
 
-    def _write(self, bucket: int, committed: Committed) -> None:
-        path = self.folder / f"bucket_{bucket}.json"
-        try:
-            self._fs.write_file(path, msgspec.json.encode(committed))
-        except OSError as exc:
-            raise StorageError(f"cannot commit to {path}: {exc.strerror or exc}") from exc
+
+def write_committed(folder: Path, bucket: int, committed: Committed, fs: FileSystem) -> None:
+    """Make an offset durable; the caller holds the group's lock of the bucket."""
+    path = folder / f"bucket_{bucket}.json"
+    try:
+        fs.write_file(path, msgspec.json.encode(committed))
+    except OSError as exc:
+        raise StorageError(f"cannot commit to {path}: {exc.strerror or exc}") from exc
 
 
-def _try_lock(path: Path, *, create: bool = True) -> int | None:
+def try_lock(path: Path, *, create: bool = True) -> int | None:
     """A locked file, None if somebody else holds it or it was removed meanwhile."""
     fd = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
     try:

@@ -64,6 +64,8 @@ class Recovery:
     kept: list[Kept] = field(default_factory=list)
     last_sequence: int = 0
     trimmed_bytes: int = 0
+    copies: list[Path] = field(default_factory=list)
+    """Where what was cut off is kept."""
 
     def frames(self) -> Iterator[Frame]:
         """Every frame of every whole entry, in order; then the torn tail is cut off.
@@ -173,6 +175,17 @@ class Recovery:
         self, paths: list[Path], data: memoryview, position: int, expected: int
     ) -> str | None:
         """What shows that ``expected`` had been synced, if anything does."""
+        for path, header in self._later(paths, data, position):
+            # What the table holds is no loss, unless something beyond it comes after.
+            beyond = expected > self.after or header.sequence > self.after
+            if header.synced >= expected and beyond:
+                return f"{path.name} says so in the frame of sequence {header.sequence}"
+        return None
+
+    def _later(
+        self, paths: list[Path], data: memoryview, position: int
+    ) -> Iterator[tuple[Path, Frame]]:
+        """The intact frame headers from ``position`` of the first segment on."""
         for path in paths:
             rest, start = (
                 (data, position) if path is paths[0] else (memoryview(self.fs.read(path)), 0)
@@ -180,11 +193,7 @@ class Recovery:
             name = parse_name(path.name)
             assert name is not None
             for header in later_headers(rest, start, name.salt):
-                # What the table holds is no loss, unless something beyond it comes after.
-                beyond = expected > self.after or header.sequence > self.after
-                if header.synced >= expected and beyond:
-                    return f"{path.name} says so in the frame of sequence {header.sequence}"
-        return None
+                yield path, header
 
     def _keep_copy(self, path: Path, rest: bytes, position: int) -> None:
         """Keep what is to be cut off a segment."""
@@ -194,6 +203,7 @@ class Recovery:
         self.fs.make_folder(folder)
         copy = folder / f"{path.name}.{position}.{time.time_ns()}"
         self.fs.write_file(copy, rest)
+        self.copies.append(copy)
         self.trimmed_bytes += len(rest)
         log.warning(
             "log segment %s: cut off a torn tail of %d bytes at byte %d, kept as %s",

@@ -17,11 +17,12 @@ from persisting import fs as filesystem
 from persisting.errors import InvalidArgument
 from persisting.spark.jobs.spreading import spread
 from persisting.spark.jobs.stored import opened
-from persisting.spark.topics import TopicFolder, owner_of
+from persisting.spark.owners import owner_of
 from persisting.storage.bucket import Bucket
 from persisting.table import compaction, upkeep
 from persisting.table.guard import translated
 from persisting.topic.config import bucket_folder
+from persisting.topic.folder import TopicFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from pyspark.sql import functions as sf
 
 from persisting.errors import InvalidArgument
 from persisting.spark.jobs.columns import existing, named
-from persisting.spark.reading import BUCKET, OFFSET, TIME
+from persisting.topic.slices import BUCKET, OFFSET, TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

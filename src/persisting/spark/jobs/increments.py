@@ -16,6 +16,7 @@ from persisting.spark.jobs.progress import Summary, watch
 from persisting.spark.jobs.stored import folder_of, opened
 from persisting.spark.jobs.writing import writer_options
 from persisting.spark.options import plain
+from persisting.spark.threads import activate
 from persisting.topic.names import check_name
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def incremental(
     filesystem.current().make_folder(place)
     with file_lock(place / "lock"):
         _check_origin(place / "source.json", origin)
+        activate(spark)
         rows = _stream(spark, origin, read or {}, max_rows_per_batch)
         options = writer_options(
             bucket_column=bucket_column,

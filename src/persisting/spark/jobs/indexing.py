@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from persisting.spark.jobs.spreading import spread
 from persisting.spark.jobs.stored import opened
-from persisting.spark.topics import owner_of
+from persisting.spark.owners import owner_of
 from persisting.table import indexes
 from persisting.table.indexes import Wanted
 from persisting.topic.config import TopicConfig

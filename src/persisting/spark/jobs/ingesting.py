@@ -12,6 +12,7 @@ from persisting.spark.jobs.counting import counted
 from persisting.spark.jobs.formats import JSONL, LANCE, found_format
 from persisting.spark.jobs.stored import folder_of
 from persisting.spark.jobs.writing import writer_options
+from persisting.spark.threads import activate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,6 +56,7 @@ def ingest(
         vectors={**known, **(vectors or {})},
         write_id=write_id,
     )
+    activate(spark)
     with counted(df) as (rows, count):
         rows.write.format("persisting").mode(mode).options(**options).save(str(folder))
     return {"topic": str(folder), "format": chosen, "rows": count()}

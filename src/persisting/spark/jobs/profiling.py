@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from persisting.spark.jobs.columns import named
-from persisting.spark.reading import BUCKET
+from persisting.topic.slices import BUCKET
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -41,7 +41,8 @@ class Batch:
         written = progress.get("sink", {}).get("numOutputRows", -1)
         return cls(
             number=progress["batchId"],
-            rows=progress["numInputRows"],
+            # The sum of the sources: under Spark Connect the whole has no such number.
+            rows=sum(source["numInputRows"] for source in progress.get("sources", [])),
             written=written if written >= 0 else None,
             seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
             lag=lag_of(progress.get("sources", [])),

@@ -17,8 +17,8 @@ from persisting.errors import InvalidArgument
 from persisting.spark.jobs.columns import existing, named
 from persisting.spark.jobs.stored import opened
 from persisting.spark.reading import read_topic
-from persisting.spark.topics import TopicFolder
 from persisting.topic import tags
+from persisting.topic.folder import TopicFolder
 from persisting.topic.opening import BucketChoice, read_here, wanted_topic
 
 if TYPE_CHECKING:

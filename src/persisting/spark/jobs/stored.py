@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from persisting.spark.options import read_options
-from persisting.spark.topics import TopicFolder
+from persisting.topic.folder import TopicFolder
 
 
 def folder_of(path: str | Path, topic: str | None = None) -> Path:

@@ -1,20 +1,17 @@
-"""Stored topics as Spark sees them: plain blocking reads of configuration, schema and offsets."""
+"""A topic on disk, read without its owner: configuration, schema, offsets, versions. Blocking."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from persisting import fs as filesystem
-from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic
+from persisting.errors import InvalidArgument, NoSuchTopic
 from persisting.schema import EMPTY, Rules
 from persisting.schema.arrow import merge
-from persisting.storage.backend import TableBackend
 from persisting.storage.shared_schema import FILE as SCHEMA_FILE
 from persisting.storage.shared_schema import SharedSchema
 from persisting.storage.snapshot import Snapshot
@@ -24,13 +21,13 @@ from persisting.table.view import TableView
 from persisting.topic import config as topics
 from persisting.topic import tags
 from persisting.topic.config import TopicConfig, bucket_folder
-from persisting.topic.owning import owned, recover
+from persisting.topic.owning import recover
 
 _EVOLVING = Rules(evolving=True)
 
 
 class TopicFolder:
-    """A topic on disk, to plan a read of it."""
+    """The tables of a topic; nothing is locked and nothing changes."""
 
     def __init__(self, folder: Path, config: TopicConfig) -> None:
         self.folder, self.config = folder, config
@@ -46,8 +43,8 @@ class TopicFolder:
             )
         if config.backend not in ("lance", "persisting"):
             raise InvalidArgument(
-                f"topic {config.topic!r} has the backend {config.backend!r}; Spark reads and "
-                "writes topics of the backends 'lance' and 'persisting'"
+                f"topic {config.topic!r} has the backend {config.backend!r}, whose files only its "
+                "owner can read; topics of the backends 'lance' and 'persisting' have tables"
             )
         return cls(folder, config)
 
@@ -108,19 +105,3 @@ class TopicFolder:
                 versions.NOTHING if dataset is None else versions.resolve(dataset, wanted)
             )
         return found
-
-
-@contextmanager
-def owner_of(
-    folder: Path, config: TopicConfig, bucket: int, instead: str
-) -> Iterator[TableBackend]:
-    """Own a bucket for a moment; who has it open is named, with what to do ``instead``."""
-    try:
-        with owned(folder, config, bucket) as owner:
-            yield owner
-    except BucketLocked as exc:
-        raise BucketLocked(
-            f"{str(exc).split(';')[0]}. Spark changes a topic that nobody has open for writing: "
-            f"close it there, or {instead}",
-            owner=exc.owner,
-        ) from exc
