@@ -21,8 +21,8 @@ help: ## show this list
 
 install: $(INSTALLED) ## make .venv with every extra and the tools
 
-demo: $(INSTALLED) ## show what exists
-	@$(BIN)/python examples/demo.py
+demo: $(INSTALLED) ## show what it does, in a minute
+	@$(BIN)/persisting demo
 
 test: $(INSTALLED) ## run the tests (PYTEST_ARGS="-k name")
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

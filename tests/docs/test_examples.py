@@ -27,8 +27,8 @@ def run(name: str, *args: str) -> str:
     return done.stdout
 
 
-def test_the_demo_shows_every_part():
-    output = run("demo.py")
+def test_the_tour_shows_every_part():
+    output = run("tour.py")
     numbers = re.findall(r"^(\d+)\. ", output, re.MULTILINE)
     assert numbers == [str(number) for number in range(1, 12)]
     assert "All of it held" in output
@@ -57,8 +57,8 @@ def test_the_durable_producer_goes_on_where_it_was_killed(tmp_path):
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_every_example_says_what_it_is_and_is_run_here(example):
     assert example.read_text().startswith('"""')
-    here = {"demo.py", "embedded_backend.py", "durable_producer.py"}
-    here |= {"storage_node.py"}  # the demo starts two
+    here = {"tour.py", "embedded_backend.py", "durable_producer.py"}
+    here |= {"storage_node.py"}  # the tour starts two
     queues = {"embedded_queue.py", "pulsing_queue.py", "custom_backend.py"}  # test_queue_examples
     queues |= {"trajectory_search.py", "training_snapshot.py"}
     sparks = {"spark_incremental.py", "spark_embedding.py"}  # tests/spark/test_spark_examples

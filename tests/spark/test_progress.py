@@ -54,9 +54,8 @@ class TestLag:
 class TestBatch:
     SAID: ClassVar = {
         "batchId": 7,
-        "numInputRows": 1500,
         "durationMs": {"triggerExecution": 500, "addBatch": 300},
-        "sources": [source({"0": 1500}, {"0": 1600})],
+        "sources": [{**source({"0": 1500}, {"0": 1600}), "numInputRows": 1500}],
         "sink": {"numOutputRows": 20},
     }
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from persisting.errors import InvalidArgument
 from persisting.spark.options import ReadOptions, plain
 from persisting.spark.types import to_spark
+from persisting.spark.worker import settle
 from persisting.topic import slices
 from persisting.topic.folder import TopicFolder
 from persisting.topic.slices import METADATA, Filter, Slice
@@ -40,6 +41,7 @@ def read_slice(
     part: Slice, target: pa.Schema, where: Filter | None, *, metadata: bool
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a slice as batches for Spark. Runs in a task; holds one batch at a time."""
+    settle()
     names = [name for name in target.names if not metadata or name not in METADATA.names]
     return to_spark(slices.read(part, names, where, metadata=metadata), target)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from persisting.errors import StorageError
+from persisting.errors import InvalidArgument, StorageError
 from persisting.spark import settings
 from persisting.spark.scratch import Scratch, java_runs
 from persisting.spark.threads import activate
@@ -79,7 +79,14 @@ def _running() -> SparkContext | None:
 
 def _server(master: str, wanted: Mapping[str, str | None]) -> str | None:
     """The Spark Connect server that is asked for, if any."""
-    url = wanted.get("spark.remote") or os.environ.get("SPARK_REMOTE") or master
+    remote = wanted.get("spark.remote") or os.environ.get("SPARK_REMOTE")
+    if remote and not remote.startswith("sc://"):
+        raise InvalidArgument(
+            f"spark.remote (or SPARK_REMOTE) is {remote!r}: for a Spark Connect server in this "
+            f"process use master={remote!r} with conf={{'spark.api.mode': 'connect'}}, for another "
+            "one a URL sc://host"
+        )
+    url = remote or master
     return url if url.startswith("sc://") else None
 
 
@@ -150,6 +157,8 @@ def _started(app_name: str, master: str, wanted: Mapping[str, str | None]) -> Sp
         with warnings.catch_warnings():
             # Spark starts its Java by a fork that at once becomes another program.
             warnings.filterwarnings("ignore", message="lance is not fork-safe")
+            # A Connect session is given all settings once more, also those of its server.
+            warnings.filterwarnings("ignore", message=r"Failed to set spark\.")
             spark = SparkSession.builder.config(map=_known(chosen)).getOrCreate()
     atexit.register(_leave, spark, SparkContext._active_spark_context, os.getpid())
     return spark

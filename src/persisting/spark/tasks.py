@@ -15,6 +15,7 @@ from persisting import fs as filesystem
 from persisting.errors import SchemaError
 from persisting.schema.arrow import accept, align, beyond_float
 from persisting.spark.planning import Plan
+from persisting.spark.worker import settle
 from persisting.table import bulk
 from persisting.table.files import DATA
 from persisting.table.table import FOLDER
@@ -39,6 +40,7 @@ class Written(WriterCommitMessage):
 
 def write_task(made: Plan, batches: Iterator[pa.RecordBatch]) -> Written:
     """Write the rows of a partition as files of their buckets' tables."""
+    settle()
     context = TaskContext.get()
     written = Written()
     if context is not None:

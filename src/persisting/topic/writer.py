@@ -53,6 +53,10 @@ class QueueWriter(TopicTable):
         """Under this name puts are remembered, so that a retry is stored once."""
         return self._writer_id
 
+    def bucket_of(self, record: dict[str, Any]) -> int:
+        """The bucket that a record goes to."""
+        return route(record, self._topic.bucket_column, self._topic.num_buckets)
+
     async def put(
         self, record: dict[str, Any] | list[dict[str, Any]], *, sequence: int | None = None
     ) -> None:
@@ -65,8 +69,7 @@ class QueueWriter(TopicTable):
         if isinstance(record, list):
             await self.put_batch(record, sequence=sequence)
             return
-        bucket = route(record, self._topic.bucket_column, self._topic.num_buckets)
-        await self._put(bucket, [record], sequence)
+        await self._put(self.bucket_of(record), [record], sequence)
 
     async def put_batch(
         self, records: list[dict[str, Any]], *, sequence: int | None = None

@@ -1,4 +1,4 @@
-"""What Persisting can do today, in under a minute: ``make demo``.
+"""What the backends can do, part by part: ``python examples/tour.py``.
 
 Everything is written to a temporary folder, which is removed at the end. Each part checks what it
 claims; the demo fails where a claim does not hold.
@@ -337,7 +337,7 @@ PARTS: tuple[Callable[[Path], Awaitable[None]], ...] = (
 
 def main() -> None:
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="persisting-demo-") as folder:
+    with tempfile.TemporaryDirectory(prefix="persisting-tour-") as folder:
         for number, part in enumerate(PARTS, 1):
             print(f"\n{number}. {part.__doc__}")
             asyncio.run(part(Path(folder) / part.__name__))

@@ -1,0 +1,212 @@
+"""``export``."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from persisting.cli import parameters, printing, working
+from persisting.cli.contract import prints
+from persisting.cli.formats import FORMATS, format_of
+from persisting.cli.parameters import Moment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from persisting.topic.folder import TopicFolder
+    from persisting.topic.slices import Slice
+
+
+class Exported(msgspec.Struct):
+    """What was written."""
+
+    topic: str
+    file: str
+    format: str
+    rows: int
+    bytes: int
+    seconds: float
+
+
+@click.command()
+@parameters.topic
+@click.argument("file", type=click.Path(allow_dash=True))
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="Default: by the file's name.")
+@parameters.where
+@parameters.columns
+@parameters.bucket
+@click.option("--tag", metavar="NAME", help="As the topic was at a tag.")
+@click.option("--at", "moment", type=Moment(), help="As it was at a time: 2h, or 2026-11-15.")
+@click.option("--metadata", is_flag=True, help="Add _bucket, _offset and _time.")
+@click.option("--overwrite", is_flag=True, help="Replace what is there.")
+@parameters.storage
+@parameters.as_json
+@prints("export", "persisting.cli.exporting:Exported")
+def export(
+    topic: str,
+    file: str,
+    kind: str | None,
+    where: str | None,
+    columns: list[str] | None,
+    bucket: int | None,
+    tag: str | None,
+    moment: dt.datetime | None,
+    metadata: bool,
+    overwrite: bool,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Write the records of a topic to a file: Parquet, Lance or JSON lines.
+
+    Bucket after bucket, in order, a part at a time: a topic of any size fits. The file appears
+    when it is whole. '-' writes JSON lines to the output. For partitioned exports and clusters see
+    'persisting pipeline export'.
+
+    \b
+    Examples:
+      persisting export events events.parquet
+      persisting export events good.jsonl --where "score > 0.5" --columns id,text
+      persisting export events - --tag v1 | wc -l
+    """
+    if tag is not None and moment is not None:
+        raise click.UsageError("Give --tag or --at, not both.")
+    chosen = kind or ("jsonl" if file == "-" else format_of(file))
+    if file == "-" and chosen != "jsonl":
+        raise click.UsageError(f"{chosen} cannot be written to the output; name a file.")
+    if file != "-" and os.path.exists(file) and not overwrite:
+        raise click.UsageError(f"{file} is there already: name another one, or say --overwrite.")
+    source = working.readable(topic, storage)
+    parts = _parts(source, bucket, tag if tag is not None else moment)
+    total = None if where is not None else sum(part.end - part.start for part in parts)
+    started = time.monotonic()
+    with working.progress(f"from {source.config.topic}", total, quiet=as_json) as progress:
+        schema, rows = _rows(source, parts, columns, where, metadata, progress.advance)
+        size = _written(rows, schema, file, chosen)
+    seconds = time.monotonic() - started
+    result = Exported(source.config.topic, file, chosen, progress.done, size, seconds)
+    if file != "-":
+        printing.show(
+            result,
+            as_json,
+            lambda: printing.line(
+                f"{printing.plural(result.rows, 'record')} to {file} "
+                f"({printing.size(size)}, {printing.seconds(seconds)})"
+            ),
+        )
+
+
+def _parts(
+    source: TopicFolder, bucket: int | None, version: str | dt.datetime | None
+) -> list[Slice]:
+    """What is to be read: everything that is there now, or was at the version."""
+    from persisting.topic.slices import Slice
+
+    chosen = None if version is None else source.versions(version)
+    found = []
+    for number in source.buckets if bucket is None else [bucket]:
+        if number not in source.buckets:
+            raise click.UsageError(
+                f"There is no bucket {number}; the topic has 0 to {len(source.buckets) - 1}."
+            )
+        table = source.table(number)
+        at = None if chosen is None else chosen[number]
+        view = table.view if at is None else table.at(at)
+        if view.rows:
+            found.append(
+                Slice(str(source.folder), number, view.start, view.end, len(table.restores), at)
+            )
+    return found
+
+
+def _rows(
+    source: TopicFolder,
+    parts: list[Slice],
+    columns: list[str] | None,
+    where: str | None,
+    metadata: bool,
+    count: Callable[[int], None],
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    import pyarrow as pa
+
+    from persisting.schema.arrow import align
+    from persisting.topic.slices import METADATA, Filter, read
+
+    known = source.schema()
+    for name in columns or []:
+        if name not in known.names:
+            raise click.UsageError(
+                f"There is no field {name!r}; there are: {', '.join(known.names) or 'none yet'}."
+            )
+    names = known.names if columns is None else columns
+    target = pa.schema([known.field(name) for name in names])
+    condition = None if where is None else Filter.checked(where, known)
+    defaults: dict[str, Any] = source.config.options.get("schema_defaults") or {}
+    whole = pa.schema([*target, *METADATA]) if metadata else target
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            for batch in read(part, names, condition, metadata=metadata):
+                places = [batch.column(name) for name in METADATA.names] if metadata else []
+                plain = batch.drop_columns(METADATA.names) if metadata else batch
+                aligned = align(plain, target, defaults)
+                count(batch.num_rows)
+                yield pa.RecordBatch.from_arrays([*aligned.columns, *places], schema=whole)
+
+    return whole, rows()
+
+
+def _written(rows: Iterator[pa.RecordBatch], schema: pa.Schema, file: str, kind: str) -> int:
+    """Write to a file that gets its name when it is whole; its bytes."""
+    if file == "-":
+        return _jsonl(rows, sys.stdout.buffer)
+    target = Path(file)
+    draft = target.with_name(f".{target.name}.partial")
+    _remove(draft)
+    try:
+        if kind == "jsonl":
+            with draft.open("wb") as out:
+                _jsonl(rows, out)
+        elif kind == "parquet":
+            import pyarrow.parquet as pq
+
+            with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
+                for batch in rows:
+                    writer.write_batch(batch)
+        else:
+            import lance
+            import pyarrow as pa
+
+            lance.write_dataset(pa.RecordBatchReader.from_batches(schema, rows), str(draft))
+        _remove(target)
+        os.replace(draft, target)
+    finally:
+        _remove(draft)
+    if target.is_dir():
+        return sum(one.stat().st_size for one in target.rglob("*") if one.is_file())
+    return target.stat().st_size
+
+
+def _jsonl(rows: Iterator[pa.RecordBatch], out: Any) -> int:
+    total = 0
+    for batch in rows:
+        for start in range(0, batch.num_rows, 1000):
+            for record in batch.slice(start, 1000).to_pylist():
+                total += out.write(printing.encoded(record) + b"\n")
+    out.flush()
+    return total
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,117 @@
+"""``groups``."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING
+
+import click
+
+from persisting.cli import parameters, printing, working
+from persisting.cli.contract import prints
+from persisting.cli.parameters import Moment
+
+if TYPE_CHECKING:
+    from persisting.topic.folder import TopicFolder
+    from persisting.topic.progress import GroupProgress, Span
+
+
+@click.command()
+@parameters.topic
+@click.argument("group", required=False)
+@click.option(
+    "--reset-to",
+    metavar="WHERE",
+    help="Go on elsewhere: earliest, latest, an offset, or a time (2h, 2026-11-15T14:30).",
+)
+@click.option("--delete", is_flag=True, help="Forget the group.")
+@parameters.bucket
+@parameters.dry_run
+@parameters.yes
+@parameters.storage
+@parameters.as_json
+@prints("groups", "persisting.topic.progress:GroupProgress", many=True)
+def groups(
+    topic: str,
+    group: str | None,
+    reset_to: str | None,
+    delete: bool,
+    bucket: int | None,
+    dry_run: bool,
+    yes: bool,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Show the consumer groups and their lag; reset or forget one.
+
+    A group with a living member cannot be changed: close its readers first.
+
+    \b
+    Examples:
+      persisting groups events
+      persisting groups events trainers
+      persisting groups events trainers --reset-to earliest
+      persisting groups events trainers --reset-to 2h --dry-run
+    """
+    from persisting import fs
+    from persisting.topic import overview, progress
+
+    if group is None and (reset_to is not None or delete):
+        raise click.UsageError("Name the group.")
+    if reset_to is not None and delete:
+        raise click.UsageError("Give --reset-to or --delete, not both.")
+    source = working.readable(topic, storage)
+    spans = overview.spans_of(source)
+    if delete and group is not None:
+        progress.progress(source.folder, group, spans, fs.current())
+        if not dry_run:
+            working.confirm(f"Forget group {group} and how far it has come?", yes)
+            progress.delete(source.folder, group, list(source.buckets), fs.current())
+            printing.say(f"group {group} is forgotten")
+        return
+    if reset_to is not None and group is not None:
+        offsets = _offsets(source, spans, reset_to, bucket)
+        if dry_run:
+            printing.table(["#bucket", "#offset"], list(offsets.items()))
+            return
+        working.confirm(f"Set group {group} to {reset_to}?", yes)
+        progress.reset(source.folder, group, offsets, spans, fs.current())
+    if group is None:
+        found = progress.groups(source.folder, spans, fs.current())
+    else:
+        found = [progress.progress(source.folder, group, spans, fs.current())]
+    printing.show(found, as_json, lambda: _tell(found, details=group is not None))
+
+
+def _tell(found: list[GroupProgress], *, details: bool) -> None:
+    if not found:
+        printing.say("no groups")
+        return
+    printing.table(
+        ["group", "#members", "#lag"], [[one.group, one.members, one.lag] for one in found]
+    )
+    if details:
+        printing.table(
+            ["#bucket", "#committed", "#end", "#lag"],
+            [
+                [one.bucket, one.committed, one.end_offset, one.lag]
+                for known in found
+                for one in known.buckets
+            ],
+        )
+
+
+def _offsets(
+    source: TopicFolder, spans: dict[int, Span], where: str, bucket: int | None
+) -> dict[int, int]:
+    if bucket is not None and bucket not in spans:
+        raise click.UsageError(f"There is no bucket {bucket}.")
+    chosen = {b: span for b, span in spans.items() if bucket in (None, b)}
+    if where == "earliest":
+        return {b: span.start for b, span in chosen.items()}
+    if where == "latest":
+        return {b: span.end for b, span in chosen.items()}
+    if where.isdecimal():
+        return {b: min(max(int(where), span.start), span.end) for b, span in chosen.items()}
+    moment: dt.datetime = Moment().convert(where, None, None)
+    return {b: source.offset_at(b, moment) for b in chosen}

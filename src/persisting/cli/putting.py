@@ -1,0 +1,246 @@
+"""``put`` and ``import``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from persisting.cli import parameters, printing, working
+from persisting.cli.contract import prints
+from persisting.cli.feeding import Feed, feed_lines
+from persisting.cli.parameters import Setting
+from persisting.cli.working import Progress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from persisting.queue import QueueWriter
+
+DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0}
+"""A topic that is made here loses nothing that was acknowledged, also with the power."""
+
+_ARROW_ROWS = 10_000
+
+
+class PutResult(msgspec.Struct):
+    """What was stored."""
+
+    topic: str
+    path: str
+    acknowledged: int
+    """Records that are stored durably."""
+    seconds: float
+    made: bool
+    """Whether the topic was made."""
+
+
+def _target_options(command: Any) -> Any:
+    for option in (
+        parameters.as_json,
+        parameters.storage,
+        click.option(
+            "--write-id",
+            metavar="NAME",
+            help="Remember what was put under this name: a repetition stores nothing twice.",
+        ),
+        click.option(
+            "--set",
+            "settings",
+            type=Setting(),
+            multiple=True,
+            help="Option of the backend; again for more.",
+        ),
+        click.option("--backend", help="Of a new topic.  [default: persisting]"),
+        click.option("--bucket-column", metavar="FIELD", help="Of a new topic.  [default: id]"),
+        click.option("--buckets", type=click.IntRange(1), help="Of a new topic.  [default: 4]"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@parameters.topic
+@click.argument("file", default="-", type=click.Path(allow_dash=True, dir_okay=False))
+@_target_options
+@prints("put", "persisting.cli.putting:PutResult")
+def put(
+    topic: str,
+    file: str,
+    buckets: int | None,
+    bucket_column: str | None,
+    backend: str | None,
+    settings: tuple[tuple[str, Any], ...],
+    write_id: str | None,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Put JSON lines from a pipe or a file into a topic, durably.
+
+    Says how many records are stored for good; that also holds if it stops in the middle, by an
+    error or by Ctrl-C. A topic that does not exist is made, with a log that is synced before each
+    acknowledgement. The topic must not be open for writing elsewhere.
+
+    \b
+    Examples:
+      echo '{"id": "a", "score": 1.5}' | persisting put events
+      persisting put events records.jsonl --buckets 8 --bucket-column user
+      persisting put events records.jsonl --write-id load-2026-11-15
+    """
+    new = {"buckets": buckets, "bucket_column": bucket_column, "backend": backend}
+    with _opened(file) as source:
+
+        async def work(feed: Feed, progress: Progress) -> None:
+            await feed_lines(feed, source.fileno(), progress, numbered=write_id is not None)
+
+        _feed(topic, storage, new, dict(settings), write_id, as_json, work)
+
+
+@click.command("import")
+@parameters.topic
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True))
+@_target_options
+@prints("import", "persisting.cli.putting:PutResult")
+def import_(
+    topic: str,
+    files: tuple[str, ...],
+    buckets: int | None,
+    bucket_column: str | None,
+    backend: str | None,
+    settings: tuple[tuple[str, Any], ...],
+    write_id: str | None,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Put the rows of files into a topic: Parquet, Lance, JSON lines, by their names.
+
+    With --write-id an import that was stopped can be repeated: what is stored is not doubled.
+
+    \b
+    Examples:
+      persisting import events january.parquet february.parquet
+      persisting import events old.lance --write-id from-old
+    """
+    from persisting.cli.formats import format_of
+
+    kinds = {name: format_of(name) for name in files}
+    new = {"buckets": buckets, "bucket_column": bucket_column, "backend": backend}
+
+    async def work(feed: Feed, progress: Progress) -> None:
+        for name, kind in kinds.items():
+            if kind == "jsonl":
+                with _opened(name) as source:
+                    await feed_lines(feed, source.fileno(), progress, numbered=write_id is not None)
+            else:
+                await _feed_arrow(feed, name, kind, progress)
+
+    _feed(topic, storage, new, dict(settings), write_id, as_json, work)
+
+
+async def _feed_arrow(feed: Feed, name: str, kind: str, progress: Progress) -> None:
+    from persisting.cli.formats import batches
+    from persisting.work import in_thread
+
+    rows = 0
+    found: Iterator[pa.RecordBatch] = await in_thread(
+        lambda: iter(batches(name, kind, _ARROW_ROWS))
+    )
+    while (batch := await in_thread(next, found, None)) is not None:
+        before = feed.acknowledged
+        await feed.arrow(batch, f"{name}, rows {rows} to {rows + batch.num_rows - 1}")
+        rows += batch.num_rows
+        progress.advance(feed.acknowledged - before)
+    await feed.finish()
+
+
+def _opened(file: str) -> Any:
+    return os.fdopen(os.dup(sys.stdin.fileno()), "rb") if file == "-" else open(file, "rb")
+
+
+def _feed(
+    topic: str,
+    storage: str,
+    new: dict[str, Any],
+    settings: dict[str, Any],
+    write_id: str | None,
+    as_json: bool,
+    work: Callable[[Feed, Progress], Awaitable[None]],
+) -> None:
+    """Open the topic, do the work, and say what is stored, whatever comes."""
+    path = _folder(topic, storage)
+    made = not (path / "topic.json").exists()
+    state: dict[str, Feed] = {}
+    started = time.monotonic()
+
+    async def run() -> None:
+        async with _writer(path, made, new, settings, write_id) as writer:
+            stats = await writer.stats()
+            at_once = bool(stats.get("wal_enabled")) and stats.get("wal_sync_interval") == 0
+            state["feed"] = Feed(writer, at_once=at_once, numbered=write_id is not None)
+            with working.progress(f"into {path.name}", quiet=as_json) as progress:
+                await work(state["feed"], progress)
+
+    def result() -> PutResult:
+        count = state["feed"].acknowledged if "feed" in state else 0
+        return PutResult(path.name, str(path), count, time.monotonic() - started, made)
+
+    try:
+        working.run(run())
+    except BaseException:
+        if "feed" in state:
+            _tell(result(), as_json)
+        raise
+    _tell(result(), as_json)
+
+
+def _tell(result: PutResult, as_json: bool) -> None:
+    def tell() -> None:
+        rate = result.acknowledged / result.seconds if result.seconds else 0.0
+        records = printing.plural(result.acknowledged, "record")
+        printing.line(
+            f"{records} acknowledged in {'the new ' if result.made else ''}topic {result.topic} "
+            f"({printing.seconds(result.seconds)}, {rate:,.0f}/s)"
+        )
+
+    printing.show(result, as_json, tell)
+
+
+def _folder(topic: str, storage: str) -> Path:
+    from persisting.options import storage_folder
+    from persisting.topic.config import topic_folder
+
+    if os.sep in topic:
+        folder = storage_folder(topic)
+        return topic_folder(folder.parent, folder.name)
+    return topic_folder(storage, topic)
+
+
+@asynccontextmanager
+async def _writer(
+    path: Path, made: bool, new: dict[str, Any], settings: dict[str, Any], write_id: str | None
+) -> AsyncIterator[QueueWriter]:
+    from persisting.queue import write_queue
+
+    options: dict[str, Any] | None = settings or None
+    backend = new["backend"]
+    if made:
+        backend = backend or "persisting"
+        options = {**DURABLE, **settings} if backend == "persisting" else options
+    writer = await write_queue(
+        topic=path.name,
+        storage_path=str(path.parent),
+        num_buckets=new["buckets"],
+        bucket_column=new["bucket_column"],
+        backend=backend,
+        backend_options=options,
+        writer_id=write_id,
+    )
+    async with writer:
+        yield writer

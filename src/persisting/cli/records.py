@@ -1,0 +1,50 @@
+"""Records as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from persisting.cli import printing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from persisting.topic.config import TopicConfig
+
+_LONG_LIST = 8
+_LONG_TEXT = 200
+
+
+def records(
+    batch: pa.RecordBatch, schema: pa.Schema, names: list[str], config: TopicConfig
+) -> list[dict[str, Any]]:
+    """Rows as the queue gives them: with all fields, and the defaults of the topic."""
+    import pyarrow as pa
+
+    from persisting.schema.arrow import align
+
+    target = pa.schema([schema.field(name) for name in names])
+    found: list[dict[str, Any]] = align(
+        batch, target, config.options.get("schema_defaults") or {}
+    ).to_pylist()
+    return found
+
+
+def brief(record: dict[str, Any]) -> str:
+    """A record on a line: whole in a pipe, with long values cut on a terminal."""
+    shown = _cut(record) if printing.out().is_terminal else record
+    return printing.encoded(shown).decode()
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _cut(item) for name, item in value.items()}
+    if isinstance(value, list):
+        if len(value) > _LONG_LIST:
+            return [*map(_cut, value[:3]), f"… {len(value)} in all"]
+        return [_cut(item) for item in value]
+    if isinstance(value, bytes) and len(value) > _LONG_TEXT:
+        return f"… {len(value):,} bytes"
+    if isinstance(value, str) and len(value) > _LONG_TEXT:
+        return f"{value[:_LONG_TEXT]}… {len(value):,} characters"
+    return value

@@ -1,0 +1,105 @@
+"""Opening topics, asking, and showing how far long work has come."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from persisting.cli import printing
+
+if TYPE_CHECKING:
+    from persisting.queue import QueueReader
+    from persisting.topic.folder import TopicFolder
+
+_T = TypeVar("_T")
+
+
+def run(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run async work to its end."""
+    return asyncio.run(work)
+
+
+def stored(topic: str, storage: str) -> TopicFolder:
+    """A topic on disk, to look at: neither locked nor recovered."""
+    from persisting.topic.overview import find
+
+    return find(topic, storage)
+
+
+def readable(topic: str, storage: str) -> TopicFolder:
+    """The same with what a crashed owner left in its log brought into the table."""
+    found = stored(topic, storage)
+    found.recover()
+    return found
+
+
+@asynccontextmanager
+async def reader(topic: str, storage: str, bucket: int | None = None) -> AsyncIterator[QueueReader]:
+    """A reader of a topic on disk."""
+    from persisting.queue import read_queue
+
+    folder = stored(topic, storage).folder
+    opened = await read_queue(topic=folder.name, storage_path=str(folder.parent), bucket_id=bucket)
+    async with opened:
+        yield opened
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Go on only if a person agrees; where nobody can be asked, ``--yes`` is needed."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Say --yes, since nobody can be asked here.")
+    click.confirm(question, abort=True, err=True)
+
+
+class Progress:
+    """How far work has come; shown on a terminal only."""
+
+    def __init__(self, bar: Any = None, task: Any = None) -> None:
+        self._bar, self._task = bar, task
+        self.done = 0
+
+    def advance(self, count: int) -> None:
+        self.done += count
+        if self._bar is not None:
+            self._bar.advance(self._task, count)
+
+
+@contextmanager
+def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Progress]:
+    """A bar with rate and time left, beside the output."""
+    if quiet or not printing.err().is_terminal:
+        yield Progress()
+        return
+    from rich import progress as rich
+
+    columns: list[Any] = [rich.TextColumn("{task.description}"), rich.BarColumn()]
+    columns += [rich.MofNCompleteColumn() if total is not None else _count(), _rate()]
+    columns += [rich.TimeRemainingColumn() if total is not None else rich.TimeElapsedColumn()]
+    with rich.Progress(*columns, console=printing.err(), transient=True) as bar:
+        yield Progress(bar, bar.add_task(what, total=total))
+
+
+def _column(render: Any) -> Any:
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class Column(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(render(task))
+
+    return Column()
+
+
+def _count() -> Any:
+    return _column(lambda task: f"{int(task.completed):,}")
+
+
+def _rate() -> Any:
+    return _column(lambda task: f"{task.speed:,.0f}/s" if task.speed else "")

@@ -1,0 +1,413 @@
+"""What happens in the demonstration, told in plain words. Every claim is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+import msgspec
+
+from persisting.demo import charts
+from persisting.demo.producer import TOPIC, Acknowledged
+from persisting.demo.trajectories import DIMENSIONS, TASKS, embedding, trajectories
+from persisting.errors import InvalidArgument, StorageError
+from persisting.queue import read_queue, write_queue
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CURATED = "curated"
+MARKER = ".persisting-demo"
+"""A folder with this file was made by the demonstration, which may remove it."""
+
+_PRODUCERS = 3
+_SECONDS = 6.0
+_KILL_AFTER = 3.0
+_BIN = 0.25
+_MORE = 500
+
+
+class ClaimFailed(StorageError):
+    """Something that the demonstration shows did not hold."""
+
+
+@dataclass
+class Story:
+    """The demonstration in one folder."""
+
+    folder: Path
+    started: float = field(default_factory=time.monotonic)
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    killed_at: float = 0.0
+    flushes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def storage(self) -> str:
+        return str(self.folder / "queues")
+
+    # Telling
+
+    def part(self, title: str) -> None:
+        print(f"\n{_bold(title)}", flush=True)
+
+    def say(self, text: str) -> None:
+        print(f"  {text}", flush=True)
+
+    def claim(self, holds: bool, what: str) -> None:
+        """Tell what is shown, or fail if it is not so."""
+        if not holds:
+            raise ClaimFailed(f"the demonstration failed: not true that {what}")
+        self.say(f"{_green('✓')} {what}")
+
+    def fact(self, name: str, value: str) -> None:
+        self.facts.append((name, value))
+
+    # 1 and 2: producers, a kill, and what is left
+
+    async def produce(self) -> None:
+        """Producers on a Pulsing cluster; one of them is killed."""
+        import pulsing
+
+        self.part("1. Three agents put their trajectories into one durable topic, over Pulsing")
+        self.say(f"text, a score, a vector of {DIMENSIONS}, nested steps; each process also owns")
+        self.say("a part of the topic's 4 buckets. A put returns when the disk has it.")
+        notes = self.folder / "acknowledged.jsonl"
+        system = await pulsing.actor_system("127.0.0.1:0")
+        try:
+            with self._producers(str(system.addr), notes) as processes:
+                await self._until_killed(processes)
+        finally:
+            await system.shutdown()
+        acks = _read(notes)
+        total = sum(one.count for one in acks)
+        lasting = max(one.time for one in acks) - min(one.time for one in acks)
+        slowest = max(one.seconds for one in acks)
+        self.say(f"{total:,} trajectories were acknowledged, {total / lasting:,.0f} a second")
+        self.say(f"the longest put took {slowest:.2f} s: it waited for the buckets of the dead")
+        self.fact("acknowledged", f"{total:,} records, {total / lasting:,.0f} per second")
+        self.fact("longest put", f"{slowest:.2f} s, over the kill")
+
+    @contextlib.contextmanager
+    def _producers(self, seed: str, notes: Path) -> Iterator[list[subprocess.Popen[str]]]:
+        processes = [
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "persisting.demo.producer"),
+                    *(f"agent-{number}", seed, self.storage, str(notes), str(_SECONDS)),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=(self.folder / f"agent-{number}.log").open("w"),
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the story, which ends them
+            )
+            for number in range(1, _PRODUCERS + 1)
+        ]
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+
+    async def _until_killed(self, processes: list[subprocess.Popen[str]]) -> None:
+        ports = [await _line(process, "metrics") for process in processes]
+        await asyncio.sleep(_KILL_AFTER)
+        victim = processes[1]
+        victim.send_signal(signal.SIGKILL)
+        self.killed_at = time.time()
+        self.say(_red("kill -9: agent-2 is gone, in the middle of a put, with its buckets open"))
+        living = [p for p in processes if p is not victim]
+        for process in living:
+            await _line(process, "done")
+        for process, port in zip(processes, ports, strict=True):
+            if process is not victim:
+                self.flushes.update(await asyncio.to_thread(_flushes, int(port)))
+        for process in living:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        for process in living:
+            await asyncio.to_thread(process.wait, 60)
+
+    async def recovered(self) -> None:
+        """Everything acknowledged is there, once."""
+        self.part("2. What was acknowledged is there: the log of the dead was read by the living")
+        acks = _read(self.folder / "acknowledged.jsonl")
+        wanted = {
+            f"{one.agent}-{number:06d}"
+            for one in acks
+            for number in range(one.first, one.first + one.count)
+        }
+        reader = await read_queue(topic=TOPIC, storage_path=self.storage)
+        async with reader:
+            found = Counter([record["id"] async for record in reader.get_stream()])
+        self.claim(wanted <= set(found), f"all {len(wanted):,} acknowledged trajectories are there")
+        self.claim(max(found.values()) == 1, "none is there twice")
+        unsure = len(found) - len(wanted)
+        self.say(f"({unsure} more were stored and not yet acknowledged when agent-2 died)")
+        self.fact("after the kill", f"{len(wanted):,} of {len(wanted):,} there, none twice")
+
+    # 3: consumers
+
+    async def consume(self) -> None:
+        """Two members of a group share the topic."""
+        self.part("3. A consumer group reads it in parallel: each record goes to one member")
+        counts, seen = [0, 0], Counter[str]()
+
+        async def member(number: int) -> None:
+            reader = await read_queue(topic=TOPIC, storage_path=self.storage, group="trainers")
+            async with reader:
+                while True:
+                    batch = await reader.get(limit=500, wait=True, timeout=1.0)
+                    seen.update(record["id"] for record in batch)
+                    counts[number] += len(batch)
+                    await reader.commit()
+                    if not batch and (await reader.stats())["group_lag"] == 0:
+                        return
+
+        started = time.monotonic()
+        await asyncio.gather(member(0), member(1))
+        rate = sum(counts) / (time.monotonic() - started)
+        self.say(f"one read {counts[0]:,}, the other {counts[1]:,}; {rate:,.0f} records a second")
+        self.claim(set(seen.values()) == {1}, "no record was delivered twice")
+        self.fact("consumer group", f"{counts[0]:,} and {counts[1]:,} records, none twice")
+
+    # 4: the pipeline
+
+    async def pipeline(self) -> None:
+        """Raw to curated to a training split, incrementally."""
+        self.part("4. Spark makes a curated topic of the raw one, and a training split")
+        self.say("(Java comes from PyPI if the machine has none; starting Spark takes seconds)")
+        spark = await asyncio.to_thread(_spark, self.folder)
+        try:
+            await self._pipeline(spark)
+        finally:
+            await asyncio.to_thread(spark.stop)
+
+    async def _pipeline(self, spark: SparkSession) -> None:
+        from persisting.spark import jobs
+
+        def curate() -> Any:
+            return jobs.incremental(
+                spark,
+                self.folder / "queues" / TOPIC,
+                self.folder / "queues" / CURATED,
+                _curated,
+                vectors={"embedding": DIMENSIONS},
+                quiet=True,
+            )
+
+        first = await asyncio.to_thread(curate)
+        self.say(f"first run:  {first.rows:,} rows read, {first.written:,} kept (score above 0.5)")
+        writer = await write_queue(topic=TOPIC, storage_path=self.storage)
+        async with writer:
+            await writer.put(trajectories("agent-4", 0, _MORE))
+        second = await asyncio.to_thread(curate)
+        self.say(f"{_MORE} more trajectories come in; second run: {second.rows:,} rows read")
+        self.claim(second.rows == _MORE, "each run takes only what is new, exactly once")
+
+        def split() -> dict[str, int]:
+            parts = jobs.split_topic(spark, self.folder / "queues" / CURATED, key="id", tag="v1")
+            return {name: part.count() for name, part in parts.items()}
+
+        parts = await asyncio.to_thread(split)
+        self.say("split by a hash of the id, pinned by the tag 'v1': " + _counts(parts))
+        self.claim(
+            sum(parts.values()) == first.written + second.written, "the parts are the whole topic"
+        )
+        self.fact("Spark", f"{first.rows:,} + {second.rows:,} rows read, {_counts(parts)}")
+
+    # 5: search and time travel
+
+    async def look_back(self) -> None:
+        """Search, and a read of the past."""
+        self.part("5. Search, and a look back in time")
+        task = TASKS[1]
+        near = embedding(1, random.Random(7))
+        reader = await read_queue(topic=CURATED, storage_path=self.storage)
+        async with reader:
+            hits = await reader.search(near, k=3, columns=["id", "task", "score"])
+            for hit in hits:
+                self.say(f"{hit['_distance']:7.3f}  {hit['id']}  {hit['task']}  {hit['score']}")
+            self.claim(
+                all(hit["task"] == task for hit in hits), f"the nearest vectors are of {task!r}"
+            )
+            words = await reader.search(text="race bucket", column="text", k=1, columns=["text"])
+            self.say(f"words 'race bucket': {words[0]['text']!r}")
+            before = (await reader.stats())["total_count"]
+        writer = await write_queue(topic=CURATED, storage_path=self.storage)
+        async with writer:
+            await writer.put({**_kept(trajectories("late", 0, 1))[0], "score": 1.0})
+        reader = await read_queue(topic=CURATED, storage_path=self.storage)
+        async with reader:
+            now = (await reader.stats())["total_count"]
+            then = (await reader.get_arrow(version="v1")).num_rows
+        self.say(f"one more was put: {now:,} records now")
+        self.claim(then == before, f"at the tag 'v1' there are {before:,}, now and in a year")
+        self.fact("at tag v1", f"{then:,} records; now {now:,}")
+
+    # 6: charts
+
+    def draw(self) -> None:
+        """Throughput and flush latency."""
+        self.part("6. How it went")
+        throughput = _throughput(_read(self.folder / "acknowledged.jsonl"), self.killed_at)
+        print("  acknowledged records a second")
+        for line in charts.bars(throughput):
+            print("  " + line)
+        latency = charts.Series(
+            "Flushes to the table, by their time",
+            "flushes",
+            [f"≤ {name} s" for name in self.flushes],
+            list(self.flushes.values()),
+        )
+        print("  flushes to the table, by their time (from a real scrape of the two that lived)")
+        top = max(latency.values, default=1) or 1
+        for name, value in zip(latency.names, latency.values, strict=True):
+            if value:
+                print(f"  {name:>12}  {'█' * max(1, round(40 * value / top))} {value:,.0f}")
+        report = self.folder / "report.html"
+        charts.page(report, "Persisting: the demonstration", self.facts, [throughput, latency])
+        self.say(f"the same as a page: {report}")
+
+
+async def run(folder: Path) -> None:
+    """Tell the whole story in ``folder``, which stays for a look with the command line."""
+    for name in ("pulsing", "pyspark"):
+        if find_spec(name) is None:
+            raise StorageError(f"the demonstration needs {name}: pip install 'persisting[all]'")
+    _make_room(folder)
+    logging.getLogger("persisting").setLevel(logging.ERROR)
+    story = Story(folder)
+    await story.produce()
+    await story.recovered()
+    await story.consume()
+    await story.pipeline()
+    await story.look_back()
+    story.draw()
+    place = f"-s {story.storage}"
+    print(
+        f"\n{_bold('All of it held')}, in {time.monotonic() - story.started:.0f} s. Look yourself:"
+    )
+    for line in (
+        f"persisting topics {place}",
+        f"persisting describe {TOPIC} {place}",
+        f"persisting tail {CURATED} {place} -n 3",
+        f'persisting search {CURATED} {place} --text "race bucket" --column text -k 3',
+        f"persisting groups {TOPIC} {place}",
+        f"persisting verify {TOPIC} {place}",
+    ):
+        print(f"  {line}")
+
+
+def _make_room(folder: Path) -> None:
+    """An empty folder; one that an earlier demonstration left is removed."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / MARKER).exists():
+            raise InvalidArgument(
+                f"{folder} is there and was not made by the demonstration; name another --output"
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).touch()
+
+
+async def _line(process: subprocess.Popen[str], word: str) -> str:
+    """What a producer says after ``word``."""
+    assert process.stdout is not None
+    line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 60)
+    first, _, rest = line.strip().partition(" ")
+    if first != word:
+        raise ClaimFailed(f"a producer ended early (it said {line!r}); see the agent-*.log files")
+    return rest
+
+
+def _read(notes: Path) -> list[Acknowledged]:
+    decoder = msgspec.json.Decoder(Acknowledged)
+    return decoder.decode_lines(notes.read_bytes())
+
+
+def _flushes(port: int) -> Counter[str]:
+    """How many flushes took at most so many seconds, and longer than the range before."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found: Counter[str] = Counter()
+    below: Counter[str] = Counter()
+    pattern = r'persisting_flush_duration_seconds_bucket\{bucket="(\d+)",le="([^"]+)",.*\} (\S+)'
+    for bucket, bound, count in re.findall(pattern, text):
+        found[bound] += int(float(count)) - below[bucket]
+        below[bucket] = int(float(count))
+    return found
+
+
+def _throughput(acks: list[Acknowledged], killed_at: float) -> charts.Series:
+    start = min(one.time for one in acks)
+    bins = [0.0] * (int((max(one.time for one in acks) - start) / _BIN) + 1)
+    for one in acks:
+        bins[int((one.time - start) / _BIN)] += one.count / _BIN
+    killed = max(0, min(len(bins) - 1, int((killed_at - start) / _BIN)))
+    names = [f"{place * _BIN:g} s" for place in range(len(bins))]
+    return charts.Series("Acknowledged records a second", "records/s", names, bins, killed)
+
+
+def _spark(folder: Path) -> SparkSession:
+    from persisting.spark import session
+
+    return session("persisting demo", master="local[2]", conf={"spark.sql.shuffle.partitions": 2})
+
+
+def _curated(raw: DataFrame) -> DataFrame:
+    """Good trajectories, with their tokens counted."""
+    return raw.where("score > 0.5").selectExpr(
+        "id",
+        "task",
+        "text",
+        "score",
+        "embedding",
+        "aggregate(steps, 0L, (sum, step) -> sum + step.tokens) AS tokens",
+    )
+
+
+def _kept(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same for a record at hand."""
+    names = ("id", "task", "text", "score", "embedding")
+    return [
+        {**{name: one[name] for name in names}, "tokens": sum(s["tokens"] for s in one["steps"])}
+        for one in records
+    ]
+
+
+def _counts(parts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in parts.items())
+
+
+def _styled(text: str, code: str) -> str:
+    return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() else text
+
+
+def _bold(text: str) -> str:
+    return _styled(text, "1")
+
+
+def _green(text: str) -> str:
+    return _styled(text, "32")
+
+
+def _red(text: str) -> str:
+    return _styled(text, "31")
