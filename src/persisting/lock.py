@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,13 @@ IDENTITY: dict[str, Any] = {}
 """What else an owner says of itself; a node of a cluster adds its id and address."""
 
 _NOTE_LIMIT = 64 * 1024
-_LOOKED_AT = 0.02
+_LOOKED_AT = 0.1
 """Seconds that somebody who only looks (:func:`owner_of`) may stand in an owner's way."""
+_PASSING_BY = 10.0
+"""Seconds to wait for an owner who said that it stays for a moment only."""
+
+_PAUSE = 0.01
+_passing: ContextVar[bool] = ContextVar("passing", default=False)
 
 
 class BucketLock:
@@ -58,6 +64,8 @@ class BucketLock:
         """What the last owner left; it counts only if that left cleanly."""
         self.left_clean = self.note.get("clean") is True
         self._owner = {"pid": os.getpid(), "host": socket.gethostname(), **IDENTITY, **owner}
+        if _passing.get():
+            self._owner["passing"] = True
         try:
             self._write({**self._owner, "clean": False})
         except OSError as exc:
@@ -68,11 +76,16 @@ class BucketLock:
             ) from exc
 
     def _take(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOOKED_AT)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        started = time.monotonic()
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                patience = _PASSING_BY if _read(self._fd).get("passing") else _LOOKED_AT
+                if time.monotonic() - started > patience:
+                    raise
+            time.sleep(_PAUSE)
 
     def release(self, *, clean: bool, **left: Any) -> None:
         """Give the lock up; ``clean`` promises that everything in the folder is synced.
@@ -111,6 +124,16 @@ def file_lock(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
+@contextmanager
+def in_passing() -> Iterator[None]:
+    """Locks taken in this block are held for a moment only: others wait for it."""
+    token = _passing.set(True)
+    try:
+        yield
+    finally:
+        _passing.reset(token)
+
+
 def owner_of(folder: Path) -> dict[str, Any] | None:
     """What the owner of a bucket says of itself; None if nobody owns it.
 
@@ -145,6 +168,8 @@ def described(note: dict[str, Any]) -> str:
     """An owner in words."""
     if not note.get("pid"):
         return "an unknown owner"
-    extra = "".join(f", {k} {v}" for k, v in note.items() if k not in ("pid", "host", "clean"))
+    extra = "".join(
+        f", {k} {v}" for k, v in note.items() if k not in ("pid", "host", "clean", "passing")
+    )
     here = " (this process)" if note["pid"] == os.getpid() else ""
     return f"process {note['pid']} on {note.get('host', 'an unknown host')}{here}{extra}"

@@ -6,6 +6,9 @@ import asyncio
 import gc
 import os
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Kind
 from support.children import python, wait_for_line
 
-from persisting.lock import LOCK_FILE, BucketLock
+from persisting.lock import LOCK_FILE, BucketLock, in_passing, owner_of
 from persisting.queue import BucketLocked, LanceBackend, PersistingBackend, StorageError
 
 kinds = pytest.mark.parametrize("kind", [LANCE, PERSISTING, WAL_SYNCED], ids=str)
@@ -344,3 +347,46 @@ asyncio.run(main())
         assert (child.returncode, complaints) == (0, "")
     async with PersistingBackend(0, str(folder)) as backend:
         assert [r["i"] for r in await backend.get()] == list(range(70))
+
+
+def test_looking_tells_the_owner_and_disturbs_nobody(tmp_path: Path) -> None:
+    assert owner_of(tmp_path) is None
+    lock = BucketLock(tmp_path, node="n1")
+    found = owner_of(tmp_path)
+    assert found is not None
+    assert (found["pid"], found["node"]) == (os.getpid(), "n1")
+    lock.release(clean=True)
+    assert owner_of(tmp_path) is None
+    BucketLock(tmp_path).release(clean=True)
+
+
+def test_an_owner_that_comes_while_somebody_looks_gets_the_lock(tmp_path: Path) -> None:
+    BucketLock(tmp_path).release(clean=True)
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.0005):
+            owner_of(tmp_path)
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        try:
+            for _ in range(200):
+                BucketLock(tmp_path).release(clean=True)
+        finally:
+            stop.set()
+        looking.result()
+
+
+def test_an_owner_of_a_moment_is_waited_for_and_another_is_not(tmp_path: Path) -> None:
+    with in_passing():
+        first = BucketLock(tmp_path)
+    timer = threading.Timer(0.3, first.release, kwargs={"clean": True})
+    timer.start()
+    second = BucketLock(tmp_path)
+    timer.join()
+    started = time.monotonic()
+    with pytest.raises(BucketLocked):
+        BucketLock(tmp_path)
+    assert time.monotonic() - started < 5
+    second.release(clean=True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -15,9 +15,6 @@ import msgspec
 from persisting.cli import parameters, printing, working
 from persisting.cli.contract import prints
 from persisting.cli.parameters import Names, Setting
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 class JobResult(msgspec.Struct):
@@ -72,7 +69,7 @@ def _spark_options(command: Any) -> Any:
 
 
 @contextmanager
-def _session(master: str, conf: tuple[tuple[str, Any], ...]) -> Iterator[SparkSession]:
+def _session(master: str, conf: tuple[tuple[str, Any], ...]) -> Iterator[Any]:
     """Spark for the length of a job."""
     from persisting.spark import session
 
@@ -216,7 +213,7 @@ def dedupe(
     _tell(result, as_json)
 
 
-def _save(rows: DataFrame, folder: Path, write_id: str | None) -> int:
+def _save(rows: Any, folder: Path, write_id: str | None) -> int:
     from persisting.spark.jobs.counting import counted
 
     options = {} if write_id is None else {"writeId": write_id}
@@ -522,7 +519,7 @@ def run(
     """
     source, folder = working.stored(topic, storage), _target(target, storage)
 
-    def transform(rows: DataFrame) -> DataFrame:
+    def transform(rows: Any) -> Any:
         return rows if select is None else rows.selectExpr(*_expressions(select))
 
     with _session(master, conf) as spark:

@@ -218,7 +218,7 @@ def repair(
 
 def _repaired(source: TopicFolder, bucket: int, *, dry_run: bool) -> RepairedLog:
     from persisting import fs
-    from persisting.lock import BucketLock
+    from persisting.lock import BucketLock, in_passing
     from persisting.topic.config import bucket_folder
     from persisting.wal import FOLDER
     from persisting.wal.inspection import repair as cut
@@ -228,7 +228,8 @@ def _repaired(source: TopicFolder, bucket: int, *, dry_run: bool) -> RepairedLog
     if dry_run:
         report: RepairReport = cut(folder / FOLDER, after, None)
     else:
-        lock = BucketLock(folder)
+        with in_passing():
+            lock = BucketLock(folder)
         try:
             report = cut(folder / FOLDER, source.table(bucket).sequence, fs.current())
         finally:

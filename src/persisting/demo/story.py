@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import urlopen
 
 import msgspec
@@ -27,9 +27,6 @@ from persisting.demo.producer import TOPIC, Acknowledged
 from persisting.demo.trajectories import DIMENSIONS, TASKS, embedding, trajectories
 from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import read_queue, write_queue
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 CURATED = "curated"
 MARKER = ".persisting-demo"
@@ -200,7 +197,7 @@ class Story:
         finally:
             await asyncio.to_thread(spark.stop)
 
-    async def _pipeline(self, spark: SparkSession) -> None:
+    async def _pipeline(self, spark: Any) -> None:
         from persisting.spark import jobs
 
         def curate() -> Any:
@@ -366,14 +363,14 @@ def _throughput(acks: list[Acknowledged], killed_at: float) -> charts.Series:
     return charts.Series("Acknowledged records a second", "records/s", names, bins, killed)
 
 
-def _spark(folder: Path) -> SparkSession:
+def _spark(folder: Path) -> Any:
     from persisting.spark import session
 
     return session("persisting demo", master="local[2]", conf={"spark.sql.shuffle.partitions": 2})
 
 
-def _curated(raw: DataFrame) -> DataFrame:
-    """Good trajectories, with their tokens counted."""
+def _curated(raw: Any) -> Any:
+    """Of a DataFrame the good trajectories, with their tokens counted."""
     return raw.where("score > 0.5").selectExpr(
         "id",
         "task",

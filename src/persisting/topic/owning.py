@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from persisting.errors import BucketLocked, StorageError
+from persisting.lock import in_passing
 from persisting.storage.backend import TableBackend
 from persisting.storage.journal import has_log
 from persisting.storage.lance import LanceBackend
@@ -23,7 +24,10 @@ from persisting.topic.registry import get_backend_class
 
 
 def open_owner(folder: Path, config: TopicConfig, bucket: int) -> TableBackend:
-    """The bucket, open for writing without a log; raises :class:`BucketLocked` if it is owned."""
+    """The bucket, open for a moment of writing without a log.
+
+    Raises :class:`BucketLocked` if it is owned; an owner of a moment is waited for.
+    """
     cls = get_backend_class(config.backend)
     if not issubclass(cls, (LanceBackend, PersistingBackend)):
         raise StorageError(
@@ -32,12 +36,14 @@ def open_owner(folder: Path, config: TopicConfig, bucket: int) -> TableBackend:
     options: dict[str, Any] = dict(config.options)
     if issubclass(cls, PersistingBackend):
         options |= {"enable_wal": False, "enable_metrics": False}
-    return cls(
-        bucket_id=bucket,
-        storage_path=str(bucket_folder(folder, bucket)),
-        batch_size=config.batch_size,
-        **options | {"schema_path": folder / SCHEMA_FILE, "groups_path": folder / GROUPS_FOLDER},
-    )
+    with in_passing():
+        return cls(
+            bucket_id=bucket,
+            storage_path=str(bucket_folder(folder, bucket)),
+            batch_size=config.batch_size,
+            **options
+            | {"schema_path": folder / SCHEMA_FILE, "groups_path": folder / GROUPS_FOLDER},
+        )
 
 
 @contextmanager
