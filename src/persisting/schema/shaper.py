@@ -89,6 +89,39 @@ class Shaper:
             size += len(record[name])
         return size
 
+    def batch_of_alike(self, records: Sequence[Any]) -> pa.RecordBatch | None:
+        """Records of one known shape (values may be None), by columns; None: take each by itself.
+
+        This is the road of bulk puts: a column of known type costs Arrow a fraction of its dicts.
+        """
+        first = records[0]
+        if self._extended or type(first) is not dict or not first:
+            return None
+        names = tuple(first)
+        if set(map(type, records)) != {dict} or set(map(len, records)) != {len(names)}:
+            return None
+        try:
+            columns = {name: [record[name] for record in records] for name in names}
+        except KeyError:
+            return None
+        kinds = [_only_type(column) for column in columns.values()]
+        shape = self._shapes.get((*names, *kinds))
+        if shape is None:
+            return None
+        for name, check in shape.checks:
+            if not all(value is None or check(value) for value in columns[name]):
+                return None
+        try:
+            arrays = [
+                pa.array(columns[f.name], f.type)
+                if f.name in columns
+                else pa.nulls(len(records), f.type)
+                for f in self.schema
+            ]
+            return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError, ValueError):
+            return None
+
     def take(self, records: Sequence[Any]) -> tuple[list[dict[str, Any]], Shaper]:
         """Rows that :meth:`to_batch` of the returned shaper converts; raises and changes nothing.
 
@@ -219,6 +252,14 @@ class Shaper:
         plain = not found.checks and tuple(record) == tuple(self.schema.names)
         key = (*record, *map(type, record.values()))
         self._shapes[key] = Shape(*found, plain)
+
+
+def _only_type(column: Iterable[Any]) -> type | None:
+    """The one type of the values that are not None; None where there are several."""
+    found = set(map(type, column))
+    if len(found) > 1:
+        found.discard(type(None))
+    return found.pop() if len(found) == 1 else None
 
 
 def _mismatch(path: str, old: pa.DataType, new: pa.DataType) -> SchemaError:

@@ -155,16 +155,22 @@ def prepare(shaper: Shaper, records: Sequence[Any]) -> Prepared:
     after, taken = shaper, []
     start, step = 0, shaper.slice_rows
     while start < len(records):
-        rows, after = after.take(records[start : start + step])
-        batches = list(_batches(after, rows))
+        some = records[start : start + step]
+        alike = after.batch_of_alike(some)
+        if alike is not None and alike.nbytes <= _MAX_BATCH_BYTES:
+            batches = [alike]
+        else:
+            rows, after = after.take(some)
+            batches = list(_batches(after, rows))
         taken.append((after, batches))
-        start += len(rows)
-        step = after.slice_rows = rows_at_once(sum(b.nbytes for b in batches), len(rows))
+        start += len(some)
+        step = after.slice_rows = rows_at_once(sum(b.nbytes for b in batches), len(some))
     chunks = []
     for at, batches in taken:
         for batch in batches:
-            aligned = arrow.align(batch, after.schema, after.rules.defaults)
-            chunks.append(Chunk(after, batch=aligned if at is not after else batch))
+            if at is not after:
+                batch = arrow.align(batch, after.schema, after.rules.defaults)
+            chunks.append(Chunk(after, batch=batch))
     return Prepared(shaper, after, chunks, _large(after, chunks))
 
 
