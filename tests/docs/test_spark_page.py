@@ -46,7 +46,9 @@ def test_every_option_is_listed_with_its_default(page: Path):
     assert reading["startingOffsets"] == default.starting
     assert reading["endingOffsets"] == default.ending
     assert reading["includeMetadata"] == options.plain(default.metadata)
-    assert reading["rowsPerPartition"] == options.plain(default.rows_per_partition)
+    assert default.rows_per_partition is None
+    assert f"{options.ROWS_PER_PARTITION:,}" in page.read_text()
+    assert f"{options.BYTES_PER_PARTITION >> 20} MiB" in page.read_text()
     assert reading["failOnDataLoss"] == options.plain(default.fail_on_loss)
     writing = {code(row[0]): row[1].strip("`") for row in table_with(page, "writeId")}
     assert tuple(writing) == options.WRITE

@@ -14,7 +14,6 @@ from persisting.spark.options import (
     EARLIEST,
     LATEST,
     READ,
-    ROWS_PER_PARTITION,
     WRITE,
     read_options,
     write_options,
@@ -36,7 +35,7 @@ class TestDefaults:
         found = read()
         assert (found.starting, found.ending) == (EARLIEST, LATEST)
         assert (found.columns, found.where, found.version) == (None, None, None)
-        assert found.rows_per_partition == ROWS_PER_PARTITION
+        assert found.rows_per_partition is None
         assert found.max_per_trigger is None
         assert found.fail_on_loss is True
         assert found.metadata is False

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange
-from persisting.spark.options import EARLIEST, ReadOptions
-from persisting.spark.reading import read_slice
+from persisting.spark.options import (
+    BYTES_PER_PARTITION,
+    EARLIEST,
+    ROWS_PER_PARTITION,
+    ReadOptions,
+)
+from persisting.spark.reading import read_slices
+from persisting.spark.worker import settle
 from persisting.table.view import TableView
 from persisting.topic.folder import TopicFolder
 from persisting.topic.slices import Filter, Slice
@@ -20,9 +27,9 @@ from persisting.topic.slices import Filter, Slice
 class Part(InputPartition):
     """What one task reads."""
 
-    def __init__(self, value: Slice) -> None:
+    def __init__(self, value: tuple[Slice, ...]) -> None:
         super().__init__(value)
-        self.slice = value
+        self.slices = value
 
 
 class TopicReader(DataSourceReader):
@@ -36,23 +43,47 @@ class TopicReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         topic = TopicFolder.open(self._options.folder)
         topic.recover()
-        parts: list[InputPartition] = []
-        for part in bounds(topic, self._options):
-            step = self._options.rows_per_partition
-            for start in range(part.start, part.end, step):
-                end = min(part.end, start + step)
-                parts.append(
-                    Part(Slice(part.folder, part.bucket, start, end, part.epoch, part.version))
-                )
-        return parts or [Part(Slice(str(topic.folder), 0, 0, 0))]
+        settle()
+        most = rows_per_partition(topic, self._options)
+        return [Part(one) for one in shares(bounds(topic, self._options), most)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Part)
-        if partition.slice.start >= partition.slice.end:
-            return iter(())
-        return read_slice(
-            partition.slice, self._target, self._where, metadata=self._options.metadata
+        return read_slices(
+            partition.slices, self._target, self._where, metadata=self._options.metadata
         )
+
+
+def rows_per_partition(topic: TopicFolder, options: ReadOptions) -> int:
+    """Rows that a task reads at most: as was said, else by what a row takes on disk."""
+    if options.rows_per_partition is not None:
+        return options.rows_per_partition
+    sizes = [size for bucket in topic.buckets for size in topic.view(bucket).sizes]
+    rows, nbytes = sum(size.rows for size in sizes), sum(size.nbytes for size in sizes)
+    return max(1, min(ROWS_PER_PARTITION, BYTES_PER_PARTITION * rows // max(1, nbytes)))
+
+
+def shares(found: Iterable[Slice], most: int) -> list[tuple[Slice, ...]]:
+    """The slices in parts of equal size, of so many rows at most.
+
+    A part goes on from one bucket into the next: each task costs, whatever it reads.
+    """
+    left = [one for one in found if one.start < one.end]
+    rows = sum(one.end - one.start for one in left)
+    count = max(1, -(-rows // most))
+    parts: list[tuple[Slice, ...]] = []
+    for number in range(count):
+        room = rows * (number + 1) // count - rows * number // count
+        taken = []
+        while room:
+            one = left.pop(0)
+            end = min(one.end, one.start + room)
+            taken.append(replace(one, end=end))
+            room -= end - one.start
+            if end < one.end:
+                left.insert(0, replace(one, start=end))
+        parts.append(tuple(taken))
+    return parts
 
 
 def bounds(topic: TopicFolder, options: ReadOptions) -> list[Slice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +41,18 @@ def read_slice(
     part: Slice, target: pa.Schema, where: Filter | None, *, metadata: bool
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a slice as batches for Spark. Runs in a task; holds one batch at a time."""
-    settle()
     names = [name for name in target.names if not metadata or name not in METADATA.names]
-    return to_spark(slices.read(part, names, where, metadata=metadata), target)
+    rows = slices.read(part, names, where, metadata=metadata)
+    settle()
+    return to_spark(rows, target)
+
+
+def read_slices(
+    parts: Iterable[Slice], target: pa.Schema, where: Filter | None, *, metadata: bool
+) -> Iterator[pa.RecordBatch]:
+    """The rows of slices, one slice after the other."""
+    for part in parts:
+        yield from read_slice(part, target, where, metadata=metadata)
 
 
 def read_topic(

@@ -18,6 +18,7 @@ from persisting.errors import InvalidArgument
 from persisting.spark.options import ReadOptions, read_options, write_options
 from persisting.spark.reading import checked_filter, fields_of
 from persisting.spark.types import spark_schema
+from persisting.spark.worker import settle
 from persisting.topic.slices import METADATA
 
 
@@ -31,14 +32,17 @@ class PersistingSource(DataSource):
     def schema(self) -> StructType:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        options = read_options(self.options)
-        return from_arrow_schema(_arrow_schema(options))
+        found = _arrow_schema(read_options(self.options))
+        settle()
+        return from_arrow_schema(found)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from persisting.spark.batch import TopicReader
 
         options = read_options(self.options)
-        return TopicReader(options, _target(schema), checked_filter(options))
+        where = checked_filter(options)
+        settle()
+        return TopicReader(options, _target(schema), where)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from persisting.spark.stream import TopicStreamReader

@@ -16,10 +16,10 @@ from pyspark.sql.streaming.datasource import (
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.spark import offsets
-from persisting.spark.batch import Part, bounds
+from persisting.spark.batch import Part, bounds, rows_per_partition, shares
 from persisting.spark.offsets import Place
 from persisting.spark.options import LATEST, ReadOptions
-from persisting.spark.reading import checked_filter, read_slice
+from persisting.spark.reading import checked_filter, read_slices
 from persisting.topic.folder import TopicFolder
 from persisting.topic.slices import Filter, Slice
 
@@ -97,16 +97,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             place = self._now(bucket, place)
             begin = self._now(bucket, begins.get(bucket, Place(0, place.epoch)))
             first = self._left(bucket, begin.offset)
-            step = self._options.rows_per_partition
-            for at in range(first, place.offset, step):
-                stop = min(place.offset, at + step)
-                parts.append(Part(Slice(str(self._topic.folder), bucket, at, stop, place.epoch)))
-        return list(parts)
+            parts.append(Slice(str(self._topic.folder), bucket, first, place.offset, place.epoch))
+        most = rows_per_partition(self._topic, self._options)
+        return [Part(one) for one in shares(parts, most) if one]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Part)
-        return read_slice(
-            partition.slice, self._target, self._where, metadata=self._options.metadata
+        return read_slices(
+            partition.slices, self._target, self._where, metadata=self._options.metadata
         )
 
     def commit(self, end: dict[str, Any]) -> None:
