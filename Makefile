@@ -21,7 +21,7 @@ help: ## show this list
 
 install: $(INSTALLED) ## make .venv with every extra and the tools
 
-demo: $(INSTALLED) ## show what it does, in a minute
+demo: $(INSTALLED) ## show what it does, within two minutes
 	@$(BIN)/persisting demo
 
 test: $(INSTALLED) ## run the tests (PYTEST_ARGS="-k name")
@@ -41,6 +41,7 @@ bench: $(BENCH_INSTALLED) ## run the benchmarks (BENCH_ARGS=...)
 	@$(BIN)/python benchmarks/core.py $(BENCH_ARGS)
 	@$(BIN)/python benchmarks/queues.py
 	@$(BIN)/python benchmarks/tables.py
+	@$(BIN)/python benchmarks/spark.py
 
 docs: $(DOCS_INSTALLED) ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -59,7 +59,7 @@ class _Sections(click.Group):
             with formatter.section(title):
                 formatter.write_dl(
                     [
-                        ((one.name or "").ljust(width), one.get_short_help_str(formatter.width))
+                        ((one.name or "").ljust(width), one.get_short_help_str(1000))
                         for one in commands
                     ]
                 )
@@ -99,8 +99,8 @@ def run(argv: Sequence[str]) -> int:
     _quiet(debug)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("default", UserWarning)
-            warnings.showwarning = _warn
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = _Remarks()
             cli.main(args=args, prog_name="persisting", standalone_mode=False)
         sys.stdout.flush()
         return exits.OK
@@ -149,8 +149,16 @@ def _error(text: str) -> None:
     printing.say(text)
 
 
-def _warn(message: Any, *_: Any, **__: Any) -> None:
-    printing.say(f"warning: {message}")
+class _Remarks:
+    """Warnings of the library, each once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, message: Any, *_: Any, **__: Any) -> None:
+        if str(message) not in self._said:
+            self._said.add(str(message))
+            printing.say(f"warning: {message}")
 
 
 def _quiet(debug: bool) -> None:

@@ -42,7 +42,14 @@ class BenchResult(msgspec.Struct):
 
 
 @click.command()
-@click.option("--records", "-n", default=50_000, show_default=True, type=click.IntRange(1000))
+@click.option(
+    "--records",
+    "-n",
+    default=50_000,
+    show_default=True,
+    type=click.IntRange(1000),
+    help="How many to put.",
+)
 @click.option("--folder", type=click.Path(file_okay=False), help="On the disk to measure.")
 @parameters.as_json
 @prints("bench", "persisting.cli.benching:BenchResult")

@@ -19,7 +19,7 @@ from persisting.cli import working
     help="Where it leaves its topics and its report; replaced if an earlier demo made it.",
 )
 def demo(output: str) -> None:
-    """Show what Persisting does, in a minute: producers, a kill -9, recovery, Spark, search.
+    """Show what Persisting does, within two minutes: producers, a kill -9, recovery, Spark, search.
 
     Needs persisting[all]. Leaves a folder with topics to try the other commands on.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +140,7 @@ def _rows(
     import pyarrow as pa
 
     from persisting.schema.arrow import align
-    from persisting.topic.slices import METADATA, Filter, read
+    from persisting.topic.slices import METADATA, Filter, divided, read
 
     known = source.schema()
     for name in columns or []:
@@ -147,6 +149,9 @@ def _rows(
                 f"There is no field {name!r}; there are: {', '.join(known.names) or 'none yet'}."
             )
     names = known.names if columns is None else columns
+    taken = [name for name in names if metadata and name in METADATA.names]
+    if taken:
+        raise click.UsageError(f"--metadata adds {taken[0]!r}, which the records have already.")
     target = pa.schema([known.field(name) for name in names])
     condition = None if where is None else Filter.checked(where, known)
     defaults: dict[str, Any] = source.config.options.get("schema_defaults") or {}
@@ -155,8 +160,7 @@ def _rows(
     def rows() -> Iterator[pa.RecordBatch]:
         for part in parts:
             for batch in read(part, names, condition, metadata=metadata):
-                places = [batch.column(name) for name in METADATA.names] if metadata else []
-                plain = batch.drop_columns(METADATA.names) if metadata else batch
+                plain, *places = divided(batch) if metadata else (batch,)
                 aligned = align(plain, target, defaults)
                 count(batch.num_rows)
                 yield pa.RecordBatch.from_arrays([*aligned.columns, *places], schema=whole)
@@ -172,20 +176,8 @@ def _written(rows: Iterator[pa.RecordBatch], schema: pa.Schema, file: str, kind:
     draft = target.with_name(f".{target.name}.partial")
     _remove(draft)
     try:
-        if kind == "jsonl":
-            with draft.open("wb") as out:
-                _jsonl(rows, out)
-        elif kind == "parquet":
-            import pyarrow.parquet as pq
-
-            with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
-                for batch in rows:
-                    writer.write_batch(batch)
-        else:
-            import lance
-            import pyarrow as pa
-
-            lance.write_dataset(pa.RecordBatchReader.from_batches(schema, rows), str(draft))
+        with _refused(kind):
+            _write(rows, schema, draft, kind)
         _remove(target)
         os.replace(draft, target)
     finally:
@@ -193,6 +185,44 @@ def _written(rows: Iterator[pa.RecordBatch], schema: pa.Schema, file: str, kind:
     if target.is_dir():
         return sum(one.stat().st_size for one in target.rglob("*") if one.is_file())
     return target.stat().st_size
+
+
+@contextmanager
+def _refused(kind: str) -> Iterator[None]:
+    """Say of a type that a format does not have what can be done."""
+    import pyarrow as pa
+
+    from persisting.errors import InvalidArgument, StorageError
+
+    try:
+        yield
+    except StorageError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        if isinstance(exc, OSError) and exc.errno is not None:
+            raise
+        why = re.split(r", (?:/|src|rust)", str(exc).partition("\n")[0])[0]
+        raise InvalidArgument(
+            f"cannot be written as {kind}: {why}. Leave the field out with --columns, or export "
+            "as jsonl"
+        ) from exc
+
+
+def _write(rows: Iterator[pa.RecordBatch], schema: pa.Schema, draft: Path, kind: str) -> None:
+    if kind == "jsonl":
+        with draft.open("wb") as out:
+            _jsonl(rows, out)
+    elif kind == "parquet":
+        import pyarrow.parquet as pq
+
+        with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
+            for batch in rows:
+                writer.write_batch(batch)
+    else:
+        import lance
+        import pyarrow as pa
+
+        lance.write_dataset(pa.RecordBatchReader.from_batches(schema, rows), str(draft))
 
 
 def _jsonl(rows: Iterator[pa.RecordBatch], out: Any) -> int:

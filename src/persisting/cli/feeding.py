@@ -36,9 +36,15 @@ class Line(NamedTuple):
 class Feed:
     """Puts batches into a topic and knows how many records are stored durably."""
 
-    def __init__(self, writer: QueueWriter, *, at_once: bool, numbered: bool) -> None:
-        """``at_once``: a put is durable when it returns; else a flush makes it so."""
-        self._writer, self._at_once, self._numbered = writer, at_once, numbered
+    def __init__(self, writer: QueueWriter, *, at_once: bool, known: dict[int, int] | None) -> None:
+        """``at_once``: a put is durable when it returns; else a flush makes it so.
+
+        ``known``: the writer has a name, under which each bucket has stored batches up to this
+        number.
+        """
+        self._writer, self._at_once, self._known = writer, at_once, known
+        self.repeated = 0
+        """Records among the acknowledged that had been stored before, under the same name."""
         self._put = 0
         self._flushed = 0
         self._batches = 0
@@ -50,7 +56,7 @@ class Feed:
 
     async def lines(self, batch: list[Line]) -> None:
         """Put records; an error names the line."""
-        if self._numbered:
+        if self._known is not None:
             await self._whole([line.record for line in batch], f"lines from {batch[0].number}")
         else:
             groups, problem = self._by_bucket(batch)
@@ -73,7 +79,7 @@ class Feed:
 
     async def _whole(self, rows: Any, where: str) -> None:
         self._batches += 1
-        sequence = self._batches if self._numbered else None
+        sequence = None if self._known is None else self._batches
         try:
             if isinstance(rows, list):
                 await self._writer.put_batch(rows, sequence=sequence)
@@ -82,6 +88,15 @@ class Feed:
         except SchemaError as exc:
             raise SchemaError(f"{where}: {exc}") from exc
         self._put += len(rows) if isinstance(rows, list) else rows.num_rows
+        self.repeated += await asyncio.to_thread(self._count_repeated, rows)
+
+    def _count_repeated(self, rows: Any) -> int:
+        if not self._known or self._batches > max(self._known.values()):
+            return 0
+        records = rows if isinstance(rows, list) else rows.to_pylist()
+        return sum(
+            self._known[self._writer.bucket_of(record)] >= self._batches for record in records
+        )
 
     def _by_bucket(self, batch: list[Line]) -> tuple[list[list[Line]], SchemaError | None]:
         """The lines by their buckets, as far as they have one; then what is wrong.
@@ -106,7 +121,10 @@ class Feed:
                 try:
                     await self._writer.put(line.record)
                 except SchemaError as exc:
-                    raise SchemaError(f"line {line.number}: {exc}") from exc
+                    raise SchemaError(
+                        f"line {line.number}: {exc}. Lines behind it may be among the acknowledged "
+                        "ones: with --write-id a repetition stores nothing twice"
+                    ) from exc
                 self._put += 1
 
     async def _flush_now_and_then(self) -> None:
@@ -178,6 +196,8 @@ def _fixed(fd: int) -> Iterator[list[bytes]]:
 def _decoded(batches: Iterator[list[bytes]]) -> Iterator[list[Line]]:
     number = 0
     for lines in batches:
+        if number == 0:
+            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
         found: list[Line] = []
         problem: InvalidArgument | None = None
         for line in lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,5 +50,6 @@ def batches(name: str, kind: str, rows: int) -> Iterator[pa.RecordBatch]:
             import lance
 
             yield from lance.dataset(name).scanner(batch_size=rows, scan_in_order=True).to_batches()
-    except (pa.ArrowException, ValueError) as exc:
-        raise StorageError(f"cannot read {name} as {kind}: {exc}") from exc
+    except (pa.ArrowException, ValueError, OSError) as exc:
+        why = re.split(r", (?:/|src|rust)", str(exc).partition("\n")[0])[0]
+        raise StorageError(f"cannot read {name} as {kind}: {why}") from exc

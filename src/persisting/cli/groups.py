@@ -63,16 +63,19 @@ def groups(
     source = working.readable(topic, storage)
     spans = overview.spans_of(source)
     if delete and group is not None:
-        progress.progress(source.folder, group, spans, fs.current())
+        found = [progress.progress(source.folder, group, spans, fs.current())]
         if not dry_run:
             working.confirm(f"Forget group {group} and how far it has come?", yes)
             progress.delete(source.folder, group, list(source.buckets), fs.current())
+            found = []
             printing.say(f"group {group} is forgotten")
+        printing.show(found, as_json, lambda: _tell(found, details=True) if found else None)
         return
     if reset_to is not None and group is not None:
         offsets = _offsets(source, spans, reset_to, bucket)
         if dry_run:
-            printing.table(["#bucket", "#offset"], list(offsets.items()))
+            found = [progress.after_reset(source.folder, group, offsets, spans, fs.current())]
+            printing.show(found, as_json, lambda: _tell(found, details=True))
             return
         working.confirm(f"Set group {group} to {reset_to}?", yes)
         progress.reset(source.folder, group, offsets, spans, fs.current())

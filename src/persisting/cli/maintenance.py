@@ -166,8 +166,7 @@ def _plan(source: TopicFolder, rows: int | None, nbytes: int | None, age: float 
 
 def _tell_retained(result: Retained) -> None:
     printing.table(["#bucket", "#starts at"], list(result.start_offsets.items()))
-    would = "would be" if result.dry_run else "are"
-    printing.line(f"{printing.plural(result.dropped, 'record')} {would} dropped")
+    printing.line(printing.happens(result.dropped, "record", "dropped", dry_run=result.dry_run))
 
 
 @click.command()

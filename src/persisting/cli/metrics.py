@@ -21,7 +21,13 @@ def metrics() -> None:
 
 
 @metrics.command()
-@click.option("--port", default=9464, show_default=True, type=click.IntRange(0, 65535))
+@click.option(
+    "--port",
+    default=9464,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="0 takes a free one.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @parameters.storage
 def serve(port: int, host: str, storage: str) -> None:

@@ -59,7 +59,10 @@ class Moment(click.ParamType):
             self.fail(
                 f"{value!r} is no time; write 2026-11-15T14:30, or 2h for two hours ago", param, ctx
             )
-        return dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=ago)
+        try:
+            return dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=ago)
+        except OverflowError:
+            self.fail(f"{value!r} lies before all time", param, ctx)
 
 
 class Json(click.ParamType):

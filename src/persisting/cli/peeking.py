@@ -35,7 +35,9 @@ def _shared(command: Any) -> Any:
 
 @click.command()
 @_shared
-@click.option("--lines", "-n", default=10, show_default=True, type=click.IntRange(0))
+@click.option(
+    "--lines", "-n", default=10, show_default=True, type=click.IntRange(0), help="How many."
+)
 @prints("head", "persisting.cli.contract:Found", lines=True)
 def head(
     topic: str,
@@ -63,7 +65,9 @@ def head(
 
 @click.command()
 @_shared
-@click.option("--lines", "-n", default=10, show_default=True, type=click.IntRange(0))
+@click.option(
+    "--lines", "-n", default=10, show_default=True, type=click.IntRange(0), help="How many."
+)
 @click.option("--follow", "-f", is_flag=True, help="Wait for new records until Ctrl-C.")
 @click.option("--since", type=Moment(), help="From this time on: 2h, or 2026-11-15T14:30.")
 @prints("tail", "persisting.cli.contract:Found", lines=True)
@@ -122,7 +126,9 @@ def _news(
 @click.command()
 @_shared
 @click.option("--offset", "-o", type=click.IntRange(0), help="First offset; default: the first.")
-@click.option("--limit", "-n", default=1, show_default=True, type=click.IntRange(0))
+@click.option(
+    "--limit", "-n", default=1, show_default=True, type=click.IntRange(0), help="How many each."
+)
 @click.option("--tag", metavar="NAME", help="As the topic was at a tag.")
 @click.option("--at", "moment", type=Moment(), help="As it was at a time: 2h, or 2026-11-15.")
 @prints("get", "persisting.cli.contract:Found", lines=True)
@@ -154,7 +160,7 @@ def get(
         view = (
             source.view(number) if versions is None else source.table(number).at(versions[number])
         )
-        first = offset or view.start
+        first = view.start if offset is None else offset
         if first < view.start:
             _removed(number, first, view.start)
         _print(
@@ -198,7 +204,7 @@ def _window(
 ) -> list[Found]:
     """Some records of a bucket, with their places and times."""
     from persisting.cli.records import records
-    from persisting.topic.slices import BUCKET, OFFSET, TIME, Slice, read
+    from persisting.topic.slices import Slice, divided, read
 
     table = source.table(bucket)
     view = table.view if version is None else table.at(version)
@@ -210,11 +216,13 @@ def _window(
     names = schema.names if columns is None else _known(columns, schema.names)
     found = []
     for batch in read(part, names, metadata=True):
-        places = batch.select([BUCKET, OFFSET, TIME]).to_pylist()
-        rows = records(batch.drop_columns([BUCKET, OFFSET, TIME]), schema, names, source.config)
+        rows, *places = divided(batch)
+        kept = records(rows, schema, names, source.config)
         found += [
-            Found(place[BUCKET], place[OFFSET], record, place[TIME].isoformat())
-            for place, record in zip(places, rows, strict=True)
+            Found(number, offset, record, moment.isoformat())
+            for number, offset, moment, record in zip(
+                *(column.to_pylist() for column in places), kept, strict=True
+            )
         ]
     return found
 

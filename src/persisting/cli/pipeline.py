@@ -167,8 +167,20 @@ def index(
 @click.argument("target")
 @click.option("--key", "-k", type=Names(), help="Fields that make a record the same.")
 @click.option("--near", metavar="FIELD", help="Drop records whose text is alike in this field.")
-@click.option("--threshold", default=0.8, show_default=True, type=click.FloatRange(0, 1))
-@click.option("--keep", type=click.Choice(["first", "last"]), default="first", show_default=True)
+@click.option(
+    "--threshold",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Least similarity of texts.",
+)
+@click.option(
+    "--keep",
+    type=click.Choice(["first", "last"]),
+    default="first",
+    show_default=True,
+    help="Which of the same stays.",
+)
 @click.option("--write-id", metavar="NAME", help="A repetition under it doubles nothing.")
 @_spark_options
 @prints("pipeline dedupe", "persisting.cli.pipeline:JobResult")
@@ -232,8 +244,16 @@ def _target(topic: str, storage: str) -> Path:
 @pipeline.command("near-duplicates")
 @parameters.topic
 @click.option("--column", "-f", required=True, help="Field of the texts.")
-@click.option("--threshold", default=0.8, show_default=True, type=click.FloatRange(0, 1))
-@click.option("--limit", "-n", default=100, show_default=True, type=click.IntRange(0))
+@click.option(
+    "--threshold",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Least similarity of texts.",
+)
+@click.option(
+    "--limit", "-n", default=100, show_default=True, type=click.IntRange(0), help="How many."
+)
 @_spark_options
 @prints("pipeline near-duplicates", "persisting.cli.pipeline:NearPair", lines=True)
 def near_duplicates(
@@ -273,13 +293,19 @@ def near_duplicates(
 @pipeline.command()
 @parameters.topic
 @click.argument("path", type=click.Path())
-@click.option("--format", "kind", type=click.Choice(["parquet", "lance", "jsonl"]))
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["parquet", "lance", "jsonl"]),
+    help="Default: by the names of the files.",
+)
 @click.option("--partition-by", type=Names(), help="A folder for each value of these fields.")
 @click.option(
     "--mode",
     type=click.Choice(["error", "overwrite", "append"]),
     default="error",
     show_default=True,
+    help="If something is there.",
 )
 @click.option("--tag", metavar="NAME", help="As the topic was at a tag.")
 @parameters.where
@@ -330,7 +356,12 @@ def export(
 @pipeline.command()
 @parameters.topic
 @click.argument("source", type=click.Path())
-@click.option("--format", "kind", type=click.Choice(["parquet", "lance", "jsonl"]))
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["parquet", "lance", "jsonl"]),
+    help="Default: by the names of the files.",
+)
 @click.option("--schema", metavar="DDL", help='Types of JSON lines: "id STRING, score DOUBLE".')
 @click.option("--bucket-column", metavar="FIELD", help="Of a new topic.  [default: id]")
 @click.option("--buckets", type=click.IntRange(1), help="Of a new topic.  [default: 4]")
@@ -426,11 +457,16 @@ def _tell_profile(found: list[ProfileRow]) -> None:
     "--share",
     type=Setting(),
     multiple=True,
-    help="As in train=0.9; again for each part.  [default: train=0.9, validation=0.1]",
+    help="As in train=0.9; again for each part.  [default: train=0.8, validation=0.1, test=0.1]",
 )
 @click.option("--salt", default="", help="Another one makes another split.")
 @click.option("--output", "-o", metavar="DIR", help="Write each part to DIR/<part> as files.")
-@click.option("--format", "kind", type=click.Choice(["parquet", "lance", "jsonl"]))
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["parquet", "lance", "jsonl"]),
+    help="Default: by the names of the files.",
+)
 @parameters.where
 @parameters.columns
 @_spark_options

@@ -143,3 +143,9 @@ def moment(when: dt.datetime) -> str:
 
 def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def happens(count: int, one: str, done: str, *, dry_run: bool) -> str:
+    """What is done to so many things, or would be."""
+    verb = "would be" if dry_run else "is" if count == 1 else "are"
+    return f"{plural(count, one)} {verb} {done}"

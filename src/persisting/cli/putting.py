@@ -37,6 +37,8 @@ class PutResult(msgspec.Struct):
     path: str
     acknowledged: int
     """Records that are stored durably."""
+    repeated: int
+    """Those among them that a put under the same write id had stored before."""
     seconds: float
     made: bool
     """Whether the topic was made."""
@@ -68,7 +70,7 @@ def _target_options(command: Any) -> Any:
 
 @click.command()
 @parameters.topic
-@click.argument("file", default="-", type=click.Path(allow_dash=True, dir_okay=False))
+@click.argument("file", default="-", type=click.Path(exists=True, allow_dash=True, dir_okay=False))
 @_target_options
 @prints("put", "persisting.cli.putting:PutResult")
 def put(
@@ -183,13 +185,14 @@ def _feed(
         async with _writer(path, made, new, settings, write_id) as writer:
             stats = await writer.stats()
             at_once = bool(stats.get("wal_enabled")) and stats.get("wal_sync_interval") == 0
-            state["feed"] = Feed(writer, at_once=at_once, numbered=write_id is not None)
+            known = None if write_id is None else await writer.last_sequences()
+            state["feed"] = Feed(writer, at_once=at_once, known=known)
             with working.progress(f"into {path.name}", quiet=as_json) as progress:
                 await work(state["feed"], progress)
 
     def result() -> PutResult:
-        count = state["feed"].acknowledged if "feed" in state else 0
-        return PutResult(path.name, str(path), count, time.monotonic() - started, made)
+        feed, seconds = state["feed"], time.monotonic() - started
+        return PutResult(path.name, str(path), feed.acknowledged, feed.repeated, seconds, made)
 
     try:
         working.run(run())
@@ -208,6 +211,11 @@ def _tell(result: PutResult, as_json: bool) -> None:
             f"{records} acknowledged in {'the new ' if result.made else ''}topic {result.topic} "
             f"({printing.seconds(result.seconds)}, {rate:,.0f}/s)"
         )
+        if result.repeated:
+            printing.line(
+                f"{result.repeated:,} of them were stored before under this write id, and are not "
+                "stored again: use one name for one input"
+            )
 
     printing.show(result, as_json, tell)
 
@@ -232,6 +240,8 @@ async def _writer(
     backend = new["backend"]
     if made:
         backend = backend or "persisting"
+        if backend == "memory":
+            raise click.UsageError("The backend 'memory' keeps nothing beyond this command.")
         options = {**DURABLE, **settings} if backend == "persisting" else options
     writer = await write_queue(
         topic=path.name,

@@ -72,7 +72,9 @@ def search(
 @parameters.topic
 @click.argument("condition", required=False)
 @parameters.columns
-@click.option("--limit", "-n", default=100, show_default=True, type=click.IntRange(0))
+@click.option(
+    "--limit", "-n", default=100, show_default=True, type=click.IntRange(0), help="How many."
+)
 @parameters.bucket
 @parameters.storage
 @parameters.as_json

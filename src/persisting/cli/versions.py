@@ -87,7 +87,15 @@ def tag(topic: str, name: str | None, delete: bool, storage: str, as_json: bool)
                 raise click.UsageError(f"There is no tag {name!r}.")
             return []
 
-    found = msgspec.convert(working.run(work()), list[TagResult], str_keys=True, strict=False)
+    found = [
+        TagResult(
+            one["name"],
+            one["timestamp"],
+            one["rows"],
+            {str(bucket): place for bucket, place in one["buckets"].items()},
+        )
+        for one in working.run(work())
+    ]
     printing.show(found, as_json, lambda: _tags(found, name, delete))
 
 
@@ -209,6 +217,11 @@ def _plan(topic: str, storage: str, version: Any) -> Restore:
         if unknown:
             raise click.UsageError(f"There is no bucket {unknown[0]}.")
         chosen = {bucket: _resolved(source, bucket, number) for bucket, number in version.items()}
+    elif isinstance(version, int) and len(source.buckets) > 1:
+        raise click.UsageError(
+            "The buckets count their versions each for itself: give --tag, --at, or "
+            '--version \'{"0": 7, "1": 5}\'.'
+        )
     else:
         chosen = source.versions(version)
     buckets = []
@@ -239,5 +252,4 @@ def _told(plan: Restore) -> None:
             f"group {group['group']} goes on at {group['end']} instead of {group['committed']} in "
             f"bucket {group['bucket']}"
         )
-    would = "would be" if plan.dry_run else "are"
-    printing.line(f"{printing.plural(plan.removed, 'record')} {would} removed")
+    printing.line(printing.happens(plan.removed, "record", "removed", dry_run=plan.dry_run))

@@ -213,6 +213,8 @@ def repair(
         working.confirm(f"Cut off {lost}? Their records are lost to the queue.", yes)
         done = {one.bucket: _repaired(source, one.bucket, dry_run=False) for one in broken}
         plans = [done.get(one.bucket, one) for one in plans]
+    for one in plans:
+        one.dry_run = dry_run
     printing.show(plans, as_json, lambda: _tell_repaired(plans))
 
 

@@ -38,8 +38,8 @@ class TopicFolder:
         config = topics.load(folder, filesystem.current())
         if config is None:
             raise NoSuchTopic(
-                f"there is no topic in {folder}: no {topics.FILE}. Name the folder of the topic, "
-                "<storage_path>/<topic>, or the options path and topic"
+                f"there is no topic in {folder}: no {topics.FILE} there. Check the name, and the "
+                "folder of the topics"
             )
         if config.backend not in ("lance", "persisting"):
             raise InvalidArgument(

@@ -50,13 +50,23 @@ def groups(folder: Path, spans: dict[int, Span], fs: FileSystem) -> list[GroupPr
 
 def progress(folder: Path, group: str, spans: dict[int, Span], fs: FileSystem) -> GroupProgress:
     """One group, or raise if there is none of that name."""
-    place = _known(folder, group)
+    _known(folder, group)
+    return after_reset(folder, group, {}, spans, fs)
+
+
+def after_reset(
+    folder: Path, group: str, offsets: dict[int, int], spans: dict[int, Span], fs: FileSystem
+) -> GroupProgress:
+    """How far a group would have come after :func:`reset`."""
+    place = group_folder(folder, group)
     buckets = []
     for bucket, span in spans.items():
-        committed = read_committed(place, bucket, fs).now(span.restores)
+        known = read_committed(place, bucket, fs).now(span.restores)
+        committed = offsets.get(bucket, known)
         lag = max(0, span.end - max(committed, span.start))
         buckets.append(BucketProgress(bucket, committed, span.end, lag))
-    return GroupProgress(group, _members(place, fs), sum(one.lag for one in buckets), buckets)
+    members = _members(place, fs) if place.is_dir() else 0
+    return GroupProgress(group, members, sum(one.lag for one in buckets), buckets)
 
 
 def reset(

@@ -76,6 +76,17 @@ def read(
     return _filtered(view, part, wanted, where, metadata=metadata)
 
 
+def divided(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array, pa.Array, pa.Array]:
+    """A batch with metadata as the fields of its records, and their buckets, offsets and times.
+
+    By position: records may have fields of the same names.
+    """
+    count = batch.num_columns - len(METADATA)
+    fields = batch.select(list(range(count)))
+    bucket, offset, time = (batch.column(place) for place in range(count, batch.num_columns))
+    return fields, bucket, offset, time
+
+
 def _view(part: Slice) -> TableView:
     table = Table(bucket_folder(Path(part.folder), part.bucket), filesystem.current())
     if part.version is not None:

@@ -130,14 +130,15 @@ class QueueWriter(TopicTable):
 
     async def last_sequence(self) -> int:
         """The highest sequence of this ``writer_id`` that any bucket has stored, -1 for none."""
+        return max((await self.last_sequences()).values())
+
+    async def last_sequences(self) -> dict[int, int]:
+        """By bucket, the highest sequence of this ``writer_id`` that is stored, -1 for none."""
         self._check_open()
         numbers = await asyncio.gather(
-            *(
-                self._topic.port(bucket).last_number(self._writer_id)
-                for bucket in range(self._topic.num_buckets)
-            )
+            *(self._topic.port(bucket).last_number(self._writer_id) for bucket in self._all)
         )
-        return max(numbers)
+        return dict(zip(self._all, numbers, strict=True))
 
     async def flush(self) -> None:
         """Bring everything put so far into the tables of all buckets."""

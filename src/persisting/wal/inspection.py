@@ -13,7 +13,7 @@ import msgspec
 
 from persisting.errors import WALError
 from persisting.fs import FileSystem
-from persisting.wal.frame import Frame
+from persisting.wal.frame import Broken, Frame
 from persisting.wal.recovery import Recovery, Scan
 
 
@@ -144,6 +144,13 @@ class _Repair(Recovery):
 
     problem: str | None = None
     lost: tuple[int, int] | None = None
+    first_lost: int = 0
+
+    def _torn_or_damaged(
+        self, paths: list[Path], data: memoryview, scan: Scan, broken: Broken
+    ) -> None:
+        self.first_lost = scan.next_sequence  # of the entry, whose first frames may be whole
+        super()._torn_or_damaged(paths, data, scan, broken)
 
     def _proof(
         self, paths: list[Path], data: memoryview, position: int, expected: int
@@ -151,7 +158,7 @@ class _Repair(Recovery):
         proof = super()._proof(paths, data, position, expected)
         if proof is not None:
             last = max(header.sequence for _, header in self._later(paths, data, position))
-            self.lost = (expected, max(expected, last))
+            self.lost = (self.first_lost, max(expected, last))
             self.problem = (
                 f"log segment {paths[0]} is damaged at byte {position}: sequence {expected} was "
                 f"stored durably ({proof})"

@@ -151,7 +151,8 @@ class Recovery:
         if proof is not None:
             raise WALError(
                 f"log segment {paths[0]} is damaged: {broken}, where sequence {scan.missing} was "
-                f"stored durably ({proof}). Nothing was changed; restore the file from a copy"
+                f"stored durably ({proof}). Nothing was changed; restore the file from a copy, or "
+                "cut the log off there with 'persisting wal repair'"
             )
         for path in paths[1:]:
             self._keep_copy(path, self.fs.read(path), 0)
@@ -206,7 +207,7 @@ class Recovery:
         self.copies.append(copy)
         self.trimmed_bytes += len(rest)
         log.warning(
-            "log segment %s: cut off a torn tail of %d bytes at byte %d, kept as %s",
+            "log segment %s: cut off %d bytes at byte %d, kept as %s",
             path,
             len(rest),
             position,
