@@ -44,9 +44,9 @@ def session(
 
     ``conf`` holds Spark settings and wins over all of ours; a value of None leaves a setting as
     Spark has it. If Spark runs already, that session is returned with the settings of ``conf``
-    that can still be changed; a warning names a different ``master`` and those that cannot. Under
-    ``spark-submit`` what that was told stays. A master ``sc://host`` is a Spark Connect server,
-    which has settings of its own; ``conf`` is applied to the session there.
+    that can still be changed; a warning names another ``master`` that was asked for, and settings
+    that cannot. Under ``spark-submit`` what that was told stays. A master ``sc://host`` is a Spark
+    Connect server, which has settings of its own; ``conf`` is applied to the session there.
 
     A new Python thread that writes to a topic calls this first: Spark looks the format up in the
     session of the thread.
@@ -58,7 +58,11 @@ def session(
         if server := _server(master, wanted):
             spark = _connected(server, wanted)
         elif running:
-            spark = _joined(running, master, wanted)
+            spark = _joined(running, master)
+            _apply(spark, wanted)
+        elif there := _connected_already():
+            spark = there
+            _apply(spark, wanted)
         else:
             spark = _started(app_name, master, wanted)
         _let_workers_import(_running())
@@ -105,17 +109,31 @@ def _connected(server: str, wanted: Mapping[str, str | None]) -> SparkSession:
     return spark
 
 
-def _joined(running: SparkContext, master: str, wanted: Mapping[str, str | None]) -> SparkSession:
-    """The session that runs, with the settings that can still be changed."""
-    from pyspark.errors import PySparkException
+def _joined(running: SparkContext, master: str) -> SparkSession:
+    """The session that runs."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
-    if master != running.master:
+    if master not in (DEFAULT_MASTER, running.master):
         _warn(
             f"Spark runs already with master {running.master!r}: that session is used and master "
             f"{master!r} is ignored; call stop() on it first"
         )
+    return spark
+
+
+def _connected_already() -> SparkSession | None:
+    """The session with a Spark Connect server, if this process has one."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql.utils import is_remote
+
+    return SparkSession.getActiveSession() if is_remote() else None
+
+
+def _apply(spark: SparkSession, wanted: Mapping[str, str | None]) -> None:
+    """Change the settings that can still be changed; the others are named."""
+    from pyspark.errors import PySparkException
+
     too_late = []
     for key, value in _known({**wanted, "spark.master": None}).items():
         try:
@@ -128,7 +146,6 @@ def _joined(running: SparkContext, master: str, wanted: Mapping[str, str | None]
             f"Spark runs already, so these settings are ignored: {', '.join(sorted(too_late))}; "
             "call stop() on the session first"
         )
-    return spark
 
 
 def _started(app_name: str, master: str, wanted: Mapping[str, str | None]) -> SparkSession:

@@ -22,6 +22,25 @@ SCAN_ROWS = 4096
 """Rows per batch of a scan; bounds what a reader holds at once."""
 
 
+_PAGE_ROWS = 2048
+_AHEAD_PAGES = 8
+_AHEAD_BYTES = 1024 * 1024
+
+
+class _Ahead(NamedTuple):
+    """Rows that were read because the pages before them were."""
+
+    first: int
+    names: tuple[str, ...]
+    rows: pa.RecordBatch
+
+    def page(self, offset: int, limit: int, names: tuple[str, ...]) -> pa.RecordBatch | None:
+        start = offset - self.first
+        if names != self.names or start < 0 or start + limit > self.rows.num_rows:
+            return None
+        return self.rows.slice(start, limit)
+
+
 class Size(NamedTuple):
     """How much a fragment holds."""
 
@@ -50,6 +69,9 @@ class TableView:
         self.version = dataset.version if dataset is not None else 0
         self.rows = sum(size.rows for size in sizes)
         self.end = start + self.rows
+        self._ahead: _Ahead | None = None
+        self._after_last = -1
+        """Where the last page ended. Threads may share a view: a mix-up costs a read, no more."""
 
     @cached_property
     def fragments(self) -> list[Any]:
@@ -115,6 +137,31 @@ class TableView:
         if limit <= 0 or self.dataset is None:
             return
         wanted = self._wanted(names)
+        page = None if arrival or limit > _PAGE_ROWS else self._page(offset, limit, wanted)
+        if page is not None:
+            yield page
+        else:
+            yield from self._scan(offset, limit, wanted, rows, arrival=arrival)
+
+    def _page(self, offset: int, limit: int, wanted: pa.Schema) -> pa.RecordBatch | None:
+        """A page of a reader that goes on page by page, read with those that follow it."""
+        names, in_turn = tuple(wanted.names), offset == self._after_last and len(wanted) > 0
+        self._after_last = offset + limit
+        page = None if self._ahead is None else self._ahead.page(offset, limit, names)
+        if page is not None or not in_turn:
+            return page
+        stored = sum(size.nbytes for size in self.sizes) // max(1, self.rows)
+        count = min(_AHEAD_PAGES * limit, _AHEAD_BYTES // max(1, stored), self.end - offset)
+        if count <= limit:
+            return None
+        rows = pa.concat_batches(list(self._scan(offset, count, wanted, count)))
+        self._ahead = _Ahead(offset, names, rows)
+        return rows.slice(0, limit)
+
+    def _scan(
+        self, offset: int, limit: int, wanted: pa.Schema, rows: int, *, arrival: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        assert self.dataset is not None
         with translated("read", self.dataset.uri):
             scanner = self.dataset.scanner(
                 columns=self._columns(wanted, arrival=arrival),
