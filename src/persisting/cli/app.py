@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from persisting.cli import (
+    backups,
     benching,
     demo,
     exits,
@@ -41,6 +42,7 @@ _SECTIONS: dict[str, list[click.Command]] = {
         maintenance.compact,
         maintenance.retain,
         maintenance.verify,
+        backups.backup,
         wal.wal,
         metrics.metrics,
     ],

@@ -72,7 +72,9 @@ class Progress:
 
 
 @contextmanager
-def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Progress]:
+def progress(
+    what: str, total: int | None = None, *, quiet: bool = False, unit: str = "records"
+) -> Iterator[Progress]:
     """A bar with rate and time left, beside the output."""
     if quiet or not printing.err().is_terminal:
         yield Progress()
@@ -80,7 +82,10 @@ def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Ite
     from rich import progress as rich
 
     columns: list[Any] = [rich.TextColumn("{task.description}"), rich.BarColumn()]
-    columns += [rich.MofNCompleteColumn() if total is not None else _count(), _rate()]
+    if unit == "bytes":
+        columns += [rich.DownloadColumn(), rich.TransferSpeedColumn()]
+    else:
+        columns += [rich.MofNCompleteColumn() if total is not None else _count(), _rate()]
     columns += [rich.TimeRemainingColumn() if total is not None else rich.TimeElapsedColumn()]
     with rich.Progress(*columns, console=printing.err(), transient=True) as bar:
         yield Progress(bar, bar.add_task(what, total=total))

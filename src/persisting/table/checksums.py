@@ -112,6 +112,12 @@ def check(root: Path, dataset: Any, seen: set[str]) -> tuple[list[Damage], int, 
     return damaged, len(fresh), unchecked
 
 
+def files_of(root: Path, dataset: Any) -> Iterator[str]:
+    """The data and index files of a version, by their paths under the table."""
+    yield from _data_files(dataset)
+    yield from _index_files(root, dataset)
+
+
 def _problem(path: Path, crc: str | None, size: int | None) -> str | None:
     try:
         found = path.stat().st_size

@@ -96,11 +96,11 @@ def outdated(dataset: Any, keep_seconds: float) -> list[int]:
     numbers = [one["version"] for one in kept]
     for index, version in enumerate(numbers[1:], 1):
         if version not in going and numbers[index - 1] in going:
-            going.discard(_telling(dataset, numbers[: index + 1]))
+            going.discard(telling(dataset, numbers[: index + 1]))
     return sorted(going)
 
 
-def _telling(dataset: Any, numbers: list[int]) -> int:
+def telling(dataset: Any, numbers: list[int]) -> int:
     """The newest of the versions whose commit carries the properties."""
     for version in reversed(numbers):
         if properties.own(dataset, version) is not None:

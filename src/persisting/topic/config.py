@@ -14,6 +14,8 @@ from persisting.options import storage_folder
 from persisting.topic.names import check_name
 
 FILE = "topic.json"
+BACKUP_FILE = "backup.json"
+"""Beside it in a copy of a topic, which is left as it is."""
 FORMAT = 1
 DEFAULT_ROOT = "./queue_storage"
 DEFAULT_COLUMN = "id"
@@ -133,6 +135,16 @@ def bucket_folder(folder: Path, bucket: int) -> Path:
 
 def load(folder: Path, fs: FileSystem) -> TopicConfig | None:
     """The configuration of the topic in ``folder``, None if there is none."""
+    if (folder / BACKUP_FILE).exists():
+        raise StorageError(
+            f"{folder} is a backup, which stays as it is: make a topic of it with 'persisting "
+            "backup restore'"
+        )
+    return load_any(folder, fs)
+
+
+def load_any(folder: Path, fs: FileSystem) -> TopicConfig | None:
+    """The same, also of a backup."""
     try:
         data = fs.read(folder / FILE)
     except (FileNotFoundError, NotADirectoryError):

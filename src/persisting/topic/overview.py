@@ -204,9 +204,14 @@ def spans_of(stored: TopicFolder) -> dict[int, Span]:
 
 
 def log_of(stored: TopicFolder, bucket: int) -> LogReport:
-    """A look at the log of a bucket."""
-    folder = bucket_folder(stored.folder, bucket)
-    return inspect(folder / LOG_FOLDER, stored.table(bucket).sequence)
+    """A look at the log of a bucket, judged by the table as it is at the same time."""
+    folder = bucket_folder(stored.folder, bucket) / LOG_FOLDER
+    while True:
+        sequence = stored.table(bucket).sequence
+        report = inspect(folder, sequence)
+        # Its owner may have flushed in between, and released what the log begins with.
+        if report.state != "damaged" or stored.table(bucket).sequence == sequence:
+            return report
 
 
 def find(topic: str, root: str | Path | None) -> TopicFolder:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from persisting.errors import InvalidArgument, StorageError
+from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.fs import FileSystem
 from persisting.storage.holds import Committed, groups_in, read_committed
 from persisting.topic.groups import FOLDER, MEMBER, group_folder, try_lock, write_committed
@@ -136,7 +136,7 @@ def _held(place: Path, group: str, buckets: list[int]) -> ExitStack:
         fd = try_lock(place / f"bucket_{bucket}.lock")
         if fd is None:
             stack.close()
-            raise StorageError(
+            raise BucketLocked(
                 f"group {group!r} is being read (bucket {bucket} has a living member): close its "
                 "readers first"
             )

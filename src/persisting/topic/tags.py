@@ -133,9 +133,14 @@ def pins_in(folder: Path, fs: FileSystem) -> set[str]:
     return {tag.pin for tag in all_in(folder, fs)}
 
 
+def is_pin(name: str) -> bool:
+    """Whether a bucket's tag belongs to a tag of the topic."""
+    return name.startswith(_PIN)
+
+
 def is_lost(pin: str, known: set[str]) -> bool:
     """Whether a pin belongs to no tag and cannot belong to one that is just being made."""
-    if not pin.startswith(_PIN) or pin in known:
+    if not is_pin(pin) or pin in known:
         return False
     made = pin.removeprefix(_PIN).partition("-")[0]
     return made.isdigit() and time.time() - int(made) > _LOST_SECONDS

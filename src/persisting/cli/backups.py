@@ -1,0 +1,169 @@
+"""``backup create``, ``backup verify`` and ``backup restore``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from persisting.cli import exits, parameters, printing, working
+from persisting.cli.contract import prints
+
+
+class BackupResult(msgspec.Struct):
+    """What a backup holds."""
+
+    topic: str
+    path: str
+    rows: int
+    """Rows in the tables; what the logs hold comes on top when the copy is opened."""
+    log_bytes: int
+    files: int
+    bytes: int
+    seconds: float
+
+
+class BackupCheck(msgspec.Struct):
+    """What a check of a backup found."""
+
+    path: str
+    ok: bool
+    files: int
+    bytes: int
+    damaged: list[str]
+    seconds: float
+
+
+@click.group()
+def backup() -> None:
+    """Copy a topic while it is written, check the copy, make a topic of it.
+
+    \b
+    Examples:
+      persisting backup create events /backups/events-2026-11-15
+      persisting backup verify /backups/events-2026-11-15
+      persisting backup restore /backups/events-2026-11-15 events-again
+    """
+
+
+@backup.command()
+@parameters.topic
+@click.argument("folder", type=click.Path())
+@parameters.storage
+@parameters.as_json
+@prints("backup create", "persisting.cli.backups:BackupResult")
+def create(topic: str, folder: str, storage: str, as_json: bool) -> None:
+    """Copy a topic into a new folder: all that was acknowledged before, tags and groups too.
+
+    Its owner may go on writing.
+
+    \b
+    Example:
+      persisting backup create events /backups/events-2026-11-15
+    """
+    from persisting.topic import backup as copies
+
+    source, started = working.stored(topic, storage), time.monotonic()
+    with working.progress("copying", quiet=as_json, unit="bytes") as progress:
+        done = copies.create(source, Path(folder).absolute(), progress.advance)
+    _tell(done, folder, time.monotonic() - started, as_json)
+
+
+@backup.command()
+@click.argument("folder", type=click.Path())
+@parameters.as_json
+@prints("backup verify", "persisting.cli.backups:BackupCheck")
+def verify(folder: str, as_json: bool) -> None:
+    """Compare every file of a backup with its checksum. Ends with 5 on damage.
+
+    \b
+    Example:
+      persisting backup verify /backups/events-2026-11-15
+    """
+    from persisting.topic import backup as copies
+
+    place, started = Path(folder).absolute(), time.monotonic()
+    known = copies.load(place)
+    with working.progress("checking", known.bytes, quiet=as_json, unit="bytes") as progress:
+        damaged = copies.damage_in(place, progress.advance)
+    result = BackupCheck(
+        str(place),
+        not damaged,
+        len(known.files),
+        known.bytes,
+        damaged,
+        time.monotonic() - started,
+    )
+    printing.show(result, as_json, lambda: _tell_check(result))
+    if damaged:
+        raise exits.Ended(exits.DAMAGED)
+
+
+@backup.command()
+@click.argument("folder", type=click.Path())
+@click.argument("topic", required=False)
+@parameters.storage
+@parameters.as_json
+@prints("backup restore", "persisting.cli.backups:BackupResult")
+def restore(folder: str, topic: str | None, storage: str, as_json: bool) -> None:
+    """Make a topic of a backup; every file is compared on the way.
+
+    The topic must not exist. Without a name it gets the one that it had.
+
+    \b
+    Examples:
+      persisting backup restore /backups/events-2026-11-15 -s /data/queues
+      persisting backup restore /backups/events-2026-11-15 events-again
+    """
+    from persisting.options import storage_folder
+    from persisting.topic import backup as copies
+    from persisting.topic.config import topic_folder
+
+    place, started = Path(folder).absolute(), time.monotonic()
+    known = copies.load(place)
+    name = topic or known.topic
+    if os.sep in name:
+        wanted = storage_folder(name)
+        target = topic_folder(wanted.parent, wanted.name)
+    else:
+        target = topic_folder(storage, name)
+    with working.progress("restoring", known.bytes, quiet=as_json, unit="bytes") as progress:
+        copies.restore(place, target, progress.advance)
+    known.topic = target.name
+    _tell(known, str(target), time.monotonic() - started, as_json)
+
+
+def _tell(done: Any, path: str, seconds: float, as_json: bool) -> None:
+    result = BackupResult(
+        topic=done.topic,
+        path=str(Path(path).absolute()),
+        rows=done.rows,
+        log_bytes=sum(one.log_bytes for one in done.buckets),
+        files=len(done.files),
+        bytes=done.bytes,
+        seconds=seconds,
+    )
+    log = f" and {printing.size(result.log_bytes)} of log" if result.log_bytes else ""
+    printing.show(
+        result,
+        as_json,
+        lambda: printing.line(
+            f"{printing.plural(result.rows, 'record')}{log} of {result.topic} in {result.path} "
+            f"({printing.plural(result.files, 'file')}, {printing.size(result.bytes)}, "
+            f"{printing.seconds(seconds)})"
+        ),
+    )
+
+
+def _tell_check(result: BackupCheck) -> None:
+    for one in result.damaged:
+        printing.line(f"damaged: {one}")
+    state = "all is well" if result.ok else "DAMAGE FOUND; use another backup"
+    printing.line(
+        f"{printing.plural(result.files, 'file')}, {printing.size(result.bytes)}: {state} "
+        f"({printing.seconds(result.seconds)})"
+    )

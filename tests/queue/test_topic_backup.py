@@ -1,0 +1,203 @@
+"""A copy of a topic holds everything that was acknowledged before it began, whoever writes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.children import python
+
+from persisting.errors import InvalidArgument, StorageError
+from persisting.queue import read_queue, write_queue
+from persisting.topic import backup
+from persisting.topic.folder import TopicFolder
+
+LOGGED = {"enable_wal": True, "wal_sync_interval": 0.0}
+
+
+async def writer_of(home: Path, topic: str = "t", **options: Any) -> Any:
+    return await write_queue(
+        topic=topic,
+        storage_path=str(home),
+        num_buckets=2,
+        backend="persisting",
+        backend_options={**LOGGED, **options},
+    )
+
+
+def records(first: int, count: int) -> list[dict[str, Any]]:
+    return [{"id": str(n), "n": n, "text": f"text {n}"} for n in range(first, first + count)]
+
+
+async def numbers_in(home: Path, topic: str, **options: Any) -> list[int]:
+    async with await read_queue(topic=topic, storage_path=str(home)) as reader:
+        return sorted(one["n"] for one in await reader.get(limit=None, **options))
+
+
+def copy_of(home: Path, name: str = "copy", topic: str = "t") -> Path:
+    backup.create(TopicFolder.open(home / topic), home / name)
+    return home / name
+
+
+async def test_what_is_flushed_and_what_is_only_in_the_log_are_copied(tmp_path: Path) -> None:
+    async with await writer_of(tmp_path) as writer:
+        await writer.put(records(0, 50))
+        await writer.flush()
+        await writer.put(records(50, 20))
+        copy = copy_of(tmp_path)
+        await writer.put(records(70, 5))
+    made = backup.restore(copy, tmp_path / "again")
+    assert made.rows == 50
+    assert await numbers_in(tmp_path, "again") == list(range(70))
+    assert await numbers_in(tmp_path, "t") == list(range(75))
+
+
+async def test_offsets_tags_groups_indexes_and_the_past_come_along(tmp_path: Path) -> None:
+    async with await writer_of(tmp_path) as writer:
+        await writer.put(records(0, 40))
+        await writer.tag("early")
+        await writer.put(records(40, 40))
+        await writer.create_index("n")
+        async with await read_queue(topic="t", storage_path=str(tmp_path), group="g") as reader:
+            await reader.get(limit=30)
+            committed = await reader.commit()
+        await writer.compact()
+        await writer.retain(rows=20)
+        starts = [one["start_offset"] for one in (await writer.stats())["buckets"]]
+        copy = copy_of(tmp_path)
+    backup.restore(copy, tmp_path / "again")
+    assert await numbers_in(tmp_path, "again", version="early") == list(range(40))
+    async with await read_queue(topic="again", storage_path=str(tmp_path), group="g") as reader:
+        stats = await reader.stats()
+        assert [one["start_offset"] for one in stats["buckets"]] == starts
+        assert stats["committed"] == committed
+        assert [one["column"] for one in await reader.indexes()] == ["n"]
+        assert (await reader.verify())["ok"]
+
+
+@pytest.mark.parametrize("keep", [600.0, 0.01])
+async def test_copies_made_while_the_owner_writes_are_whole(tmp_path: Path, keep: float) -> None:
+    """``keep`` is how long the owner leaves old versions: with next to nothing, files go while
+    they are copied."""
+    async with await writer_of(tmp_path, flush_threshold=20, keep_versions=keep) as writer:
+        put = 0
+
+        async def write() -> None:
+            nonlocal put
+            while True:
+                await writer.put(records(put, 10))
+                put += 10
+
+        task = asyncio.create_task(write())
+        floors = []
+        for number in range(4):
+            await asyncio.sleep(0.1)
+            floors.append(put)
+            source = TopicFolder.open(tmp_path / "t")
+            await asyncio.to_thread(backup.create, source, tmp_path / f"copy{number}")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    for number, floor in enumerate(floors):
+        assert not backup.damage_in(tmp_path / f"copy{number}")
+        backup.restore(tmp_path / f"copy{number}", tmp_path / f"again{number}")
+        found = await numbers_in(tmp_path, f"again{number}")
+        # A put is of two buckets: of the one that was under way, one may be in the copy.
+        assert len(found) == len(set(found))
+        assert set(range(floor)) <= set(found)
+
+
+OWNER = """
+import asyncio, sys
+from persisting.queue import write_queue
+
+async def main():
+    writer = await write_queue(
+        topic="t", storage_path=sys.argv[1], num_buckets=2, backend="persisting",
+        backend_options={"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": None},
+    )
+    for n in range(100):
+        await writer.put({"id": str(n), "n": n})
+    print("ready", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_topic_whose_owner_was_killed_is_copied_with_its_log(tmp_path: Path) -> None:
+    with python(OWNER, tmp_path) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    copy = copy_of(tmp_path)
+    backup.restore(copy, tmp_path / "again")
+    assert await numbers_in(tmp_path, "again") == list(range(100))
+    assert await numbers_in(tmp_path, "t") == list(range(100))
+
+
+async def test_a_backup_is_no_topic_and_stays_as_it_is(tmp_path: Path) -> None:
+    async with await writer_of(tmp_path) as writer:
+        await writer.put(records(0, 5))
+        copy_of(tmp_path)
+    with pytest.raises(StorageError, match="is a backup"):
+        await write_queue(topic="copy", storage_path=str(tmp_path))
+    with pytest.raises(StorageError, match="is a backup"):
+        await read_queue(topic="copy", storage_path=str(tmp_path))
+
+
+@pytest.mark.parametrize("harm", ["flip", "remove", "unfinished", "newer", "escape"])
+async def test_a_damaged_backup_is_refused_and_the_damage_is_named(
+    tmp_path: Path, harm: str
+) -> None:
+    async with await writer_of(tmp_path) as writer:
+        await writer.put(records(0, 50))
+        await writer.flush()
+    copy = copy_of(tmp_path)
+    data = next(copy.glob("bucket_0/data.lance/data/*"))
+    note = copy / backup.FILE
+    if harm == "flip":
+        raw = bytearray(data.read_bytes())
+        raw[10] ^= 1
+        data.write_bytes(raw)
+    elif harm == "remove":
+        data.unlink()
+    elif harm == "unfinished":
+        note.unlink()
+    else:
+        known = msgspec.json.decode(note.read_bytes())
+        if harm == "newer":
+            known["format"] = 99
+        else:
+            known["files"]["../../escape"] = {"bytes": 0, "crc32": "00000000"}
+        note.write_bytes(msgspec.json.encode(known))
+    words = {
+        "flip": data.name,
+        "remove": data.name,
+        "unfinished": "not finished",
+        "newer": "upgrade",
+        "escape": "outside",
+    }
+    if harm in ("flip", "remove"):
+        assert [one.split(" ")[0] for one in backup.damage_in(copy)] == [
+            str(data.relative_to(copy))
+        ]
+    with pytest.raises(StorageError, match=words[harm]):
+        backup.restore(copy, tmp_path / "again")
+    assert not (tmp_path / "again" / "topic.json").exists()
+
+
+async def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
+    async with await writer_of(tmp_path) as writer:
+        await writer.put(records(0, 5))
+        copy = copy_of(tmp_path)
+        with pytest.raises(InvalidArgument, match="is there already"):
+            copy_of(tmp_path)
+    with pytest.raises(InvalidArgument, match="is there already"):
+        backup.restore(copy, tmp_path / "t")
+    assert await numbers_in(tmp_path, "t") == list(range(5))
