@@ -55,6 +55,16 @@ _SECTIONS: dict[str, list[click.Command]] = {
 class _Sections(click.Group):
     """Lists its commands by what they are for."""
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            found = super().invoke(ctx)
+            sys.stdout.flush()
+            return found
+        except BrokenPipeError:
+            # Here, since click would end with 1; and Python complains if it cannot flush.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise exits.Ended(exits.BROKEN_PIPE) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(len(name) for name in self.commands)
         for title, commands in _SECTIONS.items():
@@ -104,7 +114,6 @@ def run(argv: Sequence[str]) -> int:
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _Remarks()
             cli.main(args=args, prog_name="persisting", standalone_mode=False)
-        sys.stdout.flush()
         return exits.OK
     except exits.Ended as exc:
         return exc.code
@@ -113,10 +122,6 @@ def run(argv: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         printing.say("stopped")
         return exits.INTERRUPTED
-    except BrokenPipeError:
-        # Python would complain at its end that it cannot flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exits.BROKEN_PIPE
     except Exception as exc:
         if debug:
             raise
