@@ -24,6 +24,8 @@ from persisting.topic.routing import table_by_bucket
 
 _FRAGMENT_ROWS = 262_144
 _FRAGMENT_BYTES = 64 * 1024 * 1024
+_TASK_BYTES = 256 * 1024 * 1024
+"""What a task keeps at most of all buckets together; beyond it the fullest is written."""
 
 
 @dataclass
@@ -51,6 +53,7 @@ def write_task(made: Plan, batches: Iterator[pa.RecordBatch]) -> Written:
         for batch in batches:
             if batch.num_rows:
                 _write_rows(made, writers, batch, written)
+                _keep_within(list(writers.values()), _TASK_BYTES)
         for bucket, writer in writers.items():
             if found := writer.finish():
                 written.fragments[bucket] = found
@@ -60,6 +63,11 @@ def write_task(made: Plan, batches: Iterator[pa.RecordBatch]) -> Written:
             writer.discard()
         raise
     return written
+
+
+def _keep_within(writers: list[_BucketFiles], most: int) -> None:
+    while sum(writer.nbytes for writer in writers) > most:
+        max(writers, key=lambda writer: writer.nbytes).write()
 
 
 def _write_rows(
@@ -122,31 +130,32 @@ class _BucketFiles:
         self._root = bucket_folder(Path(made.folder), bucket) / FOLDER
         self._version, self._schema = made.tables[bucket]["version"], made.schema
         self._waiting: list[pa.Table] = []
-        self._rows = self._bytes = 0
+        self._rows = self.nbytes = 0
         self._done: list[dict[str, Any]] = []
 
     def add(self, rows: pa.Table) -> None:
         self._waiting.append(rows)
         self._rows += rows.num_rows
-        self._bytes += rows.nbytes
-        if self._rows >= _FRAGMENT_ROWS or self._bytes >= _FRAGMENT_BYTES:
-            self._write()
+        self.nbytes += rows.nbytes
+        if self._rows >= _FRAGMENT_ROWS or self.nbytes >= _FRAGMENT_BYTES:
+            self.write()
 
     def finish(self) -> list[dict[str, Any]]:
         if self._waiting:
-            self._write()
+            self.write()
         return self._done
 
     def discard(self) -> None:
         """The task failed: nothing will refer to what was written."""
         unlink(self._root / DATA, self._done)
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write what waits as a fragment."""
         whole = pa.concat_tables(self._waiting).combine_chunks()
         self._done += bulk.write_files(
             self._root, self._version, whole.to_batches(), self._schema, filesystem.current()
         )
-        self._waiting, self._rows, self._bytes = [], 0, 0
+        self._waiting, self._rows, self.nbytes = [], 0, 0
 
 
 def unlink(folder: Path, fragments: list[dict[str, Any]]) -> None:
