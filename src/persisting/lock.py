@@ -32,6 +32,8 @@ _LOOKED_AT = 0.1
 _PASSING_BY = 10.0
 """Seconds to wait for an owner who said that it stays for a moment only."""
 
+_WRITING = 1.0
+"""Seconds that a new owner may take to say who it is."""
 _PAUSE = 0.01
 _passing: ContextVar[bool] = ContextVar("passing", default=False)
 
@@ -76,14 +78,16 @@ class BucketLock:
             ) from exc
 
     def _take(self) -> None:
-        started = time.monotonic()
+        holder, since = None, time.monotonic()
         while True:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                patience = _PASSING_BY if _read(self._fd).get("passing") else _LOOKED_AT
-                if time.monotonic() - started > patience:
+                note = _read(self._fd)
+                if (note.get("pid"), note.get("clean")) != holder:
+                    holder, since = (note.get("pid"), note.get("clean")), time.monotonic()
+                if time.monotonic() - since > _patience(note):
                     raise
             time.sleep(_PAUSE)
 
@@ -122,6 +126,14 @@ def file_lock(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _patience(note: dict[str, Any]) -> float:
+    """How long to wait for an owner whose note says this."""
+    if note.get("passing"):
+        return _PASSING_BY
+    # What the last owner left, or nothing, is no note of who holds the lock.
+    return _LOOKED_AT if note.get("pid") and note.get("clean") is False else _WRITING
 
 
 @contextmanager

@@ -103,6 +103,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Part)
+        self._check()  # tasks have a reader of their own, which nobody has asked for anything yet
         return read_slices(
             partition.slices, self._target, self._where, metadata=self._options.metadata
         )
