@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -24,8 +25,8 @@ install: $(INSTALLED) ## make .venv with every extra and the tools
 demo: $(INSTALLED) ## show what it does, within two minutes
 	@$(BIN)/persisting demo
 
-test: $(INSTALLED) ## run the tests (PYTEST_ARGS="-k name")
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(INSTALLED) ## run the tests (PYTEST_ARGS="-k name", PYTEST_WORKERS=0)
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(INSTALLED) ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .

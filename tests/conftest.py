@@ -8,11 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support.buckets import LANCE, PERSISTING, Bucket
 from support.faults import FaultyFileSystem
 
 from persisting import fs
 from persisting.topic import registry
+
+# A busy machine takes longer now and then, which says nothing of the code.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run by several processes (``make test``), a file's tests stay together, and all that need
+    Spark do, so that it starts once; they come first, since they take longest."""
+    for item in items:
+        spark = "spark" in getattr(item, "fixturenames", ()) or "spark" in item.path.parts
+        item.add_marker(pytest.mark.xdist_group("spark" if spark else item.path.name))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args != ("spark",))
 
 
 @pytest.fixture(autouse=True)
