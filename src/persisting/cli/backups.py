@@ -59,7 +59,8 @@ def backup() -> None:
 def create(topic: str, folder: str, storage: str, as_json: bool) -> None:
     """Copy a topic into a new folder: all that was acknowledged before, tags and groups too.
 
-    Its owner may go on writing.
+    Its owner may go on writing. Without a log, what the owner has not flushed is only in its memory
+    and not in the copy.
 
     \b
     Example:

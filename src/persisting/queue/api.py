@@ -24,6 +24,8 @@ async def write_queue(
 ) -> QueueWriter:
     """Open a topic for writing; it is made if it does not exist.
 
+    What is left out comes from the topic, if it exists; what contradicts it raises.
+
     Parameters
     ----------
     system
@@ -45,8 +47,6 @@ async def write_queue(
     writer_id : str, optional
         A name that outlives this writer: a put with a ``sequence`` is remembered under it and
         stored once, also when it is repeated after a restart.
-
-    What is left out comes from the topic, if it exists; what contradicts it raises.
     """
     system, topic = _sorted_out(system, topic)
     wanted, cls = wanted_topic(

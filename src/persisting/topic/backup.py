@@ -1,7 +1,7 @@
 """A consistent copy of a topic, also while its owner writes. Blocking.
 
 A copy is a folder with the files of a topic, and stays as it is: to read it, make a topic of it.
-It holds everything that was acknowledged before it began. That takes nothing but an order, since
+It holds everything that was acknowledged before it began and is flushed or logged. That takes nothing but an order, since
 files of a table and of a log never change once they are written:
 
 1. what says how far others have come (groups, checkpoints of pipelines), so that it can only lie
@@ -19,6 +19,7 @@ import datetime as dt
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,11 @@ Counter = Callable[[int], None]
 
 def create(source: TopicFolder, target: Path, count: Counter = lambda _: None) -> Backup:
     """Copy a topic into ``target``, a folder that is made; it needs no owner and no lock."""
+    with _told(target):
+        return _create(source, target, count)
+
+
+def _create(source: TopicFolder, target: Path, count: Counter) -> Backup:
     _must_be_free(target)
     copy = _Copy(source.folder, target, count)
     now = dt.datetime.now(dt.timezone.utc).isoformat()
@@ -116,6 +122,8 @@ def load(folder: Path) -> Backup:
         raise InvalidArgument(
             f"{folder} is no backup, or one that was not finished: there is no {FILE} in it"
         ) from exc
+    except OSError as exc:
+        raise StorageError(f"cannot read {folder / FILE}: {exc.strerror}") from exc
     try:
         found = msgspec.json.decode(data, type=Backup)
     except msgspec.DecodeError as exc:
@@ -138,6 +146,9 @@ def damage_in(folder: Path, count: Counter = lambda _: None) -> list[str]:
         except FileNotFoundError:
             found.append(f"{name} is missing")
             continue
+        except OSError as exc:
+            found.append(f"{name} cannot be read: {exc.strerror}")
+            continue
         if (size, crc) != (expected.bytes, expected.crc32):
             found.append(f"{name} is not what was copied")
     return found
@@ -145,6 +156,11 @@ def damage_in(folder: Path, count: Counter = lambda _: None) -> list[str]:
 
 def restore(folder: Path, target: Path, count: Counter = lambda _: None) -> Backup:
     """Make a topic of a copy, in a folder that is made; every file is compared on the way."""
+    with _told(target):
+        return _restore(folder, target, count)
+
+
+def _restore(folder: Path, target: Path, count: Counter) -> Backup:
     known = load(folder)
     _must_be_free(target)
     copy = _Copy(folder, target, count)
@@ -153,7 +169,7 @@ def restore(folder: Path, target: Path, count: Counter = lambda _: None) -> Back
             _restore_file(copy, name, expected)
     config = topics.load_any(folder, filesystem.current())
     if config is None:
-        raise StorageError(f"the backup {folder} has no {topics.FILE}; use another one")
+        raise TableError(f"the backup {folder} has no {topics.FILE}; use another one")
     copy.sync()
     # The last file: before, nobody takes the folder for a topic.
     renamed = msgspec.structs.replace(config, topic=target.name)
@@ -166,15 +182,26 @@ def _restore_file(copy: _Copy, name: str, expected: Copied) -> None:
     try:
         copy.file(name)
     except FileNotFoundError:
-        raise StorageError(
+        raise TableError(
             f"the backup {copy.source} lacks {name}; use another one. {copy.target} is not whole "
             "and can be removed"
         ) from None
     if copy.files[name] != expected:
-        raise StorageError(
+        raise TableError(
             f"{name} in the backup {copy.source} is not what was copied; use another one. "
             f"{copy.target} is not whole and can be removed"
         )
+
+
+@contextmanager
+def _told(target: Path) -> Iterator[None]:
+    """What the disk refuses, in our words."""
+    try:
+        yield
+    except OSError as exc:
+        raise StorageError(
+            f"cannot copy to {target}: {exc.strerror or exc}. It is not whole and can be removed"
+        ) from exc
 
 
 class _Copy:
