@@ -89,8 +89,12 @@ class DirectFlow:
     def parts(
         self, reader: Any, start: dict[str, Any], end: dict[str, Any]
     ) -> list[list[pa.RecordBatch]]:
-        """The batches of each task of a micro-batch."""
-        copy = pickle.loads(pickle.dumps(reader))  # noqa: S301
+        """The batches of each task of a micro-batch.
+
+        The reader that tasks get is made for them, and was never asked for offsets.
+        """
+        fresh = type(reader)(reader._options, reader._target)
+        copy = pickle.loads(pickle.dumps(fresh))  # noqa: S301
         return [
             list(copy.read(pickle.loads(pickle.dumps(part))))  # noqa: S301
             for part in reader.partitions(start, end)

@@ -81,7 +81,8 @@ class SparkStore:
         meanwhile: Meanwhile | None = None,
         **options: Any,
     ) -> None:
-        df = self._spark.createDataFrame(rows).coalesce(1)
+        # By itself Spark takes times without a zone for moments.
+        df = self._spark.createDataFrame(rows, struct(rows.schema)).coalesce(1)
         if parts > 1:
             df = df.repartitionByRange(parts, rows.schema.names[0])
         gate = None

@@ -1,38 +1,41 @@
-"""A stream whose driver is killed, with all its processes, goes on from its checkpoint: every row
-is in the other topic once."""
+"""Writes whose processes are killed, all of them or one, and that are run again: every row is
+stored once."""
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from filled import content, ids, is_sound, load, put, rows, unreferenced, writer
 from launching import plain_environment
 from storing import SparkPipe
+from test_session import spark_home
 
 from persisting.topic.routing import bucket_of
 
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
+# Every driver that is killed takes ten seconds to start: by night.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-DRIVER = """
+STREAM = """
 import sys
 from persisting.spark import session
 
-folder, most = sys.argv[1:]
-spark = session(master="local[2]", conf={"spark.sql.shuffle.partitions": 2})
+folder, master, most = sys.argv[1:]
+spark = session(master=master, conf={"spark.sql.shuffle.partitions": 2})
 source = spark.readStream.format("persisting").option("maxOffsetsPerTrigger", most)
 query = (
     source.load(folder + "/in")
@@ -41,202 +44,384 @@ query = (
     .trigger(availableNow=True)
     .start(folder + "/out")
 )
-print("started", flush=True)
 query.awaitTermination()
 print("done", flush=True)
 """
 
-DYING = """
-# Dies, with the whole driver, when the bucket whose number is in the file is to be committed.
-import os, signal
+BATCH = """
+import sys
+from persisting.spark import session
+
+folder, master, mode = sys.argv[1:]
+spark = session(master=master)
+df = spark.range(1000, numPartitions=4)
+df = df.selectExpr("id", "concat('row ', id) text")
+df.write.format("persisting").mode(mode).option("writeId", "w").save(folder + "/out")
+print("done", flush=True)
+"""
+
+HOLDS = """
+# Whoever comes to a point that has a file takes it, and waits there until it is let go.
+import os, time
 from persisting.storage import adoption
+from persisting.table import bulk
 
-adopt = adoption.adopt
+def hold(point):
+    here = os.path.join(os.environ["HOLDS"], point)
+    try:
+        os.rename(here, f"{here}.{os.getpid()}")
+    except FileNotFoundError:
+        return
+    while not os.path.exists(f"{here}.go"):
+        time.sleep(0.02)
 
-def dying(bucket, *args, **kwargs):
-    with open(os.environ["DIES_AT"]) as file:
-        number = int(file.read() or -1)
-    if bucket.options.bucket_id == number:
-        os.killpg(int(os.environ["DIES_WITH"]), signal.SIGKILL)
+adopt, write_files = adoption.adopt, bulk.write_files
+
+def adopting(bucket, *args, **kwargs):
+    hold(f"commit{bucket.options.bucket_id}")
     return adopt(bucket, *args, **kwargs)
 
-adoption.adopt = dying
+def writing(*args, **kwargs):
+    found = write_files(*args, **kwargs)
+    hold("written")
+    return found
+
+adoption.adopt, bulk.write_files = adopting, writing
 """
+
+
+class Driver:
+    """A program in a session of its own: the driver, its Java, and all their Python workers."""
+
+    def __init__(self, folder: Path, code: str, *args: object, **environ: str) -> None:
+        self._holds = folder / "holds"
+        self._holds.mkdir(exist_ok=True)
+        (self._holds / "sitecustomize.py").write_text(HOLDS)
+        self._output = folder / "driver.txt"
+        path = [str(self._holds), *filter(None, [os.environ.get("PYTHONPATH")])]
+        with self._output.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code, str(folder), *map(str, args)],
+                env={
+                    **plain_environment(),
+                    "PYTHONPATH": os.pathsep.join(path),
+                    "HOLDS": str(self._holds),
+                    **environ,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._output.read_text()
+
+    def held(self, point: str) -> int:
+        """Wait until a process is held there; its number."""
+        self.until(lambda: any(self._holds.glob(f"{point}.*")))
+        (place,) = self._holds.glob(f"{point}.*")
+        return int(place.suffix[1:])
+
+    def let_go(self, point: str) -> None:
+        (self._holds / f"{point}.go").touch()
+
+    def until(self, true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while not true():
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, f"it never became true: {self.said}"
+            time.sleep(0.05)
+
+    def finish(self) -> None:
+        assert self.process.wait(120) == 0, self.said
+        assert self.said.endswith("done\n"), self.said
+
+    def kill(self) -> None:
+        """Every process of it; what they had open is closed when this returns."""
+        end([pid for pid in _processes() if _session(pid) == self.process.pid])
+        self.process.wait()
+
+    def kill_alone(self) -> None:
+        """The driver and its Java: Python workers, which are groups of their own, live on."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 @contextmanager
-def driver(folder: Path, most: int, **environ: str) -> Iterator[subprocess.Popen[str]]:
-    """A process group of its own: the driver, its Java, and its Python workers."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(folder), str(most)],
-        env={**plain_environment(), **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def driver(
+    folder: Path, code: str, *args: object, hold: str | None = None, **environ: str
+) -> Iterator[Driver]:
+    if hold is not None:
+        (folder / "holds").mkdir(exist_ok=True)
+        for old in (folder / "holds").glob(f"{hold}*"):
+            old.unlink()
+        (folder / "holds" / hold).touch()
+    made = Driver(folder, code, *args, **environ)
     try:
-        yield process
+        yield made
     finally:
-        kill(process)
-        process.communicate()
+        made.kill()
 
 
-def kill(process: subprocess.Popen[Any]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def end(pids: list[int]) -> None:
+    """Kill processes at once, and wait until all their threads are gone."""
+    watched = []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            watched.append(os.pidfd_open(pid))
+            os.kill(pid, signal.SIGKILL)
+    for handle in watched:
+        select.select([handle], [], [], 30)
+        os.close(handle)
+
+
+def _processes() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def parent(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:")))
 
 
 def stored_rows(folder: Path) -> int:
-    """How many rows are in the other topic, without opening it."""
-    from persisting.errors import StorageError
-    from persisting.spark.topics import StoredTopic
+    """How many rows are in the tables of the other topic, without opening it."""
+    import lance
 
-    try:
-        topic = StoredTopic.open(folder / "out")
-        return sum(topic.view(bucket).rows for bucket in topic.buckets)
-    except (StorageError, OSError):
-        return 0  # it is just being made
+    found = 0
+    for root in (folder / "out").glob("bucket_*/data.lance"):
+        with suppress(ValueError, OSError):  # it is just being made, or changed
+            found += lance.dataset(str(root)).count_rows()
+    return found
 
 
-def kill_when(process: subprocess.Popen[str], folder: Path, least: int, later: float) -> None:
-    """Kill it ``later`` seconds after so many rows were stored, if it lives so long."""
-    deadline = time.monotonic() + 110
-    while stored_rows(folder) < least and process.poll() is None:
-        assert time.monotonic() < deadline, "the stream stores nothing"
-        time.sleep(0.1)
+def kill_at(stream: Driver, folder: Path, least: int, later: float) -> None:
+    """Kill everything ``later`` seconds after so many rows were stored."""
+    stream.until(lambda: stored_rows(folder) >= least)
     time.sleep(later)
-    kill(process)
+    stream.kill()
 
 
-def check(folder: Path, count: int) -> None:
-    assert ids(folder, "out") == list(range(count))
-    for bucket, some in content(folder, "out").items():
-        assert all(bucket_of(r["id"], len(content(folder, "out"))) == bucket for r in some)
+def upkeep(folder: Path, topic: str, keep: int | None = None) -> set[int]:
+    """Compaction, retention and the cleaning of all that Lance may clean; the ids that went."""
+    import lance
+
+    before = set(ids(folder, topic))
+    with writer(folder, topic, keep_versions=0.001) as queue:
+        if keep is not None:
+            queue.retain(rows=keep)
+        queue.compact()
+    for root in (folder / topic).glob("bucket_*/data.lance"):
+        lance.dataset(str(root)).cleanup_old_versions(
+            older_than=dt.timedelta(0), delete_unverified=True
+        )
+    return before - set(ids(folder, topic))
+
+
+def check(spark: SparkSession, folder: Path, wanted: list[int]) -> None:
+    """These rows are in the other topic, once each, every one whole and in its bucket."""
+    found = content(folder, "out")
+    assert sorted(r["id"] for some in found.values() for r in some) == wanted
+    assert all(r["text"] == f"row {r['id']}" for some in found.values() for r in some)
+    for bucket, some in found.items():
+        assert all(bucket_of(r["id"], len(found)) == bucket for r in some)
+    counted = load(spark, folder, "out").selectExpr("count(id)", "count(distinct id)")
+    assert tuple(counted.first() or ()) == (len(wanted), len(wanted))
     assert is_sound(folder, "out")
 
 
-def test_a_driver_killed_in_the_middle_loses_and_doubles_nothing(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    put(tmp_path, rows(3000), "in", buckets=2)
-    with driver(tmp_path, 100) as process:
-        kill_when(process, tmp_path, 250, random.Random(1).random() / 5)
-    assert 250 <= stored_rows(tmp_path) < 3000
-    SparkPipe(spark, tmp_path).run({"maxOffsetsPerTrigger": 1000})
-    check(tmp_path, 3000)
-    assert load(spark, tmp_path, "out").count() == 3000
+def batch(spark: SparkSession) -> DataFrame:
+    return spark.range(1000, numPartitions=4).selectExpr("id", "concat('row ', id) text")
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_driver_killed_again_and_again_loses_and_doubles_nothing(
-    spark: SparkSession, tmp_path: Path, seed: int
-) -> None:
-    chance = random.Random(seed)
-    put(tmp_path, rows(6000), "in", buckets=3)
-    # Versions go as soon as they may, and with them what they said of the last batches.
-    put(tmp_path, [], "out", buckets=3, keep_versions=0.001, compaction=True)
-    for _ in range(6):
-        before = stored_rows(tmp_path)
-        with driver(tmp_path, 150) as process:
-            kill_when(process, tmp_path, before + chance.randint(1, 600), chance.random() / 2)
-    SparkPipe(spark, tmp_path).run()
-    check(tmp_path, 6000)
+def save(df: DataFrame, folder: Path, mode: str = "append") -> None:
+    made = df.write.format("persisting").mode(mode).option("writeId", "w")
+    made.save(str(folder / "out"))
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("bucket", [0, 1, 2])
-def test_a_driver_killed_between_two_buckets_commits_the_rest_when_it_is_back(
-    spark: SparkSession, tmp_path: Path, bucket: int
-) -> None:
-    put(tmp_path, rows(900), "in", buckets=2)
-    put(tmp_path, [], "out", buckets=3)
-    hook = tmp_path / "hook"
-    hook.mkdir()
-    (hook / "sitecustomize.py").write_text(DYING)
-    dies = tmp_path / "dies"
-    dies.write_text(str(bucket))
-    code = "import os; os.environ['DIES_WITH'] = str(os.getpgid(0))\n" + DRIVER
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path), "400"],
-        env={
-            **plain_environment(),
-            "PYTHONPATH": str(hook),
-            "DIES_AT": str(dies),
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    out, err = process.communicate(timeout=300)
-    assert "done" not in out, err
-    assert process.returncode == -signal.SIGKILL, err
-    sizes = {b: len(some) for b, some in content(tmp_path, "out").items()}
-    assert [b for b, size in sizes.items() if size] == list(range(bucket))
-    SparkPipe(spark, tmp_path).run()
-    check(tmp_path, 900)
-    assert len(unreferenced(tmp_path, "out")) <= 3 * (3 - bucket) * 2
+def sizes(folder: Path) -> list[int]:
+    return [len(some) for some in content(folder, "out").values()]
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_a_driver_killed_while_a_queue_feeds_it_loses_and_doubles_nothing(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    chance = random.Random(7)
-    with writer(tmp_path, "in", flush_threshold=20, compaction=True, keep_versions=0.5) as queue:
-        queue.put_batch(rows(200))
-        queue.flush()
-        for turn in range(1, 5):
-            with driver(tmp_path, 60) as process:
-                queue.put_batch(rows(200, turn * 200))
-                queue.compact()
-                kill_when(process, tmp_path, turn * 100, chance.random())
-        queue.flush()
-    SparkPipe(spark, tmp_path).run()
-    check(tmp_path, 1000)
+class TestAStreamWhoseDriverIsKilled:
+    def test_in_the_middle_loses_and_doubles_nothing(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(2000), "in", buckets=2)
+        with driver(tmp_path, STREAM, "local[2]", 100) as stream:
+            kill_at(stream, tmp_path, 150, random.Random(1).random() / 5)
+        assert 150 <= stored_rows(tmp_path) < 2000
+        SparkPipe(spark, tmp_path).run({"maxOffsetsPerTrigger": 1000})
+        check(spark, tmp_path, list(range(2000)))
 
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_a_batch_write_whose_driver_was_killed_is_completed_by_its_write_id(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    code = """
-import os, sys
-os.environ["DIES_WITH"] = str(os.getpgid(0))
-from persisting.spark import session
-spark = session(master="local[2]")
-df = spark.range(0, 1000, numPartitions=3)
-df.write.format("persisting").mode("append").options(writeId="w", numBuckets="3").save(sys.argv[1])
-print("done", flush=True)
-"""
-    hook = tmp_path / "hook"
-    hook.mkdir()
-    (hook / "sitecustomize.py").write_text(DYING)
-    dies = tmp_path / "dies"
-    for bucket in (2, 1, 0):
-        dies.write_text(str(bucket))
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / f"t{bucket}")],
-            env={**plain_environment(), "PYTHONPATH": str(hook), "DIES_AT": str(dies)},
-            capture_output=True,
-            text=True,
-            start_new_session=True,
-            check=False,
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        topic = f"t{bucket}"
-        sizes = [len(some) for some in content(tmp_path, topic).values()]
-        assert [b for b, size in enumerate(sizes) if size] == list(range(bucket))
+    @pytest.mark.parametrize("seed", range(2))
+    def test_again_and_again_with_upkeep_of_both_topics_loses_and_doubles_nothing(
+        self, spark: SparkSession, tmp_path: Path, seed: int
+    ) -> None:
+        chance = random.Random(seed)
+        put(tmp_path, rows(4000), "in", buckets=3)
+        put(tmp_path, [], "out", buckets=3, keep_versions=0.001, compaction=True)
+        gone: set[int] = set()
         for _ in range(2):
-            df = spark.range(0, 1000, numPartitions=3)
-            df.write.format("persisting").mode("append").option("writeId", "w").save(
-                str(tmp_path / topic)
-            )
-        assert ids(tmp_path, topic) == list(range(1000))
-        assert is_sound(tmp_path, topic)
+            before = stored_rows(tmp_path)
+            with driver(tmp_path, STREAM, "local[2]", 150) as stream:
+                kill_at(stream, tmp_path, before + chance.randint(1, 300), chance.random() / 2)
+            gone |= upkeep(tmp_path, "out", keep=chance.randint(20, 100))
+            upkeep(tmp_path, "in")
+        assert gone
+        SparkPipe(spark, tmp_path).run()
+        check(spark, tmp_path, sorted(set(range(4000)) - gone))
+
+    @pytest.mark.parametrize("bucket", [0, 1, 2])
+    def test_between_two_buckets_commits_the_rest_when_it_is_back(
+        self, spark: SparkSession, tmp_path: Path, bucket: int
+    ) -> None:
+        put(tmp_path, rows(900), "in", buckets=2)
+        put(tmp_path, [], "out", buckets=3)
+        with driver(tmp_path, STREAM, "local[2]", 400, hold=f"commit{bucket}") as stream:
+            stream.held(f"commit{bucket}")
+            stream.kill()
+        assert [b for b, size in enumerate(sizes(tmp_path)) if size] == list(range(bucket))
+        gone = upkeep(tmp_path, "out", keep=10)
+        assert bool(gone) == (bucket > 0)
+        SparkPipe(spark, tmp_path).run()
+        check(spark, tmp_path, sorted(set(range(900)) - gone))
+        assert unreferenced(tmp_path, "out") == []
+
+    def test_while_a_queue_feeds_it_loses_and_doubles_nothing(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        chance = random.Random(7)
+        with writer(
+            tmp_path, "in", flush_threshold=20, compaction=True, keep_versions=0.5
+        ) as queue:
+            queue.put_batch(rows(200))
+            queue.flush()
+            for turn in (1, 2):
+                with driver(tmp_path, STREAM, "local[2]", 60) as stream:
+                    queue.put_batch(rows(200, turn * 200))
+                    queue.compact()
+                    kill_at(stream, tmp_path, turn * 100, chance.random())
+            queue.flush()
+        SparkPipe(spark, tmp_path).run()
+        check(spark, tmp_path, list(range(600)))
+
+
+class TestABatchWhoseDriverIsKilled:
+    @pytest.mark.parametrize("bucket", [0, 1, 2])
+    def test_between_two_buckets_is_completed_by_its_write_id(
+        self, spark: SparkSession, tmp_path: Path, bucket: int
+    ) -> None:
+        put(tmp_path, [], "out", buckets=3)
+        with driver(tmp_path, BATCH, "local[2]", "append", hold=f"commit{bucket}") as made:
+            made.held(f"commit{bucket}")
+            made.kill()
+        assert [b for b, size in enumerate(sizes(tmp_path)) if size] == list(range(bucket))
+        gone = upkeep(tmp_path, "out", keep=10)
+        assert bool(gone) == (bucket > 0)
+        for _ in range(2):
+            save(batch(spark), tmp_path)
+            check(spark, tmp_path, sorted(set(range(1000)) - gone))
+
+    def test_while_its_tasks_write_has_stored_nothing_and_is_done_by_a_repetition(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(10, 5000), "out", buckets=3)
+        with driver(tmp_path, BATCH, "local[2]", "append", hold="written") as made:
+            made.held("written")
+            made.kill()
+        assert ids(tmp_path, "out") == list(range(5000, 5010))
+        assert unreferenced(tmp_path, "out")
+        save(batch(spark), tmp_path)
+        check(spark, tmp_path, [*range(1000), *range(5000, 5010)])
+
+    def test_again_and_again_with_upkeep_stores_every_row_once(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [], "out", buckets=3)
+        gone: set[int] = set()
+        for point in ("commit1", "commit2"):
+            with driver(tmp_path, BATCH, "local[2]", "append", hold=point) as made:
+                made.held(point)
+                made.kill()
+            gone |= upkeep(tmp_path, "out", keep=10)
+        assert gone
+        save(batch(spark), tmp_path)
+        check(spark, tmp_path, sorted(set(range(1000)) - gone))
+        assert unreferenced(tmp_path, "out") == []
+
+    def test_in_an_overwrite_replaces_every_bucket_once(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(300, 5000), "out", buckets=3)
+        with driver(tmp_path, BATCH, "local[2]", "overwrite", hold="commit1") as made:
+            made.held("commit1")
+            made.kill()
+        here = content(tmp_path, "out")
+        assert {r["id"] < 1000 for r in here[0]} == {True}
+        assert {r["id"] < 1000 for b in (1, 2) for r in here[b]} == {False}
+        save(batch(spark), tmp_path, "overwrite")
+        check(spark, tmp_path, list(range(1000)))
+        put(tmp_path, rows(5, 2000), "out")
+        save(batch(spark), tmp_path, "overwrite")
+        check(spark, tmp_path, [*range(1000), *range(2000, 2005)])
+
+    def test_alone_takes_its_workers_along_and_is_completed_by_its_write_id(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [], "out", buckets=3)
+        with driver(tmp_path, BATCH, "local[2]", "append", hold="commit1") as made:
+            worker = os.pidfd_open(made.held("commit1"))
+            made.kill_alone()
+            ended, _, _ = select.select([worker], [], [], 30)
+            os.close(worker)
+            assert ended, "the worker lives on and has the bucket open"
+        save(batch(spark), tmp_path)
+        check(spark, tmp_path, list(range(1000)))
+
+
+class TestATaskThatIsKilled:
+    """A task is tried again: four times, where a local master is told so."""
+
+    @pytest.mark.parametrize("mode", ["append", "overwrite"])
+    def test_with_its_python_worker_stores_its_rows_once(
+        self, spark: SparkSession, tmp_path: Path, mode: str
+    ) -> None:
+        put(tmp_path, rows(50, 5000) if mode == "overwrite" else [], "out", buckets=3)
+        with driver(tmp_path, BATCH, "local[2,4]", mode, hold="written") as made:
+            end([made.held("written")])
+            made.finish()
+        check(spark, tmp_path, list(range(1000)))
+        upkeep(tmp_path, "out")
+        assert unreferenced(tmp_path, "out") == []
+
+    def test_in_a_stream_stores_its_rows_once(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(900), "in", buckets=2)
+        with driver(tmp_path, STREAM, "local[2,4]", 400, hold="written") as stream:
+            end([stream.held("written")])
+            stream.finish()
+        check(spark, tmp_path, list(range(900)))
+
+    def test_with_its_executor_stores_its_rows_once(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [], "out", buckets=3)
+        given = ("local-cluster[2,1,1024]", "append")
+        home = str(spark_home(tmp_path / "spark"))
+        with driver(tmp_path, BATCH, *given, hold="written", SPARK_HOME=home) as made:
+            worker = made.held("written")
+            daemon = parent(worker)
+            executor = parent(daemon)
+            assert "ExecutorBackend" in Path(f"/proc/{executor}/cmdline").read_text()
+            end([executor, daemon, worker])
+            made.finish()
+        check(spark, tmp_path, list(range(1000)))

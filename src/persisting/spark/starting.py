@@ -124,10 +124,14 @@ def _joined(running: SparkContext, master: str) -> SparkSession:
 
 def _connected_already() -> SparkSession | None:
     """The session with a Spark Connect server, if this process has one."""
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
     from pyspark.sql.utils import is_remote
 
-    return SparkSession.getActiveSession() if is_remote() else None
+    try:
+        return SparkSession.active() if is_remote() else None
+    except PySparkException:
+        return None
 
 
 def _apply(spark: SparkSession, wanted: Mapping[str, str | None]) -> None:

@@ -1,8 +1,8 @@
 """A consistent copy of a topic, also while its owner writes. Blocking.
 
 A copy is a folder with the files of a topic, and stays as it is: to read it, make a topic of it.
-It holds everything that was acknowledged before it began and is flushed or logged. That takes nothing but an order, since
-files of a table and of a log never change once they are written:
+It holds everything that was acknowledged before it began and is flushed or logged. That takes
+nothing but an order, since files of a table and of a log never change once they are written:
 
 1. what says how far others have come (groups, checkpoints of pipelines), so that it can only lie
    behind what is copied after it;

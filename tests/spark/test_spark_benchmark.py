@@ -1,0 +1,33 @@
+"""benchmarks/spark.py runs, and writes down what it measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# A Spark of its own takes half a minute: by night.
+pytestmark = pytest.mark.nightly
+
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "spark.py"
+
+
+def test_sparks_benchmark_runs_and_writes_its_results(tmp_path):
+    result = tmp_path / "results" / "spark.json"
+    small = ["--rows", "1000", "--repeat", "1", "--profile", "--folder", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(PROGRAM), *small, "--json", str(result)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(result.read_text())["rows"]
+    assert {row["group"] for row in rows} == {"read", "write", "stream", "profile"}
+    assert all(row["name"] in done.stdout for row in rows)
+    assert all(row["ratio"] is not None for row in rows)
+    assert list(tmp_path.iterdir()) == [result.parent]
