@@ -146,6 +146,19 @@ def in_passing() -> Iterator[None]:
         _passing.reset(token)
 
 
+def left_note(folder: Path) -> dict[str, Any]:
+    """What the last owner of a bucket left; nothing if it left otherwise than cleanly."""
+    try:
+        fd = os.open(folder / LOCK_FILE, os.O_RDONLY)
+    except OSError:
+        return {}
+    try:
+        note = _read(fd)
+    finally:
+        os.close(fd)
+    return note if note.get("clean") is True else {}
+
+
 def owner_of(folder: Path) -> dict[str, Any] | None:
     """What the owner of a bucket says of itself; None if nobody owns it.
 

@@ -430,7 +430,8 @@ def profile(
         from persisting.spark import jobs, read_topic
 
         rows = read_topic(spark, source.folder, columns=columns, includeMetadata=True)
-        collected = [row.asDict(recursive=True) for row in jobs.profile(rows).collect()]
+        plain = rows.drop("_offset", "_time")
+        collected = [row.asDict(recursive=True) for row in jobs.profile(plain).collect()]
     found = [
         ProfileRow(one.pop("bucket"), one.pop("column"), one.pop("type"), one) for one in collected
     ]

@@ -262,6 +262,8 @@ class Tabular(Shell):
         while report.damaged and bucket.snapshot().view.version != view.version:
             view = bucket.snapshot().view  # what is missing may have been cleaned up meanwhile
             report = await in_thread(upkeep.verify, bucket.table, view)
+        if bucket.options.read_only and bucket.snapshot().view.version == view.version:
+            await in_thread(upkeep.check_left, bucket.table, report)
         bucket.metrics.verified(len(report.damaged))
         return {
             "ok": report.ok,

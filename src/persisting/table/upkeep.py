@@ -14,6 +14,7 @@ import msgspec
 
 from persisting.errors import TableError
 from persisting.fs import FileSystem
+from persisting.lock import left_note
 from persisting.table import checksums, compaction, files, indexes, properties, versions
 from persisting.table.compaction import Limit
 from persisting.table.guard import translated
@@ -192,6 +193,14 @@ def verify(table: Table, view: TableView) -> Report:
         if not report.damaged:  # else Lance would trip over what is known by now
             _check_order(one, report)
     return report
+
+
+def check_left(table: Table, report: Report) -> None:
+    """Compare the newest manifest with what the last owner left, if it left cleanly."""
+    try:
+        table.check_signature(left_note(table.root.parent))
+    except TableError as exc:
+        report.damaged.append({"file": files.VERSIONS, "problem": str(exc), "offsets": None})
 
 
 def _check_manifest(table: Table, view: TableView, report: Report) -> None:

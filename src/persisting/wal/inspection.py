@@ -158,7 +158,7 @@ class _Repair(Recovery):
         proof = super()._proof(paths, data, position, expected)
         if proof is not None:
             last = max(header.sequence for _, header in self._later(paths, data, position))
-            self.lost = (self.first_lost, max(expected, last))
+            self.lost = (max(self.first_lost, self.after + 1), max(expected, last))
             self.problem = (
                 f"log segment {paths[0]} is damaged at byte {position}: sequence {expected} was "
                 f"stored durably ({proof})"
