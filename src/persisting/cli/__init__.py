@@ -11,6 +11,9 @@ import sys
 
 def main() -> None:
     """Run the command line of this process."""
-    from persisting.cli.app import run
+    try:
+        from persisting.cli.app import run
 
-    sys.exit(run(sys.argv[1:]))
+        sys.exit(run(sys.argv[1:]))
+    except KeyboardInterrupt:  # while the modules load
+        sys.exit(130)

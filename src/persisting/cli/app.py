@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -108,6 +109,7 @@ for _commands in _SECTIONS.values():
 def run(argv: Sequence[str]) -> int:
     """Run a command line; the exit code."""
     args, debug = _without_debug(list(argv))
+    _prepare_output()
     _quiet(debug)
     try:
         with warnings.catch_warnings():
@@ -126,6 +128,18 @@ def run(argv: Sequence[str]) -> int:
         if debug:
             raise
         return _told(exc)
+
+
+def _prepare_output() -> None:
+    """JSON is UTF-8, whatever the machine's locale; on a terminal, what it cannot show is told."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            if stream.isatty():
+                stream.reconfigure(errors="backslashreplace")
+            else:
+                stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def _told(exc: Exception) -> int:

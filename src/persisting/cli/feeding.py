@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from persisting.cli.working import Progress
-from persisting.errors import InvalidArgument, SchemaError, StorageError
+from persisting.errors import InvalidArgument, SchemaError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -154,8 +154,8 @@ async def _batches(fd: int, numbered: bool) -> AsyncIterator[list[Line]]:
                 for batch in _decoded(_fixed(fd) if numbered else _as_they_come(fd)):
                     deliver(batch)
                 deliver(None)
-            except (OSError, StorageError) as exc:
-                deliver(exc)
+            except Exception as exc:
+                deliver(exc)  # who waits for lines must not wait for ever
 
     threading.Thread(target=work, name="persisting-lines", daemon=True).start()
     while (item := await queue.get()) is not None:
@@ -206,7 +206,7 @@ def _decoded(batches: Iterator[list[bytes]]) -> Iterator[list[Line]]:
                 continue
             try:
                 found.append(Line(number, msgspec.json.decode(line, type=dict[str, Any])))
-            except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
                 problem = InvalidArgument(f"line {number} is no JSON object: {exc}")
                 problem.__cause__ = exc
                 break

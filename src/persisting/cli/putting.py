@@ -163,6 +163,8 @@ async def _feed_arrow(feed: Feed, name: str, kind: str, progress: Progress) -> N
 
 
 def _opened(file: str) -> Any:
+    if file == "-" and sys.stdin is None:
+        raise click.UsageError("There is no input: it is closed. Name a file.")
     return os.fdopen(os.dup(sys.stdin.fileno()), "rb") if file == "-" else open(file, "rb")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from persisting.errors import InvalidArgument, StorageError
+from persisting.schema.names import ARRIVAL
 from persisting.table.guard import translated
 from persisting.table.view import TableView, sizes_of
 
@@ -143,7 +144,8 @@ def _run(view: TableView, scan: dict[str, Any], where: str | None) -> pa.Table:
             raise StorageError(f"the search failed: {text}") from exc
         missing = _MISSING.search(text)
         if missing is not None:
-            fields = ", ".join(map(repr, view.schema.names))
+            known = [name for name in view.schema.names if name != ARRIVAL]
+            fields = ", ".join(map(repr, known)) or "none yet"
             raise UnknownField(
                 missing[1], f"where={where!r} names {missing[1]!r}; the fields are: {fields}"
             ) from exc
