@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-# A Spark of its own takes half a minute: by night.
-pytestmark = pytest.mark.nightly
+# With a Spark of its own, and streams, it takes a minute or more: by night.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "spark.py"
 
