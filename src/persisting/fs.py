@@ -77,7 +77,11 @@ class FileSystem:
     def write_note(self, path: Path, data: bytes) -> None:
         """Put a small file in place that nothing rests on: not synced, power loss may take it."""
         draft = path.with_name(path.name + ".tmp")
-        draft.write_bytes(data)
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
         os.replace(draft, path)
 
     def cut_file(self, path: Path, size: int) -> None:
