@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from persisting.errors import StorageError
+
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 
@@ -117,6 +119,17 @@ class FileSystem:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+@contextmanager
+def told(action: str, path: Path) -> Iterator[None]:
+    """What the operating system refuses, in our words."""
+    try:
+        yield
+    except OSError as exc:
+        raise StorageError(
+            f"cannot {action} {path}: {exc.strerror or exc}; free the cause and try again"
+        ) from exc
 
 
 _current = FileSystem()

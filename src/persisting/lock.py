@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from persisting.errors import BucketLocked, StorageError
+from persisting.fs import told
 
 LOCK_FILE = ".lock"
 IDENTITY: dict[str, Any] = {}
@@ -120,9 +121,11 @@ class BucketLock:
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Hold a lock file for a short, blocking piece of work."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with told("open the lock file", path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        with told("lock", path):
+            fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 _READ_BYTES = 1 << 20
 _LONGEST_LINE = 256 << 20
 _FLUSH_ROWS = 50_000
-_BATCH_ROWS = 1000
-"""Lines of a batch under a write id: the same input must make the same batches."""
+_NUMBER = "_persisting_number"
 
 
 class Line(NamedTuple):
@@ -34,20 +34,24 @@ class Line(NamedTuple):
 
 
 class Feed:
-    """Puts batches into a topic and knows how many records are stored durably."""
+    """Puts records into a topic and knows how many are stored durably.
+
+    Under a write id each record has a number, its place in the whole input. Each bucket remembers
+    the last one that it has stored, and its records come in order: so whatever was stored before,
+    from whatever beginning of the input, is left out, and the rest is not.
+    """
 
     def __init__(self, writer: QueueWriter, *, at_once: bool, known: dict[int, int] | None) -> None:
         """``at_once``: a put is durable when it returns; else a flush makes it so.
 
-        ``known``: the writer has a name, under which each bucket has stored batches up to this
-        number.
+        ``known``: under a write id, the last number that each bucket has stored.
         """
         self._writer, self._at_once, self._known = writer, at_once, known
-        self.repeated = 0
-        """Records among the acknowledged that had been stored before, under the same name."""
         self._put = 0
         self._flushed = 0
-        self._batches = 0
+        self._before = 0
+        self.repeated = 0
+        """Records among the acknowledged that had been stored before, under the same id."""
 
     @property
     def acknowledged(self) -> int:
@@ -56,49 +60,29 @@ class Feed:
 
     async def lines(self, batch: list[Line]) -> None:
         """Put records; an error names the line."""
-        if self._known is not None:
-            await self._whole([line.record for line in batch], f"lines from {batch[0].number}")
-        else:
-            groups, problem = self._by_bucket(batch)
-            results = await asyncio.gather(*map(self._group, groups), return_exceptions=True)
-            for result in [*results, problem]:
-                if isinstance(result, BaseException):
-                    raise result
-        await self._flush_now_and_then()
+        await _to_its_end(self._lines(batch))
 
-    async def arrow(self, batch: pa.RecordBatch, where: str) -> None:
-        """Put rows of a table."""
-        await self._whole(batch, where)
-        await self._flush_now_and_then()
+    async def arrow(self, batch: pa.RecordBatch, first: int, where: str) -> None:
+        """Put rows of a table, of which the first has the number ``first`` in its file."""
+        await _to_its_end(self._arrow(batch, first, where))
 
-    async def finish(self) -> None:
-        """Make everything durable."""
-        if not self._at_once and self._put > self._flushed:
-            await self._writer.flush()
-            self._flushed = self._put
+    async def finish_file(self, numbers: int) -> None:
+        """A file ends, which has used so many numbers; everything is made durable."""
+        self._before += numbers
+        await self._flush()
 
-    async def _whole(self, rows: Any, where: str) -> None:
-        self._batches += 1
-        sequence = None if self._known is None else self._batches
-        try:
-            if isinstance(rows, list):
-                await self._writer.put_batch(rows, sequence=sequence)
-            else:
-                await self._writer.put_arrow(rows, sequence=sequence)
-        except SchemaError as exc:
-            raise SchemaError(f"{where}: {exc}") from exc
-        self._put += len(rows) if isinstance(rows, list) else rows.num_rows
-        self.repeated += await asyncio.to_thread(self._count_repeated, rows)
-
-    def _count_repeated(self, rows: Any) -> int:
-        if not self._known or self._batches > max(self._known.values()):
-            return 0
-        records = rows if isinstance(rows, list) else rows.to_pylist()
-        return sum(
-            self._known[self._writer.bucket_of(record)] >= self._batches for record in records
+    async def _lines(self, batch: list[Line]) -> None:
+        groups, problem = self._by_bucket(batch)
+        results = await asyncio.gather(
+            *(self._group(bucket, rows) for bucket, rows in groups.items()),
+            return_exceptions=True,
         )
+        for result in [*results, problem]:
+            if isinstance(result, BaseException):
+                raise result
+        await self._flush_now_and_then()
 
-    def _by_bucket(self, batch: list[Line]) -> tuple[list[list[Line]], SchemaError | None]:
+    def _by_bucket(self, batch: list[Line]) -> tuple[dict[int, list[Line]], SchemaError | None]:
         """The lines by their buckets, as far as they have one; then what is wrong.
 
         A list goes to each bucket as one unit: put apart, each has a result of its own.
@@ -108,40 +92,102 @@ class Feed:
             try:
                 groups.setdefault(self._writer.bucket_of(line.record), []).append(line)
             except SchemaError as exc:
-                return list(groups.values()), SchemaError(f"line {line.number}: {exc}")
-        return list(groups.values()), None
+                return groups, SchemaError(f"line {line.number}: {exc}")
+        return groups, None
 
-    async def _group(self, rows: list[Line]) -> None:
+    async def _group(self, bucket: int, rows: list[Line]) -> None:
+        if self._known is not None:
+            fresh = [line for line in rows if self._before + line.number > self._known[bucket]]
+            self._count_repeated(len(rows) - len(fresh))
+            rows = fresh
+        if not rows:
+            return
         try:
-            await self._writer.put_batch([line.record for line in rows])
+            records = [line.record for line in rows]
+            await self._writer.put_batch(records, sequence=self._sequence(rows[-1].number))
             self._put += len(rows)
         except SchemaError:
             # Nothing of it is stored: one by one, to store what comes before and name the line.
-            for line in rows:
-                try:
-                    await self._writer.put(line.record)
-                except SchemaError as exc:
-                    raise SchemaError(
-                        f"line {line.number}: {exc}. Lines behind it may be among the acknowledged "
-                        "ones: with --write-id a repetition stores nothing twice"
-                    ) from exc
-                self._put += 1
+            await self._one_by_one(rows)
+
+    async def _one_by_one(self, rows: list[Line]) -> None:
+        for line in rows:
+            try:
+                await self._writer.put(line.record, sequence=self._sequence(line.number))
+            except SchemaError as exc:
+                raise SchemaError(
+                    f"line {line.number}: {exc}. Lines behind it may be among the acknowledged "
+                    "ones: with --write-id a repetition stores nothing twice"
+                ) from exc
+            self._put += 1
+
+    async def _arrow(self, batch: pa.RecordBatch, first: int, where: str) -> None:
+        for part, number in await asyncio.to_thread(self._parts, batch, first):
+            try:
+                await self._writer.put_arrow(part, sequence=number)
+            except SchemaError as exc:
+                raise SchemaError(f"{where}: {exc}") from exc
+            self._put += part.num_rows
+        await self._flush_now_and_then()
+
+    def _parts(self, batch: pa.RecordBatch, first: int) -> list[tuple[pa.Table, int | None]]:
+        """What is to be stored of a batch, by bucket, with the number of each last row."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        table = pa.Table.from_batches([batch])
+        if self._known is None:
+            return [(table, None)]
+        start = self._before + first
+        numbers = pa.array(range(start, start + table.num_rows), pa.int64())
+        found: list[tuple[pa.Table, int | None]] = []
+        for bucket, part in self._writer.divided(table.append_column(_NUMBER, numbers)).items():
+            fresh = part.filter(pc.greater(part.column(_NUMBER), self._known[bucket]))
+            self._count_repeated(part.num_rows - fresh.num_rows)
+            if fresh.num_rows:
+                last = fresh.column(_NUMBER)[-1].as_py()
+                found.append((fresh.drop_columns([_NUMBER]), last))
+        return found
+
+    def _sequence(self, number: int) -> int | None:
+        return None if self._known is None else self._before + number
+
+    def _count_repeated(self, count: int) -> None:
+        self.repeated += count
+        self._put += count
 
     async def _flush_now_and_then(self) -> None:
-        if not self._at_once and self._put - self._flushed >= _FLUSH_ROWS:
-            await self.finish()
+        if self._put - self._flushed >= _FLUSH_ROWS:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if not self._at_once and self._put > self._flushed:
+            stored = self._put
+            await self._writer.flush()
+            self._flushed = stored
 
 
-async def feed_lines(feed: Feed, fd: int, progress: Progress, *, numbered: bool) -> None:
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Also if the caller is stopped: what is under way is stored, and must be counted."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+async def feed_lines(feed: Feed, fd: int, progress: Progress) -> None:
     """JSON lines of a file or pipe, as they come."""
-    async for batch in _batches(fd, numbered):
-        before = feed.acknowledged
+    last = 0
+    async for batch in _batches(fd):
+        before, last = feed.acknowledged, batch[-1].number
         await feed.lines(batch)
         progress.advance(feed.acknowledged - before)
-    await feed.finish()
+    await feed.finish_file(last)
 
 
-async def _batches(fd: int, numbered: bool) -> AsyncIterator[list[Line]]:
+async def _batches(fd: int) -> AsyncIterator[list[Line]]:
     """Batches that a thread reads; it does not hold the program up when that ends."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any](maxsize=4)
 
@@ -149,9 +195,9 @@ async def _batches(fd: int, numbered: bool) -> AsyncIterator[list[Line]]:
         asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
 
     def work() -> None:
-        with suppress(RuntimeError, asyncio.CancelledError):  # the loop has ended
+        with suppress(RuntimeError, CancelledError, asyncio.CancelledError):  # the loop has ended
             try:
-                for batch in _decoded(_fixed(fd) if numbered else _as_they_come(fd)):
+                for batch in _decoded(_as_they_come(fd)):
                     deliver(batch)
                 deliver(None)
             except Exception as exc:
@@ -179,18 +225,6 @@ def _as_they_come(fd: int) -> Iterator[list[bytes]]:
             raise InvalidArgument(f"a line is longer than {_LONGEST_LINE >> 20} MiB")
     if rest:
         yield [rest]
-
-
-def _fixed(fd: int) -> Iterator[list[bytes]]:
-    """Batches that depend on the lines alone."""
-    waiting: list[bytes] = []
-    for lines in _as_they_come(fd):
-        waiting += lines
-        while len(waiting) >= _BATCH_ROWS:
-            yield waiting[:_BATCH_ROWS]
-            waiting = waiting[_BATCH_ROWS:]
-    if waiting:
-        yield waiting
 
 
 def _decoded(batches: Iterator[list[bytes]]) -> Iterator[list[Line]]:

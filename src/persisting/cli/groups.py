@@ -68,7 +68,7 @@ def groups(
             working.confirm(f"Forget group {group} and how far it has come?", yes)
             progress.delete(source.folder, group, list(source.buckets), fs.current())
             found = []
-            printing.say(f"group {group} is forgotten")
+        printing.say(f"group {group} {'would be' if dry_run else 'is'} forgotten")
         printing.show(found, as_json, lambda: _tell(found, details=True) if found else None)
         return
     if reset_to is not None and group is not None:

@@ -100,7 +100,7 @@ def tail(
         if since is not None:
             first = max(first, source.offset_at(number, since))
         found += _window(source, number, first, view.end - first, columns)
-        places[number] = view.end
+        places[number] = (view.end, len(source.table(number).restores))
     _print(sorted(found, key=_by_arrival)[-lines:] if lines else [], as_json)
     while follow:
         time.sleep(_FOLLOW_SECONDS)
@@ -108,19 +108,20 @@ def tail(
 
 
 def _news(
-    source: TopicFolder, places: dict[int, int], columns: list[str] | None
+    source: TopicFolder, places: dict[int, tuple[int, int]], columns: list[str] | None
 ) -> Iterator[Found]:
-    """What came since the last look; ``places`` go on."""
-    for number, place in places.items():
-        view = source.view(number)
-        if view.end < place:
-            printing.say(f"bucket {number} was restored to an older version, ending at {view.end}")
-            places[number] = view.end
-        elif view.end > place:
-            first = max(place, view.start)
-            count = min(_FOLLOW_ROWS, view.end - first)
+    """What came since the last look; ``places`` (offset, restores so far) go on."""
+    for number, (place, restores) in places.items():
+        table = source.table(number)
+        view, ends = table.view, [one.end for one in table.restores]
+        if len(ends) > restores:
+            place = min([place, *ends[restores:]])
+            printing.say(f"bucket {number} was restored to an older version, ending at {place}")
+        first = max(place, view.start)
+        count = max(0, min(_FOLLOW_ROWS, view.end - first))
+        if count:
             yield from _window(source, number, first, count, columns)
-            places[number] = first + count
+        places[number] = (first + count, len(ends))
 
 
 @click.command()

@@ -71,7 +71,7 @@ def heading(text: str) -> None:
 
 def facts(pairs: Iterable[tuple[str, Any]]) -> None:
     """Names and values, one pair a line."""
-    known = [(name, str(value)) for name, value in pairs]
+    known = [(name, shown(str(value))) for name, value in pairs]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
         out().print(f"{name:<{width}}", end="  ", style="dim", markup=False)
@@ -113,7 +113,16 @@ def _text(cell: Any) -> str:
         return "-"
     if isinstance(cell, int) and not isinstance(cell, bool):
         return f"{cell:,}"
-    return str(cell)
+    return shown(str(cell))
+
+
+def shown(text: str) -> str:
+    """Text from outside, with characters that would steer a terminal made visible."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    )
 
 
 def size(count: float) -> str:

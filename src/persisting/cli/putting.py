@@ -100,7 +100,7 @@ def put(
     with _opened(file) as source:
 
         async def work(feed: Feed, progress: Progress) -> None:
-            await feed_lines(feed, source.fileno(), progress, numbered=write_id is not None)
+            await feed_lines(feed, source.fileno(), progress)
 
         _feed(topic, storage, new, dict(settings), write_id, as_json, work)
 
@@ -139,7 +139,7 @@ def import_(
         for name, kind in kinds.items():
             if kind == "jsonl":
                 with _opened(name) as source:
-                    await feed_lines(feed, source.fileno(), progress, numbered=write_id is not None)
+                    await feed_lines(feed, source.fileno(), progress)
             else:
                 await _feed_arrow(feed, name, kind, progress)
 
@@ -156,10 +156,10 @@ async def _feed_arrow(feed: Feed, name: str, kind: str, progress: Progress) -> N
     )
     while (batch := await in_thread(next, found, None)) is not None:
         before = feed.acknowledged
-        await feed.arrow(batch, f"{name}, rows {rows} to {rows + batch.num_rows - 1}")
+        await feed.arrow(batch, rows, f"{name}, rows {rows} to {rows + batch.num_rows - 1}")
         rows += batch.num_rows
         progress.advance(feed.acknowledged - before)
-    await feed.finish()
+    await feed.finish_file(rows)
 
 
 def _opened(file: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -121,7 +122,10 @@ def _tell(found: Description) -> None:
     _section(
         "tags",
         ["tag", "time", "#rows"],
-        [[one.name, one.timestamp, one.rows] for one in found.tags],
+        [
+            [one.name, printing.moment(dt.datetime.fromisoformat(one.timestamp)), one.rows]
+            for one in found.tags
+        ],
     )
     _section(
         "indexes",

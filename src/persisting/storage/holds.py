@@ -33,6 +33,8 @@ def read_committed(folder: Path, bucket: int, fs: FileSystem) -> Committed:
         return msgspec.json.decode(fs.read(path), type=Committed)
     except FileNotFoundError:
         return Committed()
+    except OSError as exc:
+        raise StorageError(f"cannot read the group's offset file {path}: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:
         raise StorageError(
             f"the group's offset file {path} is damaged ({exc}); remove it to have the group read "

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from persisting.errors import SchemaError, StorageError
-from persisting.fs import FileSystem
+from persisting.fs import FileSystem, told
 from persisting.lock import file_lock
 from persisting.schema import EMPTY, Rules
 from persisting.schema.arrow import merge
@@ -67,6 +67,8 @@ class SharedSchema:
             data = self._fs.read(self._path)
         except FileNotFoundError:
             return None
+        except OSError as exc:
+            raise StorageError(f"cannot read {self._path}: {exc.strerror}") from exc
         try:
             kept = msgspec.json.decode(data, type=_Kept)
         except msgspec.DecodeError as exc:
@@ -83,7 +85,8 @@ class SharedSchema:
     def _save(self, schema: pa.Schema, large: set[str] | frozenset[str]) -> None:
         encoded = base64.b64encode(schema.serialize().to_pybytes()).decode()
         kept = _Kept(format=1, schema=encoded, large=sorted(large))
-        self._fs.write_file(self._path, msgspec.json.encode(kept))
+        with told("write", self._path):
+            self._fs.write_file(self._path, msgspec.json.encode(kept))
 
 
 def _decoded(text: str) -> pa.Schema:

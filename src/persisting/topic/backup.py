@@ -16,6 +16,7 @@ Tagged versions come along, other old versions do not.
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -269,7 +270,9 @@ def _copy_bucket(copy: _Copy, source: TopicFolder, bucket: int, pins: set[str]) 
     for _ in range(_TRIES):
         try:
             return _copy_once(copy, folder, bucket, pins)
-        except (FileNotFoundError, TableError) as exc:
+        except (OSError, ValueError, TableError) as exc:
+            if isinstance(exc, OSError) and exc.errno not in (None, errno.ENOENT):
+                raise  # the disk's; Lance's own have no number
             failure = exc
             copy.forget(folder.name)
     raise StorageError(

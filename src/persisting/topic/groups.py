@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from persisting.errors import StorageError
-from persisting.fs import FileSystem
+from persisting.fs import FileSystem, told
 from persisting.storage.holds import Committed, read_committed
 from persisting.topic.names import check_name
 
@@ -115,7 +115,8 @@ class Membership:
     def _join(self) -> None:
         name = MEMBER + self.member
         if name not in self._files:
-            self._fs.make_folder(self.folder)
+            with told("make", self.folder):
+                self._fs.make_folder(self.folder)
             while (fd := try_lock(self.folder / name)) is None:
                 pass  # another member was just looking whether it is alive
             self._files[name] = fd
@@ -123,7 +124,9 @@ class Membership:
     def _living(self) -> list[str]:
         """The members whose file is locked, in a fixed order; files of dead ones are removed."""
         living = []
-        for name in self._fs.list(self.folder):
+        with told("list", self.folder):
+            names = self._fs.list(self.folder)
+        for name in names:
             if name.startswith(MEMBER):
                 member = name.removeprefix(MEMBER)
                 if member == self.member or self._is_alive(name):
@@ -172,7 +175,14 @@ def write_committed(folder: Path, bucket: int, committed: Committed, fs: FileSys
 
 def try_lock(path: Path, *, create: bool = True) -> int | None:
     """A locked file, None if somebody else holds it or it was removed meanwhile."""
-    fd = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise StorageError(
+            f"cannot open the group's file {path}: {exc.strerror}; free the cause and try again"
+        ) from exc
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(fd), os.stat(path)):

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from persisting.errors import InvalidArgument, StorageError
-from persisting.fs import FileSystem
+from persisting.fs import FileSystem, told
 from persisting.lock import file_lock
 from persisting.table.versions import check_tag
 
@@ -86,6 +86,8 @@ def load(folder: Path, name: str, fs: FileSystem) -> TopicTag:
     except FileNotFoundError:
         names = ", ".join(map(repr, names_in(folder, fs))) or "none"
         raise InvalidArgument(f"there is no tag {name!r}; there are: {names}") from None
+    except OSError as exc:
+        raise StorageError(f"cannot read the tag file {path}: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:
         raise StorageError(f"the tag file {path} is damaged ({exc}); tag anew") from exc
 
@@ -94,7 +96,8 @@ def names_in(folder: Path, fs: FileSystem) -> list[str]:
     place = folder / FOLDER
     if not place.is_dir():
         return []
-    return [n.removesuffix(".json") for n in fs.list(place) if n.endswith(".json")]
+    with told("list", place):
+        return [n.removesuffix(".json") for n in fs.list(place) if n.endswith(".json")]
 
 
 def all_in(folder: Path, fs: FileSystem) -> list[TopicTag]:
@@ -119,8 +122,9 @@ def remove(folder: Path, name: str, fs: FileSystem) -> TopicTag | None:
     with file_lock(folder / ".topic.lock"):
         before = _known(folder, name, fs)
         if path.exists():
-            fs.remove(path)
-            fs.sync_folder(path.parent)
+            with told("remove", path):
+                fs.remove(path)
+                fs.sync_folder(path.parent)
     return before
 
 

@@ -57,6 +57,10 @@ class QueueWriter(TopicTable):
         """The bucket that a record goes to."""
         return route(record, self._topic.bucket_column, self._topic.num_buckets)
 
+    def divided(self, data: pa.Table) -> dict[int, pa.Table]:
+        """The rows of an Arrow table by the buckets that they go to. Blocks."""
+        return table_by_bucket(data, self._topic.bucket_column, self._topic.num_buckets)
+
     async def put(
         self, record: dict[str, Any] | list[dict[str, Any]], *, sequence: int | None = None
     ) -> None:
@@ -102,9 +106,7 @@ class QueueWriter(TopicTable):
             raise InvalidArgument(
                 f"put_arrow takes a pyarrow Table or RecordBatch, got {type(data).__name__}"
             )
-        groups = await asyncio.to_thread(
-            table_by_bucket, data, self._topic.bucket_column, self._topic.num_buckets
-        )
+        groups = await asyncio.to_thread(self.divided, data)
         await self._put_all(groups, sequence)
 
     async def _put_all(self, groups: dict[int, Any], sequence: int | None) -> None:

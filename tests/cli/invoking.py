@@ -1,0 +1,234 @@
+"""Processes of the command line, with pipes or in a pseudo-terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from persisting.queue import write_queue
+
+COMMAND = [sys.executable, "-m", "persisting.cli"]
+DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": None}
+
+OWNER = """
+import asyncio, sys
+from persisting.queue import write_queue
+
+async def main():
+    writer = await write_queue(
+        topic=sys.argv[1], storage_path=sys.argv[2], backend="persisting", num_buckets=2,
+        backend_options={"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": 0.05},
+    )
+    async with writer:
+        number = 0
+        going = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+        while not going.done():
+            await writer.put({"id": f"live{number}", "n": number})
+            number += 1
+            if number == 20:
+                print("open", flush=True)
+            await asyncio.sleep(0.002)
+    print(number, flush=True)
+
+asyncio.run(main())
+"""
+"""Puts records into a topic until a line comes; says how many."""
+
+
+CRASHING = """
+import asyncio, os, sys
+from persisting.queue import write_queue
+
+async def main():
+    writer = await write_queue(
+        topic="t", storage_path=sys.argv[1], backend="persisting", num_buckets=1,
+        backend_options={"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": None},
+    )
+    for number in range(5):
+        await writer.put({"id": "a", "n": number})
+    os._exit(9)
+
+asyncio.run(main())
+"""
+"""Puts five records into a topic ``t`` and dies before they are flushed."""
+
+
+class Answer(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PERSISTING_", "COLUMNS"))}
+    return {**kept, "PYTHONUNBUFFERED": "1", "TERM": "xterm-256color", **more}
+
+
+def piped(*args: object, given: bytes = b"", env: dict[str, str] | None = None) -> Answer:
+    """Run to the end, with pipes on all sides."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, args)],
+        input=given,
+        capture_output=True,
+        timeout=110,
+        check=False,
+        env=environment(**(env or {})),
+    )
+    return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@contextmanager
+def started(*args: object, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the command; killed at the end if it still runs."""
+    given = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "env": environment(),
+        **options,
+    }
+    child = subprocess.Popen([*COMMAND, *map(str, args)], **given)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def line_of(stream: Any) -> str:
+    """The next line; fails if none comes."""
+    ready, _, _ = select.select([stream], [], [], 30)
+    assert ready, "nothing was printed"
+    line: bytes = stream.readline()
+    return line.decode().rstrip("\n")
+
+
+def stopped(child: subprocess.Popen[bytes], number: int = signal.SIGINT) -> Answer:
+    """Send a signal; the command must end soon."""
+    child.send_signal(number)
+    out, err = child.communicate(timeout=20)
+    return Answer(child.returncode, out.decode(), err.decode())
+
+
+def in_terminal(
+    *args: object, answer: str = "", width: int = 100, both: bool = True
+) -> tuple[Answer, float]:
+    """Run in a pseudo-terminal; with ``both`` stdout is one too, else a pipe.
+
+    What the terminals got is in ``err``, or in ``out`` for stdout.
+    """
+    ours, theirs = pty.openpty()
+    errors, their_errors = pty.openpty()
+    os.set_inheritable(theirs, True)
+    child = subprocess.Popen(
+        [*COMMAND, *map(str, args)],
+        stdin=theirs,
+        stdout=theirs if both else subprocess.PIPE,
+        stderr=their_errors,
+        env=environment(COLUMNS=str(width)),
+    )
+    os.close(theirs)
+    os.close(their_errors)
+    if answer:
+        os.write(ours, answer.encode())
+    begun = time.monotonic()
+    piped_out = b"" if both else _rest(child.stdout)
+    shown, said = _drained({ours: b"", errors: b""}).values()
+    child.wait(30)
+    os.close(ours)
+    os.close(errors)
+    out = shown if both else piped_out
+    return Answer(child.returncode, out.decode(), said.decode()), time.monotonic() - begun
+
+
+def _rest(stream: Any) -> bytes:
+    with stream:
+        data: bytes = stream.read()
+    return data
+
+
+def _drained(texts: dict[int, bytes]) -> dict[int, bytes]:
+    """All that terminals show until their other ends close."""
+    living = set(texts)
+    while living:
+        for fd in select.select(list(living), [], [], 60)[0]:
+            try:
+                data = os.read(fd, 65536)
+            except OSError:
+                data = b""
+            texts[fd] += data
+            if not data:
+                living.discard(fd)
+    return texts
+
+
+def plain(text: str) -> str:
+    """A terminal's text without colours and carriage returns."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder with its content."""
+    return {str(one.relative_to(folder)): one.read_bytes() for one in _files(folder)}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.rglob("*") if one.is_file())
+
+
+def filled(
+    storage: Path, topic: str, records: list[dict[str, Any]], buckets: int = 2, **options: Any
+) -> None:
+    """Put records into a topic and leave it closed."""
+
+    async def put() -> None:
+        writer = await write_queue(
+            topic=topic,
+            storage_path=str(storage),
+            num_buckets=buckets,
+            backend="persisting",
+            backend_options={**DURABLE, **options},
+        )
+        async with writer:
+            if records:
+                await writer.put_batch(records)
+
+    asyncio.run(put())
+
+
+@contextmanager
+def owner(storage: Path, topic: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that puts records into a topic until :func:`released`."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", OWNER, topic, str(storage)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "open\n"
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def released(child: subprocess.Popen[str]) -> int:
+    """Have an owner end; how many records it has put."""
+    out, _ = child.communicate("\n", timeout=60)
+    assert child.returncode == 0, "the owner was disturbed"
+    return int(out)

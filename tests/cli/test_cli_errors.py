@@ -1,0 +1,270 @@
+"""An error is one line that says the way out; its exit code says of which kind it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from invoking import COMMAND, Answer, environment, files_in, piped
+
+READING = [
+    ["describe"],
+    ["head"],
+    ["tail"],
+    ["get"],
+    ["query"],
+    ["search", "--text", "x"],
+    ["versions"],
+    ["tag"],
+    ["groups"],
+    ["verify"],
+    ["compact"],
+    ["retain", "--rows", "1", "--yes"],
+    ["restore", "--tag", "x", "--yes"],
+    ["wal inspect"],
+    ["wal repair", "--yes"],
+]
+
+
+@pytest.fixture
+def fails(call: Callable[..., Answer]) -> Callable[..., str]:
+    """The one line that a command fails with."""
+
+    def failing(code: int, *words: object) -> str:
+        answer = call(*words)
+        assert answer.code == code, (words, answer)
+        assert answer.out == "", words
+        assert answer.err.startswith("error: "), words
+        assert answer.err.count("\n") == 1, (words, answer.err)
+        assert "Traceback" not in answer.err
+        assert "should not happen" not in answer.err, (words, answer.err)
+        return answer.err
+
+    return failing
+
+
+@pytest.mark.parametrize("words", READING, ids=lambda words: words[0])
+def test_a_topic_that_is_not_there_is_told_as_such_by_every_command(
+    words: list[str], storage: Path, fails: Callable[..., str]
+) -> None:
+    command, *options = words
+    before = files_in(storage)
+    for name in ("missing", "../missing", "a/b", "./x", "/", "Events", "évents", "x" * 200):
+        text = fails(3, *command.split(), name, *options, "-s", storage)
+        assert "no topic" in text
+    fails(3, *command.split(), "events", *options, "-s", storage / "nowhere")
+    for name in ("", ".hidden", "a\x00b", "a\nb"):
+        code = 2
+        fails(code, *command.split(), name, *options, "-s", storage)
+    assert files_in(storage) == before
+    assert not (storage.parent / "missing").exists()
+
+
+def test_the_export_and_the_spark_jobs_need_a_topic_before_anything_else(
+    storage: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    fails(3, "export", "missing", "-", "-s", storage)
+    for words in (["profile"], ["compact"], ["split", "--key", "id", "--tag", "x"]):
+        fails(3, "pipeline", words[0], "missing", *words[1:], "-s", storage)
+    fails(2, "pipeline", "dedupe", "events", "other", "-s", storage)
+
+
+def test_a_storage_folder_that_is_not_there_is_told(
+    tmp_path: Path, fails: Callable[..., str], call: Callable[..., Answer]
+) -> None:
+    assert "no folder" in fails(1, "topics", "-s", tmp_path / "nowhere")
+    assert "no folder" in fails(1, "metrics", "serve", "-s", tmp_path / "nowhere")
+    (tmp_path / "file").write_text("x")
+    fails(2, "topics", "-s", tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    code, out, err = call("topics", "-s", tmp_path / "empty")
+    assert (code, out) == (0, "")
+    assert "no topics" in err
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"topic": 1}', b'{"topic": "events"}']
+)
+def test_a_damaged_topic_file_is_named(
+    content: bytes, storage: Path, fails: Callable[..., str], call: Callable[..., Answer]
+) -> None:
+    (storage / "events" / "topic.json").write_bytes(content)
+    for words in (["describe", "events"], ["head", "events"], ["put", "events", "/dev/null"]):
+        answer = call(*words, "-s", storage)
+        assert answer.code in (1, 2, 5), (words, answer)
+        assert answer.err.count("\n") == 1
+        assert "topic.json" in answer.err
+        assert "should not happen" not in answer.err, words
+    assert "topic.json" in call("topics", "-s", storage).out
+
+
+def test_fields_and_conditions_that_are_not_there_are_named_with_those_that_are(
+    storage: Path, fails: Callable[..., str]
+) -> None:
+    for words in (
+        ["head", "events", "-c", "nope"],
+        ["tail", "events", "-c", "id,nope"],
+        ["get", "events", "-c", "nope"],
+        ["query", "events", "-c", "nope"],
+        ["query", "events", "nope > 1"],
+        ["export", "events", "-", "-c", "nope"],
+        ["export", "events", "-", "-w", "nope > 1"],
+        ["search", "events", "--text", "x", "-f", "text", "-c", "nope"],
+        ["search", "events", "--text", "x", "-f", "text", "-w", "nope > 1"],
+        ["search", "events", "--text", "x", "-f", "nope"],
+    ):
+        text = fails(2, *words, "-s", storage)
+        assert "'nope'" in text
+        assert "score" in text
+    for words in (
+        ["query", "events", "n >"],
+        ["query", "events", "n > 'a' AND"],
+        ["export", "events", "-", "-w", "1; DROP TABLE x"],
+        ["query", "events", "n"],
+        ["head", "events", "-c", ""],
+        ["head", "events", "-c", "id,,n"],
+        ["search", "events"],
+        ["search", "events", "--text", "x", "-f", "n"],
+        ["search", "events", "-v", "[1, 2, 3]"],
+        ["search", "events", "-v", "[]"],
+        ["search", "events", "-v", "[1, 2]", "--like", "0:1"],
+        ["search", "events", "--like", "99:0"],
+        ["search", "events", "--like", "x"],
+    ):
+        fails(2, *words, "-s", storage)
+    assert "99999" in fails(1, "search", "events", "--like", "0:99999", "-s", storage)
+
+
+def test_numbers_and_times_out_of_range_are_wrong_usage(
+    storage: Path, fails: Callable[..., str]
+) -> None:
+    for words in (
+        ["head", "events", "-n", "-1"],
+        ["head", "events", "-n", "x"],
+        ["head", "events", "-b", "2"],
+        ["get", "events", "-b", "-1"],
+        ["get", "events", "-b", "99"],
+        ["get", "events", "--tag", "nope"],
+        ["get", "events", "--tag", "first", "--at", "1h"],
+        ["get", "events", "--at", "yesterday"],
+        ["get", "events", "--at", "99999999999d"],
+        ["tail", "events", "--since", "2026-13-45"],
+        ["query", "events", "-b", "7"],
+        ["versions", "events", "-b", "7"],
+        ["export", "events", "-", "-b", "7"],
+        ["export", "events", "-", "--tag", "nope"],
+        ["wal", "inspect", "events", "-b", "7"],
+        ["wal", "repair", "events", "-b", "7"],
+        ["groups", "events", "trainers", "--reset-to", "latest", "-b", "7", "--yes"],
+        ["retain", "events", "--age", "99999999999999w", "--rows", "x", "--yes"],
+        ["restore", "events", "--yes"],
+        ["restore", "events", "--tag", "nope", "--yes"],
+        ["metrics", "serve", "--port", "70000"],
+        ["bench", "-n", "1"],
+    ):
+        fails(2, *words, *([] if words[0] == "bench" else ["-s", storage]))
+
+
+def test_a_number_far_beyond_the_end_finds_nothing(
+    storage: Path, call: Callable[..., Answer]
+) -> None:
+    for words in (["get", "events", "-o", 10**15], ["get", "events", "-o", 10**25]):
+        answer = call(*words, "-s", storage)
+        assert (answer.code, answer.out) == (0, ""), answer
+    assert call("head", "events", "-n", 10**12, "-s", storage).out.count("\n") == 20
+    assert call("tail", "events", "-n", 10**12, "-s", storage).out.count("\n") == 20
+    assert call("get", "events", "-n", 10**20, "-s", storage).out.count("\n") == 20
+    assert call("query", "events", "-n", 10**12, "-s", storage).out.count("\n") == 20
+
+
+def test_wrong_input_of_an_import_is_told_with_its_file(
+    storage: Path, tmp_path: Path, call: Callable[..., Answer], fails: Callable[..., str]
+) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"no parquet")
+    (tmp_path / "x.lance").mkdir()
+    (tmp_path / "x.txt").write_text("{}")
+    (tmp_path / "x.jsonl").mkdir()
+    fails(2, "import", "events", tmp_path / "missing.parquet", "-s", storage)
+    fails(2, "import", "events", tmp_path / "x.txt", "-s", storage)
+    fails(2, "put", "events", tmp_path / "missing", "-s", storage)
+    fails(2, "put", "events", tmp_path / "x.lance", "-s", storage)
+    for name in ("x.parquet", "x.lance", "x.jsonl"):
+        code, out, err = call("import", "events", tmp_path / name, "-s", storage)
+        assert code in (1, 2)
+        assert err.count("\n") == 1
+        assert name in err
+        assert "rust" not in err
+        assert out == "" or out.startswith("0 records acknowledged")
+
+
+def test_what_a_topic_is_fixed_to_cannot_be_changed_by_a_put(
+    storage: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    given = tmp_path / "x.jsonl"
+    given.write_text('{"id": "a"}\n')
+    before = files_in(storage)
+    fails(2, "put", "events", given, "--buckets", 7, "-s", storage)
+    fails(2, "put", "events", given, "--bucket-column", "n", "-s", storage)
+    fails(2, "put", "events", given, "--backend", "lance", "-s", storage)
+    fails(2, "put", "other", given, "--backend", "nope", "-s", storage)
+    fails(2, "put", "events", given, "--set", "novalue", "-s", storage)
+    fails(2, "put", "", given, "-s", storage)
+    fails(2, "put", "..", given, "-s", storage)
+    assert files_in(storage) == before
+    fails(2, "put", "new", given, "--set", "wal_sync_interval=-1", "-s", storage)
+
+
+def test_a_port_in_use_is_told_with_a_way_out(storage: Path, fails: Callable[..., str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert "--port" in fails(1, "metrics", "serve", "--port", port, "-s", storage)
+
+
+def test_a_traceback_is_shown_only_when_asked_for(storage: Path) -> None:
+    code, out, err = piped("head", "missing", "--debug", "-s", storage)
+    assert (code, out) == (1, "")
+    assert "Traceback" in err
+    code, out, err = piped("head", "missing", "-s", storage)
+    assert (code, out, err.count("\n")) == (3, "", 1)
+
+
+@pytest.fixture
+def unwritable(storage: Path) -> Iterator[list[str]]:
+    """The storage folder, read-only; what a command must begin with to see it so."""
+    if os.geteuid():
+        for one in [storage, *storage.rglob("*")]:
+            os.chmod(one, 0o555 if one.is_dir() else 0o444)
+        yield []
+        for one in [storage, *storage.rglob("*")]:
+            os.chmod(one, 0o755)
+        return
+    mounting = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    prefix = ["unshare", "-m", "sh", "-c", mounting, str(storage)]
+    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False).returncode:
+        pytest.skip("root may write everywhere, and a folder cannot be mounted here")
+    yield prefix
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_can_still_be_read(
+    storage: Path, unwritable: list[str]
+) -> None:
+    def run(*words: object) -> Answer:
+        command = [*unwritable, *COMMAND, *map(str, words), "-s", str(storage)]
+        given = {"input": b'{"id": "a"}\n', "capture_output": True, "env": environment()}
+        done = subprocess.run(command, check=False, **given)
+        return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    for words in (["topics"], ["head", "events", "-n", 20], ["verify", "events"]):
+        answer = run(*words)
+        assert (answer.code, answer.err) == (0, ""), answer
+    for words in (["put", "events"], ["put", "new"], ["compact", "events"]):
+        code, _, err = run(*words)
+        assert code == 1, (words, err)
+        assert err.count("\n") == 1
+        assert "ermission" in err or "ead-only" in err
+        assert "should not happen" not in err

@@ -1,0 +1,162 @@
+"""Looking at a topic that another process owns disturbs nobody; what needs the owner says so."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from contracts import decoded
+from invoking import Answer, files_in, line_of, owner, piped, released, started, stopped
+
+LOOKING = [
+    ["topics"],
+    ["describe", "live"],
+    ["head", "live"],
+    ["tail", "live"],
+    ["get", "live"],
+    ["query", "live", "n < 3"],
+    ["export", "live", "-"],
+    ["versions", "live"],
+    ["tag", "live"],
+    ["groups", "live"],
+    ["verify", "live"],
+    ["wal", "inspect", "live"],
+    ["wal", "repair", "live", "--dry-run"],
+    ["retain", "live", "--rows", "1", "--dry-run"],
+    ["restore", "live", "--at", "1s", "--dry-run"],
+]
+"""Commands that anybody may use at any time."""
+
+OWNING = [
+    ["put", "live", "/dev/null"],
+    ["compact", "live"],
+    ["retain", "live", "--rows", "1", "--yes"],
+    ["restore", "live", "--at", "1s", "--yes"],
+    ["tag", "live", "v1"],
+]
+
+
+def test_looking_never_disturbs_an_owner_and_owning_names_it(
+    tmp_path: Path, call: Callable[..., Answer]
+) -> None:
+    with owner(tmp_path, "live") as child:
+        _until_flushed(tmp_path, call)
+        for _ in range(2):
+            for words in LOOKING:
+                answer = call(*words, "-s", tmp_path)
+                assert (answer.code, "error" in answer.err) == (0, False), (words, answer)
+        for words in OWNING:
+            code, out, err = call(*words, "-s", tmp_path)
+            assert (code, out) == (4, ""), (words, err)
+            assert f"process {child.pid} " in err
+            assert err.count("\n") == 1
+        (facts,) = decoded("topics", call("topics", "--json", "-s", tmp_path).out)
+        assert facts.owners[0]["pid"] == child.pid
+        assert f"pid {child.pid}@" in call("topics", "-s", tmp_path).out
+        count = released(child)
+    exported = call("export", "live", "-", "-s", tmp_path).out.splitlines()
+    assert sorted(json.loads(line)["n"] for line in exported) == list(range(count))
+    (facts,) = decoded("topics", call("topics", "--json", "-s", tmp_path).out)
+    assert facts.owners == []
+
+
+def _until_flushed(storage: Path, call: Callable[..., Answer]) -> None:
+    for _ in range(1000):
+        if call("head", "live", "-n", 1, "-s", storage).out:
+            return
+        time.sleep(0.02)
+    raise AssertionError("the owner flushed nothing")
+
+
+def test_a_healthy_log_is_never_called_damaged_while_its_owner_flushes(
+    tmp_path: Path, call: Callable[..., Answer]
+) -> None:
+    with owner(tmp_path, "live") as child:
+        _until_flushed(tmp_path, call)
+        for _ in range(15):
+            code, out, _ = call("wal", "inspect", "live", "--json", "-s", tmp_path)
+            states = {one.state: one.problem for one in decoded("wal inspect", out)}
+            assert (code, states.get("damaged")) == (0, None)
+            assert call("verify", "live", "-s", tmp_path).code == 0
+        released(child)
+
+
+def test_whoever_opens_a_topic_while_it_is_looked_at_gets_it(
+    storage: Path, call: Callable[..., Answer]
+) -> None:
+    ended = threading.Event()
+    codes = []
+
+    def look() -> None:
+        from persisting.topic.overview import describe, find, topics_in
+
+        while not ended.is_set():
+            codes.append(len(topics_in(storage)))
+            describe(find("events", storage))
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for one in lookers:
+        one.start()
+    try:
+        for number in range(3):
+            line = json.dumps({"id": f"new{number}"}).encode() + b"\n"
+            answer = piped("put", "events", "-s", storage, given=line)
+            assert (answer.code, answer.err) == (0, "")
+    finally:
+        ended.set()
+        for one in lookers:
+            one.join()
+    assert codes
+    assert call("query", "events", "id LIKE 'new%'", "-s", storage).out.count("\n") == 3
+
+
+def test_a_log_is_not_repaired_under_its_owner(tmp_path: Path, call: Callable[..., Answer]) -> None:
+    with owner(tmp_path, "live") as child:
+        _until_flushed(tmp_path, call)
+        assert call("wal", "repair", "live", "--yes", "-s", tmp_path).code in (0, 4)
+        released(child)
+    assert not list(tmp_path.rglob("trimmed"))
+
+
+def _scraped(url: str) -> dict[str, float]:
+    with urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    return {
+        name: float(value)
+        for name, value in re.findall(r"^(persisting_\S+?\{.*\}) (\S+)$", text, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_prometheus_sees_topics_their_owners_and_lag_without_disturbing(
+    end: signal.Signals, storage: Path, call: Callable[..., Answer]
+) -> None:
+    (storage / "broken").mkdir()
+    (storage / "broken" / "topic.json").write_text("{")
+    before = files_in(storage)
+    with started("metrics", "serve", "--port", 0, "-s", storage) as child:
+        found = re.search(r"http://127\.0\.0\.1:\d+/metrics", line_of(child.stderr))
+        assert found
+        seen = _scraped(found[0])
+        rows = [seen[f'persisting_topic_records{{bucket="{b}",topic="events"}}'] for b in (0, 1)]
+        assert sum(rows) == 20
+        assert seen['persisting_topic_up{topic="events"}'] == 1
+        assert seen['persisting_topic_up{topic="broken"}'] == 0
+        assert seen['persisting_topic_owned{bucket="0",topic="events"}'] == 0
+        lag = 'persisting_group_lag_records{bucket="%d",group="trainers",topic="events"}'
+        assert sum(seen[lag % bucket] for bucket in (0, 1)) == 15
+        assert files_in(storage) == before
+        if end == signal.SIGINT:
+            with owner(storage, "live") as other:
+                assert _scraped(found[0])['persisting_topic_owned{bucket="0",topic="live"}'] == 1
+                released(other)
+        code, out, err = stopped(child, end)
+    assert (code, out) == (130 if end == signal.SIGINT else 0, "")
+    assert "Traceback" not in err

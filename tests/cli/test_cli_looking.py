@@ -1,0 +1,292 @@
+"""What people see: tables and colours on a terminal, plain and whole text in a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contracts import decoded
+from invoking import (
+    Answer,
+    files_in,
+    filled,
+    in_terminal,
+    line_of,
+    piped,
+    plain,
+    started,
+    stopped,
+)
+
+from persisting.queue import read_queue, write_queue
+
+
+def test_a_pipe_gets_aligned_plain_text_and_a_terminal_colours(storage: Path) -> None:
+    code, out, err = piped("topics", "-s", storage)
+    assert (code, err) == (0, "")
+    names, row = out.splitlines()
+    assert names.split() == ["topic", "rows", "size", "log", "buckets", "backend", "owner", "lag"]
+    assert re.fullmatch(r"events +20 +[\d.]+ kB +0 B +2 +persisting +- +trainers 15", row)
+    shown, _ = in_terminal("topics", "-s", storage)
+    assert (shown.code, shown.err) == (0, "")
+    assert "\x1b[1m" in shown.out
+    assert "─" in shown.out
+    assert "trainers 15" in plain(shown.out)
+
+
+def test_a_terminal_that_is_narrow_folds_and_loses_no_letter(storage: Path) -> None:
+    shown, _ = in_terminal("describe", "events", "-s", storage, width=40)
+    assert shown.code == 0
+    text = "".join(plain(shown.out).split())
+    for word in ("persisting", "bucket", "trainers", "first", "double"):
+        assert word in text
+
+
+def test_progress_is_shown_on_a_terminal_and_on_stderr_only(tmp_path: Path) -> None:
+    filled(tmp_path, "t", [{"id": str(n), "n": n} for n in range(20_000)], buckets=1)
+    shown, _ = in_terminal("export", "t", "-", "-s", tmp_path, both=False)
+    assert shown.code == 0
+    assert "from t" in plain(shown.err)
+    assert [json.loads(line)["n"] for line in shown.out.splitlines()] == list(range(20_000))
+    code, out, err = piped("export", "t", tmp_path / "t.parquet", "-s", tmp_path)
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"20,000 records to \S+ \([\d.]+ kB, [\d.]+ m?s\)\n", out)
+
+
+def test_the_order_is_of_arrival_over_all_buckets(
+    storage: Path, call: Callable[..., Answer]
+) -> None:
+    places = [
+        line.split()[0] for line in call("head", "events", "-n", 20, "-s", storage).out.splitlines()
+    ]
+    assert len({place.split(":")[0] for place in places}) == 2
+    found = decoded("head", call("head", "events", "-n", 20, "--json", "-s", storage).out)
+    assert [f"{one.bucket}:{one.offset}" for one in found] == places
+    assert [one.time for one in found] == sorted(one.time for one in found)
+    last = decoded("tail", call("tail", "events", "-n", 20, "--json", "-s", storage).out)
+    assert last == found
+    assert call("head", "events", "-n", 0, "-s", storage).out == ""
+    assert call("tail", "events", "-n", 0, "-s", storage).out == ""
+    assert call("tail", "events", "--since", "2100-01-01", "-s", storage).out == ""
+    assert call("tail", "events", "--since", "1h", "-n", 99, "-s", storage).out.count("\n") == 20
+    assert dt.datetime.fromisoformat(found[0].time).tzinfo is not None
+
+
+def test_following_shows_what_is_put_until_ctrl_c(storage: Path) -> None:
+    with started("tail", "events", "-f", "-n", 1, "--json", "-c", "id", "-s", storage) as child:
+        line_of(child.stdout)
+        assert piped("put", "events", "-s", storage, given=b'{"id": "new"}\n').code == 0
+        assert json.loads(line_of(child.stdout))["record"] == {"id": "new"}
+        begun = time.monotonic()
+        code, out, err = stopped(child)
+    assert (code, out) == (130, "")
+    assert err.strip() == "stopped"
+    assert time.monotonic() - begun < 10
+
+
+def test_an_output_with_another_encoding_gets_every_letter(storage: Path) -> None:
+    code, out, err = piped("head", "events", "-s", storage, env={"PYTHONIOENCODING": "ascii"})
+    assert (code, err) == (0, "")
+    assert "gr" in out
+    json.loads(out.splitlines()[0].partition("  {")[2].join(["{", ""]))
+
+
+def test_looking_changes_no_file(storage: Path, call: Callable[..., Answer]) -> None:
+    before = files_in(storage)
+    for words in (
+        ["topics"],
+        ["describe", "events"],
+        ["head", "events"],
+        ["tail", "events"],
+        ["get", "events"],
+        ["query", "events", "n > 3"],
+        ["search", "events", "--text", "red", "-f", "text"],
+        ["export", "events", "-"],
+        ["versions", "events"],
+        ["tag", "events"],
+        ["groups", "events"],
+        ["verify", "events"],
+        ["wal", "inspect", "events"],
+    ):
+        assert call(*words, "-s", storage).code == 0, words
+    assert files_in(storage) == before
+
+
+def test_a_topic_may_be_named_by_its_path(storage: Path, call: Callable[..., Answer]) -> None:
+    assert (
+        call("head", storage / "events", "-n", 1).out
+        == call("head", "events", "-n", 1, "-s", storage).out
+    )
+
+
+def test_an_empty_topic_can_be_looked_at_in_every_way(
+    tmp_path: Path, call: Callable[..., Answer]
+) -> None:
+    filled(tmp_path, "none", [])
+    for words in (
+        ["topics"],
+        ["describe", "none"],
+        ["head", "none"],
+        ["tail", "none"],
+        ["get", "none"],
+        ["query", "none"],
+        ["versions", "none"],
+        ["tag", "none"],
+        ["groups", "none"],
+        ["verify", "none"],
+        ["wal", "inspect", "none"],
+        ["wal", "repair", "none"],
+        ["compact", "none"],
+        ["retain", "none", "--rows", "1", "--yes"],
+        ["tag", "none", "start"],
+        ["restore", "none", "--tag", "start", "--yes"],
+        ["export", "none", "-"],
+        ["export", "none", str(tmp_path / "none.parquet")],
+        ["export", "none", str(tmp_path / "none.lance")],
+        ["import", "again", str(tmp_path / "none.parquet")],
+        ["import", "again", str(tmp_path / "none.lance")],
+    ):
+        code, _, err = call(*words, "-s", tmp_path)
+        assert code == 0, (words, err)
+    assert call("search", "none", "--text", "x", "-s", tmp_path).code == 2
+
+
+def test_records_have_all_fields_and_defaults_whenever_they_were_put(
+    tmp_path: Path, call: Callable[..., Answer]
+) -> None:
+    filled(tmp_path, "t", [{"id": "a", "n": 1}], buckets=1)
+    defaults = {"schema_defaults": {"later": "unknown"}}
+    filled(tmp_path, "t", [{"id": "b", "n": 2.5, "later": "x", "más": None}], buckets=1, **defaults)
+    wanted = [
+        {"id": "a", "n": 1.0, "later": "unknown", "más": None},
+        {"id": "b", "n": 2.5, "later": "x", "más": None},
+    ]
+    shown = decoded("head", call("head", "t", "--json", "-s", tmp_path).out)
+    asked = decoded("query", call("query", "t", "--json", "-s", tmp_path).out)
+    exported = call("export", "t", "-", "-s", tmp_path).out.splitlines()
+    assert [one.record for one in shown] == wanted
+    assert [one.record for one in asked] == wanted
+    assert [json.loads(line) for line in exported] == wanted
+    for command in ("query", "export"):
+        extra = ["-", "-w", "later = 'x'"] if command == "export" else ["later = 'x'"]
+        assert call(command, "t", *extra, "-s", tmp_path).out.count("\n") == 1
+
+
+def test_offsets_that_retention_removed_are_said_to_be(
+    tmp_path: Path, call: Callable[..., Answer]
+) -> None:
+    for part in range(3):
+        filled(tmp_path, "t", [{"id": "a", "n": part * 10 + n} for n in range(10)], buckets=1)
+    assert call("retain", "t", "--rows", 10, "--yes", "-s", tmp_path).code == 0
+    (first, *_) = decoded("head", call("head", "t", "--json", "-s", tmp_path).out)
+    assert (first.offset, first.record["n"]) == (20, 20)
+    (got,) = decoded("get", call("get", "t", "--json", "-s", tmp_path).out)
+    assert got.offset == 20
+    for offset in (0, 5):
+        code, out, err = call("get", "t", "-o", offset, "-s", tmp_path)
+        assert (code, out) == (1, "")
+        assert "retention" in err
+        assert "20" in err
+    assert call("get", "t", "-o", 99, "-s", tmp_path).out == ""
+    assert call("export", "t", "-", "-s", tmp_path).out.count("\n") == 10
+    told = decoded("describe", call("describe", "t", "--json", "-s", tmp_path).out)
+    assert (told.buckets[0].start_offset, told.buckets[0].end_offset, told.rows) == (20, 30, 10)
+    assert call("verify", "t", "-s", tmp_path).code == 0
+
+
+@pytest.mark.parametrize("command", ["head", "tail", "get", "query", "export", "groups"])
+def test_what_a_crashed_owner_left_in_its_log_is_seen(
+    command: str, crashed: Path, call: Callable[..., Answer]
+) -> None:
+    inspected = decoded("wal inspect", call("wal", "inspect", "t", "--json", "-s", crashed).out)
+    assert (inspected[0].state, inspected[0].pending_frames > 0) == ("whole", True)
+    assert "frames to flush" in call("describe", "t", "-s", crashed).out
+    words = {"export": ["-"], "get": ["-n", "9"], "groups": []}.get(command, [])
+    answer = call(command, "t", *words, "-s", crashed)
+    assert answer.code == 0
+    if command != "groups":
+        assert answer.out.count("\n") == 5
+    assert call("topics", "-s", crashed).out.splitlines()[1].split()[1] == "5"
+
+
+def test_a_search_can_take_its_vector_from_a_file(
+    storage: Path, tmp_path: Path, call: Callable[..., Answer]
+) -> None:
+    (tmp_path / "v.json").write_text("[0.5, 0.5]")
+    found = call("search", "events", "-v", f"@{tmp_path / 'v.json'}", "-k", 1, "-s", storage)
+    assert found.code == 0
+    assert '"n":10' in found.out
+    for wrong in ("[1", "{}", '["a"]', "[true]", "@/nowhere"):
+        code, out, err = call("search", "events", "-v", wrong, "-s", storage)
+        assert code in (1, 2), wrong
+        assert (out, err.count("\n")) == ("", 1)
+        assert "should not happen" not in err, wrong
+
+
+def test_a_topic_of_another_time_follows_its_restore(
+    tmp_path: Path, call: Callable[..., Answer]
+) -> None:
+    filled(tmp_path, "t", [{"id": "a", "n": n} for n in range(5)], buckets=1)
+    assert call("tag", "t", "five", "-s", tmp_path).code == 0
+    filled(tmp_path, "t", [{"id": "a", "n": n} for n in range(5, 9)], buckets=1)
+
+    async def read(count: int) -> list[Any]:
+        reader = await read_queue(topic="t", storage_path=str(tmp_path), group="g")
+        async with reader:
+            found = await reader.get(limit=count)
+            await reader.commit()
+            return [one["n"] for one in found]
+
+    assert asyncio.run(read(8)) == list(range(8))
+    done = call("restore", "t", "--tag", "five", "--yes", "-s", tmp_path)
+    assert done.code == 0
+    assert "group g goes on at 5 instead of 8" in done.out
+    assert "4 records are removed" in done.out
+    (group,) = decoded("groups", call("groups", "t", "g", "--json", "-s", tmp_path).out)
+    assert (group.lag, group.buckets[0].committed) == (0, 5)
+    filled(tmp_path, "t", [{"id": "a", "n": 50}], buckets=1)
+    assert asyncio.run(read(8)) == [50]
+    shown = decoded("tail", call("tail", "t", "-n", 2, "--json", "-s", tmp_path).out)
+    assert [(one.offset, one.record["n"]) for one in shown] == [(4, 4), (5, 50)]
+    assert call("export", "t", "-", "-s", tmp_path).out.count("\n") == 6
+    assert call("verify", "t", "-s", tmp_path).code == 0
+
+
+def test_a_damaged_topic_is_listed_beside_the_others(
+    storage: Path, call: Callable[..., Answer]
+) -> None:
+    (storage / "broken").mkdir()
+    (storage / "broken" / "topic.json").write_text("{")
+    (storage / "a file").write_text("no topic")
+    (storage / "a folder").mkdir()
+    found = decoded("topics", call("topics", "--json", "-s", storage).out)
+    assert [(one.topic, one.problem is None) for one in found] == [
+        ("broken", False),
+        ("events", True),
+    ]
+    assert "topic.json" in found[0].problem
+
+
+def test_a_topic_made_for_another_backend_is_listed_and_named_as_such(
+    tmp_path: Path, call: Callable[..., Answer]
+) -> None:
+    async def make() -> None:
+        writer = await write_queue(
+            topic="lance", storage_path=str(tmp_path), backend="lance", num_buckets=1
+        )
+        async with writer:
+            await writer.put({"id": "a"})
+
+    asyncio.run(make())
+    (facts,) = decoded("topics", call("topics", "--json", "-s", tmp_path).out)
+    assert (facts.backend, facts.rows, facts.problem) == ("lance", 1, None)
+    assert call("verify", "lance", "-s", tmp_path).code == 0
+    assert call("wal", "inspect", "lance", "-s", tmp_path).code == 0
+    assert call("head", "lance", "-s", tmp_path).out.count("\n") == 1
