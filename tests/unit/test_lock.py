@@ -390,3 +390,20 @@ def test_an_owner_of_a_moment_is_waited_for_and_another_is_not(tmp_path: Path) -
         BucketLock(tmp_path)
     assert time.monotonic() - started < 5
     second.release(clean=True)
+
+
+async def test_a_bucket_closes_where_the_last_note_cannot_be_written(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everything is durable by then: the next owner only has to look closer."""
+    backend = open_(WAL_SYNCED, folder)
+    await backend.put({"a": 1})
+    await backend.flush()
+    manifests = folder / "data.lance" / "_versions"
+    hidden = manifests.rename(manifests.with_name("hidden"))
+    await backend.close()
+    await backend.close()
+    assert "as after a crash" in caplog.text
+    hidden.rename(manifests)
+    async with open_(WAL_SYNCED, folder) as again:
+        assert await again.get() == [{"a": 1}]

@@ -173,11 +173,31 @@ class Bucket:
         self.upkeep.end()
         with self.table_turn:
             pass  # what was under way is done
-        if self.journal is not None:
-            self.journal.close()
-        self.metrics.remove()
-        if self._lock is not None and self._unlock.detach() is not None:
-            self._lock.release(clean=True, **self.table.signature())
+        try:
+            if self.journal is not None:
+                self.journal.close()
+        finally:
+            self.metrics.remove()
+            if self._lock is not None and self._unlock.detach() is not None:
+                self._leave(self._lock)
+
+    def _leave(self, lock: BucketLock) -> None:
+        """Everything is durable: what fails here costs the next owner a check, and no more."""
+        try:
+            left = self.table.signature()
+        except OSError as exc:
+            log.warning(
+                "cannot read the newest manifest of %s (%s): the next owner checks the bucket as "
+                "after a crash",
+                self.options.storage_path,
+                exc.strerror or exc,
+            )
+            lock.release(clean=False)
+            return
+        try:
+            lock.release(clean=True, **left)
+        except StorageError as exc:
+            log.warning("%s", exc)
 
     def check_open(self) -> None:
         if self.closed:
