@@ -48,6 +48,7 @@ def sign(fs: FileSystem, root: Path, fragments: Iterable[dict[str, Any]]) -> Non
     for fragment in fragments:
         for file in fragment["files"]:
             path = root / files.DATA / file["path"]
+            files.check_whole(path, file.get("file_size_bytes"))
             file["path"] = f"{path.stem}-{crc_of(path)}.lance"
             fs.rename(path, path.with_name(file["path"]))
 

@@ -31,6 +31,8 @@ ASIDE = "damaged"
 CHANGING = "changing"
 CLEANING = "cleaning"
 _LAST_VERSION = 2**64 - 1
+_END = b"LANC"
+"""How every file ends that Lance writes, but for its transactions."""
 
 
 def manifest_path(root: Path, version: int) -> Path:
@@ -141,6 +143,34 @@ def sync_root(fs: FileSystem, root: Path) -> None:
     """Sync the entries of a table that was just created."""
     fs.sync_folder(root)
     fs.sync_folder(root.parent)
+
+
+def check_whole(path: Path, size: int | None = None) -> None:
+    """Raise where a file that was just written is not whole.
+
+    Lance does not look whether its last write to a file succeeded: on a full or failing disk it
+    goes on with a file that is cut.
+    """
+    try:
+        with path.open("rb") as file:
+            found = file.seek(0, os.SEEK_END)
+            file.seek(max(0, found - len(_END)))
+            end = file.read()
+    except FileNotFoundError:
+        found, end = 0, b""
+    if end != _END or (size is not None and found != size):
+        raise TableError(
+            f"{path} could not be written to its end ({found} bytes are there): the disk is full "
+            "or fails; nothing was committed"
+        )
+
+
+def check_indices(root: Path, names: Iterable[str]) -> None:
+    """Raise where a file of these indexes is not whole."""
+    for name in names:
+        for place, _, found in os.walk(root / INDICES / name):
+            for file in found:
+                check_whole(Path(place) / file)
 
 
 def check_data(root: Path, fragments: Iterable[Any]) -> None:

@@ -374,9 +374,11 @@ class Table:
         return dataset if dataset.read_transaction(version).uuid == uuid else None
 
     def _sync_commit(self, version: int, uuid: str | None = None) -> None:
+        files.check_whole(files.manifest_path(self.root, version))
         files.sync_version(self.fs, self.root, version, uuid)
         if version == 1:
             files.sync_root(self.fs, self.root)
+        properties.own(self._load(version), version)  # what a transaction says must be readable
 
     def _note_newest(self) -> None:
         """Say which manifest is durable, without a sync: a kill leaves the note, and after power
@@ -523,9 +525,18 @@ class Table:
         """Sync what one or more commits of Lance's brought, and make it the view."""
         with self._undone_if_it_fails():
             known = self._data_in_use()
-            now = files.data_paths(f.metadata for f in dataset.get_fragments())
-            files.sync_data(self.fs, self.root, [name for name in now if name not in known])
-            files.sync_indices(self.fs, self.root, self._new_indices(dataset))
+            now = {
+                file.path: file.file_size_bytes
+                for fragment in dataset.get_fragments()
+                for file in fragment.metadata.files
+                if file.path not in known
+            }
+            for name, size in now.items():
+                files.check_whole(self.root / files.DATA / name, size)
+            files.sync_data(self.fs, self.root, now)
+            indices = self._new_indices(dataset)
+            files.check_indices(self.root, indices)
+            files.sync_indices(self.fs, self.root, indices)
             for version in range(self.view.version + 1, dataset.version + 1):
                 if files.manifest_path(self.root, version).exists():
                     self._sync_commit(version)
