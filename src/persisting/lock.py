@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from persisting import notes
 from persisting.errors import BucketLocked, StorageError
 from persisting.fs import told
 
@@ -186,7 +187,7 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
 
 def _read(fd: int) -> dict[str, Any]:
     try:
-        note = msgspec.json.decode(os.pread(fd, _NOTE_LIMIT, 0))
+        note = notes.decode_any(os.pread(fd, _NOTE_LIMIT, 0))
     except (msgspec.DecodeError, OSError):
         return {}
     return note if isinstance(note, dict) else {}

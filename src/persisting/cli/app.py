@@ -115,7 +115,7 @@ def run(argv: Sequence[str]) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _Remarks()
-            cli.main(args=args, prog_name="persisting", standalone_mode=False)
+            cli.main(args=args, prog_name="persisting", standalone_mode=False, obj=debug)
         return exits.OK
     except exits.Ended as exc:
         return exc.code

@@ -192,7 +192,12 @@ async def _batches(fd: int) -> AsyncIterator[list[Line]]:
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any](maxsize=4)
 
     def deliver(item: Any) -> None:
-        asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
+        put = queue.put(item)
+        try:
+            asyncio.run_coroutine_threadsafe(put, loop).result()
+        except RuntimeError:
+            put.close()  # the loop has ended, and will not run it
+            raise
 
     def work() -> None:
         with suppress(RuntimeError, CancelledError, asyncio.CancelledError):  # the loop has ended

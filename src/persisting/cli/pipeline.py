@@ -70,12 +70,16 @@ def _spark_options(command: Any) -> Any:
 
 @contextmanager
 def _session(master: str, conf: tuple[tuple[str, Any], ...]) -> Iterator[Any]:
-    """Spark for the length of a job."""
+    """Spark for the length of a job; its errors in a line, without Java's traces."""
     from persisting.spark import session
+    from persisting.spark.failures import in_short, quiet
 
     spark = session("persisting", master=master, conf=dict(conf))
+    if not working.debugging():
+        quiet(spark)
     try:
-        yield spark
+        with in_short():
+            yield spark
     finally:
         spark.stop()
 
@@ -211,6 +215,7 @@ def dedupe(
         _target(target, storage),
         time.monotonic(),
     )
+    _must_differ(source, folder)
     with _session(master, conf) as spark:
         from persisting.spark import jobs, read_topic
 
@@ -232,6 +237,20 @@ def _save(rows: Any, folder: Path, write_id: str | None) -> int:
     with counted(rows) as (observed, count):
         observed.write.format("persisting").mode("append").options(**options).save(str(folder))
     return count()
+
+
+def _must_differ(source: Any, target: Path) -> None:
+    if source.folder.resolve() == target.resolve():
+        raise click.UsageError("Source and target are the same topic.")
+
+
+def _known(source: Any, columns: list[str] | None) -> None:
+    names = source.schema().names if columns else []
+    for name in columns or []:
+        if name not in names:
+            raise click.UsageError(
+                f"There is no field {name!r}; there are: {', '.join(names) or 'none yet'}."
+            )
 
 
 def _target(topic: str, storage: str) -> Path:
@@ -273,6 +292,7 @@ def near_duplicates(
       persisting pipeline near-duplicates texts --column text --threshold 0.9
     """
     source = working.stored(topic, storage)
+    _known(source, [column])
     with _session(master, conf) as spark:
         from persisting.spark import jobs, read_topic
 
@@ -334,6 +354,7 @@ def export(
       persisting pipeline export events v1.lance --tag v1 --columns id,text
     """
     source, started = working.stored(topic, storage), time.monotonic()
+    _known(source, columns)
     with _session(master, conf) as spark:
         from persisting.spark import jobs, read_topic
 
@@ -426,6 +447,7 @@ def profile(
       persisting pipeline profile events --columns score,text
     """
     source = working.stored(topic, storage)
+    _known(source, columns)
     with _session(master, conf) as spark:
         from persisting.spark import jobs, read_topic
 
@@ -495,6 +517,7 @@ def split(
       persisting pipeline split curated --key id --tag v1 --share train=0.8 --share test=0.2
     """
     source, started = working.stored(topic, storage), time.monotonic()
+    _known(source, [*(columns or []), *key])
     with _session(master, conf) as spark:
         from persisting.spark import jobs
         from persisting.spark.jobs.splitting import SHARES
@@ -555,6 +578,7 @@ def run(
       persisting pipeline run events curated --where "score > 0" --select "id, score * 2 AS score"
     """
     source, folder = working.stored(topic, storage), _target(target, storage)
+    _must_differ(source, folder)
 
     def transform(rows: Any) -> Any:
         return rows if select is None else rows.selectExpr(*_expressions(select))

@@ -24,6 +24,11 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
     return asyncio.run(work)
 
 
+def debugging() -> bool:
+    """Whether errors are to be shown with all that led to them."""
+    return bool(click.get_current_context().find_root().obj)
+
+
 def stored(topic: str, storage: str) -> TopicFolder:
     """A topic on disk, to look at: neither locked nor recovered."""
     from persisting.topic.overview import find

@@ -82,7 +82,7 @@ def _write_rows(
     for bucket, part in routed.items():
         defaults = made.config.options.get("schema_defaults")
         parts = [align(one, made.schema, defaults) for one in part.to_batches()]
-        rows = _aligned(pa.Table.from_batches(parts, schema=made.schema))
+        rows = pa.Table.from_batches(parts, schema=made.schema)
         for one in made.schema:
             if any(beyond_float(chunk) for chunk in rows.column(one.name).chunks):
                 written.large.add(one.name)
@@ -105,22 +105,6 @@ def _check_vectors(table: pa.Table, schema: pa.Schema) -> None:
                 f"field {known.name!r} holds vectors of {size} floats, and a row has another list; "
                 "leave such rows out, or write them to another column"
             )
-
-
-def _aligned(rows: pa.Table) -> pa.Table:
-    """Spark's buffers lie at multiples of 8 bytes, and Lance wants decimals at multiples of 16."""
-    columns = []
-    for column in rows.columns:
-        if _has_decimals(column.type):
-            column = column.take(pa.array(range(len(column))))
-        columns.append(column)
-    return pa.Table.from_arrays(columns, schema=rows.schema)
-
-
-def _has_decimals(dtype: pa.DataType) -> bool:
-    if pa.types.is_decimal(dtype):
-        return True
-    return any(_has_decimals(dtype.field(i).type) for i in range(dtype.num_fields))
 
 
 class _BucketFiles:

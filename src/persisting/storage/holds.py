@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from persisting import notes
 from persisting.errors import StorageError
 from persisting.fs import FileSystem
 
@@ -30,7 +31,7 @@ def read_committed(folder: Path, bucket: int, fs: FileSystem) -> Committed:
     """The committed offset of a bucket; 0 before the first commit."""
     path = folder / f"bucket_{bucket}.json"
     try:
-        return msgspec.json.decode(fs.read(path), type=Committed)
+        return notes.decode(fs.read(path), Committed)
     except FileNotFoundError:
         return Committed()
     except OSError as exc:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from persisting import notes
 from persisting.errors import SchemaError, StorageError
 from persisting.fs import FileSystem, told
 from persisting.lock import file_lock
@@ -21,6 +22,7 @@ from persisting.schema.arrow import merge
 from persisting.schema.rules import integers_become_floats
 
 FILE = "schema.json"
+FORMAT = 1
 
 
 class _Kept(msgspec.Struct):
@@ -69,22 +71,19 @@ class SharedSchema:
             return None
         except OSError as exc:
             raise StorageError(f"cannot read {self._path}: {exc.strerror}") from exc
+        notes.check_format(data, self._path, FORMAT)
         try:
-            kept = msgspec.json.decode(data, type=_Kept)
+            kept = notes.decode(data, _Kept)
         except msgspec.DecodeError as exc:
             raise StorageError(
                 f"the topic's schema file {self._path} is damaged ({exc}); remove it to have it "
                 "written anew with the next change of schema"
             ) from exc
-        if kept.format > 1:
-            raise StorageError(
-                f"{self._path} has format {kept.format}, newer than this version; upgrade"
-            )
         return kept
 
     def _save(self, schema: pa.Schema, large: set[str] | frozenset[str]) -> None:
         encoded = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        kept = _Kept(format=1, schema=encoded, large=sorted(large))
+        kept = _Kept(format=FORMAT, schema=encoded, large=sorted(large))
         with told("write", self._path):
             self._fs.write_file(self._path, msgspec.json.encode(kept))
 

@@ -19,6 +19,7 @@ from persisting.errors import StorageError
 from persisting.fs import FileSystem
 from persisting.schema.conversion import convert
 from persisting.table import checksums, files, layout, properties
+from persisting.table.alignment import aligned
 from persisting.table.guard import translated
 from persisting.table.properties import RESTORES, SEQUENCE, START, Restored, encode_restores
 from persisting.table.table import Table
@@ -129,7 +130,7 @@ def create(table: Table, schema: pa.Schema) -> None:
 
 def _physical(batches: Iterable[pa.RecordBatch], target: pa.Schema) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        columns = [convert(batch.column(field.name), field.type) for field in target]
+        columns = [aligned(convert(batch.column(field.name), field.type)) for field in target]
         yield pa.RecordBatch.from_arrays(columns, schema=target)
 
 

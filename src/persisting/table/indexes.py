@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from persisting import notes
 from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem
 
@@ -118,7 +119,7 @@ def is_scalar(dtype: pa.DataType) -> bool:
 def load(folder: Path, fs: FileSystem) -> list[Wanted]:
     """The indexes that are wanted for the table in ``folder``."""
     try:
-        return msgspec.json.decode(fs.read(folder / FILE), type=list[Wanted])
+        return notes.decode(fs.read(folder / FILE), list[Wanted])
     except FileNotFoundError:
         return []
     except (OSError, msgspec.DecodeError) as exc:

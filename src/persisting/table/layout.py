@@ -19,6 +19,7 @@ from persisting.errors import TableError
 from persisting.schema.arrow import no_columns
 from persisting.schema.conversion import convert
 from persisting.schema.names import ARRIVAL
+from persisting.table.alignment import aligned
 
 FORMAT = 1
 SCHEMA_KEY = "persisting.schema"
@@ -74,7 +75,7 @@ def to_physical(batch: pa.RecordBatch, arrival: pa.Array, target: pa.Schema) -> 
         if field.name == ARRIVAL:
             columns.append(arrival)
         else:
-            columns.append(convert(batch.column(field.name), field.type))
+            columns.append(aligned(convert(batch.column(field.name), field.type)))
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 

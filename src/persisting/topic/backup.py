@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from persisting import fs as filesystem
+from persisting import notes
 from persisting.errors import InvalidArgument, StorageError, TableError
 from persisting.storage.shared_schema import FILE as SCHEMA_FILE
 from persisting.table import checksums, files, versions
@@ -125,15 +126,11 @@ def load(folder: Path) -> Backup:
         ) from exc
     except OSError as exc:
         raise StorageError(f"cannot read {folder / FILE}: {exc.strerror}") from exc
+    notes.check_format(data, folder / FILE, FORMAT)
     try:
-        found = msgspec.json.decode(data, type=Backup)
+        found = notes.decode(data, Backup)
     except msgspec.DecodeError as exc:
         raise StorageError(f"{folder / FILE} is damaged ({exc}); use another backup") from exc
-    if found.format > FORMAT:
-        raise StorageError(
-            f"{folder / FILE} has format {found.format}, this version reads up to {FORMAT}; "
-            "upgrade persisting"
-        )
     return found
 
 
@@ -353,6 +350,6 @@ def _must_be_free(target: Path) -> None:
 
 def _inside(folder: Path, name: str) -> Path:
     """A path of a copy, which must not lead out of it."""
-    if os.path.isabs(name) or ".." in Path(name).parts:
+    if not name or "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
         raise StorageError(f"{folder / FILE} names {name!r}, which lies outside of the backup")
     return folder / name

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from persisting import notes
 from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem
 from persisting.options import storage_folder
@@ -151,17 +152,13 @@ def load_any(folder: Path, fs: FileSystem) -> TopicConfig | None:
         return None
     except OSError as exc:
         raise StorageError(f"cannot read {folder / FILE}: {exc.strerror}") from exc
+    notes.check_format(data, folder / FILE, FORMAT)
     try:
-        config = msgspec.json.decode(data, type=TopicConfig)
+        config = notes.decode(data, TopicConfig)
     except msgspec.DecodeError as exc:
         raise StorageError(
             f"the topic file {folder / FILE} is damaged ({exc}); restore it from a copy"
         ) from exc
-    if config.format > FORMAT:
-        raise StorageError(
-            f"{folder / FILE} has format {config.format}, this version reads up to {FORMAT}; "
-            "upgrade persisting"
-        )
     if not 1 <= config.num_buckets <= _MAX_BUCKETS:
         raise StorageError(f"{folder / FILE} says num_buckets={config.num_buckets}: it is damaged")
     return config

@@ -37,6 +37,10 @@ class QueueWriter(TopicTable):
             raise InvalidArgument(
                 f"writer_id must be a string that does not begin with '~', got {writer_id!r}"
             )
+        try:
+            (writer_id or "").encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(f"writer_id {writer_id!r} is not valid unicode") from None
         self._writer_id = writer_id or uuid.uuid4().hex
         self._in_order: dict[int, asyncio.Lock] = {}
         self._touched: set[int] = set()

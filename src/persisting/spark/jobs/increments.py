@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from persisting import fs as filesystem
+from persisting import notes
 from persisting.errors import InvalidArgument
 from persisting.lock import file_lock
 from persisting.spark.jobs.progress import Summary, watch
@@ -106,7 +107,7 @@ def _check_origin(note: Path, origin: Path) -> None:
     here = os.path.relpath(origin, note.parent)
     fs = filesystem.current()
     try:
-        known = msgspec.json.decode(fs.read(note), type=_Origin).source
+        known = notes.decode(fs.read(note), _Origin).source
     except FileNotFoundError:
         fs.write_file(note, msgspec.json.encode(_Origin(here)) + b"\n")
         return
