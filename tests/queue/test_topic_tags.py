@@ -7,6 +7,7 @@ import datetime as dt
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from homes import BUCKETS, Home, flat, until
 from places import ids, numbered
@@ -485,3 +486,27 @@ async def test_tags_keep_their_content_while_upkeep_goes_on_by_itself(
         assert await reader.get(None, version=name) == content
     assert all(b["upkeep_error"] is None for b in (await writer.stats())["buckets"])
     await home.close()
+
+
+async def test_a_damaged_tag_file_does_not_cost_what_the_tag_holds(tmp_path: Path) -> None:
+    """Its pin could pass for a lost one; the file may be brought back from a copy."""
+    writer = await write_queue(
+        topic="t", storage_path=str(tmp_path), num_buckets=2, backend="persisting"
+    )
+    async with writer:
+        await writer.put([{"id": str(n), "n": n} for n in range(10)])
+        await writer.tag("old")
+        path = tmp_path / "t" / "tags" / "old.json"
+        whole = path.read_bytes()
+        pin = msgspec.json.decode(whole)["pin"]
+        ago = f"topic-{int(pin.split('-')[1]) - 7200}-{pin.split('-')[2]}"
+        for place in tmp_path.rglob(f"{pin}.json"):
+            place.rename(place.with_name(f"{ago}.json"))
+        path.write_bytes(b"{")
+        await writer.put({"id": "later", "n": 99})
+        await writer.tag("new")
+        assert [one["name"] for one in await writer.tags()] == ["new"]
+        path.write_bytes(whole.replace(pin.encode(), ago.encode()))
+        assert [one["name"] for one in await writer.tags()] == ["new", "old"]
+        async with await read_queue(topic="t", storage_path=str(tmp_path)) as reader:
+            assert len(await reader.get(limit=None, version="old")) == 10

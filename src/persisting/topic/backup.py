@@ -103,9 +103,8 @@ def _create(source: TopicFolder, target: Path, count: Counter) -> Backup:
     for place in (groups.FOLDER, CHECKPOINTS):
         copy.tree(place)
     copy.tree(tags.FOLDER)
-    pins = tags.pins_in(target, filesystem.current())
     buckets = [
-        _copy_bucket(copy, source, bucket, pins)
+        _copy_bucket(copy, source, bucket)
         for bucket in source.buckets
         if bucket_folder(source.folder, bucket).is_dir()
     ]
@@ -261,12 +260,12 @@ class _Copy:
         self._fs.write_file(self.target / FILE, note)
 
 
-def _copy_bucket(copy: _Copy, source: TopicFolder, bucket: int, pins: set[str]) -> BucketCopy:
+def _copy_bucket(copy: _Copy, source: TopicFolder, bucket: int) -> BucketCopy:
     """Log, then table; once more from the beginning if the owner cleans up under our hands."""
     folder = bucket_folder(source.folder, bucket)
     for _ in range(_TRIES):
         try:
-            return _copy_once(copy, folder, bucket, pins)
+            return _copy_once(copy, folder, bucket)
         except (OSError, ValueError, TableError) as exc:
             if isinstance(exc, OSError) and exc.errno not in (None, errno.ENOENT):
                 raise  # the disk's; Lance's own have no number
@@ -278,7 +277,7 @@ def _copy_bucket(copy: _Copy, source: TopicFolder, bucket: int, pins: set[str]) 
     ) from failure
 
 
-def _copy_once(copy: _Copy, folder: Path, bucket: int, pins: set[str]) -> BucketCopy:
+def _copy_once(copy: _Copy, folder: Path, bucket: int) -> BucketCopy:
     name = folder.name
     log_bytes = 0
     for segment in sorted(_below(folder / LOG)):
@@ -289,24 +288,19 @@ def _copy_once(copy: _Copy, folder: Path, bucket: int, pins: set[str]) -> Bucket
     table.refresh()
     view = table.view
     if view.dataset is not None:
-        for version in _wanted_versions(view.dataset, pins):
+        tagged = versions.tags(view.dataset)
+        for version in _wanted_versions(view.dataset, set(tagged.values())):
             for file in _files_of(table, version):
                 if f"{name}/{TABLE}/{file}" not in copy.files:
                     copy.file(f"{name}/{TABLE}/{file}")
-        for file in _below(folder / TABLE / files.TAGS):
-            if file.removesuffix(".json") in pins or not tags.is_pin(file.removesuffix(".json")):
-                copy.file(f"{name}/{TABLE}/{files.TAGS}/{file}", optional=True)
+        for tag in tagged:
+            copy.file(f"{name}/{TABLE}/{files.TAGS}/{tag}.json")
     copy.file(f"{name}/{index_file.FILE}", optional=True)
     return BucketCopy(bucket, view.version, view.rows, view.start, view.end, log_bytes)
 
 
-def _wanted_versions(dataset: Any, pins: set[str]) -> list[int]:
+def _wanted_versions(dataset: Any, tagged: set[int]) -> list[int]:
     """The newest version and the tagged ones, each with the commit that tells its properties."""
-    tagged = {
-        version
-        for name, version in versions.tags(dataset).items()
-        if name in pins or not tags.is_pin(name)
-    }
     there = [one["version"] for one in dataset.versions()]
     wanted = set()
     for version in {dataset.version, *tagged}:

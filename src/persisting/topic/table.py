@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import logging
 import uuid
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -29,6 +30,8 @@ TopicVersion: TypeAlias = "str | dt.datetime | int | dict[int, int]"
 """A tag's name, a moment, or a version by bucket; a number where there is one bucket."""
 
 BUCKET = "_bucket"
+
+log = logging.getLogger("persisting")
 
 
 class TopicTable:
@@ -103,7 +106,11 @@ class TopicTable:
 
     async def _drop_lost_pins(self) -> None:
         """Drop pins of a tag() that died before it had written its file."""
-        known = await in_thread(tags.pins_in, self._folder("tags"), filesystem.current())
+        try:
+            known = await in_thread(tags.pins_in, self._folder("tags"), filesystem.current())
+        except StorageError as exc:
+            log.warning("pins of tags that were never made stay for now: %s", exc)
+            return
         pins = {one["name"] for bucket in await self._each("tags") for one in bucket}
         for pin in pins:
             if tags.is_lost(pin, known):

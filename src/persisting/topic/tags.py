@@ -28,6 +28,10 @@ _PIN = "topic-"
 _LOST_SECONDS = 3600
 
 
+class DamagedTag(StorageError):
+    """The file of a tag is not one."""
+
+
 class BucketTag(msgspec.Struct, frozen=True):
     """What a tag holds of a bucket; version 0 is a bucket that held nothing."""
 
@@ -90,7 +94,9 @@ def load(folder: Path, name: str, fs: FileSystem) -> TopicTag:
     except OSError as exc:
         raise StorageError(f"cannot read the tag file {path}: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:
-        raise StorageError(f"the tag file {path} is damaged ({exc}); tag anew") from exc
+        raise DamagedTag(
+            f"the tag file {path} is damaged ({exc}); restore it from a copy, or tag anew"
+        ) from exc
 
 
 def names_in(folder: Path, fs: FileSystem) -> list[str]:
@@ -112,9 +118,11 @@ def _known(folder: Path, name: str, fs: FileSystem) -> TopicTag | None:
         return None
     try:
         return load(folder, name, fs)
-    except StorageError as exc:
+    except DamagedTag as exc:
         log.warning("%s", exc)
         return None
+    except InvalidArgument:
+        return None  # it has just been removed
 
 
 def remove(folder: Path, name: str, fs: FileSystem) -> TopicTag | None:
@@ -135,17 +143,13 @@ def new_pin() -> str:
 
 
 def pins_in(folder: Path, fs: FileSystem) -> set[str]:
-    return {tag.pin for tag in all_in(folder, fs)}
-
-
-def is_pin(name: str) -> bool:
-    """Whether a bucket's tag belongs to a tag of the topic."""
-    return name.startswith(_PIN)
+    """The pins of all tags; raises where one cannot be read: its pin would pass for a lost one."""
+    return {load(folder, name, fs).pin for name in names_in(folder, fs)}
 
 
 def is_lost(pin: str, known: set[str]) -> bool:
     """Whether a pin belongs to no tag and cannot belong to one that is just being made."""
-    if not is_pin(pin) or pin in known:
+    if not pin.startswith(_PIN) or pin in known:
         return False
     made = pin.removeprefix(_PIN).partition("-")[0]
     return made.isdigit() and time.time() - int(made) > _LOST_SECONDS
