@@ -6,6 +6,7 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
+TORTURE_ARGS ?=
 
 BIN := $(VENV)/bin
 # Errors are still shown; pip's progress and warnings are not.
@@ -15,7 +16,7 @@ DOCS_INSTALLED := $(VENV)/.installed-docs
 BENCH_INSTALLED := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench docs clean distclean
+.PHONY: help install demo test torture lint format bench docs clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +28,9 @@ demo: $(INSTALLED) ## show what it does, within two minutes
 
 test: $(INSTALLED) ## run the tests (PYTEST_ARGS="-k name", PYTEST_WORKERS=0)
 	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+torture: $(INSTALLED) ## random work under faults (TORTURE_ARGS="--seconds 600 --seed 7")
+	@PYTHONPATH=tests $(BIN)/python -m torture $(TORTURE_ARGS)
 
 lint: $(INSTALLED) ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .
@@ -40,6 +44,8 @@ format: $(INSTALLED) ## let ruff format and fix the code
 
 bench: $(BENCH_INSTALLED) ## run the benchmarks (BENCH_ARGS=...)
 	@$(BIN)/python benchmarks/core.py $(BENCH_ARGS)
+	@$(BIN)/python benchmarks/peers.py
+	@$(BIN)/python benchmarks/scaling.py
 	@$(BIN)/python benchmarks/queues.py
 	@$(BIN)/python benchmarks/tables.py
 	@$(BIN)/python benchmarks/spark.py

@@ -148,11 +148,14 @@ def machine() -> dict[str, object]:
     }
 
 
-def write_json(run: Run, folder: Path, before: dict[str, object]) -> Path:
+def write_json(
+    run: Run, folder: Path, before: dict[str, object], name: str = "core", **more: object
+) -> Path:
     """The run as one file that a later program can compare with."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"core-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
     rows = [{**asdict(r), "ratio": r.ratio, "met": r.met} for r in run.rows]
     content = {"machine": before, "records": run.records, "repeat": run.repeat, "rows": rows}
+    content |= more
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return path

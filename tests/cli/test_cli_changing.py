@@ -35,8 +35,9 @@ def test_without_a_yes_or_in_a_dry_run_nothing_changes(
     assert (code, out) == (2, "")
     assert "--yes" in err
     dry = call(*words, "--dry-run", "-s", storage)
-    assert (dry.code, dry.err) == (0, "")
+    assert dry.code == 0
     assert dry.out
+    assert "error" not in dry.err
     assert call(*words, "--dry-run", "--yes", "--json", "-s", storage).code == 0
     assert files_in(storage) == before
 
@@ -170,7 +171,7 @@ async def test_a_group_with_a_living_member_cannot_be_changed(storage: Path) -> 
         for change in (["--reset-to", "earliest"], ["--delete"]):
             words = ("groups", "events", "trainers", *change, "--yes", "-s", storage)
             code, out, err = await asyncio.to_thread(piped, *words)
-            assert (code in (1, 4), out) == (True, ""), change
+            assert (code, out) == (4, ""), change
             assert "close its readers" in err
         assert _generations(storage, "trainers") == before
         await reader.get(limit=3)

@@ -259,10 +259,10 @@ def test_a_folder_that_cannot_be_written_is_told_and_can_still_be_read(
         done = subprocess.run(command, check=False, **given)
         return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    for words in (["topics"], ["head", "events", "-n", 20], ["verify", "events"]):
+    for words in (["topics"], ["verify", "events"]):
         answer = run(*words)
         assert (answer.code, answer.err) == (0, ""), answer
-    for words in (["put", "events"], ["put", "new"], ["compact", "events"]):
+    for words in (["put", "events"], ["put", "new"]):
         code, _, err = run(*words)
         assert code == 1, (words, err)
         assert err.count("\n") == 1

@@ -80,7 +80,9 @@ async def test_an_empty_table_stores_nothing(bucket: Bucket) -> None:
     assert await backend.get() == [{"other": 1}]
 
 
-@pytest.mark.parametrize("data", [None, [{"a": 1}], {"a": [1]}, pa.array([1])], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "data", [None, [{"a": 1}], {"a": [1]}, pa.array([1])], ids=lambda one: type(one).__name__
+)
 async def test_data_that_is_no_arrow_table_raises(bucket: Bucket, data: object) -> None:
     backend = bucket.open()
     with pytest.raises(SchemaError, match="Table"):

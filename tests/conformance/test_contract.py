@@ -95,7 +95,9 @@ async def test_a_batch_of_many_pages_is_stored_in_order(bucket: Bucket) -> None:
     assert await backend.get() == rows
 
 
-@pytest.mark.parametrize("record", [None, 5, "text", [("a", 1)], object()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "record", [None, 5, "text", [("a", 1)], object()], ids=lambda one: type(one).__name__
+)
 async def test_a_record_that_is_no_dict_raises(bucket: Bucket, record: object) -> None:
     backend = bucket.open()
     with pytest.raises(SchemaError, match="dict"):

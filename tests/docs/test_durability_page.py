@@ -152,10 +152,10 @@ async def test_a_failed_flush_is_tried_again_without_a_call(tmp_path, faults):
             await opened.flush()
         faults.heal()
         deadline = time.monotonic() + 10
-        while (await opened.stats())["persisted_count"] == 0:
+        while (await opened.stats())["flush_error"] is not None:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
-        assert (await opened.stats())["flush_error"] is None
+        assert (await opened.stats())["persisted_count"] == 1
 
 
 async def test_a_flush_that_fails_raises_and_keeps_every_record(tmp_path, faults):

@@ -73,3 +73,17 @@ def test_the_benchmarks_run_and_write_their_results(tmp_path):
     rows = json.loads(result.read_text())["rows"]
     assert {row["group"] for row in rows} == {"ingest", "reading", "compression"}
     assert all(row["name"] in output for row in rows)
+
+
+def test_the_peers_are_given_the_same_work_and_what_they_stored_is_written_down(tmp_path):
+    small = ["--records", "300", "--repeat", "1", "--kind", "small", "--results", str(tmp_path)]
+    output = run("../benchmarks/peers.py", *small, "--only=sqlite", "--only=ours", "--seconds=1")
+    (result,) = tmp_path.glob("peers-*.json")
+    found = json.loads(result.read_text())
+    assert set(found["rates"]["small"]) == {"ingest", "singles", "crowd", "drain"}
+    for rates in found["rates"]["small"].values():
+        assert set(rates) == {"SQLite", "ours, synced", "ours, 1 s", "ours, no log"}
+        assert all(rate > 0 for rate in rates.values())
+    assert len([row for row in found["rows"] if row["target"]]) == 4
+    assert output.count("met") + output.count("MISSED") >= 4
+    assert result.with_suffix(".html").read_text().count("<svg") == 4

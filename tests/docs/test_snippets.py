@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from docpages import DOCS, ROOT, blocks, chinese, english_pages, tables
+from docpages import DOCS, ROOT, blocks, both, chinese, english_pages, tables
 from running import Page
 
 PAGES = [ROOT / "README.md", *english_pages()]
 
 
+@pytest.mark.timeout(300)  # Spark starts, on some pages
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_snippets_of_a_page_run_and_print_what_they_say(page: Path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -31,7 +32,7 @@ def test_no_snippet_writes_to_an_absolute_path(page: Path):
             assert not re.search(r"""path\s*=\s*f?["']/""", block.text), f"{page}:{block.line}"
 
 
-@pytest.mark.parametrize("page", english_pages(), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_page_has_a_chinese_one_with_the_same_snippets(page: Path):
     assert chinese(page).is_file(), f"{chinese(page)} is missing"
     ours = [(block.language, block.text) for block in blocks(page)]
@@ -39,7 +40,7 @@ def test_every_page_has_a_chinese_one_with_the_same_snippets(page: Path):
     assert ours == theirs
 
 
-@pytest.mark.parametrize("page", english_pages(), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_chinese_page_has_the_same_tables_and_headings(page: Path):
     def shape(path: Path) -> tuple[list[str], list[int]]:
         prose = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.M | re.S)
@@ -56,11 +57,28 @@ def promises(page: Path) -> list[list[str]]:
     return [[re.sub(r" \(.*?\)", "", cell) for cell in row] for row in table]
 
 
-def test_the_readme_promises_what_the_durability_page_promises():
-    assert promises(ROOT / "README.md") == promises(DOCS / "guide/durability.md")
+READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
 
 
-def test_every_file_that_the_readme_links_to_exists():
-    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text("utf-8"))
-    for link in links:
+@pytest.mark.parametrize(
+    ("readme", "page"),
+    list(zip(READMES, both("guide/durability.md"), strict=True)),
+    ids=["en", "zh"],
+)
+def test_the_readme_promises_what_the_durability_page_promises(readme: Path, page: Path):
+    assert promises(readme) == promises(page)
+
+
+@pytest.mark.parametrize("readme", READMES, ids=["en", "zh"])
+def test_every_file_that_the_readme_links_to_exists(readme: Path):
+    for link in re.findall(r"\]\(([^)#]+)\)", readme.read_text("utf-8")):
         assert link.startswith("https://") or (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("readme", READMES, ids=["en", "zh"])
+def test_the_readme_links_to_every_page(readme: Path):
+    """In its own language."""
+    links = set(re.findall(r"\]\((docs/[^)#]+\.md)\)", readme.read_text("utf-8")))
+    chosen = chinese if readme.name.endswith(".zh.md") else Path
+    pages = {str(chosen(page).relative_to(ROOT)) for page in english_pages()}
+    assert links == pages - {str(chosen(DOCS / "index.md").relative_to(ROOT))}

@@ -1,0 +1,12 @@
+"""A hook of mkdocs: shows ``:func:`persisting.queue.write_queue``` of a docstring as its name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_ROLE = re.compile(r":(?:class|func|meth|mod|attr):<code>~?(?:[\w.]+\.)?(\w+)</code>")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    return _ROLE.sub(r"<code>\1</code>", html)

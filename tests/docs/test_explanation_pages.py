@@ -1,0 +1,75 @@
+"""What the pages of explanation say of the code: layers, the model of scaling, who is compared."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docpages import DOCS, ROOT, blocks, both, tables
+
+from persisting.options import PersistingOptions
+from persisting.spark import options as spark_options
+
+
+def pages(name: str) -> Any:
+    return pytest.mark.parametrize("page", both(name), ids=["en", "zh"])
+
+
+@pages("explanation/architecture.md")
+def test_the_layers_are_those_that_imports_are_checked_against(page: Path):
+    project = (ROOT / "pyproject.toml").read_text()
+    listed = re.search(r"^layers = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    known = re.findall(r"\w+", listed[1])
+    drawing = next(block.text for block in blocks(page) if "write_queue, read_queue" in block.text)
+    names = [name for line in drawing.splitlines() for name in re.findall(r"\w+", line[:36])]
+    assert [name for name in names if name in known] == known
+
+
+@pages("explanation/scaling.md")
+def test_the_numbers_of_the_model_are_those_of_its_formula(page: Path):
+    text = page.read_text("utf-8")
+    assert re.search(r"\*s\* = 0\.65 (ms|毫秒)", text)
+    assert re.search(r"\*c\* = 20 (µs|微秒)", text)
+    rows = next(table for table in tables(page) if len(table) == 6 and table[1][0] == "1")[1:]
+    for row in rows:
+        producers, modelled = int(row[0]), int(row[2].replace(",", ""))
+        rate = producers / (0.65e-3 + producers * 20e-6)
+        assert modelled == pytest.approx(rate, rel=0.005)
+
+
+@pages("explanation/scaling.md")
+def test_the_defaults_that_the_page_names_are_the_codes(page: Path):
+    text = page.read_text("utf-8")
+    interval = PersistingOptions(bucket_id=0, storage_path=Path("x")).flush_interval
+    assert (
+        f"`flush_interval` ({interval:g} s)" in text
+        or f"`flush_interval`（{interval:g} 秒）" in text
+    )
+    assert f"{spark_options.ROWS_PER_PARTITION:,}" in text
+
+
+def test_the_benchmark_of_the_page_runs_and_writes_its_results(tmp_path: Path):
+    program = ROOT / "benchmarks/scaling.py"
+    small = ["--records", "200", "--repeat", "1", "--results", str(tmp_path)]
+    done = subprocess.run([sys.executable, str(program), *small], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (result,) = tmp_path.glob("scaling-*.json")
+    rows = json.loads(result.read_text())["rows"]
+    assert {row["group"] for row in rows} == {"disk", "producers", "buckets", "processes"}
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_the_readme_has_the_numbers_of_the_page_about_alternatives(name: str):
+    zh = name.endswith(".zh.md")
+    page = DOCS / "explanation" / ("why-not.zh.md" if zh else "why-not.md")
+    theirs = {row[0].split("(")[0].split("（")[0].strip(): row[1:] for row in tables(page)[-1][1:]}
+    table = next(t for t in tables(ROOT / name) if t[0][0] == "" and len(t[0]) == 5)
+    ours = {row[0].split("(")[0].split("（")[0].strip(): row[1:] for row in table[1:]}
+    del ours[next(iter(ours))]  # the row of our own
+    assert ours == theirs

@@ -1,0 +1,220 @@
+"""The reference pages name exactly what the code has: API, options, metrics, errors, formats."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import struct
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from docpages import ROOT, blocks, both, code, table_with, tables
+from test_options_page import defaults
+
+from persisting import errors, metrics, queue
+from persisting.cli import exits, exporter
+from persisting.errors import StorageError, TableError, WALError
+from persisting.options import BucketOptions, PersistingOptions
+from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
+from persisting.spark import jobs
+from persisting.table import layout
+from persisting.topic import backup, config
+from persisting.wal import frame
+
+
+def pages(name: str) -> Any:
+    return pytest.mark.parametrize("page", both(name), ids=["en", "zh"])
+
+
+# API
+
+
+def documented_names(page: Path) -> list[str]:
+    return re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE)
+
+
+@pages("reference/api.md")
+def test_the_page_of_the_api_has_every_public_name_and_no_other(page: Path):
+    problems = {name for name in queue.__all__ if inspect.isclass(getattr(queue, name))}
+    raised = {name for name in problems if issubclass(getattr(queue, name), StorageError)}
+    expected = {f"persisting.queue.{name}" for name in set(queue.__all__) - raised}
+    expected |= {f"persisting.spark.{name}" for name in ("session", "read_topic")}
+    expected |= {f"persisting.spark.jobs.{name}" for name in jobs.__all__}
+    expected |= {"persisting.cluster.host.serve", "persisting.cluster.host.Host"}
+    expected |= {"persisting.metrics.serve"}
+    assert set(documented_names(page)) == expected
+
+
+@pages("reference/api.md")
+def test_every_name_of_the_api_has_a_docstring_and_the_members_that_are_listed(page: Path):
+    text = page.read_text("utf-8")
+    for name in documented_names(page):
+        module, _, last = name.rpartition(".")
+        thing = getattr(import_module(module), last)
+        assert inspect.getdoc(thing), name
+        options = re.search(rf"^::: {re.escape(name)}\n    options:\n((?:      .*\n)+)", text, re.M)
+        listed = re.search(r"members: \[(.*)\]", options[1]) if options else None
+        for member in listed[1].split(", ") if listed else ():
+            assert inspect.getdoc(getattr(thing, member)), f"{name}.{member}"
+
+
+# Options
+
+
+@pages("reference/options.md")
+def test_every_option_is_in_the_one_table_with_its_defaults(page: Path):
+    rows = {code(row[0]): row for row in table_with(page, "bucket_id", "enable_wal")}
+    lance, persisting = defaults(BucketOptions), defaults(PersistingOptions)
+    assert list(rows) == list(persisting)
+    for name, row in rows.items():
+        for column, known in ((2, lance), (3, persisting)):
+            said = code(row[column])
+            if name == "flush_threshold" and column == 3:
+                assert said == "max(1000, batch_size)"
+            elif name not in known:
+                assert row[column] in ("not taken", "不接受"), name
+            elif said:
+                assert eval(said) == known[name], name  # noqa: S307
+            else:
+                assert row[column] in ("required", "必需"), name
+        assert row[4], name
+
+
+# Metrics
+
+
+def kind_of(family: Any) -> str:
+    return type(family).__name__.lower()
+
+
+@pages("reference/metrics.md")
+def test_every_metric_is_listed_with_its_type_and_labels(page: Path):
+    expected = {}
+    for family in vars(metrics._families()).values():
+        name = family._name + ("_total" if kind_of(family) == "counter" else "")
+        expected[name] = (kind_of(family), list(family._labelnames))
+    group = metrics._group_lag()
+    expected[group._name] = (kind_of(group), list(group._labelnames))
+    for outside in exporter._families().values():
+        labels = (outside.type, list(outside._labelnames))
+        assert expected.setdefault(outside.name, labels) == labels
+    listed = {
+        code(row[0]): (row[1], re.findall(r"`(\w+)`", row[2]))
+        for table in tables(page)
+        for row in table[1:]
+    }
+    assert listed == expected
+
+
+# Errors
+
+
+def tree() -> dict[str, type[StorageError]]:
+    return {
+        name: kind
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, StorageError)
+    }
+
+
+@pages("reference/errors.md")
+def test_every_error_is_in_the_tree_and_in_the_table_with_its_exit_code(page: Path):
+    drawing = next(block.text for block in blocks(page) if block.language == "text")
+    drawn = re.findall(r"^[├└─ ]*(\w+)(.*)$", drawing, re.MULTILINE)
+    assert {name for name, _ in drawn} == set(tree())
+    for name, remark in drawn:
+        assert ("ValueError" in remark) == issubclass(tree()[name], ValueError)
+    rows = {code(row[0]): row for row in table_with(page, "StorageError", "BucketLocked")}
+    assert set(rows) == set(tree()) <= set(queue.__all__)
+    for name, kind in tree().items():
+        assert rows[name][3] == f"`{exits.code_of(kind())}`", name
+
+
+def test_the_docstring_of_the_errors_has_the_same_tree():
+    named = set(re.findall(r"(?:├── |└── |^    )([A-Z]\w+)", errors.__doc__ or "", re.MULTILINE))
+    assert named == set(tree())
+
+
+# Upgrade
+
+
+@pages("guide/upgrade.md")
+def test_the_page_has_the_format_numbers_of_the_code(page: Path):
+    rows = tables(page)[0][1:]
+    numbers = [config.FORMAT, layout.FORMAT, frame.FORMAT_VERSION, backup.FORMAT]
+    assert [code(row[2]) for row in rows] == [str(number) for number in numbers]
+    kinds = [StorageError, TableError, WALError, StorageError]
+    assert [code(row[3]) for row in rows] == [kind.__name__ for kind in kinds]
+    assert config.FILE in rows[0][1]
+    assert layout.FORMAT_KEY in rows[1][1]
+    assert config.BACKUP_FILE in rows[3][1]
+
+
+@pages("guide/upgrade.md")
+def test_the_page_names_the_lance_release_that_is_asked_for(page: Path):
+    wanted = re.search(r'"pylance==([\d.]+)\.\*"', (ROOT / "pyproject.toml").read_text())
+    assert wanted is not None
+    assert wanted[1] in page.read_text("utf-8")
+
+
+async def test_a_newer_topic_is_refused_and_left_alone(tmp_path: Path):
+    async with await write_queue("t", storage_path=str(tmp_path), backend="lance") as writer:
+        await writer.put({"id": 1})
+    file = tmp_path / "t" / config.FILE
+    newer = json.dumps({**json.loads(file.read_text()), "format": config.FORMAT + 1})
+    file.write_text(newer)
+    for opening in (read_queue, write_queue):
+        with pytest.raises(StorageError, match="upgrade persisting"):
+            await opening("t", storage_path=str(tmp_path))
+    assert file.read_text() == newer
+
+
+async def test_a_newer_backup_is_refused(tmp_path: Path):
+    known = backup.Backup("t", "/t", "2026-01-01T00:00:00+00:00", [], {}, format=backup.FORMAT + 1)
+    (tmp_path / config.BACKUP_FILE).write_bytes(msgspec.json.encode(known))
+    with pytest.raises(StorageError, match="upgrade persisting"):
+        backup.load(tmp_path)
+
+
+async def test_a_newer_log_is_refused(tmp_path: Path):
+    options = {"enable_wal": True, "flush_interval": None}
+    backend = PersistingBackend(0, str(tmp_path), **options)
+    await backend.put({"id": 1})
+    (segment,) = (tmp_path / "wal").glob("*.wal")
+    content = bytearray(segment.read_bytes())
+    struct.pack_into("<H", content, len(frame.SEGMENT_MAGIC), frame.FORMAT_VERSION + 1)
+    head = frame.SEGMENT_HEADER_SIZE - 4
+    struct.pack_into("<I", content, head, frame.crc32(bytes(content[:head])))
+    await backend.close()
+    (tmp_path / "wal").mkdir(exist_ok=True)
+    segment.write_bytes(content)
+    with pytest.raises(WALError, match="upgrade persisting"):
+        PersistingBackend(0, str(tmp_path), **options)
+    assert segment.read_bytes() == content
+
+
+async def test_a_newer_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as later:
+        later.setattr(layout, "FORMAT", layout.FORMAT + 1)
+        async with LanceBackend(0, str(tmp_path)) as backend:
+            await backend.put({"id": 1})
+    with pytest.raises(TableError, match="upgrade persisting"):
+        LanceBackend(0, str(tmp_path))
+
+
+# Declarative pipelines
+
+
+@pages("guide/declarative-pipelines.md")
+def test_the_page_shows_parts_of_the_example(page: Path):
+    example = ROOT / "examples/spark_pipeline"
+    sources = "".join(path.read_text() for path in sorted(example.rglob("*.py")))
+    spec = (example / "spark-pipeline.yml").read_text()
+    shown = [block for block in blocks(page) if block.language in ("py", "yaml")]
+    assert len(shown) == 4
+    for block in shown:
+        assert block.text in (sources if block.language == "py" else spec), f"{page}:{block.line}"

@@ -1,0 +1,101 @@
+"""The site as a whole: every page is in the navigation, in both languages, under a name in both."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docpages import DOCS, ROOT, chinese, english_pages
+
+yaml = pytest.importorskip("yaml")  # comes with mkdocs, and with Spark's pipelines
+
+
+class Loader(yaml.SafeLoader):
+    """Reads tags of mkdocs that are not ours as nothing."""
+
+
+Loader.add_multi_constructor("", lambda *_: None)
+
+CONFIG: dict[str, Any] = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), Loader)
+
+
+def entries(nav: list[Any]) -> list[tuple[str, str | None]]:
+    """Titles of the navigation; with the page, None for a section."""
+    found: list[tuple[str, str | None]] = []
+    for one in nav:
+        ((title, below),) = one.items()
+        if isinstance(below, str):
+            found.append((title, below))
+        else:
+            found += [(title, None), *entries(below)]
+    return found
+
+
+ENTRIES = entries(CONFIG["nav"])
+
+
+def plugin(name: str) -> dict[str, Any]:
+    return next(one[name] for one in CONFIG["plugins"] if isinstance(one, dict) and name in one)
+
+
+def test_every_page_is_in_the_navigation_once():
+    listed = [page for _, page in ENTRIES if page]
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in english_pages())
+
+
+@pytest.mark.parametrize("page", [page for _, page in ENTRIES if page])
+def test_every_page_of_the_navigation_exists_in_both_languages(page: str):
+    assert (DOCS / page).is_file()
+    assert chinese(DOCS / page).is_file()
+
+
+def test_no_chinese_page_is_without_its_english_one():
+    for page in DOCS.rglob("*.zh.md"):
+        assert page.with_name(page.name.replace(".zh.md", ".md")).is_file(), page
+
+
+def test_every_title_of_the_navigation_is_translated():
+    (zh,) = [one for one in plugin("i18n")["languages"] if one["locale"] == "zh"]
+    assert set(zh["nav_translations"]) == {title for title, _ in ENTRIES}
+
+
+_WORDS = re.compile(r"^[A-Z(][\w,' ]* [a-z]{3,} [a-z]{3,} [a-z]{3,}")
+
+
+def test_no_chinese_page_has_a_line_of_english_prose():
+    for page in sorted(DOCS.rglob("*.zh.md")):
+        text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+        left = [line for line in text.splitlines() if _WORDS.match(line)]
+        assert not [line for line in left if not re.search("[\u4e00-\u9fff]", line)], page
+
+
+def test_every_picture_of_the_pages_exists():
+    for page in [*ROOT.glob("README*.md"), *DOCS.rglob("*.md")]:
+        for link in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text("utf-8")):
+            assert (page.parent / link).is_file(), f"{page}: {link}"
+
+
+def test_the_picture_of_the_demo_needs_nothing_from_the_network():
+    picture = Path(DOCS / "assets/demo.svg").read_text("utf-8")
+    assert "All of it held" in picture.replace("&#160;", " ")
+    assert not re.search(r"url\(.?http|<image|<script|@import", picture)
+
+
+def test_the_picture_is_made_of_what_the_demo_prints():
+    spec = importlib.util.spec_from_file_location("demo_svg", DOCS / "tools/demo_svg.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    output = (
+        "\x1b[1m1. Three agents\x1b[0m\n\n  \x1b[32m✓\x1b[0m all are there\n"
+        f"\x1b[1m{tool.ENDS}\x1b[0m\n  a chart\n"
+        "\x1b[1mAll of it held\x1b[0m, in 40 s. Look yourself:\n"
+    )
+    picture = tool.picture(output).replace("&#160;", " ")
+    for part in ("1. Three agents", "all are there", "All of it held", ", in 40 s."):
+        assert part in picture
+    assert "a chart" not in picture
