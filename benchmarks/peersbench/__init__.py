@@ -1,0 +1,1 @@
+"""The parts of ``benchmarks/peers.py``: one file per peer, and what they share."""

