@@ -26,6 +26,7 @@ from persisting.storage.snapshot import Page, Snapshot
 from persisting.storage.tabular import Tabular
 from persisting.storage.turns import Turns
 from persisting.storage.weight import check_records, is_light
+from persisting.storage.writers import check_writer
 from persisting.table.layout import EFFECTIVE
 from persisting.table.versions import Version
 from persisting.work import in_thread, pool
@@ -94,6 +95,7 @@ class TableBackend(Tabular):
         The mark is kept with the rows, in the log and in the table: a retry is safe across a
         crash of either side.
         """
+        check_writer(writer)
         if self._bucket.is_full:
             await self._make_room()
         if isinstance(rows, list):

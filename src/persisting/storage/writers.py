@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from persisting.errors import TableError
+from persisting.errors import InvalidArgument, TableError
 
 WRITERS = "persisting.writers"
 """Property of an append: the last number of each writer, as JSON."""
@@ -14,6 +16,15 @@ MAX_WRITERS = 1024
 
 ANONYMOUS = "~"
 """Begins the names of writers that live as long as a connection; they are forgotten first."""
+
+
+def check_writer(name: Any) -> None:
+    """Raise if it cannot be the name of a writer: it is kept as text."""
+    try:
+        if not isinstance(name, str) or not name.encode():
+            raise InvalidArgument(f"writer_id must be a non-empty string, got {name!r}")
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"writer_id {name!r} is not valid unicode") from None
 
 
 class Writers:

@@ -71,7 +71,9 @@ def checkpoint(table: Table) -> None:
 
     view = table.view
     assert view.dataset is not None
-    if properties.own(view.dataset, view.version) is None:
+    with translated("read a transaction of", table.root):
+        told = properties.own(view.dataset, view.version)
+    if told is None:
         kept = {k: v for k, v in table.properties.items() if k.startswith("persisting.")}
         entries = LanceOperation.UpdateMap(updates=dict(kept), replace=False)
         table.commit("checkpoint", LanceOperation.UpdateConfig(config_updates=entries), {})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from persisting.errors import BucketClosed, InvalidArgument
+from persisting.storage.writers import check_writer
 from persisting.topic.port import Rows, Topic
 from persisting.topic.routing import by_bucket, route, table_by_bucket
 from persisting.topic.table import TopicTable
@@ -37,11 +38,8 @@ class QueueWriter(TopicTable):
             raise InvalidArgument(
                 f"writer_id must be a string that does not begin with '~', got {writer_id!r}"
             )
-        try:
-            (writer_id or "").encode()
-        except UnicodeEncodeError:
-            raise InvalidArgument(f"writer_id {writer_id!r} is not valid unicode") from None
         self._writer_id = writer_id or uuid.uuid4().hex
+        check_writer(self._writer_id)
         self._in_order: dict[int, asyncio.Lock] = {}
         self._touched: set[int] = set()
         self._closed = False
