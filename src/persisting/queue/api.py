@@ -7,7 +7,7 @@ from typing import Any
 from persisting.errors import InvalidArgument
 from persisting.topic.opening import BucketChoice, read_here, wanted_topic, write_here
 from persisting.topic.reader import QueueReader
-from persisting.topic.writer import QueueWriter
+from persisting.topic.writer import QueueWriter, check_writer_id
 
 
 async def write_queue(
@@ -49,6 +49,7 @@ async def write_queue(
         stored once, also when it is repeated after a restart.
     """
     system, topic = _sorted_out(system, topic)
+    check_writer_id(writer_id)
     wanted, cls = wanted_topic(
         topic,
         bucket_column=bucket_column,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from persisting.errors import BucketClosed, InvalidArgument
-from persisting.storage.writers import check_writer
+from persisting.storage.writers import ANONYMOUS, check_writer
 from persisting.topic.port import Rows, Topic
 from persisting.topic.routing import by_bucket, route, table_by_bucket
 from persisting.topic.table import TopicTable
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 _ROUTED_PER_TURN = 2000
 
 
+def check_writer_id(name: Any) -> None:
+    """Raise if it cannot be the name of a writer that outlives its connection."""
+    if name is not None:
+        check_writer(name)
+        if name.startswith(ANONYMOUS):
+            raise InvalidArgument(f"writer_id must not begin with {ANONYMOUS!r}, got {name!r}")
+
+
 class QueueWriter(TopicTable):
     """Puts records into the buckets of a topic.
 
@@ -34,12 +42,8 @@ class QueueWriter(TopicTable):
 
     def __init__(self, topic: Topic, *, writer_id: str | None = None) -> None:
         self._topic = topic
-        if writer_id is not None and (not isinstance(writer_id, str) or writer_id[:1] in ("", "~")):
-            raise InvalidArgument(
-                f"writer_id must be a string that does not begin with '~', got {writer_id!r}"
-            )
+        check_writer_id(writer_id)
         self._writer_id = writer_id or uuid.uuid4().hex
-        check_writer(self._writer_id)
         self._in_order: dict[int, asyncio.Lock] = {}
         self._touched: set[int] = set()
         self._closed = False
