@@ -37,6 +37,7 @@ from persisting.spark import session
 folder, master, most = sys.argv[1:]
 spark = session(master=master, conf={"spark.sql.shuffle.partitions": 2})
 source = spark.readStream.format("persisting").option("maxOffsetsPerTrigger", most)
+source = source.option("rowsPerPartition", 100)  # so that retention finds fragments to drop
 query = (
     source.load(folder + "/in")
     .writeStream.format("persisting")

@@ -1,0 +1,146 @@
+"""Logs whose checksums are right and whose contents are not: errors of ours, bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import tempfile
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from persisting.errors import StorageError, WALError
+from persisting.fs import FileSystem
+from persisting.queue import PersistingBackend
+from persisting.wal import FOLDER, frame, inspection
+from persisting.wal.frame import Broken, Frame, SegmentHeader
+from persisting.wal.segment import SegmentName
+
+SALT = 0x1234
+MOST_BYTES = 256 << 20
+
+FRAMES = st.builds(
+    Frame,
+    kind=st.sampled_from([frame.SCHEMA, frame.ROWS, frame.MARK, 0, 9, 255]),
+    codec=st.integers(0, 5),
+    flags=st.sampled_from([0, frame.MORE, 2, 65535]),
+    raw_length=st.sampled_from([0, 1, 8, 100, 2**31 - 1, 2**32 - 1]) | st.integers(0, 2**32 - 1),
+    sequence=st.integers(0, 5) | st.just(2**64 - 1),
+    synced=st.integers(0, 5) | st.just(2**64 - 1),
+    arrival=st.integers(-(2**63), 2**63 - 1),
+    payload=st.one_of(
+        st.binary(max_size=60),
+        st.sampled_from([bytes(9), b"\x90", b"\xdd\xff\xff\xff\xff", b"\x91" * 5000, b"{}" * 9]),
+    ),
+)
+GARBAGE = st.binary(max_size=40)
+
+
+def segment(frames: list[Frame], *, counted: bool, first: int = 1) -> bytes:
+    """A segment with whole frames; ``counted`` gives them the sequences that are due."""
+    parts = [frame.encode_segment_header(SegmentHeader(first, SALT))]
+    for number, one in enumerate(frames, first):
+        due: dict[str, Any] = {"sequence": number} if counted else {}
+        parts.append(frame.encode_frame(Frame(**{**vars(one), **due}), SALT))
+    return b"".join(parts)
+
+
+COUNTED = st.builds(segment, st.lists(FRAMES, min_size=1, max_size=4), counted=st.just(True))
+LOGS = st.builds(segment, st.lists(FRAMES, min_size=1, max_size=4), counted=st.booleans())
+
+
+@given(st.one_of(GARBAGE, LOGS), st.integers(0, 200))
+def test_any_bytes_are_a_frame_or_broken(data: bytes, position: int) -> None:
+    for decode in (
+        lambda: frame.decode_segment_header(memoryview(data)),
+        lambda: frame.decode_frame(memoryview(data), position, SALT),
+        lambda: list(frame.later_headers(memoryview(data), position, SALT)),
+    ):
+        with suppress(Broken):
+            decode()
+
+
+@given(COUNTED, GARBAGE, st.integers(0, 4))
+@settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
+def test_a_log_that_was_repaired_is_not_damaged(good: bytes, garbage: bytes, after: int) -> None:
+    """Unless it is refused as a whole: of another version, copied or renamed."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = laid_out(Path(name), [good + garbage])
+        try:
+            wanted = inspection.repair(folder, after, None)
+            done = inspection.repair(folder, after, FileSystem())
+        except WALError:
+            return
+        assert (done.kept_frames, done.cut_bytes) == (wanted.kept_frames, wanted.cut_bytes)
+        assert inspection.inspect(folder, after).state != "damaged"
+
+
+def laid_out(folder: Path, files: list[bytes]) -> Path:
+    for number, data in enumerate(files, 1):
+        (folder / str(SegmentName(number, SALT))).write_bytes(data)
+    return folder
+
+
+@given(st.lists(st.one_of(GARBAGE, LOGS), min_size=1, max_size=3), st.integers(0, 4))
+def test_any_log_can_be_looked_at_and_is_left_alone(files: list[bytes], after: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = laid_out(Path(name), files)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        report = inspection.inspect(folder, after)
+        assert report.state in ("empty", "whole", "torn", "damaged")
+        with suppress(WALError):  # of another version, copied or renamed: nothing to cut off
+            inspection.repair(folder, after, None)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def opened(data: bytes) -> None:
+    """Open a bucket with this log, and read it."""
+    with tempfile.TemporaryDirectory() as name:
+        log = Path(name) / "bucket_0" / FOLDER
+        log.mkdir(parents=True)
+        (log / str(SegmentName(1, SALT))).write_bytes(data)
+
+        async def use() -> None:
+            backend = PersistingBackend(0, str(log.parent), enable_wal=True, flush_interval=None)
+            try:
+                await backend.get()
+            finally:
+                await backend.close()
+
+        with suppress(StorageError):
+            asyncio.run(use())
+
+
+@settings(max_examples=60)
+@given(LOGS)
+def test_a_bucket_with_any_log_opens_or_refuses(data: bytes) -> None:
+    opened(data)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@settings(max_examples=3000, derandomize=False)
+@given(LOGS)
+def test_a_bucket_with_any_log_opens_or_refuses_at_length(data: bytes) -> None:
+    opened(data)
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+@pytest.mark.parametrize("kind", [frame.SCHEMA, frame.ROWS])
+def test_a_frame_that_promises_much_gets_little_memory(kind: int, codec: int) -> None:
+    """Its length is what it says, so it says the most."""
+    promising = Frame(kind, codec, 0, 2**32 - 1, 1, 0, 0, b"\x28\xb5\x2f\xfd" + bytes(20))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tracemalloc.start()
+    try:
+        opened(segment([promising], counted=True))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < MOST_BYTES
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_BYTES

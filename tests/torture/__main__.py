@@ -1,0 +1,5 @@
+"""``python -m torture``: see run.py."""
+
+from torture.run import main
+
+main()
