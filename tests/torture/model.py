@@ -192,6 +192,8 @@ class Ledger:
                     raise Broken(
                         f"retain({note['rows']}) left {starts} of {shelf.start, shelf.end}"
                     )
+                # Whoever had not come so far was told, and a restore may bring them back.
+                self.delivered.update(shelf.ids[: starts[bucket] - shelf.start])
                 shelf.ids = shelf.ids[starts[bucket] - shelf.start :]
                 shelf.start = starts[bucket]
         elif what == "restore":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 import uuid
 import weakref
 from pathlib import Path
@@ -28,6 +29,7 @@ from persisting.topic.names import check_name
 
 FOLDER = "groups"
 MEMBER = "member-"
+_PAUSE = 0.001
 
 
 class Held(NamedTuple):
@@ -118,7 +120,7 @@ class Membership:
             with told("make", self.folder):
                 self._fs.make_folder(self.folder)
             while (fd := try_lock(self.folder / name)) is None:
-                pass  # another member was just looking whether it is alive
+                time.sleep(_PAUSE)  # another member was just looking whether it is alive
             self._files[name] = fd
 
     def _living(self) -> list[str]:
@@ -189,6 +191,11 @@ def try_lock(path: Path, *, create: bool = True) -> int | None:
             return fd
     except (BlockingIOError, FileNotFoundError):
         pass
+    except OSError as exc:
+        os.close(fd)  # left open it would lock the file for good
+        raise StorageError(
+            f"cannot lock the group's file {path}: {exc.strerror}; free the cause and try again"
+        ) from exc
     os.close(fd)
     return None
 
