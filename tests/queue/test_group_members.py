@@ -14,6 +14,7 @@ import pytest
 from places import ids, numbered
 from queue_contract import shared_out
 from support.children import python, wait_for_line
+from support.faults import FaultyFileSystem
 
 from persisting import fs
 from persisting.errors import StorageError
@@ -278,3 +279,19 @@ async def test_an_explicit_offset_in_a_group_delivers_each_record_once(tmp_path:
     await other.close()
     await reader.close()
     assert len(found) == len(set(found))
+
+
+async def test_a_member_whose_first_read_failed_reads_as_soon_as_it_can(tmp_path: Path) -> None:
+    faulty = FaultyFileSystem()
+    async with await write_queue(
+        topic="t", storage_path=str(tmp_path), num_buckets=1, backend="persisting"
+    ) as writer:
+        await writer.put([{"id": str(n)} for n in range(10)])
+        with fs.use(faulty):
+            reader = await read_queue(topic="t", storage_path=str(tmp_path), group="g")
+        async with reader:
+            faulty.fail_always("write")
+            with pytest.raises(StorageError):
+                await reader.get(5)
+            faulty.heal()
+            assert len(await reader.get(5)) == 5

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persisting.errors import BucketClosed, InvalidArgument
+from persisting.errors import BucketClosed, InvalidArgument, StorageError
 from persisting.metrics import GroupMetrics
 from persisting.options import check_window
 from persisting.storage.holds import Committed
@@ -381,7 +381,11 @@ class QueueReader(TopicTable):
             return False
         if time.monotonic() - self._rebalanced >= REBALANCE_SECONDS:
             self._rebalanced = time.monotonic()
-            await in_thread(self._membership.rebalance)
+            try:
+                await in_thread(self._membership.rebalance)
+            except StorageError:
+                self._rebalanced = 0.0  # the next read tries again, at once
+                raise
         held = self._membership.held
         generations = {bucket: one.generation for bucket, one in held.items()}
         if generations == self._generations:
