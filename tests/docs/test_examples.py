@@ -60,7 +60,7 @@ def test_every_example_says_what_it_is_and_is_run_here(example):
     here = {"tour.py", "embedded_backend.py", "durable_producer.py"}
     here |= {"storage_node.py"}  # the tour starts two
     queues = {"embedded_queue.py", "pulsing_queue.py", "custom_backend.py"}  # test_queue_examples
-    queues |= {"trajectory_search.py", "training_snapshot.py"}
+    queues |= {"trajectory_search.py", "training_snapshot.py", "rollout_buffer.py"}
     sparks = {"spark_incremental.py", "spark_embedding.py"}  # tests/spark/test_spark_examples
     assert example.name in here | queues | sparks
 

@@ -87,3 +87,20 @@ def test_the_training_snapshot_has_the_same_rows_in_both_epochs(tmp_path):
         assert int(re.search(r"meanwhile (\d+) rows were dropped", output)[1]) > 0
         assert int(re.search(r"put in this run: (\d+)", output)[1]) > 2000
         assert "the same rows in both epochs: True\n" in output
+
+
+def test_the_rollout_buffer_is_bounded_and_finds_steps_by_vector(tmp_path):
+    program = [sys.executable, "-W", "error", str(ROOT / "examples" / "rollout_buffer.py")]
+    for number in (1, 2, 3):
+        done = subprocess.run(
+            [*program, str(tmp_path / "buffer")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"steps so far: {number * 600}\n" in done.stdout
+        assert "minibatch: (32, 8)\nabove 2.0: True\nnearest to the first: True 3\n" in done.stdout
+        kept = int(done.stdout.rsplit(" ", 1)[1])
+        assert kept == 600 if number == 1 else 1000 <= kept < 1800
