@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -120,18 +119,11 @@ def restore(folder: str, topic: str | None, storage: str, as_json: bool) -> None
       persisting backup restore /backups/events-2026-11-15 -s /data/queues
       persisting backup restore /backups/events-2026-11-15 events-again
     """
-    from persisting.options import storage_folder
     from persisting.topic import backup as copies
-    from persisting.topic.config import topic_folder
 
     place, started = Path(folder).absolute(), time.monotonic()
     known = copies.load(place)
-    name = topic or known.topic
-    if os.sep in name:
-        wanted = storage_folder(name)
-        target = topic_folder(wanted.parent, wanted.name)
-    else:
-        target = topic_folder(storage, name)
+    target = working.folder_of(topic or known.topic, storage)
     with working.progress("restoring", known.bytes, quiet=as_json, unit="bytes") as progress:
         copies.restore(place, target, progress.advance)
     known.topic = target.name

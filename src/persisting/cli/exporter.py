@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-
-if TYPE_CHECKING:
-    from persisting.topic.folder import TopicFolder
 
 _BUCKET = ["topic", "bucket"]
 
@@ -25,33 +22,24 @@ class TopicsCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Any]:
-        from persisting.errors import StorageError
-        from persisting.topic.overview import buckets_of, find, groups_of, topics_in
+        from persisting.topic.overview import looks_in
 
         families = _families()
-        for facts in topics_in(self._storage):
+        for facts, buckets, groups in looks_in(self._storage):
             families["up"].add_metric([facts.topic], 0 if facts.problem else 1)
-            try:
-                stored = find(facts.topic, self._storage)
-                for one in buckets_of(stored):
-                    labels = [facts.topic, str(one.bucket)]
-                    families["records"].add_metric(labels, one.rows)
-                    families["start"].add_metric(labels, one.start_offset)
-                    families["end"].add_metric(labels, one.end_offset)
-                    families["bytes"].add_metric(labels, one.bytes)
-                    families["log"].add_metric(labels, one.log_bytes)
-                    families["owned"].add_metric(labels, one.owner is not None)
-                if facts.problem is None:
-                    _add_lags(families["lag"], stored, groups_of(stored))
-            except StorageError:
-                continue  # up says so
+            for one in buckets:
+                labels = [facts.topic, str(one.bucket)]
+                families["records"].add_metric(labels, one.rows)
+                families["start"].add_metric(labels, one.start_offset)
+                families["end"].add_metric(labels, one.end_offset)
+                families["bytes"].add_metric(labels, one.bytes)
+                families["log"].add_metric(labels, one.log_bytes)
+                families["owned"].add_metric(labels, one.owner is not None)
+            for group in groups:
+                for place in group.buckets:
+                    labels = [facts.topic, group.group, str(place.bucket)]
+                    families["lag"].add_metric(labels, place.lag)
         yield from families.values()
-
-
-def _add_lags(family: Any, stored: TopicFolder, groups: list[Any]) -> None:
-    for group in groups:
-        for one in group.buckets:
-            family.add_metric([stored.config.topic, group.group, str(one.bucket)], one.lag)
 
 
 def _families() -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import re
 import shutil
 import sys
 import time
@@ -114,11 +113,7 @@ def _parts(
 
     chosen = None if version is None else source.versions(version)
     found = []
-    for number in source.buckets if bucket is None else [bucket]:
-        if number not in source.buckets:
-            raise click.UsageError(
-                f"There is no bucket {number}; the topic has 0 to {len(source.buckets) - 1}."
-            )
+    for number in working.buckets(source, bucket):
         table = source.table(number)
         at = None if chosen is None else chosen[number]
         view = table.view if at is None else table.at(at)
@@ -142,13 +137,7 @@ def _rows(
     from persisting.schema.arrow import align
     from persisting.topic.slices import METADATA, Filter, divided, read
 
-    known = source.schema()
-    for name in columns or []:
-        if name not in known.names:
-            raise click.UsageError(
-                f"There is no field {name!r}; there are: {', '.join(known.names) or 'none yet'}."
-            )
-    names = known.names if columns is None else columns
+    known, names = source.schema(), working.columns(source, columns)
     taken = [name for name in names if metadata and name in METADATA.names]
     if taken:
         raise click.UsageError(f"--metadata adds {taken[0]!r}, which the records have already.")
@@ -193,6 +182,7 @@ def _refused(kind: str) -> Iterator[None]:
     import pyarrow as pa
 
     from persisting.errors import InvalidArgument, StorageError
+    from persisting.table.guard import reason
 
     try:
         yield
@@ -201,10 +191,9 @@ def _refused(kind: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError) as exc:
         if isinstance(exc, OSError) and exc.errno is not None:
             raise
-        why = re.split(r", (?:/|src|rust)", str(exc).partition("\n")[0])[0]
         raise InvalidArgument(
-            f"cannot be written as {kind}: {why}. Leave the field out with --columns, or export "
-            "as jsonl"
+            f"cannot be written as {kind}: {reason(exc)}. Leave the field out with --columns, or "
+            "export as jsonl"
         ) from exc
 
 

@@ -174,6 +174,8 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
         await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # to have been stopped is what is told
         raise
 
 

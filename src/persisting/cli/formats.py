@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +38,7 @@ def batches(name: str, kind: str, rows: int) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     from persisting.errors import StorageError
+    from persisting.table.guard import reason
 
     try:
         if kind == "parquet":
@@ -51,5 +51,4 @@ def batches(name: str, kind: str, rows: int) -> Iterator[pa.RecordBatch]:
 
             yield from lance.dataset(name).scanner(batch_size=rows, scan_in_order=True).to_batches()
     except (pa.ArrowException, ValueError, OSError) as exc:
-        why = re.split(r", (?:/|src|rust)", str(exc).partition("\n")[0])[0]
-        raise StorageError(f"cannot read {name} as {kind}: {why}") from exc
+        raise StorageError(f"cannot read {name} as {kind}: {reason(exc)}") from exc

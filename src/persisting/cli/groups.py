@@ -107,9 +107,7 @@ def _tell(found: list[GroupProgress], *, details: bool) -> None:
 def _offsets(
     source: TopicFolder, spans: dict[int, Span], where: str, bucket: int | None
 ) -> dict[int, int]:
-    if bucket is not None and bucket not in spans:
-        raise click.UsageError(f"There is no bucket {bucket}.")
-    chosen = {b: span for b, span in spans.items() if bucket in (None, b)}
+    chosen = {b: spans[b] for b in working.buckets(source, bucket)}
     if where == "earliest":
         return {b: span.start for b, span in chosen.items()}
     if where == "latest":

@@ -57,7 +57,7 @@ def head(
     source = working.readable(topic, storage)
     found = [
         one
-        for number in _buckets(source, bucket)
+        for number in working.buckets(source, bucket)
         for one in _window(source, number, source.view(number).start, lines, columns)
     ]
     _print(sorted(found, key=_by_arrival)[:lines], as_json)
@@ -94,7 +94,7 @@ def tail(
     source = working.readable(topic, storage)
     places = {}
     found: list[Found] = []
-    for number in _buckets(source, bucket):
+    for number in working.buckets(source, bucket):
         view = source.view(number)
         first = max(view.start, view.end - lines)
         if since is not None:
@@ -157,7 +157,7 @@ def get(
     source = working.readable(topic, storage)
     version = tag if tag is not None else moment
     versions = None if version is None else source.versions(version)
-    for number in _buckets(source, bucket):
+    for number in working.buckets(source, bucket):
         view = (
             source.view(number) if versions is None else source.table(number).at(versions[number])
         )
@@ -185,16 +185,6 @@ def _removed(bucket: int, offset: int, start: int) -> None:
     )
 
 
-def _buckets(source: TopicFolder, chosen: int | None) -> Sequence[int]:
-    if chosen is None:
-        return source.buckets
-    if chosen not in source.buckets:
-        raise click.UsageError(
-            f"There is no bucket {chosen}; the topic has 0 to {len(source.buckets) - 1}."
-        )
-    return [chosen]
-
-
 def _window(
     source: TopicFolder,
     bucket: int,
@@ -214,7 +204,7 @@ def _window(
         return []
     part = Slice(str(source.folder), bucket, first, end, len(table.restores), version)
     schema = source.schema()
-    names = schema.names if columns is None else _known(columns, schema.names)
+    names = working.columns(source, columns)
     found = []
     for batch in read(part, names, metadata=True):
         rows, *places = divided(batch)
@@ -226,15 +216,6 @@ def _window(
             )
         ]
     return found
-
-
-def _known(columns: list[str], names: list[str]) -> list[str]:
-    for name in columns:
-        if name not in names:
-            raise click.UsageError(
-                f"There is no field {name!r}; there are: {', '.join(names) or 'none yet'}."
-            )
-    return columns
 
 
 def _by_arrival(one: Found) -> tuple[str, int, int]:

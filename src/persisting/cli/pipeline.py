@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -212,7 +211,7 @@ def dedupe(
         raise click.UsageError("Say what makes records the same: --key or --near.")
     source, folder, started = (
         working.stored(topic, storage),
-        _target(target, storage),
+        working.folder_of(target, storage),
         time.monotonic(),
     )
     _must_differ(source, folder)
@@ -242,22 +241,6 @@ def _save(rows: Any, folder: Path, write_id: str | None) -> int:
 def _must_differ(source: Any, target: Path) -> None:
     if source.folder.resolve() == target.resolve():
         raise click.UsageError("Source and target are the same topic.")
-
-
-def _known(source: Any, columns: list[str] | None) -> None:
-    names = source.schema().names if columns else []
-    for name in columns or []:
-        if name not in names:
-            raise click.UsageError(
-                f"There is no field {name!r}; there are: {', '.join(names) or 'none yet'}."
-            )
-
-
-def _target(topic: str, storage: str) -> Path:
-    from persisting.options import storage_folder
-    from persisting.topic.config import topic_folder
-
-    return storage_folder(topic) if os.sep in topic else topic_folder(storage, topic)
 
 
 @pipeline.command("near-duplicates")
@@ -292,7 +275,7 @@ def near_duplicates(
       persisting pipeline near-duplicates texts --column text --threshold 0.9
     """
     source = working.stored(topic, storage)
-    _known(source, [column])
+    working.columns(source, [column])
     with _session(master, conf) as spark:
         from persisting.spark import jobs, read_topic
 
@@ -354,7 +337,7 @@ def export(
       persisting pipeline export events v1.lance --tag v1 --columns id,text
     """
     source, started = working.stored(topic, storage), time.monotonic()
-    _known(source, columns)
+    working.columns(source, columns)
     with _session(master, conf) as spark:
         from persisting.spark import jobs, read_topic
 
@@ -409,7 +392,7 @@ def ingest(
       persisting pipeline ingest events "exports/*.parquet" --write-id load-1
       persisting pipeline ingest events old.lance
     """
-    folder, started = _target(topic, storage), time.monotonic()
+    folder, started = working.folder_of(topic, storage), time.monotonic()
     with _session(master, conf) as spark:
         from persisting.spark import jobs
 
@@ -447,7 +430,7 @@ def profile(
       persisting pipeline profile events --columns score,text
     """
     source = working.stored(topic, storage)
-    _known(source, columns)
+    working.columns(source, columns)
     with _session(master, conf) as spark:
         from persisting.spark import jobs, read_topic
 
@@ -517,7 +500,7 @@ def split(
       persisting pipeline split curated --key id --tag v1 --share train=0.8 --share test=0.2
     """
     source, started = working.stored(topic, storage), time.monotonic()
-    _known(source, [*(columns or []), *key])
+    working.columns(source, [*(columns or []), *key])
     with _session(master, conf) as spark:
         from persisting.spark import jobs
         from persisting.spark.jobs.splitting import SHARES
@@ -577,7 +560,7 @@ def run(
     Example:
       persisting pipeline run events curated --where "score > 0" --select "id, score * 2 AS score"
     """
-    source, folder = working.stored(topic, storage), _target(target, storage)
+    source, folder = working.stored(topic, storage), working.folder_of(target, storage)
     _must_differ(source, folder)
 
     def transform(rows: Any) -> Any:

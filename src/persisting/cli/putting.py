@@ -178,7 +178,7 @@ def _feed(
     work: Callable[[Feed, Progress], Awaitable[None]],
 ) -> None:
     """Open the topic, do the work, and say what is stored, whatever comes."""
-    path = _folder(topic, storage)
+    path = working.folder_of(topic, storage)
     made = not (path / "topic.json").exists()
     state: dict[str, Feed] = {}
     started = time.monotonic()
@@ -220,16 +220,6 @@ def _tell(result: PutResult, as_json: bool) -> None:
             )
 
     printing.show(result, as_json, tell)
-
-
-def _folder(topic: str, storage: str) -> Path:
-    from persisting.options import storage_folder
-    from persisting.topic.config import topic_folder
-
-    if os.sep in topic:
-        folder = storage_folder(topic)
-        return topic_folder(folder.parent, folder.name)
-    return topic_folder(storage, topic)
 
 
 @asynccontextmanager

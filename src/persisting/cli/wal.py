@@ -91,16 +91,10 @@ def inspect(topic: str, bucket: int | None, storage: str, as_json: bool) -> None
       persisting wal inspect events --bucket 0 --json
     """
     source = working.stored(topic, storage)
-    found = [_inspected(source, number) for number in _chosen(source, bucket)]
+    found = [_inspected(source, number) for number in working.buckets(source, bucket)]
     printing.show(found, as_json, lambda: _tell(found))
     if any(one.state == "damaged" for one in found):
         raise exits.Ended(exits.DAMAGED)
-
-
-def _chosen(source: TopicFolder, bucket: int | None) -> list[int]:
-    if bucket is not None and bucket not in source.buckets:
-        raise click.UsageError(f"There is no bucket {bucket}.")
-    return list(source.buckets) if bucket is None else [bucket]
 
 
 def _inspected(source: TopicFolder, bucket: int) -> InspectedLog:
@@ -204,7 +198,7 @@ def repair(
       persisting wal repair events --bucket 2 --yes
     """
     source = working.stored(topic, storage)
-    plans = [_repaired(source, number, dry_run=True) for number in _chosen(source, bucket)]
+    plans = [_repaired(source, number, dry_run=True) for number in working.buckets(source, bucket)]
     broken = [one for one in plans if one.problem is not None]
     if broken and not dry_run:
         lost = ", ".join(

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -34,6 +35,35 @@ def stored(topic: str, storage: str) -> TopicFolder:
     from persisting.topic.overview import find
 
     return find(topic, storage)
+
+
+def folder_of(topic: str, storage: str) -> Path:
+    """The folder that a topic has or would have."""
+    from persisting.topic import overview
+
+    return overview.folder_of(topic, storage)
+
+
+def buckets(source: TopicFolder, chosen: int | None) -> list[int]:
+    """The chosen bucket of a topic, or all."""
+    if chosen is None:
+        return list(source.buckets)
+    if chosen not in source.buckets:
+        raise click.UsageError(
+            f"There is no bucket {chosen}; the topic has 0 to {len(source.buckets) - 1}."
+        )
+    return [chosen]
+
+
+def columns(source: TopicFolder, chosen: list[str] | None) -> list[str]:
+    """The chosen fields of a topic, or all."""
+    names: list[str] = source.schema().names
+    for name in chosen or []:
+        if name not in names:
+            raise click.UsageError(
+                f"There is no field {name!r}; there are: {', '.join(names) or 'none yet'}."
+            )
+    return names if chosen is None else chosen
 
 
 def readable(topic: str, storage: str) -> TopicFolder:

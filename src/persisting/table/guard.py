@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from persisting.errors import StorageError, TableError
 
 _T = TypeVar("_T")
 _LOOKS = 20
+_IN_SOURCE = re.compile(r", (?:/home/runner|rust/|src/)")
 
 
 def own_handle(dataset: Any) -> Any:
@@ -30,6 +32,12 @@ def unless_it_went(read: Callable[[], _T]) -> _T:
     return read()
 
 
+def reason(exc: BaseException) -> str:
+    """What an error of Lance or Arrow says, without the place in its source."""
+    text = _IN_SOURCE.split(str(exc).partition("\n")[0])[0]
+    return text.removeprefix("Invalid user input: ") or type(exc).__name__
+
+
 @contextmanager
 def translated(action: str, where: object) -> Iterator[None]:
     """Raise whatever goes wrong inside as a :class:`TableError` that names the table.
@@ -43,5 +51,4 @@ def translated(action: str, where: object) -> Iterator[None]:
     except BaseException as exc:
         if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
             raise
-        text = str(exc).split(", /home/runner")[0] or type(exc).__name__
-        raise TableError(f"cannot {action} the table {where}: {text}") from exc
+        raise TableError(f"cannot {action} the table {where}: {reason(exc)}") from exc

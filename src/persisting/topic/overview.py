@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,6 @@ from persisting.topic import config as topics
 from persisting.topic import progress, tags
 from persisting.topic.config import DEFAULT_ROOT, bucket_folder
 from persisting.topic.folder import TopicFolder
-from persisting.topic.names import check_name
 from persisting.topic.progress import GroupProgress, Span
 from persisting.wal import FOLDER as LOG_FOLDER
 from persisting.wal.inspection import LogReport, inspect
@@ -114,8 +113,21 @@ class Description(msgspec.Struct):
     logs: list[BucketLog]
 
 
+class Look(NamedTuple):
+    """A topic with its buckets and groups, as far as they can be read."""
+
+    facts: TopicFacts
+    buckets: list[BucketFacts]
+    groups: list[GroupProgress]
+
+
 def topics_in(root: str | Path | None) -> list[TopicFacts]:
     """Every topic in a storage folder; one that cannot be read says why."""
+    return [look.facts for look in looks_in(root)]
+
+
+def looks_in(root: str | Path | None) -> list[Look]:
+    """The same with what was seen of each."""
     place = storage_folder(root or DEFAULT_ROOT)
     if not place.is_dir():
         raise StorageError(
@@ -123,28 +135,30 @@ def topics_in(root: str | Path | None) -> list[TopicFacts]:
             "in storage_path"
         )
     return [
-        _listed(place / name)
+        _look(place / name)
         for name in sorted(os.listdir(place))
         if (place / name / topics.FILE).exists()
     ]
 
 
-def _listed(folder: Path) -> TopicFacts:
+def _look(folder: Path) -> Look:
     facts = TopicFacts(folder.name, str(folder))
+    look = Look(facts, [], [])
     try:
         stored = TopicFolder.open(folder)
         facts.backend, facts.num_buckets = stored.config.backend, stored.config.num_buckets
-        found = buckets_of(stored)
+        look = Look(facts, found := buckets_of(stored), [])
         facts.problem = next((one.problem for one in found if one.problem), None)
         facts.rows = sum(one.rows for one in found)
         facts.bytes = sum(one.bytes for one in found)
         facts.log_bytes = sum(one.log_bytes for one in found)
         facts.owners = distinct_owners(found)
         if facts.problem is None:
-            facts.lag = {one.group: one.lag for one in groups_of(stored)}
+            look = look._replace(groups=groups_of(stored))
+            facts.lag = {one.group: one.lag for one in look.groups}
     except StorageError as exc:
         facts.problem = str(exc)
-    return facts
+    return look
 
 
 def describe(stored: TopicFolder) -> Description:
@@ -216,9 +230,19 @@ def log_of(stored: TopicFolder, bucket: int) -> LogReport:
 
 def find(topic: str, root: str | Path | None) -> TopicFolder:
     """A topic by its name in ``root``, or by the path of its folder."""
-    if os.sep in topic or topic in (".", ".."):
-        return TopicFolder.open(storage_folder(topic))
-    return TopicFolder.open(storage_folder(root or DEFAULT_ROOT) / check_name("topic", topic))
+    return TopicFolder.open(storage_folder(topic) if _is_path(topic) else folder_of(topic, root))
+
+
+def folder_of(topic: str, root: str | Path | None) -> Path:
+    """The folder that a topic has or would have, by its name in ``root`` or by a path."""
+    if _is_path(topic):
+        folder = storage_folder(topic)
+        return topics.topic_folder(folder.parent, folder.name)
+    return topics.topic_folder(root, topic)
+
+
+def _is_path(topic: str) -> bool:
+    return os.sep in topic or topic in (".", "..")
 
 
 def _bucket(stored: TopicFolder, number: int) -> BucketFacts:
