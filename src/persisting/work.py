@@ -1,6 +1,7 @@
 """Threads for blocking work: one shared pool, one timer, and jobs that never overlap themselves.
 
-A bucket owns no thread. What blocks (syncs, Lance, conversions of many rows) runs in the pool;
+A bucket owns no thread. What blocks (syncs, Lance, conversions of many rows) runs in the pool, or
+where it is the short work of every put in the threads of :mod:`persisting.hops`;
 what must happen later (a sync interval, a flush interval) is handed to the timer, which only
 submits to the pool.
 """
@@ -10,12 +11,16 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import os
 import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
+
+from persisting import hops
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -82,44 +87,63 @@ async def within(awaitable: Awaitable[_R], seconds: float | None) -> _R:
 
 
 class SharedJob:
-    """A job that runs in the pool, one run at a time, and whose runs are shared.
+    """A job of which one run goes on at a time, and whose runs are shared.
 
     :meth:`request` returns a future of a run that **begins after the call**, so that a caller
     knows its own state was seen; callers that arrive while a run is under way share the next.
     """
 
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self._run = run
+    def __init__(self, run: Callable[[], Any], *, short: bool = False) -> None:
+        """A ``short`` job waits for none that is in the pool."""
+        self._run, self._short = run, short
         self._guard = threading.Lock()
         self._waiting: list[Future[Any]] = []
+        self._wanted = False
         self._active = False
 
     def request(self) -> Future[Any]:
         future: Future[Any] = Future()
+        with suppress(RuntimeError):  # the future tells
+            self._want([future])
+        return future
+
+    def want(self) -> None:
+        """As :meth:`request`, for those who wait for nothing: ``run`` tells of its own failures."""
+        self._want([])
+
+    def _want(self, waiting: list[Future[Any]]) -> None:
         with self._guard:
-            self._waiting.append(future)
+            self._waiting += waiting
+            self._wanted = True
             start = not self._active
             self._active = True
         if start:
             try:
-                pool().submit(self._work)
-            except RuntimeError as exc:  # the interpreter is going down
+                (hops.submit if self._short else pool().submit)(self._work)
+            except RuntimeError as exc:  # no thread can be had: the interpreter is going down
                 with self._guard:
-                    refused, self._waiting, self._active = self._waiting, [], False
+                    refused, self._waiting = self._waiting, []
+                    self._wanted = self._active = False
                 for one in refused:
                     one.set_exception(exc)
-        return future
+                raise
 
     @property
     def pending(self) -> bool:
         """Whether a run is waiting to begin."""
-        return bool(self._waiting)
+        return self._wanted
+
+    @property
+    def active(self) -> bool:
+        """Whether a run is under way or waiting to begin."""
+        return self._active
 
     def _work(self) -> None:
         while True:
             with self._guard:
                 served, self._waiting = self._waiting, []
-                if not served:
+                wanted, self._wanted = self._wanted, False
+                if not wanted:
                     self._active = False
                     return
             try:
@@ -172,3 +196,12 @@ _timer = _Timer()
 def after(seconds: float, call: Callable[[], Any]) -> None:
     """Call a short, non-blocking function in ``seconds``; it must not raise."""
     _timer.after(seconds, call)
+
+
+def _begin_anew() -> None:
+    """A forked process has none of its parent's threads."""
+    global _pool, _pool_guard, _timer
+    _pool, _pool_guard, _timer = None, threading.Lock(), _Timer()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -86,7 +86,7 @@ def example() -> bytes:
         arrival=1_700_000_000_000_000,
         payload=payload,
     )
-    return frame.encode_segment_header(header) + frame.encode_frame(mark, EXAMPLE.salt)
+    return b"".join((frame.encode_segment_header(header), *frame.encode_frame(mark, EXAMPLE.salt)))
 
 
 def dumped(page: Path) -> bytes:

@@ -46,7 +46,7 @@ def segment(frames: list[Frame], *, counted: bool, first: int = 1) -> bytes:
     parts = [frame.encode_segment_header(SegmentHeader(first, SALT))]
     for number, one in enumerate(frames, first):
         due: dict[str, Any] = {"sequence": number} if counted else {}
-        parts.append(frame.encode_frame(Frame(**{**vars(one), **due}), SALT))
+        parts += frame.encode_frame(Frame(**{**vars(one), **due}), SALT)
     return b"".join(parts)
 
 

@@ -30,7 +30,7 @@ def test_all_of_persisting_queue_can_be_imported() -> None:
 def test_nothing_else_is_public() -> None:
     modules = {"bridge", "codec", "errors", "fs", "lock", "metrics", "options", "queue", "schema"}
     modules |= {"storage", "table", "topic", "wal", "work", "cluster", "spark", "cli", "dashboard"}
-    modules |= {"demo", "notes"}
+    modules |= {"demo", "hops", "notes"}
     visible = {n for n in vars(persisting) if not n.startswith("_")} - modules
     assert visible <= set(persisting.__all__)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -98,11 +99,14 @@ class Shaper:
         if self._extended or type(first) is not dict or not first:
             return None
         names = tuple(first)
-        if set(map(type, records)) != {dict} or set(map(len, records)) != {len(names)}:
+        if not _all_are(dict, records):
             return None
         try:
-            columns = {name: [record[name] for record in records] for name in names}
+            columns = {name: list(map(itemgetter(name), records)) for name in names}
         except KeyError:
+            return None
+        # Each has all the names, so that together they have more only if one has.
+        if sum(map(len, records)) != len(names) * len(records):
             return None
         kinds = [_only_type(column) for column in columns.values()]
         shape = self._shapes.get((*names, *kinds))
@@ -254,12 +258,18 @@ class Shaper:
         self._shapes[key] = Shape(*found, plain)
 
 
-def _only_type(column: Iterable[Any]) -> type | None:
+def _only_type(column: Sequence[Any]) -> type | None:
     """The one type of the values that are not None; None where there are several."""
+    if _all_are(type(column[0]), column):
+        return type(column[0])
     found = set(map(type, column))
     if len(found) > 1:
         found.discard(type(None))
     return found.pop() if len(found) == 1 else None
+
+
+def _all_are(kind: type, values: Sequence[Any]) -> bool:
+    return list(map(type, values)).count(kind) == len(values)
 
 
 def _mismatch(path: str, old: pa.DataType, new: pa.DataType) -> SchemaError:

@@ -358,25 +358,35 @@ class Bucket:
     def _after_accepting(self, rows: int) -> None:
         self.metrics.accepted(rows, self._buffered_rows)
         self.waiters.wake()
-        if self._buffered_rows >= self.options.flush_threshold or (
-            self.journal is not None and self.journal.wants_flush
-        ):
+        if self._wants_flush:
             self._flush_soon()
         elif not self._flush_due and self.options.flush_interval is not None:
             self._flush_due = True
             work.after(self.options.flush_interval, work.weakly(self, Bucket._flush_aged))
+
+    @property
+    def _wants_flush(self) -> bool:
+        long_log = self.journal is not None and self.journal.wants_flush
+        return long_log or self._buffered_rows >= self.options.flush_threshold
 
     def _flush_soon(self) -> None:
         """Flush at the threshold, but not at once after the last flush: many small commits cost
         more than one, and the records that wait are no less safe."""
         if self._flushing.pending or self._flush_waits:
             return
-        rest = self._flushed_at + FLUSH_PAUSE - time.monotonic()
-        if rest <= 0 or self._buffered_bytes > self.options.max_buffer_bytes // 4:
+        if self._buffered_bytes > self.options.max_buffer_bytes // 4:
+            self.request_flush()
+        elif self._flushing.active:
+            pass  # its end looks again
+        elif (rest := self._flushed_at + FLUSH_PAUSE - time.monotonic()) <= 0:
             self.request_flush()
         else:
+            self._flush_after(rest)
+
+    def _flush_after(self, seconds: float) -> None:
+        if not self._flush_waits:
             self._flush_waits = True
-            work.after(rest, work.weakly(self, Bucket._flush_after_pause))
+            work.after(seconds, work.weakly(self, Bucket._flush_after_pause))
 
     def _flush_after_pause(self) -> None:
         self._flush_waits = False
@@ -556,6 +566,8 @@ class Bucket:
             self.flushes += 1
             self.metrics.flushed(time.perf_counter() - started, self._buffered_rows)
             self.upkeep.look()
+        if self._wants_flush:
+            self._flush_after(FLUSH_PAUSE)
 
     def _retry_flush(self) -> None:
         if self.flush_error is not None and not self.closed:

@@ -155,22 +155,24 @@ def prepare(shaper: Shaper, records: Sequence[Any]) -> Prepared:
     after, taken = shaper, []
     start, step = 0, shaper.slice_rows
     while start < len(records):
-        some = records[start : start + step]
+        some = records if not start and len(records) <= step else records[start : start + step]
         alike = after.batch_of_alike(some)
-        if alike is not None and alike.nbytes <= _MAX_BATCH_BYTES:
-            batches = [alike]
+        nbytes = alike.nbytes if alike is not None else 0
+        if alike is not None and nbytes <= _MAX_BATCH_BYTES:
+            batches = [(alike, nbytes)]
         else:
             rows, after = after.take(some)
-            batches = list(_batches(after, rows))
+            batches = [(batch, batch.nbytes) for batch in _batches(after, rows)]
+            nbytes = sum(size for _, size in batches)
         taken.append((after, batches))
         start += len(some)
-        step = after.slice_rows = rows_at_once(sum(b.nbytes for b in batches), len(some))
+        step = after.slice_rows = rows_at_once(nbytes, len(some))
     chunks = []
     for at, batches in taken:
-        for batch in batches:
+        for batch, size in batches:
             if at is not after:
-                batch = arrow.align(batch, after.schema, after.rules.defaults)
-            chunks.append(Chunk(after, batch=batch))
+                batch, size = arrow.align(batch, after.schema, after.rules.defaults), 0
+            chunks.append(Chunk(after, batch=batch, nbytes=size))
     return Prepared(shaper, after, chunks, _large(after, chunks))
 
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from persisting import codec, work
+from persisting import codec, hops, work
 from persisting.errors import WALError
 from persisting.fs import FileSystem
 from persisting.options import PersistingOptions
@@ -45,12 +45,12 @@ Mark = tuple[str, int]
 class Entry:
     """One put in the queue: its chunks, its mark, and the future to resolve in its loop."""
 
-    __slots__ = ("chunks", "future", "loop", "mark")
+    __slots__ = ("box", "chunks", "future", "mark")
 
     def __init__(self, chunks: list[Chunk], mark: Mark | None = None) -> None:
         self.chunks, self.mark = chunks, mark
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[None] = self.loop.create_future()
+        self.box = hops.mailbox()
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
     def settled(cls) -> Entry:
@@ -70,10 +70,11 @@ class Journal:
         self._interval = options.wal_sync_interval
         self._max_bytes = options.max_wal_size
         self._queue: list[Entry] = []
-        self._writing = work.SharedJob(work.weakly(self, Journal._write))
+        self._writing = work.SharedJob(work.weakly(self, Journal._write), short=True)
         self._syncing = work.SharedJob(work.weakly(self, Journal._sync))
         self._sync_due = False
         self._schema: pa.Schema | None = None
+        self._preamble: tuple[pa.Schema, Payload] | None = None
         self._turn = threading.Lock()
 
     @property
@@ -107,7 +108,10 @@ class Journal:
     def start(self) -> None:
         """Have the queue written."""
         if not self._writing.pending:
-            self._writing.request()
+            try:
+                self._writing.want()
+            except RuntimeError as exc:  # no thread to be had
+                self._fail([], exc)
 
     def drain(self) -> Future[None]:
         """A future of when everything queued before this call is acknowledged or failed."""
@@ -156,9 +160,13 @@ class Journal:
             self._bucket.metrics.log_failed()
             self._fail(entries, exc)
             return
-        self.report()
         marks = [group.mark for group in groups if group.mark is not None]
-        self._bucket.acknowledge([c for group in groups for c in group.chunks], arrival, marks)
+        try:
+            self.report()
+            self._bucket.acknowledge([c for group in groups for c in group.chunks], arrival, marks)
+        except BaseException as exc:  # stored, but whoever put it must not wait for ever
+            _resolve(entries, exc)
+            raise
         _resolve(entries, None)
         if self._interval > 0 and not self._sync_due:
             self._sync_due = True
@@ -179,13 +187,15 @@ class Journal:
 
     def _encode(self, groups: list[Entry]) -> tuple[list[list[Payload]], Payload]:
         first = groups[0].chunks[0].schema
-        preamble = _schema_payload(first)
+        if self._preamble is None or self._preamble[0] is not first:
+            self._preamble = first, _schema_payload(first)
+        preamble = self._preamble[1]
         schema = self._schema
         payloads = []
         for group in groups:
             frames = [] if group.mark is None else [_mark_payload(group.mark)]
             for chunk in group.chunks:
-                if schema is None or not chunk.schema.equals(schema):
+                if schema is not chunk.schema and schema != chunk.schema:
                     schema = chunk.schema
                     frames.append(_schema_payload(schema))
                 frames.append(self._rows_payload(chunk.batch))
@@ -399,12 +409,14 @@ def _grouped(entries: list[Entry]) -> list[Entry]:
 
 
 def _resolve(entries: list[Entry], exc: BaseException | None) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = defaultdict(list)
+    if len(entries) == 1:
+        entries[0].box.post(_resolve_here, [entries[0].future], exc)
+        return
+    by_box: dict[hops.Mailbox, list[asyncio.Future[None]]] = defaultdict(list)
     for entry in entries:
-        by_loop[entry.loop].append(entry.future)
-    for loop, futures in by_loop.items():
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(_resolve_here, futures, exc)
+        by_box[entry.box].append(entry.future)
+    for box, futures in by_box.items():
+        box.post(_resolve_here, futures, exc)
 
 
 def _resolve_here(futures: list[asyncio.Future[None]], exc: BaseException | None) -> None:

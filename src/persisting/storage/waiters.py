@@ -7,21 +7,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from persisting import hops
+
 
 class Waiters:
     """Futures that :meth:`wake` resolves, from whatever thread."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._futures: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+        self._futures: dict[asyncio.Future[None], hops.Mailbox] = {}
 
     @contextmanager
     def waiting(self) -> Iterator[asyncio.Future[None]]:
         """A future for the next wake. Look at the state inside the context, then await it."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        box = hops.mailbox()
         with self._guard:
-            self._futures[future] = loop
+            self._futures[future] = box
         try:
             yield future
         finally:
@@ -34,9 +36,8 @@ class Waiters:
             return
         with self._guard:
             futures, self._futures = self._futures, {}
-        for future, loop in futures.items():
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_resolve, future)
+        for future, box in futures.items():
+            box.post(_resolve, future)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -37,7 +37,13 @@ def is_light(records: list[Any]) -> bool:
     for record in records[::step]:
         if isinstance(record, dict):
             for value in record.values():
-                left -= _weight(value, left)
+                kind = type(value)
+                if kind is str:
+                    left -= 1 + len(value) // 16
+                elif kind is int or kind is float:
+                    left -= 1
+                else:
+                    left -= _weight(value, left)
                 if left <= 0:
                     return False
     return True

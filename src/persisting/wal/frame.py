@@ -92,8 +92,9 @@ def decode_segment_header(data: memoryview) -> SegmentHeader:
     return SegmentHeader(first_sequence, salt, version)
 
 
-def encode_frame(frame: Frame, salt: int) -> bytes:
-    """Header and payload; the payload's checksum stands in the header."""
+def encode_frame(frame: Frame, salt: int) -> tuple[bytes, bytes | memoryview]:
+    """Header and payload, to be written one after the other. A payload is large: it stays where
+    it is until all frames are put together."""
     body = _FRAME.pack(
         FRAME_MAGIC,
         frame.kind,
@@ -106,7 +107,7 @@ def encode_frame(frame: Frame, salt: int) -> bytes:
         frame.arrival,
         crc32(frame.payload),
     )
-    return b"".join((body, _FRAME_CRC.pack(crc32(body, salt)), frame.payload))
+    return body + _FRAME_CRC.pack(crc32(body, salt)), frame.payload
 
 
 def decode_frame(data: memoryview, position: int, salt: int) -> tuple[Frame, int]:

@@ -132,7 +132,8 @@ class Log:
     def _write(
         self, entries: Sequence[Sequence[Payload]], arrival: int, segment: Segment
     ) -> list[int]:
-        lasts, chunks = [], []
+        lasts: list[int] = []
+        chunks: list[bytes | memoryview] = []
         for entry in entries:
             for place, payload in enumerate(entry, start=1):
                 frame = Frame(
@@ -145,7 +146,7 @@ class Log:
                     arrival=arrival,
                     payload=payload.data,
                 )
-                chunks.append(encode_frame(frame, segment.salt))
+                chunks += encode_frame(frame, segment.salt)
                 self._next_sequence += 1
             lasts.append(self._next_sequence - 1)
         data = b"".join(chunks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Bucket, Kind
 
 from persisting.queue import PersistingBackend
+from persisting.storage.bucket import FLUSH_PAUSE
 
 SOON = 20.0
 
@@ -54,6 +56,23 @@ async def test_the_threshold_starts_a_flush(kind: Kind, way: str, folder: Path) 
 
     await until(flushed)
     assert len(await backend.get()) == backend.total_count()
+    await bucket.close()
+
+
+@pytest.mark.parametrize("kind", [LANCE, PERSISTING, WAL_SYNCED], ids=str)
+async def test_the_threshold_flushes_no_more_often_than_it_may(kind: Kind, folder: Path) -> None:
+    bucket = Bucket(kind, folder)
+    backend = bucket.open(flush_threshold=5, flush_interval=None)
+    started = time.monotonic()
+    while time.monotonic() - started < 6 * FLUSH_PAUSE:
+        await backend.put_batch([{"i": 1}] * 10)
+
+    async def flushed() -> bool:
+        return (await backend.stats())["buffer_count"] == 0
+
+    await until(flushed)  # also what came during the last one, though nothing is put any more
+    passed = time.monotonic() - started
+    assert 2 <= (await backend.stats())["flush_count"] <= passed / FLUSH_PAUSE + 1
     await bucket.close()
 
 

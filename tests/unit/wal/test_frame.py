@@ -22,7 +22,6 @@ from persisting.wal.frame import (
     SegmentHeader,
     decode_frame,
     decode_segment_header,
-    encode_frame,
     encode_segment_header,
     later_headers,
 )
@@ -54,6 +53,10 @@ frames = st.builds(
 salts = st.integers(0, 2**32 - 1)
 
 
+def encoded(given: Frame, salt: int) -> bytes:
+    return b"".join(frame.encode_frame(given, salt))
+
+
 def read(data: bytes, position: int = 0, salt: int = SALT) -> tuple[Frame, int]:
     found, end = decode_frame(memoryview(data), position, salt)
     return Frame(**{**vars(found), "payload": bytes(found.payload)}), end
@@ -71,7 +74,7 @@ def flipped(data: bytes) -> Iterator[bytes]:
 def test_a_frame_comes_back_from_any_place_as_it_was(
     given: Frame, salt: int, before: bytes, after: bytes
 ) -> None:
-    data = before + encode_frame(given, salt) + after
+    data = before + encoded(given, salt) + after
     found, end = read(data, len(before), salt)
     assert found == given
     assert end == len(data) - len(after)
@@ -85,14 +88,14 @@ def test_a_segment_header_comes_back_as_it_was(first: int, salt: int, version: i
 
 def test_frames_follow_each_other_without_a_gap() -> None:
     second = Frame(**{**vars(FRAME), "sequence": 22, "payload": b""})
-    data = encode_frame(FRAME, SALT) + encode_frame(second, SALT)
+    data = encoded(FRAME, SALT) + encoded(second, SALT)
     _, end = read(data)
     assert read(data, end) == (second, len(data))
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", FRAME.payload])
 def test_a_frame_cut_at_any_byte_is_broken(payload: bytes) -> None:
-    data = encode_frame(Frame(**{**vars(FRAME), "payload": payload}), SALT)
+    data = encoded(Frame(**{**vars(FRAME), "payload": payload}), SALT)
     for length in range(len(data)):
         with pytest.raises(Broken):
             read(data[:length])
@@ -106,7 +109,7 @@ def test_a_segment_header_cut_at_any_byte_is_broken() -> None:
 
 
 def test_a_frame_with_any_bit_turned_is_broken() -> None:
-    for hurt in flipped(encode_frame(FRAME, SALT)):
+    for hurt in flipped(encoded(FRAME, SALT)):
         with pytest.raises(Broken) as raised:
             read(hurt)
         assert raised.value.position == 0
@@ -127,7 +130,7 @@ def test_zeros_are_no_frame_and_no_header() -> None:
 
 def test_a_frame_of_another_segment_is_broken() -> None:
     with pytest.raises(Broken):
-        read(encode_frame(FRAME, SALT), salt=SALT ^ 1)
+        read(encoded(FRAME, SALT), salt=SALT ^ 1)
 
 
 def test_a_length_beyond_the_file_is_broken_and_costs_no_memory() -> None:
@@ -152,13 +155,13 @@ def test_any_bytes_are_a_segment_header_or_broken(data: bytes) -> None:
 
 @given(st.lists(frames, max_size=4), st.binary(max_size=60))
 def test_later_headers_are_found_behind_garbage(given: list[Frame], garbage: bytes) -> None:
-    data = garbage + b"".join(encode_frame(f, SALT) for f in given)
+    data = garbage + b"".join(encoded(f, SALT) for f in given)
     found = list(later_headers(memoryview(data), 0, SALT))
     assert [(f.sequence, f.synced) for f in found] == [(f.sequence, f.synced) for f in given]
 
 
 def test_later_headers_are_found_behind_a_cut_frame_and_before_the_end() -> None:
-    data = encode_frame(FRAME, SALT)
+    data = encoded(FRAME, SALT)
     cut = data[: FRAME_HEADER_SIZE + 3]
     assert [f.sequence for f in later_headers(memoryview(cut + data), 0, SALT)] == [21, 21]
     assert [f.sequence for f in later_headers(memoryview(cut + data), 1, SALT)] == [21]
@@ -166,8 +169,8 @@ def test_later_headers_are_found_behind_a_cut_frame_and_before_the_end() -> None
 
 def test_later_headers_do_not_believe_what_a_record_holds() -> None:
     forged = Frame(ROWS, 0, 0, 0, 10**9, 10**9, 0, b"")
-    outer = Frame(**{**vars(FRAME), "payload": encode_frame(forged, SALT ^ 5) * 3})
-    found = later_headers(memoryview(encode_frame(outer, SALT)), 0, SALT)
+    outer = Frame(**{**vars(FRAME), "payload": encoded(forged, SALT ^ 5) * 3})
+    found = later_headers(memoryview(encoded(outer, SALT)), 0, SALT)
     assert [f.sequence for f in found] == [FRAME.sequence]
 
 
@@ -188,6 +191,6 @@ def test_the_bytes_are_those_of_the_format_document() -> None:
         zlib.crc32(FRAME.payload),
     )
     checksum = struct.pack("<I", zlib.crc32(body, SALT))
-    assert encode_frame(FRAME, SALT) == body + checksum + FRAME.payload
+    assert encoded(FRAME, SALT) == body + checksum + FRAME.payload
     assert (SEGMENT_HEADER_SIZE, FRAME_HEADER_SIZE) == (28, 48)
     assert (SCHEMA, ROWS, frame.MARK, MORE, frame.FORMAT_VERSION) == (1, 2, 3, 1, 1)

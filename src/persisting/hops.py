@@ -1,0 +1,176 @@
+"""Quick hops between an event loop and a thread, for what every put does.
+
+A hop through a thread pool and ``call_soon_threadsafe`` costs as much as writing a record to the
+log. Here each way is one write to a file descriptor that the other side waits on: the system call
+lets go of Python's lock, so that who is woken can run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+log = logging.getLogger("persisting")
+
+MOST_THREADS = 16
+
+
+class Bell:
+    """What one side rings and the other waits for."""
+
+    def __init__(self, *, counting: bool = False) -> None:
+        """A counting bell is heard once per ring, by whichever thread waits; another is heard
+        once for all the rings before, and never waited for: a loop watches its ``fd``."""
+        self._counting = counting
+        if hasattr(os, "eventfd"):
+            kind = os.EFD_SEMAPHORE if counting else os.EFD_NONBLOCK
+            self.fd = self._rung = os.eventfd(0, os.EFD_CLOEXEC | kind)
+        else:
+            self.fd, self._rung = os.pipe()
+            os.set_blocking(self.fd, counting)
+            os.set_blocking(self._rung, counting)
+        closing = weakref.finalize(self, _close, {self.fd, self._rung})
+        closing.atexit = False  # threads wait at it until the very end
+
+    def ring(self) -> None:
+        if self._rung == self.fd:
+            os.eventfd_write(self.fd, 1)
+        else:
+            with suppress(BlockingIOError):  # it has been ringing for long
+                os.write(self._rung, b"1")
+
+    def hear(self) -> None:
+        if self._rung == self.fd:
+            os.eventfd_read(self.fd)
+        else:
+            os.read(self.fd, 1 if self._counting else 1 << 16)
+
+
+def _close(fds: set[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+class Crew:
+    """Daemon threads for short jobs, as many as are busy at a time. Jobs must not raise."""
+
+    def __init__(self, most: int = MOST_THREADS) -> None:
+        self._most = most
+        self._jobs: deque[Callable[[], Any]] = deque()
+        self._bell: Bell | None = None
+        self._guard = threading.Lock()
+        self._threads = self._busy = 0
+
+    def submit(self, job: Callable[[], Any]) -> None:
+        """Run a job soon; RuntimeError where not even one thread can be had."""
+        bell = self._bell
+        if bell is None or self._busy + len(self._jobs) >= self._threads:
+            bell = self._grow()
+        self._jobs.append(job)
+        bell.ring()
+
+    def _grow(self) -> Bell:
+        with self._guard:
+            bell = self._bell = self._bell or Bell(counting=True)
+            if self._threads < self._most:
+                name = f"persisting-log-{self._threads}"
+                try:
+                    threading.Thread(target=self._run, args=[bell], name=name, daemon=True).start()
+                except RuntimeError:
+                    if not self._threads:
+                        raise
+                else:
+                    self._threads += 1
+            return bell
+
+    def _run(self, bell: Bell) -> None:
+        while True:
+            bell.hear()
+            with self._guard:
+                self._busy += 1
+            try:
+                self._jobs.popleft()()
+            except BaseException:
+                log.exception("a job of the log failed")
+            finally:
+                with self._guard:
+                    self._busy -= 1
+
+
+_crew = Crew()
+
+
+def submit(job: Callable[[], Any]) -> None:
+    """Run a short job in a thread that has nothing else to do."""
+    _crew.submit(job)
+
+
+class Mailbox:
+    """Calls for one event loop, posted by other threads. Calls must not raise."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Made by the loop itself."""
+        self._loop = weakref.ref(loop)
+        self._calls = calls = deque[tuple[Callable[..., Any], tuple[Any, ...]]]()
+        self._bell = bell = Bell()
+
+        def deliver() -> None:
+            bell.hear()
+            while calls:
+                call, args = calls.popleft()
+                call(*args)
+
+        loop.add_reader(bell.fd, deliver)
+
+    def post(self, call: Callable[..., Any], *args: Any) -> None:
+        """Have the loop call, in the order of the posts; nothing happens once it is closed."""
+        loop = self._loop()
+        if loop is not None and not loop.is_closed():
+            self._calls.append((call, args))
+            self._bell.ring()
+
+
+class _PlainMailbox(Mailbox):
+    """The same for a loop that cannot watch a file descriptor."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+
+    def post(self, call: Callable[..., Any], *args: Any) -> None:
+        loop = self._loop()
+        if loop is not None:
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(call, *args)
+
+
+_mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox]
+_mailboxes = weakref.WeakKeyDictionary()
+
+
+def mailbox() -> Mailbox:
+    """The mailbox of the running loop."""
+    loop = asyncio.get_running_loop()
+    found = _mailboxes.get(loop)
+    if found is None:
+        try:
+            found = Mailbox(loop)
+        except NotImplementedError:
+            found = _PlainMailbox(loop)
+        _mailboxes[loop] = found
+    return found
+
+
+def _begin_anew() -> None:
+    """A forked process has none of its parent's threads."""
+    global _crew
+    _crew = Crew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
