@@ -81,15 +81,6 @@ class TestDefaults:
         chosen = settings.defaults(master, tmp_path, {})
         assert chosen["spark.sql.shuffle.partitions"] == partitions
 
-    def test_sockets_are_files_where_only_we_can_enter(self) -> None:
-        name = "spark.python.unix.domain.socket"
-        short, long = Path("/tmp/spark"), Path("/tmp") / ("x" * 60)
-        chosen = settings.defaults("local[2]", short, {})
-        assert chosen[f"{name}.enabled"] == "true"
-        assert chosen[f"{name}.dir"] == str(short)
-        for master, folder in (("local[2]", long), (ELSEWHERE, short)):
-            assert name not in str(settings.defaults(master, folder, {}))
-
 
 class TestTheEnvironment:
     def test_spark_stays_on_this_machine_unless_it_is_told_otherwise(

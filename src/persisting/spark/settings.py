@@ -14,8 +14,6 @@ from persisting.spark import java
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 _QUICK_COLLECTOR = "-XX:+UseSerialGC"
-_SOCKET_FOLDER = 60
-"""Bytes that the path of a folder for sockets may have: a system allows 104 with a file's name."""
 _ANY_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
@@ -37,10 +35,6 @@ def defaults(master: str, folder: Path, conf: Mapping[str, str | None]) -> dict[
     cores = local_cores(master)
     if cores is not None:
         chosen["spark.sql.shuffle.partitions"] = str(max(2, cores))
-        if len(os.fsencode(folder)) <= _SOCKET_FOLDER:
-            # Between Java and Python, in a folder that nobody else can enter: quicker than TCP.
-            chosen["spark.python.unix.domain.socket.enabled"] = "true"
-            chosen["spark.python.unix.domain.socket.dir"] = str(folder)
         for role in ("driver", "executor"):
             flags = (log, *_quick_flags(conf.get(f"spark.{role}.extraJavaOptions")))
             chosen[f"spark.{role}.defaultJavaOptions"] = " ".join(flags)
