@@ -47,10 +47,15 @@ class Bell:
                 os.write(self._rung, b"1")
 
     def hear(self) -> None:
-        if self._rung == self.fd:
-            os.eventfd_read(self.fd)
-        else:
+        if self._rung != self.fd:
             os.read(self.fd, 1 if self._counting else 1 << 16)
+            return
+        while True:
+            try:
+                os.eventfd_read(self.fd)
+                return
+            except InterruptedError:  # by a signal; unlike other calls this one is not repeated
+                continue
 
 
 def _close(fds: set[int]) -> None:
@@ -69,7 +74,7 @@ class Crew:
         self._threads = self._busy = 0
 
     def submit(self, job: Callable[[], Any]) -> None:
-        """Run a job soon; RuntimeError where not even one thread can be had."""
+        """Run a job soon; RuntimeError or OSError where not even one thread can be had."""
         bell = self._bell
         if bell is None or self._busy + len(self._jobs) >= self._threads:
             bell = self._grow()
@@ -90,18 +95,30 @@ class Crew:
                     self._threads += 1
             return bell
 
+    @property
+    def crowded(self) -> bool:
+        """Whether jobs wait for a thread."""
+        return bool(self._jobs)
+
     def _run(self, bell: Bell) -> None:
         while True:
             bell.hear()
             with self._guard:
                 self._busy += 1
-            try:
-                self._jobs.popleft()()
-            except BaseException:
-                log.exception("a job of the log failed")
-            finally:
-                with self._guard:
-                    self._busy -= 1
+            # Until none is left: Ctrl-C may have come between a job and its ring.
+            while self._jobs:
+                with suppress(IndexError):  # another thread was quicker
+                    self._do(self._jobs.popleft())
+            with self._guard:
+                self._busy -= 1
+
+    def _do(self, job: Callable[[], Any]) -> None:
+        try:
+            if self._jobs:
+                self._grow()  # two who submitted at once may have counted on this thread both
+            job()
+        except BaseException:
+            log.exception("a job of the log failed")
 
 
 _crew = Crew()
@@ -112,33 +129,51 @@ def submit(job: Callable[[], Any]) -> None:
     _crew.submit(job)
 
 
+def crowded() -> bool:
+    """Whether jobs wait, so that who goes on and on should let them have a turn."""
+    return _crew.crowded
+
+
 class Mailbox:
-    """Calls for one event loop, posted by other threads. Calls must not raise."""
+    """Calls for one event loop, posted by other threads.
+
+    Calls must not raise, and may be made twice where one is interrupted.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Made by the loop itself."""
-        self._loop = weakref.ref(loop)
-        self._calls = calls = deque[tuple[Callable[..., Any], tuple[Any, ...]]]()
+        calls = deque[tuple[Callable[..., Any], tuple[Any, ...]]]()
         self._bell = bell = Bell()
+        # Calls hold futures, and these the loop: only the loop itself may hold them.
+        self._calls = weakref.ref(calls)
 
         def deliver() -> None:
-            bell.hear()
-            while calls:
-                call, args = calls.popleft()
-                call(*args)
+            with suppress(BlockingIOError):  # heard already, in a turn that was broken off
+                bell.hear()
+            try:
+                while calls:
+                    call, args = calls[0]
+                    try:
+                        call(*args)
+                    except Exception:
+                        log.exception("a call in an event loop failed")
+                    calls.popleft()
+            finally:
+                if calls:  # Ctrl-C: what is left, the one it met included, comes in the next turn
+                    bell.ring()
 
         loop.add_reader(bell.fd, deliver)
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
         """Have the loop call, in the order of the posts; nothing happens once it is closed."""
-        loop = self._loop()
-        if loop is not None and not loop.is_closed():
-            self._calls.append((call, args))
+        calls = self._calls()
+        if calls is not None:
+            calls.append((call, args))
             self._bell.ring()
 
 
 class _PlainMailbox(Mailbox):
-    """The same for a loop that cannot watch a file descriptor."""
+    """The same for a loop that cannot watch a file descriptor, or where none can be had."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -161,7 +196,7 @@ def mailbox() -> Mailbox:
     if found is None:
         try:
             found = Mailbox(loop)
-        except NotImplementedError:
+        except (NotImplementedError, OSError):
             found = _PlainMailbox(loop)
         _mailboxes[loop] = found
     return found

@@ -99,11 +99,11 @@ class SharedJob:
         self._guard = threading.Lock()
         self._waiting: list[Future[Any]] = []
         self._wanted = False
-        self._active = False
+        self._active = self._running = False
 
     def request(self) -> Future[Any]:
         future: Future[Any] = Future()
-        with suppress(RuntimeError):  # the future tells
+        with suppress(RuntimeError, OSError):  # the future tells
             self._want([future])
         return future
 
@@ -112,21 +112,29 @@ class SharedJob:
         self._want([])
 
     def _want(self, waiting: list[Future[Any]]) -> None:
-        with self._guard:
-            self._waiting += waiting
-            self._wanted = True
-            start = not self._active
-            self._active = True
-        if start:
-            try:
-                (hops.submit if self._short else pool().submit)(self._work)
-            except RuntimeError as exc:  # no thread can be had: the interpreter is going down
-                with self._guard:
-                    refused, self._waiting = self._waiting, []
-                    self._wanted = self._active = False
-                for one in refused:
+        try:
+            with self._guard:
+                self._waiting += waiting
+                self._wanted = True
+                start = not self._active
+                self._active = True
+            if start:
+                self._submit()
+        except (RuntimeError, OSError) as exc:  # no thread can be had
+            with self._guard:
+                refused, self._waiting = self._waiting, []
+                self._wanted = self._active = False
+            for one in refused:
+                if one.set_running_or_notify_cancel():
                     one.set_exception(exc)
-                raise
+            raise
+        except BaseException:
+            # Ctrl-C, perhaps before it was submitted; twice does no harm.
+            self._submit()
+            raise
+
+    def _submit(self) -> None:
+        (hops.submit if self._short else pool().submit)(self._work)
 
     @property
     def pending(self) -> bool:
@@ -139,12 +147,16 @@ class SharedJob:
         return self._active
 
     def _work(self) -> None:
+        with self._guard:
+            if self._running:
+                return
+            self._running = True
         while True:
             with self._guard:
                 served, self._waiting = self._waiting, []
                 wanted, self._wanted = self._wanted, False
                 if not wanted:
-                    self._active = False
+                    self._active = self._running = False
                     return
             try:
                 result = self._run()
@@ -156,6 +168,11 @@ class SharedJob:
                 for future in served:
                     if future.set_running_or_notify_cancel():
                         future.set_result(result)
+            if self._short and hops.crowded():
+                with self._guard:
+                    self._running = False
+                self._submit()  # behind those who wait
+                return
 
 
 class _Timer:
@@ -169,13 +186,19 @@ class _Timer:
 
     def after(self, seconds: float, call: Callable[[], Any]) -> None:
         with self._wake:
+            self._begin()
             heapq.heappush(self._heap, (time.monotonic() + seconds, next(self._numbers), call))
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="persisting-timer", daemon=True
-                )
-                self._thread.start()
             self._wake.notify()
+
+    def begin(self) -> None:
+        with self._wake:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="persisting-timer", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _run(self) -> None:
         while True:
@@ -191,6 +214,11 @@ class _Timer:
 
 
 _timer = _Timer()
+
+
+def begin_timer() -> None:
+    """Have the timer's thread, or RuntimeError; :func:`after` then finds it."""
+    _timer.begin()
 
 
 def after(seconds: float, call: Callable[[], Any]) -> None:

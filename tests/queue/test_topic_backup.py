@@ -57,6 +57,19 @@ async def test_what_is_flushed_and_what_is_only_in_the_log_are_copied(tmp_path: 
     assert await numbers_in(tmp_path, "t") == list(range(75))
 
 
+async def test_a_bucket_whose_rows_retention_has_all_dropped_is_copied_too(tmp_path: Path) -> None:
+    async with await writer_of(tmp_path) as writer:
+        await writer.put(records(0, 50))
+        await writer.flush()
+        await writer.retain(rows=0)
+        await writer.put(records(50, 3))
+        copy = copy_of(tmp_path)
+    backup.restore(copy, tmp_path / "again")
+    async with await writer_of(tmp_path, "again") as writer:
+        await writer.put(records(53, 20))
+    assert await numbers_in(tmp_path, "again") == list(range(50, 73))
+
+
 async def test_offsets_tags_groups_indexes_and_the_past_come_along(tmp_path: Path) -> None:
     async with await writer_of(tmp_path) as writer:
         await writer.put(records(0, 40))

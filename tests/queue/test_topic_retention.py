@@ -13,7 +13,7 @@ from homes import BUCKETS, Following, Home, flat, taken, until
 from places import drained, ids, numbered, streamed
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
-from persisting.queue import read_queue
+from persisting.queue import read_queue, write_queue
 
 _NIGHTLY = pytest.mark.nightly
 
@@ -25,6 +25,32 @@ async def in_steps(home: Home, steps: int = 4, count: int = 30, **options: Any) 
         await writer.put(numbered(count, step * count))
         await writer.flush()
     return writer
+
+
+async def test_a_read_that_retention_overtakes_gives_what_it_has(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"topic": "t", "storage_path": str(tmp_path)}
+    writer = await write_queue(**where, num_buckets=2, backend="lance")
+    for first in range(0, 100, 10):
+        await writer.put([{"id": str(n)} for n in range(first, first + 10)])
+        await writer.flush()
+    reader = await read_queue(**where)
+    port, offsets = reader._topic.port(0), []
+    read = port.read
+
+    async def read_then_retain(offset: int, limit: int | None) -> Any:
+        offsets.append(offset)
+        page = await read(offset, limit)
+        if len(offsets) == 1:
+            await writer.retain(rows=10)  # as retention by itself might at this moment
+        return page
+
+    port.read = read_then_retain
+    assert len(await reader.get(limit=60)) > 30
+    assert len(offsets) == 2
+    with pytest.raises(OffsetOutOfRange, match="removed by retention"):
+        await reader.get(limit=60)
+    await reader.close()
+    await writer.close()
 
 
 class RetentionContract:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
+import os
 import threading
 import time
 import weakref
@@ -61,6 +62,7 @@ class Bucket:
     ) -> None:
         self.options, self.rules, self.metrics = options, rules, metrics
         self.fs = filesystem.current()
+        self._process = os.getpid()
         self.guard = threading.Lock()
         self.journal: Journal | None = None
         self.closed = False
@@ -135,6 +137,10 @@ class Bucket:
             raise InvalidArgument(
                 f"storage_path {folder} cannot be made: {exc.strerror}; check its permissions"
             ) from exc
+        try:
+            work.begin_timer()
+        except RuntimeError as exc:
+            raise StorageError(f"cannot open {folder}: no thread for its timer ({exc})") from exc
         self._lock = BucketLock(folder, bucket=self.options.bucket_id)
         self._unlock = weakref.finalize(self, self._lock.release, clean=False)
         if self._lock.left_clean:
@@ -159,6 +165,7 @@ class Bucket:
 
     def begin_close(self) -> None:
         """Refuse further puts; :meth:`finish_close` or :meth:`cancel_close` follows."""
+        self._check_process()
         with self.guard:
             self.closed = True
 
@@ -200,9 +207,19 @@ class Bucket:
             log.warning("%s", exc)
 
     def check_open(self) -> None:
+        self._check_process()
         if self.closed:
             raise BucketClosed(
                 f"the backend of {self.options.storage_path} is closed; open a new one"
+            )
+
+    def _check_process(self) -> None:
+        """Two processes that both append to one log would destroy each other's records. Looked at
+        before any lock: whoever held it at the fork is not here to give it back."""
+        if os.getpid() != self._process:
+            raise StorageError(
+                f"the backend of {self.options.storage_path} was opened by process "
+                f"{self._process}, of which this one is a fork; open it in the process that uses it"
             )
 
     def check_writable(self) -> None:
@@ -222,6 +239,7 @@ class Bucket:
     @property
     def is_full(self) -> bool:
         """Whether a put must wait for a flush, which also retries a failed one."""
+        self._check_process()
         if self.flush_error is not None or self._buffered_bytes > self.options.max_buffer_bytes:
             return True
         if self.frozen:
@@ -301,9 +319,9 @@ class Bucket:
                     return Entry.settled()
             if self._shaper is not prepared.base or self.frozen:
                 return None
+            entry = Entry(prepared.chunks, mark)
             self._check_widening(prepared)
             self._shaper = prepared.shaper
-            entry = Entry(prepared.chunks, mark)
             if mark is not None:
                 self._marked[mark] = entry
             self.journal.enqueue(entry)
@@ -358,40 +376,32 @@ class Bucket:
     def _after_accepting(self, rows: int) -> None:
         self.metrics.accepted(rows, self._buffered_rows)
         self.waiters.wake()
-        if self._wants_flush:
+        if self._buffered_rows >= self.options.flush_threshold or (
+            self.journal is not None and self.journal.wants_flush
+        ):
             self._flush_soon()
         elif not self._flush_due and self.options.flush_interval is not None:
             self._flush_due = True
             work.after(self.options.flush_interval, work.weakly(self, Bucket._flush_aged))
 
-    @property
-    def _wants_flush(self) -> bool:
-        long_log = self.journal is not None and self.journal.wants_flush
-        return long_log or self._buffered_rows >= self.options.flush_threshold
-
     def _flush_soon(self) -> None:
         """Flush at the threshold, but not at once after the last flush: many small commits cost
         more than one, and the records that wait are no less safe."""
-        if self._flushing.pending or self._flush_waits:
+        if self._flushing.pending:
             return
-        if self._buffered_bytes > self.options.max_buffer_bytes // 4:
+        rest = self._flushed_at + FLUSH_PAUSE - time.monotonic()
+        if self._flushing.active:
+            rest = FLUSH_PAUSE  # and longer: its end is yet to come
+        if rest <= 0 or self._buffered_bytes > self.options.max_buffer_bytes // 4:
             self.request_flush()
-        elif self._flushing.active:
-            pass  # its end looks again
-        elif (rest := self._flushed_at + FLUSH_PAUSE - time.monotonic()) <= 0:
-            self.request_flush()
-        else:
-            self._flush_after(rest)
-
-    def _flush_after(self, seconds: float) -> None:
-        if not self._flush_waits:
+        elif not self._flush_waits:
             self._flush_waits = True
-            work.after(seconds, work.weakly(self, Bucket._flush_after_pause))
+            work.after(rest, work.weakly(self, Bucket._flush_after_pause))
 
     def _flush_after_pause(self) -> None:
         self._flush_waits = False
         if self._buffered_rows and not self.closed:
-            self.request_flush()
+            self._flush_soon()
 
     def _flush_aged(self) -> None:
         self._flush_due = False
@@ -470,6 +480,7 @@ class Bucket:
     @property
     def end(self) -> int:
         """The offset after the last acknowledged record."""
+        self._check_process()
         with self.guard:
             return self._view.end + self._buffered_rows
 
@@ -486,6 +497,7 @@ class Bucket:
     @property
     def counts(self) -> tuple[int, int]:
         """(rows in the table, rows in the buffer), of one moment."""
+        self._check_process()
         with self.guard:
             return self._view.rows, self._buffered_rows
 
@@ -566,8 +578,6 @@ class Bucket:
             self.flushes += 1
             self.metrics.flushed(time.perf_counter() - started, self._buffered_rows)
             self.upkeep.look()
-        if self._wants_flush:
-            self._flush_after(FLUSH_PAUSE)
 
     def _retry_flush(self) -> None:
         if self.flush_error is not None and not self.closed:

@@ -110,7 +110,7 @@ class Journal:
         if not self._writing.pending:
             try:
                 self._writing.want()
-            except RuntimeError as exc:  # no thread to be had
+            except (RuntimeError, OSError) as exc:  # no thread to be had
                 self._fail([], exc)
 
     def drain(self) -> Future[None]:

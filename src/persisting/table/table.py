@@ -235,6 +235,7 @@ class Table:
     def _sync_all(self) -> None:
         """Sync all that the newest version names: its writer may have died before it did."""
         with translated("sync", self.root):
+            self.fs.make_folder(self.root / files.DATA)  # a copy of a table without rows has none
             fragments = (f.metadata for f in self.view.dataset.get_fragments())  # type: ignore[union-attr]
             files.sync_data(self.fs, self.root, files.data_paths(fragments))
             floor = files.changing_since(self.root, self.fs)

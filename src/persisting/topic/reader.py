@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persisting.errors import BucketClosed, InvalidArgument, StorageError
+from persisting.errors import BucketClosed, InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.metrics import GroupMetrics
 from persisting.options import check_window
 from persisting.storage.holds import Committed
@@ -253,7 +253,13 @@ class QueueReader(TopicTable):
                 want = share if limit is None else min(share or 0, limit - len(found))
                 if want == 0:
                     break
-                page = await self._topic.port(bucket).read(reached[bucket], want)
+                try:
+                    page = await self._topic.port(bucket).read(reached[bucket], want)
+                except OffsetOutOfRange:
+                    if reached[bucket] == starts[bucket]:
+                        raise
+                    hungry.remove(bucket)  # retention came in between: the next call is told
+                    continue
                 if not await self._same_epoch(bucket, page, self._cursor, self._epochs):
                     reached[bucket] = self._cursor.get(bucket, 0)
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import wraps
@@ -18,7 +19,7 @@ class SyncQueue:
     """A writer or reader whose methods block instead of being awaited."""
 
     def __init__(self, queue: Any, home: asyncio.AbstractEventLoop) -> None:
-        self._queue, self._home = queue, home
+        self._queue, self._home, self._process = queue, home, os.getpid()
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self._queue, name)
@@ -41,7 +42,8 @@ class SyncQueue:
         self.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        loop = self._home if self._home.is_running() else _own_loop()
+        there = self._home.is_running() and self._process == os.getpid()
+        loop = self._home if there else _own_loop()
         if _running_here() is loop:
             coroutine.close()
             raise InvalidArgument(
@@ -86,3 +88,12 @@ def _own_loop() -> asyncio.AbstractEventLoop:
             _loop = asyncio.new_event_loop()
             threading.Thread(target=_loop.run_forever, name="persisting-sync", daemon=True).start()
         return _loop
+
+
+def _begin_anew() -> None:
+    """A forked process has none of its parent's threads."""
+    global _loop, _guard
+    _loop, _guard = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

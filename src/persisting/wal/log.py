@@ -12,6 +12,7 @@ everything acknowledged is in the table.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,6 +64,8 @@ class Log:
         self._synced = next_sequence - 1
         self._failure: str | None = None  # as text: an exception holds all its callers
         self._unpromised: int | None = None
+        self._closed = False
+        self._process = os.getpid()
         self._size = sum(k.size for k in kept)
         self._guard = threading.Lock()
         self._syncing = threading.Lock()
@@ -237,7 +240,7 @@ class Log:
 
     def reset(self, sequence: int) -> None:
         """After a failure: drop the whole log, all of which the table holds up to ``sequence``."""
-        self.close()
+        self._close_segments()
         for kept in list(self._kept):
             self._remove(kept)
         try:
@@ -250,7 +253,18 @@ class Log:
             self._failure = None
 
     def close(self) -> None:
-        """Close the files; what is in them stays for the next recovery."""
+        """Close the files for good; what is in them stays for the next recovery.
+
+        Whoever closed it gives the bucket's lock back next: another process may write a log here.
+        A fork does nothing: who held a lock of ours is not there, and the files are its parent's.
+        """
+        if os.getpid() != self._process:
+            return
+        with self._guard:
+            self._closed = True
+        self._close_segments()
+
+    def _close_segments(self) -> None:
         self.seal()
         with self._syncing, self._guard:
             for segment in self._unsynced:
@@ -258,6 +272,11 @@ class Log:
             self._unsynced = []
 
     def _refuse_after_failure(self) -> None:
+        if self._closed or os.getpid() != self._process:
+            raise WALError(
+                f"the log in {self.folder} is closed, as at the end of its process, or belongs to "
+                "the process that this one was forked from: nothing of this put was stored"
+            )
         if self._failure is not None:
             raise WALError(
                 f"the log in {self.folder} failed earlier ({self._failure}) and takes nothing "

@@ -76,6 +76,29 @@ async def test_the_threshold_flushes_no_more_often_than_it_may(kind: Kind, folde
     await bucket.close()
 
 
+async def test_what_comes_while_a_flush_ends_is_flushed_too(
+    lance: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = lance.open(flush_threshold=5, flush_interval=None)
+    bucket = backend.bucket
+    late = [{"i": 2} for _ in range(10)]
+    look = bucket.upkeep.look
+
+    def put_and_look() -> None:
+        while late:
+            assert bucket.add_row(late.pop())
+        look()
+
+    monkeypatch.setattr(bucket.upkeep, "look", put_and_look)
+    await backend.put_batch([{"i": 1}] * 10)
+
+    async def flushed() -> bool:
+        return (await backend.stats())["persisted_count"] == 20
+
+    await until(flushed)
+    await lance.close()
+
+
 @pytest.mark.parametrize("kind", [LANCE, PERSISTING, WAL_SYNCED], ids=str)
 async def test_the_interval_flushes_what_lies_longer(kind: Kind, folder: Path) -> None:
     bucket = Bucket(kind, folder)
