@@ -14,7 +14,6 @@ those of this machine at this hour; the ratios are what to compare.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,6 @@ from peersbench.peer import Peer
 from peersbench.work import CROWD, INGEST, PRODUCERS, SINGLES
 
 RESULTS = Path(__file__).parent / "results"
-LARGE = 10_000
 
 
 def arguments() -> argparse.Namespace:
@@ -62,8 +60,6 @@ def measure(run: report.Run, outcome: Outcome, kind: Kind, count: int, seconds: 
 
         def of(peer: Peer, work: str, some: list[Record]) -> Callable[[Path], float]:
             def measured(folder: Path) -> float:
-                if run.records >= LARGE:
-                    os.sync()  # or this one would wait for what the one before has left
                 found = peer.measure(folder, kind, work, some, seconds)
                 for name, value in found.items():
                     outcome.keep(kind, name, peer, value)

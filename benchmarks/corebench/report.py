@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+_LARGE = 10_000
+
 
 @dataclass(frozen=True)
 class Target:
@@ -86,8 +88,11 @@ class Run:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
+        """A folder of its own, for a measurement that waits for nothing the one before has left."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         gc.collect()
+        if self.records >= _LARGE:
+            os.sync()
         try:
             yield folder
         finally:

@@ -14,7 +14,9 @@ class Waiters:
     """Futures that :meth:`wake` resolves, from whatever thread."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        # Whoever waited in a loop that is gone leaves when its garbage is collected: anywhere, so
+        # perhaps in a thread that holds this very lock.
+        self._guard = threading.RLock()
         self._futures: dict[asyncio.Future[None], hops.Mailbox] = {}
 
     @contextmanager
