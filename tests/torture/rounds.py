@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,18 @@ from persisting.errors import BucketLocked, StorageError
 from persisting.queue import read_queue, write_queue
 from persisting.storage.holds import read_committed
 from persisting.topic import backup
-from torture import injector
+from torture import injector, plan
 from torture.home import Home
-from torture.model import Ledger, Note, Span
+from torture.model import Ledger, Note
 from torture.plan import Round
 from torture.records import Record
-from torture.worker import GROUP, TOPIC
+from torture.shelf import Span
+from torture.worker import GROUP, TOPIC, spans
 
 TESTS = Path(__file__).parents[1]
 PATIENCE = 40.0
+WITHOUT_LOG = 0.3
+"""How often the log of a round is brought into the table by an opening without a log."""
 
 
 class Child:
@@ -96,12 +100,13 @@ class Child:
             self._process.send_signal(number)
 
     def wait(self) -> int:
-        try:
-            code = self._process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            raise self._hanging() from None
-        self._reader.join()
-        return code
+        """Until it has ended; as long as it makes notes it may take its time."""
+        while self._reader.is_alive():
+            before = len(self.notes)
+            self._reader.join(PATIENCE)
+            if self._reader.is_alive() and len(self.notes) == before:
+                raise self._hanging()
+        return self._process.wait()
 
     def _hanging(self) -> Broken:
         for number in (signal.SIGUSR2, signal.SIGUSR1):
@@ -128,7 +133,7 @@ async def play(
         code = child.wait()
     finally:
         child.close()
-    ledger.begin_round(round_.number)
+    ledger.begin_round(round_)
     for note in child.notes:
         ledger.follow(note)
     killed = code == -signal.SIGKILL
@@ -142,7 +147,9 @@ async def play(
         tally["killed"] += 1
     tally["notes"] += len(child.notes)
     tally["calls that failed"] += child.failed_calls
-    await check(home, round_.num_buckets, ledger)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the options are others than before
+        await check(home, round_, ledger)
 
 
 async def _strike(child: Child, round_: Round, disk: Path) -> None:
@@ -163,7 +170,7 @@ async def _strike(child: Child, round_: Round, disk: Path) -> None:
 
 
 async def _nobody_else_may_write(disk: Path, child: Child) -> None:
-    if not any("look" in note for note in child.notes) or _between_owners(child):
+    if _between_owners(child):
         return
     try:
         async with await write_queue(topic=TOPIC, storage_path=str(disk)) as writer:
@@ -176,32 +183,27 @@ async def _nobody_else_may_write(disk: Path, child: Child) -> None:
 
 
 def _between_owners(child: Child) -> bool:
-    """Whether it is closing or opening just now, when anybody may take the topic."""
-    latest = [note for note in child.notes if {"begin", "look", "end"} & set(note)][-1]
-    return latest.get("begin") in ("open", "close") or "end" in latest
+    """Whether anybody may take the topic just now: a look opens every bucket, a close ends it."""
+    changes = [
+        n for n in child.notes if n.get("begin") in ("open", "close") or {"look", "end"} & set(n)
+    ]
+    return not changes or "look" not in changes[-1]
 
 
 # What is left
 
 
-async def check(home: Home, num_buckets: int, ledger: Ledger) -> None:
+async def check(home: Home, round_: Round, ledger: Ledger) -> None:
     """Open, read everything, and compare."""
-    disk = home.queues
+    disk, num_buckets = home.queues, round_.num_buckets
     if not (disk / TOPIC / "topic.json").exists():
         if ledger.records:
             raise Broken("the topic is gone")
         return
     try:
-        async with await write_queue(topic=TOPIC, storage_path=str(disk)) as writer:
-            rows, spans = await _read_all(disk, TOPIC, num_buckets)
-            tags = {
-                tag["name"]: {
-                    int(b): (one["start_offset"], one["end_offset"])
-                    for b, one in tag["buckets"].items()
-                }
-                for tag in await writer.tags()
-            }
-            ledger.settle(spans, tags)
+        async with await _opened(disk, round_) as writer:
+            rows, found = await _read_all(disk, TOPIC, num_buckets)
+            ledger.settle_left(found, {tag["name"]: spans(tag) for tag in await writer.tags()})
             ledger.check_rows(rows)
             await _check_tags(disk, num_buckets, ledger)
             report = await writer.verify()
@@ -212,6 +214,14 @@ async def check(home: Home, num_buckets: int, ledger: Ledger) -> None:
         await _check_backups(home, num_buckets, ledger)
     except StorageError as exc:
         raise Broken(f"it cannot be opened or read: {type(exc).__name__}: {exc}") from exc
+
+
+async def _opened(disk: Path, round_: Round) -> Any:
+    """The topic as it was left: retention drops nothing more, and the log may not be kept up."""
+    options: dict[str, Any] = dict(plan.NO_LIMITS) if round_.limits else {}
+    if round_.logged and round_.dice("check").random() < WITHOUT_LOG:
+        options["enable_wal"] = False
+    return await write_queue(topic=TOPIC, storage_path=str(disk), backend_options=options or None)
 
 
 async def check_written(
@@ -229,6 +239,7 @@ async def check_written(
             raise Broken(f"bucket {bucket}: what was there has changed")
         added += ids[len(known.ids) :]
         known.settle((start, ids))
+        known.flushed = known.end
     if sorted(added) != sorted(record["id"] for record in records):
         raise Broken(f"written were {len(records)} records, {len(added)} came: {sorted(added)}")
 

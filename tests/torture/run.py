@@ -26,7 +26,16 @@ Part = Callable[[argparse.Namespace, float, "Counter[str]"], Awaitable[None]]
 
 async def _topic(given: argparse.Namespace, seconds: float, tally: Counter[str]) -> None:
     between = spark.writing() if given.spark else None
-    await topic.lives(given.seed, seconds, tally, given.lives, given.fault, between)
+    await topic.lives(
+        given.seed,
+        seconds,
+        tally,
+        given.lives,
+        given.fault,
+        between,
+        given.kind,
+        given.retention,
+    )
 
 
 async def _bucket(given: argparse.Namespace, seconds: float, tally: Counter[str]) -> None:
@@ -62,6 +71,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", choices=PARTS, help="one part; without it, all but Spark")
     parser.add_argument("--lives", type=int, default=None, help="at most so many seeds")
     parser.add_argument("--fault", choices=plan.FAULTS, help="topics suffer from this one only")
+    parser.add_argument("--kind", choices=plan.KINDS, help="all topics are of this one")
+    parser.add_argument(
+        "--retention",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="all topics have retention by itself, or none",
+    )
     parser.add_argument("--spark", action="store_true", help="Spark writes to the topics, too")
     parser.add_argument("--report", default=None, help="where the soak leaves its page")
     given = parser.parse_args()

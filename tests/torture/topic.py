@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from crash.checking import Broken
@@ -28,6 +28,8 @@ async def live(
     count: int = ROUNDS,
     fault: str | None = None,
     between: Between | None = None,
+    kind: str | None = None,
+    retention: bool | None = None,
 ) -> None:
     """One life; what is broken is raised with the seed, and the disk is kept.
 
@@ -37,7 +39,7 @@ async def live(
     library = injector.built(folder) if injector.available() else None
     home = Home(folder)
     home.disk.mkdir()
-    rounds = plan.life(seed, count, fault)
+    rounds = plan.life(seed, count, fault, kind, retention)
     ledger = Ledger(rounds[0].num_buckets)
     for round_ in rounds:
         try:
@@ -49,14 +51,25 @@ async def live(
                     "errors that are no StorageError:\n" + "\n".join(ledger.leaks.values())
                 )
         except Broken as exc:
-            only = (f"--fault {fault}",) if fault else ()
+            forced = _forced(fault, kind, retention)
             raise Broken(
-                f"seed {seed}, round {round_.number} ({round_.fault}): {exc}\n"
-                f"{again('topic', seed, '--lives 1', *only)}\nthe disk is kept in {folder}"
+                f"seed {seed}, round {round_.number} ({round_.fault}, {round_.nature}): {exc}\n"
+                f"{again('topic', seed, '--lives 1', *forced)}\nthe disk is kept in {folder}"
             ) from exc
         tally[round_.fault] += 1
+        tally[round_.nature] += 1
     tally["records"] += len(ledger.records)
     shutil.rmtree(folder)
+
+
+def _forced(fault: str | None, kind: str | None, retention: bool | None) -> Iterator[str]:
+    """The options that name what else the seed would choose."""
+    if fault:
+        yield f"--fault {fault}"
+    if kind:
+        yield f"--kind {kind}"
+    if retention is not None:
+        yield "--retention" if retention else "--no-retention"
 
 
 async def lives(
@@ -66,11 +79,13 @@ async def lives(
     most: int | None,
     fault: str | None = None,
     between: Between | None = None,
+    kind: str | None = None,
+    retention: bool | None = None,
 ) -> None:
     """Life after life, until the time is over or there were ``most``."""
     until = time.monotonic() + seconds
     seed = first
     while time.monotonic() < until and (most is None or seed - first < most):
-        await live(seed, tally, fault=fault, between=between)
+        await live(seed, tally, ROUNDS, fault, between, kind, retention)
         tally["lives"] += 1
         seed += 1

@@ -15,13 +15,14 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import lance  # noqa: F401  loaded now, so that opening is nothing but opening
+import lance  # loaded now, so that opening is nothing but opening
 import msgspec
 
 from persisting import fs
@@ -38,17 +39,28 @@ from torture.records import Record, as_arrow, plain, record
 
 TOPIC, GROUP = "t", "g"
 TRIES = 30
+FLUSHED_LAST = 60
+"""So many that every bucket has something to flush."""
+RETENTION_PATIENCE = 20.0
 Notes = dict[str, Any]
 
 
 def note(**words: Any) -> None:
-    os.write(1, (json.dumps(words) + "\n").encode())
+    os.write(1, (json.dumps({**words, "at": time.time()}) + "\n").encode())
 
 
 def print_stacks() -> None:
     """Where everything stands, for the parent that believes it hangs."""
     for task in asyncio.all_tasks():
         task.print_stack(file=sys.stderr)
+
+
+def spans(tag: dict[str, Any]) -> dict[int, tuple[int, int]]:
+    """What a tag holds, by bucket."""
+    return {
+        int(bucket): (one["start_offset"], one["end_offset"])
+        for bucket, one in tag["buckets"].items()
+    }
 
 
 class GivenUp(Exception):
@@ -77,6 +89,7 @@ class Worker:
             self._tempt_fate()
             await getattr(self, f"_{step.pop('do')}")(**step)
         self._heal()
+        await self._see_retention_at_work()
         await self._surely("close", self._close)
         note(end=True)
 
@@ -94,6 +107,7 @@ class Worker:
             control.slow(dice.choice((0.0, 0.001, 0.01)))
         elif fault == "clock" and dice.random() < 0.4:
             control.shift_clock(dice.choice((-3600, 3600, 86400 * 400, -86400 * 400, 0, 5, -5)))
+            note(another_time=True)
 
     def _heal(self) -> None:
         if self._control is not None:
@@ -148,7 +162,7 @@ class Worker:
                     topic=TOPIC,
                     storage_path=str(self.disk),
                     num_buckets=self.round.num_buckets,
-                    backend="persisting",
+                    backend=self.round.backend,
                     backend_options=self.round.options,
                     writer_id=f"w{self.round.number}.{producer}",
                 )
@@ -164,6 +178,7 @@ class Worker:
             while handles:
                 await handles[-1].close()
                 handles.pop()
+        note(done="close")
 
     async def _reopen(self, pick: int) -> None:
         await self._surely("close", self._close)
@@ -198,7 +213,8 @@ class Worker:
     def _record(self, producer: int) -> Record:
         number = self._numbers.get(producer, 0)
         self._numbers[producer] = number + 1
-        return record(f"{self.round.number}.{producer}", number, self._shape)
+        made = record(f"{self.round.number}.{producer}", number, self._shape)
+        return plain(made) if self.round.strict else made
 
     async def _put(self, kind: str, records: list[Record], producer: int, sequence: int) -> None:
         """Repeat it until it is acknowledged, or give it up at once; the writer knows repeats."""
@@ -222,26 +238,31 @@ class Worker:
 
     async def _look(self) -> None:
         async def look() -> dict[str, Any]:
-            stats = (await self._writer.stats())["buckets"]
-            found, ends = {}, {}
-            for bucket, reader in enumerate(self._readers[1:]):
-                await reader.reset()
-                found[bucket] = [row["id"] for row in await reader.get(None)]
-                ends[bucket] = (stats[bucket]["start_offset"], stats[bucket]["end_offset"])
-            return {"ids": found, "ends": ends, "tags": await self._tags()}
+            buckets = {
+                bucket: await self._look_at(bucket, reader)
+                for bucket, reader in enumerate(self._readers[1:])
+            }
+            return {"buckets": buckets, "tags": await self._tags()}
 
         seen = await self._surely("look", look)
-        self._known = [name for ids in seen["ids"].values() for name in ids]
+        self._known = [name for bucket in seen["buckets"].values() for name in bucket["ids"]]
         note(look=seen)
 
+    async def _look_at(self, bucket: int, reader: Any) -> dict[str, Any]:
+        """All ids; where they begin and end, before and after: retention may come in between."""
+        before = await self._span(bucket)
+        await reader.reset()
+        ids = [row["id"] for row in await reader.get(None)]
+        after = await self._span(bucket)
+        end = reader.offsets()[bucket] if ids else after[1]
+        return {"ids": ids, "end": end, "before": before, "after": after}
+
+    async def _span(self, bucket: int) -> tuple[int, int]:
+        stats = (await self._writer.stats())["buckets"][bucket]
+        return stats["start_offset"], stats["end_offset"]
+
     async def _tags(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for tag in await self._writer.tags():
-            found[tag["name"]] = {
-                bucket: (one["start_offset"], one["end_offset"])
-                for bucket, one in tag["buckets"].items()
-            }
-        return found
+        return {tag["name"]: spans(tag) for tag in await self._writer.tags()}
 
     async def _query(self, pick: int = 1) -> None:
         async def query() -> list[str]:
@@ -285,6 +306,29 @@ class Worker:
     async def _retain(self, rows: int) -> None:
         await self._once("retain", lambda: self._writer.retain(rows=rows), rows=rows)
 
+    async def _see_retention_at_work(self) -> None:
+        """After a flush, what lies beyond the limit of rows goes soon."""
+        limit = self.round.limits.get("retention_rows")
+        if limit is None or self.round.options["retention_waits_for"]:
+            return
+        await self._together([[{"kind": "batch", "count": FLUSHED_LAST}]], [])
+        await self._flush()
+        deadline = time.monotonic() + RETENTION_PATIENCE
+        while late := [b for b in range(self.round.num_buckets) if self._is_beyond(b, limit)]:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"retention leaves more than {limit} rows in {late}")
+            await asyncio.sleep(0.05)
+        await self._look()
+
+    def _is_beyond(self, bucket: int, limit: int) -> bool:
+        """Whether a fragment could go, and enough would be left."""
+        try:
+            table = lance.dataset(str(self.disk / TOPIC / f"bucket_{bucket}" / "data.lance"))
+            rows = [fragment.count_rows() for fragment in table.get_fragments()]
+        except (OSError, ValueError):
+            return True  # it is being cleaned up, or was never made
+        return sum(rows[1:]) >= limit
+
     async def _create_index(self, column: str = "n") -> None:
         if self._known:
             await self._once("create_index", lambda: self._writer.create_index(column))
@@ -293,8 +337,8 @@ class Worker:
         await self._once("drop_index", lambda: self._writer.drop_index(column))
 
     async def _tag(self, name: str) -> None:
-        async def tag() -> None:
-            await self._writer.tag(name)
+        async def tag() -> dict[str, Any]:
+            return spans(await self._writer.tag(name))
 
         await self._once("tag", tag, name=name)
 
@@ -313,16 +357,22 @@ class Worker:
     # Groups
 
     async def _consume(self, pick: int = 7) -> None:
-        async def take() -> list[str]:
+        async def take() -> dict[str, Any]:
+            before = self._group.offsets()
             try:
                 rows = await self._group.get(1 + pick % 40)
             except OffsetOutOfRange:
+                starts = {b: (await self._span(b))[0] for b in range(self.round.num_buckets)}
+                note(told=self._group.offsets(), starts=starts)
                 await self._group.reset()
-                rows = await self._group.get(1 + pick % 40)
-            return [row["id"] for row in rows]
+                return await take()
+            return {
+                "got": [row["id"] for row in rows],
+                "from": before,
+                "to": self._group.offsets(),
+            }
 
-        got = await self._surely("take", take)
-        note(got=got)
+        note(**await self._surely("take", take))
         if pick % 3:
             await self._surely("commit", self._commit)
 
