@@ -22,6 +22,10 @@ log = logging.getLogger("persisting")
 MOST_THREADS = 16
 
 
+class NoThread(RuntimeError):
+    """Nobody can do the job, and nobody was given it."""
+
+
 class Bell:
     """What one side rings and the other waits for."""
 
@@ -74,7 +78,7 @@ class Crew:
         self._threads = self._busy = 0
 
     def submit(self, job: Callable[[], Any]) -> None:
-        """Run a job soon; RuntimeError or OSError where not even one thread can be had."""
+        """Run a job soon; :class:`NoThread` where not even one can be had."""
         bell = self._bell
         if bell is None or self._busy + len(self._jobs) >= self._threads:
             bell = self._grow()
@@ -83,14 +87,17 @@ class Crew:
 
     def _grow(self) -> Bell:
         with self._guard:
-            bell = self._bell = self._bell or Bell(counting=True)
+            try:
+                bell = self._bell = self._bell or Bell(counting=True)
+            except OSError as exc:
+                raise NoThread(str(exc)) from exc
             if self._threads < self._most:
                 name = f"persisting-log-{self._threads}"
                 try:
                     threading.Thread(target=self._run, args=[bell], name=name, daemon=True).start()
-                except RuntimeError:
+                except RuntimeError as exc:
                     if not self._threads:
-                        raise
+                        raise NoThread(str(exc)) from exc
                 else:
                     self._threads += 1
             return bell

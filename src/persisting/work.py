@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import logging
 import os
 import threading
 import time
@@ -21,6 +22,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from persisting import hops
+
+log = logging.getLogger("persisting")
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -103,7 +106,7 @@ class SharedJob:
 
     def request(self) -> Future[Any]:
         future: Future[Any] = Future()
-        with suppress(RuntimeError, OSError):  # the future tells
+        with suppress(hops.NoThread):  # the future tells
             self._want([future])
         return future
 
@@ -120,7 +123,7 @@ class SharedJob:
                 self._active = True
             if start:
                 self._submit()
-        except (RuntimeError, OSError) as exc:  # no thread can be had
+        except hops.NoThread as exc:
             with self._guard:
                 refused, self._waiting = self._waiting, []
                 self._wanted = self._active = False
@@ -129,12 +132,18 @@ class SharedJob:
                     one.set_exception(exc)
             raise
         except BaseException:
-            # Ctrl-C, perhaps before it was submitted; twice does no harm.
+            # A signal's exception, perhaps before it was submitted; twice does no harm.
             self._submit()
             raise
 
     def _submit(self) -> None:
-        (hops.submit if self._short else pool().submit)(self._work)
+        if self._short:
+            hops.submit(self._work)
+            return
+        try:
+            pool().submit(self._work)
+        except RuntimeError as exc:  # also where the interpreter is going down
+            raise hops.NoThread(str(exc)) from exc
 
     @property
     def pending(self) -> bool:
@@ -210,7 +219,10 @@ class _Timer:
                     self._wake.wait(due)
                     continue
                 call = heapq.heappop(self._heap)[2]
-            call()
+            try:
+                call()
+            except Exception:  # the timer is needed by others too
+                log.exception("what was to be done by now failed")
 
 
 _timer = _Timer()

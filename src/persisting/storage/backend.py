@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from concurrent.futures import Future
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from persisting.errors import OffsetOutOfRange, SchemaError, StorageError, TableError
+from persisting.errors import OffsetOutOfRange, SchemaError, TableError
+from persisting.hops import mailbox
 from persisting.options import BucketOptions, check_window
 from persisting.schema import Shaper
 from persisting.storage.bucket import Bucket
@@ -29,7 +29,7 @@ from persisting.storage.weight import check_records, is_light
 from persisting.storage.writers import check_writer
 from persisting.table.layout import EFFECTIVE
 from persisting.table.versions import Version
-from persisting.work import in_thread, pool
+from persisting.work import SharedJob, in_thread, weakly
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,8 +45,8 @@ class TableBackend(Tabular):
     def __init__(self, bucket: Bucket) -> None:
         super().__init__(bucket)
         self._turns = Turns()
-        self._closing = asyncio.Lock()
-        self._finished: Future[None] | None = None
+        self._closing = SharedJob(weakly(self, TableBackend._close))
+        self._finished = False
         self._opened = bucket.end
 
     @classmethod
@@ -137,7 +137,10 @@ class TableBackend(Tabular):
                     return await self._turns.take()
             else:
                 entry = bucket.reserve(prepared, mark)
-                if entry is not None:
+                if entry is not None and entry.box is not mailbox():
+                    # The same mark, on its way from another loop: see what becomes of it.
+                    await asyncio.wrap_future(bucket.journal.drain())
+                elif entry is not None:
                     # A retry of the same mark may wait for it too: cancelling one leaves it.
                     return await asyncio.shield(entry.future)
 
@@ -317,33 +320,30 @@ class TableBackend(Tabular):
         If the flush fails the error is raised, the backend stays open and keeps every record, and
         ``close`` can be called again once the cause is gone.
         """
-        async with self._closing:
-            bucket = self._bucket
-            if self._finished is not None:
-                await asyncio.shield(asyncio.wrap_future(self._finished))
-                return
-            bucket.begin_close()
-            try:
-                if bucket.journal is not None:
-                    await asyncio.wrap_future(bucket.journal.drain())
-                if not bucket.options.read_only:
-                    await asyncio.wrap_future(bucket.request_flush())
-            except BaseException:
-                bucket.cancel_close()
-                raise
-            self._finished = pool().submit(bucket.finish_close)
-            await asyncio.shield(asyncio.wrap_future(self._finished))
+        # One close for all who ask, from whichever loop; a cancelled one leaves it to its end.
+        await asyncio.shield(asyncio.wrap_future(self._closing.request()))
 
     def close_now(self) -> None:
-        """Give back a bucket without a log and with nothing buffered; blocks, needs no loop."""
-        if self._finished is None:
-            self._bucket.begin_close()
-            if self._bucket.journal is not None or self._bucket.counts[1]:
-                self._bucket.cancel_close()
-                raise StorageError("there may be buffered records; await close() instead")
-            self._finished = Future()
-            self._bucket.finish_close()
-            self._finished.set_result(None)
+        """The same in this thread, for who alone has the backend."""
+        self._close()
+
+    def _close(self) -> None:
+        """In one thread from begin to end: to wait here for another one in the pool might be to
+        wait for ever."""
+        if self._finished:
+            return
+        bucket = self._bucket
+        bucket.begin_close()
+        try:
+            if bucket.journal is not None:
+                bucket.journal.write_now()
+            if not bucket.options.read_only:
+                bucket.flush_now()
+        except BaseException:
+            bucket.cancel_close()
+            raise
+        bucket.finish_close()
+        self._finished = True
 
     async def __aenter__(self) -> Self:
         return self

@@ -65,7 +65,7 @@ class Bucket:
         self._process = os.getpid()
         self.guard = threading.Lock()
         self.journal: Journal | None = None
-        self.closed = False
+        self.closed = self._left = False
         self.flush_error: str | None = None
         self.flushes = 0
         self.frozen = False
@@ -180,6 +180,7 @@ class Bucket:
         """Everything is flushed: give the files and the lock back."""
         self.waiters.wake()
         self.upkeep.end()
+        self._left = True
         with self.table_turn:
             pass  # what was under way is done
         try:
@@ -333,7 +334,11 @@ class Bucket:
     def acknowledge(self, chunks: list[Chunk], arrival: int, marks: list[Mark]) -> None:
         """The log holds these records: they are accepted, in this order."""
         with self.guard:
+            before = self._acknowledged
             self._accept(chunks, arrival)
+            if self._shaper is before:
+                # Later puts failed and took the schema back, while these were on their way.
+                self._shaper = self._acknowledged
             self.writers.remember(marks)
             for mark in marks:
                 self._marked.pop(mark, None)
@@ -563,11 +568,15 @@ class Bucket:
         """A future of a flush that takes everything acknowledged before this call."""
         return self._flushing.request()
 
+    def flush_now(self) -> None:
+        """Flush in this thread."""
+        self._flush()
+
     def _flush(self) -> None:
         started = time.perf_counter()
         try:
             with self._flush_turn:
-                flushed = self._flush_once()
+                flushed = not self._left and self._flush_once()
         except BaseException as exc:
             self.flush_error = str(exc) or type(exc).__name__
             self.metrics.flush_failed()

@@ -110,7 +110,7 @@ class Journal:
         if not self._writing.pending:
             try:
                 self._writing.want()
-            except (RuntimeError, OSError) as exc:  # no thread to be had
+            except hops.NoThread as exc:
                 self._fail([], exc)
 
     def drain(self) -> Future[None]:
@@ -229,7 +229,7 @@ class Journal:
     def _sync(self) -> None:
         """The interval's sync. If it fails, a flush brings the records to the table instead."""
         try:
-            if not self.failed:
+            if not self.failed and not self._log.closed:
                 self._sync_now()
         except WALError as exc:
             log.error("%s; flushing to the table instead", exc)

@@ -20,6 +20,7 @@ import msgspec
 
 from persisting.fs import FileSystem
 from persisting.table import files
+from persisting.table.guard import indices_of
 
 LOOSE = "persisting-checksums"
 """Configuration key: checksums of files without one in their name, by path under the table."""
@@ -80,7 +81,7 @@ def untrusted_indexes(root: Path, dataset: Any) -> list[str]:
     """The indexes with files whose checksums were never noted."""
     known = _known(dataset)
     found = []
-    for index in dataset.describe_indices():
+    for index in indices_of(dataset):
         for segment in index.segments:
             folder = f"{files.INDICES}/{segment.uuid}"
             noted = {name for name in known if name.startswith(f"{folder}/")}
@@ -168,7 +169,7 @@ def _files_under(root: Path, folder: str) -> Iterator[str]:
 
 
 def _index_ids(dataset: Any) -> list[str]:
-    return [segment.uuid for index in dataset.describe_indices() for segment in index.segments]
+    return [segment.uuid for index in indices_of(dataset) for segment in index.segments]
 
 
 def _loose_files(root: Path, dataset: Any) -> Iterator[str]:

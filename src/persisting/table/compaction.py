@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from persisting.errors import TableError
 from persisting.fs import FileSystem
 from persisting.table import checksums, files
+from persisting.table.guard import indices_of
 from persisting.table.view import Size, TableView
 
 FULL_ROWS = 262_144
@@ -189,7 +190,7 @@ def _groups(view: TableView, count: int, limit: Limit, *, by_index: bool = True)
 def _coverage(dataset: Any) -> dict[int, frozenset[str]]:
     """By fragment, the parts of indexes that cover it."""
     found: dict[int, frozenset[str]] = {}
-    for index in dataset.describe_indices():
+    for index in indices_of(dataset):
         for segment in index.segments:
             for fragment in segment.fragment_ids:
                 found[fragment] = found.get(fragment, frozenset()) | {segment.uuid}
@@ -220,7 +221,7 @@ def _options(dataset: Any) -> dict[str, Any]:
         "max_overlays_per_fragment": 10,
         "data_storage_version": dataset.data_storage_version,
         "has_eager_remappable_index": any(
-            index.index_type == "BTree" for index in dataset.describe_indices()
+            index.index_type == "BTree" for index in indices_of(dataset)
         ),
     }
 

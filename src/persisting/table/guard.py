@@ -38,6 +38,13 @@ def reason(exc: BaseException) -> str:
     return text.removeprefix("Invalid user input: ") or type(exc).__name__
 
 
+def indices_of(dataset: Any) -> list[Any]:
+    """The indexes of a version, as Lance describes them."""
+    with translated("read the indexes of", dataset.uri):
+        found: list[Any] = dataset.describe_indices()
+        return found
+
+
 @contextmanager
 def translated(action: str, where: object) -> Iterator[None]:
     """Raise whatever goes wrong inside as a :class:`TableError` that names the table.

@@ -17,6 +17,7 @@ import pyarrow as pa
 from persisting import notes
 from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem
+from persisting.table.guard import indices_of
 
 log = logging.getLogger("persisting")
 
@@ -147,7 +148,7 @@ def built(dataset: Any) -> dict[str, Built]:
     """The indexes that a version has, by name."""
     return {
         one.name: Built(one.name, one.num_rows_indexed, tuple(s.uuid for s in one.segments))
-        for one in dataset.describe_indices()
+        for one in indices_of(dataset)
     }
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from persisting.errors import InvalidArgument, StorageError
 from persisting.schema.names import ARRIVAL
-from persisting.table.guard import translated
+from persisting.table.guard import indices_of, translated
 from persisting.table.view import TableView, sizes_of
 
 _ADDRESS = "_rowaddr"
@@ -66,7 +66,7 @@ def has_words(view: TableView, column: str) -> bool:
         return False
     return any(
         index.index_type == "Inverted" and index.field_names == [column]
-        for index in view.dataset.describe_indices()
+        for index in indices_of(view.dataset)
     )
 
 

@@ -19,7 +19,7 @@ from persisting.errors import StorageError, TableError
 from persisting.fs import FileSystem
 from persisting.schema import EMPTY
 from persisting.table import checksums, evolve, files, layout, properties
-from persisting.table.guard import translated
+from persisting.table.guard import indices_of, translated
 from persisting.table.properties import RESTORES, SEQUENCE, START, Restored
 from persisting.table.versions import NOTHING
 from persisting.table.view import Size, TableView, sizes_of
@@ -546,7 +546,7 @@ class Table:
 
     def _new_indices(self, dataset: Any) -> set[str]:
         def names(of: Any) -> set[str]:
-            return {s.uuid for index in of.describe_indices() for s in index.segments}
+            return {s.uuid for index in indices_of(of) for s in index.segments}
 
         return names(dataset) - names(self.view.dataset)
 

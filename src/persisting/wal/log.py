@@ -86,6 +86,11 @@ class Log:
         return self._failure
 
     @property
+    def closed(self) -> bool:
+        """Whether it takes no more, all being in the table or left for the next recovery."""
+        return self._closed
+
+    @property
     def size(self) -> int:
         """Bytes of the log on disk. Read without the guard, which is held while writing."""
         return self._size

@@ -1,0 +1,143 @@
+"""One backend, used from several event loops at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+
+from persisting.errors import TableError
+from persisting.fs import FileSystem
+from persisting.queue import PersistingBackend, write_queue
+
+SOON = 60
+LOGGED: dict[str, Any] = {"enable_wal": True, "flush_interval": None}
+
+
+def in_loops(count: int, work: Callable[[int], Coroutine[Any, Any, Any]]) -> list[Any]:
+    """What each of several threads gets, each with an event loop of its own."""
+    together = threading.Barrier(count)
+
+    def one(number: int) -> Any:
+        together.wait(SOON)
+        return asyncio.run(asyncio.wait_for(work(number), SOON))
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(one, range(count)))
+
+
+def opened(folder: Path, **options: Any) -> PersistingBackend:
+    return PersistingBackend(bucket_id=0, storage_path=str(folder), **{**LOGGED, **options})
+
+
+def test_all_who_close_at_once_find_it_closed(tmp_path: Path) -> None:
+    for number in range(5):
+        backend = opened(tmp_path / str(number))
+        in_loops(4, lambda n: backend.put({"n": n}))  # noqa: B023
+        in_loops(4, lambda _: backend.close())  # noqa: B023
+        again = opened(tmp_path / str(number))
+        assert again.total_count() == 4
+        asyncio.run(again.close())
+
+
+def test_a_close_whose_loop_ended_is_finished_by_the_next(tmp_path: Path) -> None:
+    class Slow(FileSystem):
+        def sync_folder(self, path: Path) -> None:
+            going.wait(SOON)
+            super().sync_folder(path)
+
+    going = threading.Event()
+    going.set()
+    backend = opened(tmp_path / "b")
+    asyncio.run(backend.put({"n": 1}))
+    backend.bucket.table.fs = Slow()
+    going.clear()
+
+    async def leave() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(backend.close(), 0.05)
+
+    asyncio.run(leave())
+    going.set()
+    asyncio.run(asyncio.wait_for(backend.close(), SOON))
+    again = opened(tmp_path / "b")
+    assert again.total_count() == 1
+    asyncio.run(again.close())
+
+
+def test_the_same_mark_from_several_loops_is_stored_once(tmp_path: Path) -> None:
+    backend = opened(tmp_path / "b", wal_sync_interval=0.0)
+    for number in range(20):
+        in_loops(3, lambda _: backend.put_once([{"n": 1}], "writer", number))  # noqa: B023
+    assert backend.total_count() == 20
+    asyncio.run(backend.close())
+
+
+async def test_a_closed_log_is_not_synced_once_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = opened(tmp_path / "b", wal_sync_interval=0.1)
+    with caplog.at_level(logging.WARNING, "persisting"):
+        await backend.put({"n": 1})
+        await backend.close()
+        await asyncio.sleep(0.2)
+    assert caplog.text == ""
+
+
+async def test_a_field_on_its_way_survives_the_failure_of_a_later_put(tmp_path: Path) -> None:
+    class Held(FileSystem):
+        def sync(self, fd: int) -> None:
+            reached.set()
+            assert go.wait(SOON)
+            super().sync(fd)
+
+    reached, go = threading.Event(), threading.Event()
+    go.set()
+    backend = opened(tmp_path / "b", wal_sync_interval=0.0)
+    await backend.put({"a": 1})
+    journal = backend.bucket.journal
+    assert journal is not None
+    journal._log._fs = Held()
+    await backend.flush()  # the next segment has the file system that holds
+    go.clear()
+    reached.clear()
+    on_its_way = asyncio.create_task(backend.put({"a": 2, "new": "field"}))
+    assert await asyncio.to_thread(reached.wait, SOON)
+    journal._fail([], RuntimeError("no thread for a later one"))
+    go.set()
+    await on_its_way
+    await backend.put({"a": 3, "new": None})
+    await backend.put({"a": 4})
+    expected = [(1, None), (2, "field"), (3, None), (4, None)]
+    assert [(r["a"], r["new"]) for r in await backend.get()] == expected
+    await backend.flush()
+    assert [(r["a"], r["new"]) for r in await backend.get()] == expected
+    await backend.close()
+
+
+async def test_indexes_that_cannot_be_read_are_told_in_our_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    where: dict[str, Any] = {"topic": "t", "storage_path": str(tmp_path), "num_buckets": 1}
+    async with await write_queue(**where, backend="lance") as writer:
+        await writer.put({"id": "a", "text": "word"})
+        await writer.flush()
+        with monkeypatch.context() as patched:
+            patched.setattr(lance.LanceDataset, "describe_indices", broken)
+            for call in (
+                writer.search(text="word", column="text"),
+                writer.create_index("id"),
+                writer.verify(),
+            ):
+                with pytest.raises(TableError, match=r"indexes of the table .*Input/output error"):
+                    await call
