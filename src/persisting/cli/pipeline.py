@@ -54,6 +54,24 @@ class ProfileRow(msgspec.Struct):
     """Rows, nulls, ranges, lengths: as the job 'profile' has them."""
 
 
+_file_format = click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["parquet", "lance", "jsonl"]),
+    help="Default: by the names of the files.",
+)
+_threshold = click.option(
+    "--threshold",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Least similarity of texts.",
+)
+_write_id = click.option(
+    "--write-id", metavar="NAME", help="A repetition under it doubles nothing."
+)
+
+
 def _spark_options(command: Any) -> Any:
     for option in (
         parameters.as_json,
@@ -170,13 +188,7 @@ def index(
 @click.argument("target")
 @click.option("--key", "-k", type=Names(), help="Fields that make a record the same.")
 @click.option("--near", metavar="FIELD", help="Drop records whose text is alike in this field.")
-@click.option(
-    "--threshold",
-    default=0.8,
-    show_default=True,
-    type=click.FloatRange(0, 1),
-    help="Least similarity of texts.",
-)
+@_threshold
 @click.option(
     "--keep",
     type=click.Choice(["first", "last"]),
@@ -184,7 +196,7 @@ def index(
     show_default=True,
     help="Which of the same stays.",
 )
-@click.option("--write-id", metavar="NAME", help="A repetition under it doubles nothing.")
+@_write_id
 @_spark_options
 @prints("pipeline dedupe", "persisting.cli.pipeline:JobResult")
 def dedupe(
@@ -246,13 +258,7 @@ def _must_differ(source: Any, target: Path) -> None:
 @pipeline.command("near-duplicates")
 @parameters.topic
 @click.option("--column", "-f", required=True, help="Field of the texts.")
-@click.option(
-    "--threshold",
-    default=0.8,
-    show_default=True,
-    type=click.FloatRange(0, 1),
-    help="Least similarity of texts.",
-)
+@_threshold
 @click.option(
     "--limit", "-n", default=100, show_default=True, type=click.IntRange(0), help="How many."
 )
@@ -296,12 +302,7 @@ def near_duplicates(
 @pipeline.command()
 @parameters.topic
 @click.argument("path", type=click.Path())
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["parquet", "lance", "jsonl"]),
-    help="Default: by the names of the files.",
-)
+@_file_format
 @click.option("--partition-by", type=Names(), help="A folder for each value of these fields.")
 @click.option(
     "--mode",
@@ -360,16 +361,11 @@ def export(
 @pipeline.command()
 @parameters.topic
 @click.argument("source", type=click.Path())
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["parquet", "lance", "jsonl"]),
-    help="Default: by the names of the files.",
-)
+@_file_format
 @click.option("--schema", metavar="DDL", help='Types of JSON lines: "id STRING, score DOUBLE".')
 @click.option("--bucket-column", metavar="FIELD", help="Of a new topic.  [default: id]")
 @click.option("--buckets", type=click.IntRange(1), help="Of a new topic.  [default: 4]")
-@click.option("--write-id", metavar="NAME", help="A repetition under it doubles nothing.")
+@_write_id
 @_spark_options
 @prints("pipeline ingest", "persisting.cli.pipeline:JobResult")
 def ingest(
@@ -467,12 +463,7 @@ def _tell_profile(found: list[ProfileRow]) -> None:
 )
 @click.option("--salt", default="", help="Another one makes another split.")
 @click.option("--output", "-o", metavar="DIR", help="Write each part to DIR/<part> as files.")
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["parquet", "lance", "jsonl"]),
-    help="Default: by the names of the files.",
-)
+@_file_format
 @parameters.where
 @parameters.columns
 @_spark_options
