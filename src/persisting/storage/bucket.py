@@ -193,6 +193,9 @@ class Bucket:
 
     def _leave(self, lock: BucketLock) -> None:
         """Everything is durable: what fails here costs the next owner a check, and no more."""
+        if not self.table.noted:  # the next owner trusts no index that nobody could vouch for
+            lock.release(clean=False)
+            return
         try:
             left = self.table.signature()
         except OSError as exc:

@@ -52,6 +52,8 @@ class Table:
         self.properties: dict[str, str] = {}
         """What the last append kept beside its rows."""
         self.fs, self._compression, self._defaults = fs, compression, defaults or {}
+        self.noted = True
+        """Whether the checksums of all files in use were kept."""
         self._undo = False
         self._long_rows = False
         self._found = 0
@@ -466,10 +468,12 @@ class Table:
 
     def note_checksums(self) -> None:
         """Keep the checksums of files whose name cannot carry one."""
+        self.noted = False
         with translated("read", self.root):
             changes = checksums.changes(self.root, self.view.dataset)
         if changes is not None:
             self.change("note checksums in", lambda dataset: dataset.update_config(changes))
+        self.noted = True
 
     # Changing the schema
 

@@ -13,8 +13,9 @@ import pytest
 from brute_force import QUIET, assert_nearest, distances, recall, vectors
 from support.buckets import Bucket
 
-from persisting.errors import BucketClosed
+from persisting.errors import BucketClosed, TableError
 from persisting.queue import InvalidArgument, StorageError
+from persisting.table.table import Table
 
 SIZE = 8
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
@@ -38,6 +39,31 @@ def records(count: int, first: int = 0) -> list[dict[str, Any]]:
 async def index_all(backend: Any) -> None:
     for column, kind in INDEXES.items():
         await backend.create_index(column, kind)
+
+
+async def test_an_index_whose_checksums_could_not_be_kept_is_built_anew(
+    persisting: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = persisting.open(**QUIET)
+    await backend.put_batch(records(50))
+    await backend.flush()
+    change = Table.change
+
+    def refuse(self: Table, action: str, *args: Any, **options: Any) -> None:
+        if action == "note checksums in":
+            raise TableError("No space left on device")
+        change(self, action, *args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, "change", refuse)
+        with pytest.raises(TableError, match="No space left"):
+            await backend.create_index("n")
+        await backend.close()
+    again = persisting.open(**QUIET)
+    report = await again.verify()
+    assert (report["ok"], report["unchecked"]) == (True, [])
+    assert [one["n"] for one in await again.lookup("n", 7)] == [7]
+    await persisting.close()
 
 
 async def assert_all_found(backend: Any, when: str) -> None:
