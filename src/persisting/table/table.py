@@ -78,8 +78,7 @@ class Table:
                     self._sync_all()
                 self._finish_evolution()
                 if not left_clean:
-                    self._drop_untrusted_indexes()
-                    self.note_checksums()
+                    self.vouch()
 
     @property
     def sequence(self) -> int:
@@ -465,6 +464,12 @@ class Table:
         except BaseException:
             self.properties = before
             raise
+
+    def vouch(self) -> None:
+        """Do without the indexes that nobody vouched for, and keep the checksums of all others."""
+        self.noted = False
+        self._drop_untrusted_indexes()
+        self.note_checksums()
 
     def note_checksums(self) -> None:
         """Keep the checksums of files whose name cannot carry one."""

@@ -41,6 +41,22 @@ async def index_all(backend: Any) -> None:
         await backend.create_index(column, kind)
 
 
+async def test_a_restore_between_an_index_and_its_checksums_leaves_nothing_unchecked(
+    persisting: Bucket,
+) -> None:
+    backend = persisting.open(**QUIET)
+    await backend.put_batch(records(50))
+    await backend.flush()
+    await backend.create_index("n")
+    [between] = [one for one in await backend.versions() if one["operation"] == "index"]
+    await backend.restore(between["version"])
+    await backend.tag("t")
+    report = await backend.verify()
+    assert (report["ok"], report["unchecked"]) == (True, [])
+    assert [one["n"] for one in await backend.lookup("n", 7)] == [7]
+    await persisting.close()
+
+
 async def test_an_index_whose_checksums_could_not_be_kept_is_built_anew(
     persisting: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
