@@ -105,10 +105,10 @@ def _check_for(dtype: pa.DataType, kind: type, vector: pa.DataType) -> Check | N
 
 def _check_list(dtype: pa.DataType, vector: pa.DataType) -> Check | None:
     if pa.types.is_fixed_size_list(dtype):
-        size, exact = dtype.list_size, {float}
+        size = dtype.list_size
         if dtype.value_type not in (pa.float64(), vector):
             return None
-        return lambda v: len(v) == size and set(map(type, v)) == exact
+        return lambda v: len(v) == size and list(map(type, v)).count(float) == size
     if not pa.types.is_list(dtype):
         return None
     plain = _PLAIN.get(dtype.value_type)
