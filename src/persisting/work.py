@@ -170,6 +170,8 @@ class SharedJob:
             try:
                 result = self._run()
             except BaseException as exc:
+                if not served:
+                    log.exception("what nobody waits for failed")
                 for future in served:
                     if future.set_running_or_notify_cancel():
                         future.set_exception(exc)

@@ -72,6 +72,19 @@ def test_a_close_whose_loop_ended_is_finished_by_the_next(tmp_path: Path) -> Non
     asyncio.run(again.close())
 
 
+async def test_a_cancelled_close_goes_on_to_its_end(tmp_path: Path) -> None:
+    backend = opened(tmp_path / "b")
+    await backend.put({"n": 1})
+    # Held, as while a compaction goes on.
+    with backend.bucket.table_turn, pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(backend.close(), 0.05)
+    while not backend._finished:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    again = opened(tmp_path / "b")
+    assert await again.get() == [{"n": 1}]
+    await again.close()
+
+
 def test_the_same_mark_from_several_loops_is_stored_once(tmp_path: Path) -> None:
     backend = opened(tmp_path / "b", wal_sync_interval=0.0)
     for number in range(20):

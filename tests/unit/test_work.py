@@ -140,3 +140,19 @@ def test_weakly_keeps_nothing_alive_and_then_does_nothing() -> None:
 
 def test_the_pool_is_one() -> None:
     assert work.pool() is work.pool()
+
+
+def test_the_failure_of_what_nobody_waits_for_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise ValueError("this one")
+
+    job = work.SharedJob(fail)
+    with caplog.at_level("ERROR", "persisting"):
+        job.want()
+        assert failed.wait(SOON)
+        while job.active:
+            time.sleep(0.001)
+    assert "this one" in caplog.text

@@ -170,11 +170,9 @@ class Bucket:
             self.closed = True
 
     def cancel_close(self) -> None:
-        """The last flush failed: the bucket stays open, and the close can be tried again.
-
-        Without the guard, which may be held by who collects the garbage of an abandoned close.
-        """
-        self.closed = False
+        """The last flush failed: the bucket stays open, and the close can be tried again."""
+        with self.guard:
+            self.closed = False
 
     def finish_close(self) -> None:
         """Everything is flushed: give the files and the lock back."""

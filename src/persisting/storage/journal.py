@@ -232,6 +232,8 @@ class Journal:
             if not self.failed and not self._log.closed:
                 self._sync_now()
         except WALError as exc:
+            if self._log.closed:  # in this moment: all of it is in the table
+                return
             log.error("%s; flushing to the table instead", exc)
             self._bucket.metrics.log_failed()
             self._bucket.request_flush()
