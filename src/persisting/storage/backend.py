@@ -140,6 +140,8 @@ class TableBackend(Tabular):
                 if entry is not None and entry.box is not mailbox():
                     # The same mark, on its way from another loop: see what becomes of it.
                     await asyncio.wrap_future(bucket.journal.drain())
+                elif entry is not None and mark is None:
+                    return await entry.future
                 elif entry is not None:
                     # A retry of the same mark may wait for it too: cancelling one leaves it.
                     return await asyncio.shield(entry.future)

@@ -157,7 +157,7 @@ def prepare(shaper: Shaper, records: Sequence[Any]) -> Prepared:
     while start < len(records):
         some = records if not start and len(records) <= step else records[start : start + step]
         alike = after.batch_of_alike(some)
-        nbytes = alike.nbytes if alike is not None else 0
+        nbytes = alike.get_total_buffer_size() if alike is not None else 0
         if alike is not None and nbytes <= _MAX_BATCH_BYTES:
             batches = [(alike, nbytes)]
         else:
