@@ -68,6 +68,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing persisting and its tools into $(VENV) (minutes at the first time)"
 	@$(PIP) install -c constraints.txt -e ".[all,dev]"
+	@command -v cc >/dev/null || $(PIP) install -c constraints.txt ziglang  # some tests compile C
 	@touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)

@@ -274,6 +274,32 @@ def test_a_damaged_topic_is_listed_beside_the_others(
     assert "topic.json" in found[0].problem
 
 
+def test_describe_tells_of_a_damaged_bucket_and_of_the_sound_ones(
+    tmp_path: Path, call: Callable[..., Answer]
+) -> None:
+    filled(tmp_path, "t", [{"id": str(n), "n": n} for n in range(40)], buckets=2)
+
+    async def read() -> None:
+        reader = await read_queue(topic="t", storage_path=str(tmp_path), group="g")
+        async with reader:
+            await reader.get(limit=40)
+            await reader.commit()
+
+    asyncio.run(read())
+    for manifest in (tmp_path / "t" / "bucket_0").rglob("*.manifest"):
+        manifest.write_bytes(b"")
+    done = call("describe", "t", "--json", "-s", tmp_path)
+    assert done.code == 0, done.err
+    found = decoded("describe", done.out)
+    damaged, sound = found.buckets
+    assert "bucket_0" in damaged.problem
+    assert (sound.problem, sound.rows) == (None, found.rows)
+    assert found.rows > 0
+    assert [one.name for one in found.fields] == ["id", "n"]
+    assert [(one.group, [b.bucket for b in one.buckets]) for one in found.groups] == [("g", [1])]
+    assert "bucket_0" in call("describe", "t", "-s", tmp_path).out
+
+
 def test_a_topic_made_for_another_backend_is_listed_and_named_as_such(
     tmp_path: Path, call: Callable[..., Answer]
 ) -> None:

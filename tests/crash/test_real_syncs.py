@@ -1,7 +1,7 @@
 """The real calls of the process, Lance's too: what is promised was synced after its last write.
 
 The other tests trust the seam. This one looks past it, with a recorder that is loaded before the
-C library; it needs a C compiler.
+C library.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.compiling import shared_object
 
 pytestmark = pytest.mark.nightly
 
@@ -122,10 +123,8 @@ def check(path: Path, base: Path, seen: Seen) -> None:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     base = tmp_path_factory.mktemp("recorded")
-    library, record, marked = base / "recorder.so", base / "record", base / "marks"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(RECORDER), "-ldl"], check=True
-    )
+    library = shared_object(RECORDER, base / "recorder.so")
+    record, marked = base / "record", base / "marks"
     marked.mkdir()
     disk = base / "disk"
     disk.mkdir()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import shutil
-import subprocess
 import sysconfig
 from enum import IntFlag
 from pathlib import Path
+
+from support.compiling import shared_object
 
 SOURCE = Path(__file__).with_name("injector.c")
 CONTROL, ROOT = "TORTURE_CONTROL", "TORTURE_ROOT"
@@ -35,18 +35,9 @@ STRIKES = {
 }
 
 
-def available() -> bool:
-    return shutil.which("cc") is not None
-
-
 def built(folder: Path) -> Path:
     """The shared object, made in ``folder``."""
-    library = folder / f"injector{sysconfig.get_config_var('SHLIB_SUFFIX')}"
-    if not library.exists():
-        subprocess.run(
-            ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"], check=True
-        )
-    return library
+    return shared_object(SOURCE, folder / f"injector{sysconfig.get_config_var('SHLIB_SUFFIX')}")
 
 
 class Control:

@@ -42,10 +42,10 @@ WITHOUT_LOG = 0.3
 class Child:
     """The process of a round; its notes are read all the time."""
 
-    def __init__(self, home: Home, round_: Round, library: Path | None) -> None:
+    def __init__(self, home: Home, round_: Round, library: Path) -> None:
         environ = {**os.environ, "PYTHONPATH": str(TESTS)}
         self._control: injector.Control | None = None
-        if library is not None and round_.fault != "power":
+        if round_.fault != "power":
             home.control.unlink(missing_ok=True)
             self._control = injector.Control(home.control)
             environ |= injector.environment(library, home.disk, home.control)
@@ -124,7 +124,7 @@ class Child:
 
 
 async def play(
-    home: Home, round_: Round, ledger: Ledger, library: Path | None, tally: Counter[str]
+    home: Home, round_: Round, ledger: Ledger, library: Path, tally: Counter[str]
 ) -> None:
     """Let a process work under its fault, then check what it left."""
     child = Child(home, round_, library)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from crash.checking import Broken
 
-from torture import bucket, cluster, injector, plan, soak, topic
+from torture import bucket, cluster, plan, soak, topic
 from torture.model import Ledger
 from torture.soak import Sample, growth
 
@@ -23,10 +23,6 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "persisting")
 
 
-needs_a_compiler = pytest.mark.skipif(not injector.available(), reason="needs a C compiler")
-
-
-@needs_a_compiler
 @pytest.mark.parametrize(
     ("seed", "fault", "count", "kind", "retention"),
     [
@@ -49,7 +45,6 @@ async def test_a_topic_keeps_what_it_promised_under_a_fault(
     assert tally[fault] == count
 
 
-@needs_a_compiler
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(0, 400, 20))

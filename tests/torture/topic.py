@@ -36,7 +36,7 @@ async def live(
     ``between`` works on the topic after each round, while nobody owns it.
     """
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=MEMORY if MEMORY.is_dir() else None))
-    library = injector.built(folder) if injector.available() else None
+    library = injector.built(folder)
     home = Home(folder)
     home.disk.mkdir()
     rounds = plan.life(seed, count, fault, kind, retention)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,10 @@ class TopicFolder:
     def view(self, bucket: int) -> TableView:
         return self.table(bucket).view
 
-    def schema(self) -> pa.Schema:
-        """All fields of the topic."""
+    def schema(self, buckets: Iterable[int] | None = None) -> pa.Schema:
+        """All fields of the topic, as far as these buckets tell."""
         agreed = SharedSchema(self.folder / SCHEMA_FILE, filesystem.current()).read() or EMPTY
-        for bucket in self.buckets:
+        for bucket in self.buckets if buckets is None else buckets:
             agreed = merge(agreed, self.view(bucket).schema, _EVOLVING)
         return agreed
 

@@ -7,6 +7,7 @@ crashed one left in its log is counted as such.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,9 +163,10 @@ def _look(folder: Path) -> Look:
 
 
 def describe(stored: TopicFolder) -> Description:
-    """Everything about one topic."""
+    """Everything about one topic; of a bucket that cannot be read, why."""
     config, fs = stored.config, filesystem.current()
     found = buckets_of(stored)
+    sound = [one.bucket for one in found if one.problem is None]
     return Description(
         topic=config.topic,
         path=str(stored.folder),
@@ -175,16 +177,16 @@ def describe(stored: TopicFolder) -> Description:
         options=config.options,
         rows=sum(one.rows for one in found),
         bytes=sum(one.bytes for one in found),
-        fields=[FieldFacts(field.name, str(field.type)) for field in stored.schema()],
+        fields=[FieldFacts(field.name, str(field.type)) for field in stored.schema(sound)],
         buckets=found,
-        versions=sum(_versions(stored, bucket) for bucket in stored.buckets),
+        versions=sum(_versions(stored, bucket) for bucket in sound),
         tags=[
             TagFacts(one.name, one.timestamp.isoformat(), one.rows)
             for one in tags.all_in(stored.folder, fs)
         ],
         indexes=_indexes(stored),
-        groups=groups_of(stored),
-        logs=[_log(bucket, log_of(stored, bucket)) for bucket in stored.buckets],
+        groups=groups_of(stored, sound),
+        logs=[_log(bucket, log_of(stored, bucket)) for bucket in sound],
     )
 
 
@@ -202,15 +204,15 @@ def distinct_owners(buckets: list[BucketFacts]) -> list[dict[str, Any]]:
     return found
 
 
-def groups_of(stored: TopicFolder) -> list[GroupProgress]:
-    """The consumer groups of a topic and how far they have come."""
-    return progress.groups(stored.folder, spans_of(stored), filesystem.current())
+def groups_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> list[GroupProgress]:
+    """The consumer groups of a topic and how far they have come, in all or some buckets."""
+    return progress.groups(stored.folder, spans_of(stored, buckets), filesystem.current())
 
 
-def spans_of(stored: TopicFolder) -> dict[int, Span]:
-    """The offsets of each bucket."""
+def spans_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> dict[int, Span]:
+    """The offsets of each bucket, or of some."""
     found = {}
-    for bucket in stored.buckets:
+    for bucket in stored.buckets if buckets is None else buckets:
         table = stored.table(bucket)
         restores = [one.end for one in table.restores]
         found[bucket] = Span(table.view.start, table.view.end, restores)
