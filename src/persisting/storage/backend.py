@@ -26,7 +26,7 @@ from persisting.storage.snapshot import Page, Snapshot
 from persisting.storage.tabular import Tabular
 from persisting.storage.turns import Turns
 from persisting.storage.weight import check_records, is_light
-from persisting.storage.writers import check_writer
+from persisting.storage.writers import check_number, check_writer
 from persisting.table.layout import EFFECTIVE
 from persisting.table.versions import Version
 from persisting.work import SharedJob, in_thread, weakly
@@ -96,13 +96,14 @@ class TableBackend(Tabular):
         crash of either side.
         """
         check_writer(writer)
+        mark = writer, check_number(number)
         if self._bucket.is_full:
             await self._make_room()
         if isinstance(rows, list):
-            light = is_light(rows)
-            await self._store(lambda s: prepare(s, rows), small=light, mark=(writer, number))
+            records = check_records(rows)
+            await self._store(lambda s: prepare(s, records), small=is_light(records), mark=mark)
         else:
-            await self._store(lambda s: prepare_arrow(s, rows), small=False, mark=(writer, number))
+            await self._store(lambda s: prepare_arrow(s, rows), small=False, mark=mark)
 
     def last_number(self, writer: str) -> int:
         """The last number that :meth:`put_once` stored for a writer, -1 if none is known."""
@@ -198,6 +199,8 @@ class TableBackend(Tabular):
         self, offset: int = 0, limit: int | None = None, block: bool = False
     ) -> AsyncIterator[dict[str, Any]]:
         """Stream single records; with ``block`` wait for new ones when caught up."""
+        self._bucket.check_open()
+        await self._refresh()
         epoch = self._bucket.epoch
         async with aclosing(self.get_pages(offset, limit, block)) as pages:
             async for page in pages:

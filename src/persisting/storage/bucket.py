@@ -263,10 +263,10 @@ class Bucket:
             tail = self._chunks[-1] if self._chunks else None
             if tail is None or not tail.can_take(shaper):
                 tail = Chunk(shaper, rows=[])
-                tail.arrival = self._last_arrival = max(self._last_arrival, _now())
                 self._chunks.append(tail)
                 self._acknowledged = shaper
-            tail.add(*copied)
+            self._last_arrival = max(self._last_arrival, _now())
+            tail.add(*copied, self._last_arrival)
             self._buffered_rows += 1
             self._buffered_bytes += copied[1]
         self._after_accepting(1)

@@ -29,11 +29,11 @@ class Chunk:
         "_open",
         "_rows",
         "arrival",
-        "arrivals",
         "count",
         "nbytes",
         "sequence",
         "shaper",
+        "times",
     )
 
     def __init__(
@@ -49,8 +49,8 @@ class Chunk:
         self.count = len(rows) if rows is not None else batch.num_rows  # type: ignore[union-attr]
         self.nbytes = nbytes or (batch.nbytes if batch is not None else 0)
         self.arrival = 0
-        """When the records were accepted, in microseconds of Unix time."""
-        self.arrivals: np.ndarray | None = None
+        """When the last of the records was accepted, in microseconds of Unix time."""
+        self.times: list[int] | np.ndarray | None = None
         """The same for each record, where they were accepted at different times."""
         self.sequence = 0
         """Where the log holds them, 0 without a log."""
@@ -59,6 +59,12 @@ class Chunk:
     @property
     def schema(self) -> pa.Schema:
         return self.shaper.schema
+
+    def arrivals(self, count: int) -> np.ndarray:
+        """When each of the first ``count`` records was accepted; they never fall."""
+        if self.times is None:
+            return np.full(count, self.arrival, "int64")
+        return np.asarray(self.times[:count], "int64")
 
     @property
     def batch(self) -> pa.RecordBatch:
@@ -84,9 +90,14 @@ class Chunk:
         """Whether a row of this shaper may still be added."""
         return self._open and self.shaper is shaper and self.count < ROWS_AT_ONCE
 
-    def add(self, row: dict[str, Any], nbytes: int) -> None:
+    def add(self, row: dict[str, Any], nbytes: int, arrival: int) -> None:
+        """Add a row that was accepted at ``arrival``, after those before it."""
         assert self._rows is not None
+        if self.times is None:
+            self.times = []
         self._rows.append(row)
+        self.times.append(arrival)  # type: ignore[union-attr]
+        self.arrival = arrival
         self.count += 1
         self.nbytes += nbytes
 

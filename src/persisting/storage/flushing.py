@@ -41,8 +41,5 @@ def _groups(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
 
 
 def _arrivals(chunks: Sequence[Chunk]) -> pa.Array:
-    times = [
-        np.full(chunk.count, chunk.arrival, "int64") if chunk.arrivals is None else chunk.arrivals
-        for chunk in chunks
-    ]
-    return pa.array(np.concatenate(times), pa.int64()).cast(ARRIVAL_FIELD.type)
+    times = np.concatenate([chunk.arrivals(chunk.count) for chunk in chunks])
+    return pa.array(times, pa.int64()).cast(ARRIVAL_FIELD.type)

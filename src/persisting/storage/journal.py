@@ -333,7 +333,7 @@ class Waiting:
             if len(chunks) > 1:
                 whole = Chunk(last.shaper, batch=pa.concat_batches([c.batch for c in chunks]))
                 whole.sequence, whole.arrival = last.sequence, last.arrival
-                whole.arrivals = np.maximum.accumulate(
+                whole.times = np.maximum.accumulate(
                     np.repeat([c.arrival for c in chunks], [c.count for c in chunks])
                 )
             self._bucket.acknowledge_recovered(whole)

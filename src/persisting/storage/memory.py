@@ -20,6 +20,7 @@ from persisting.schema.values import Values
 from persisting.storage.turns import Turns
 from persisting.storage.waiters import Waiters
 from persisting.storage.weight import check_records
+from persisting.storage.writers import check_number, check_writer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -73,7 +74,8 @@ class MemoryBackend:
         self, rows: list[dict[str, Any]] | pa.Table, writer: str, number: int
     ) -> None:
         """Store rows unless the writer has stored this number, or a later one, before."""
-        before = self.last_number(writer)
+        check_writer(writer)
+        number, before = check_number(number), self.last_number(writer)
         if number > before:
             self._last_numbers[writer] = number
             try:

@@ -130,12 +130,7 @@ class Snapshot:
 
     def buffered_arrivals(self) -> np.ndarray:
         """When each buffered row was accepted, in µs of Unix time."""
-        times = [
-            np.full(count, chunk.arrival, "int64")
-            if chunk.arrivals is None
-            else chunk.arrivals[:count]
-            for chunk, count in self._chunks
-        ]
+        times = [chunk.arrivals(count) for chunk, count in self._chunks]
         return np.concatenate(times) if times else np.zeros(0, "int64")
 
     @property
@@ -164,8 +159,7 @@ class Snapshot:
                 high = middle
         for chunk, count in self._chunks if low == self.persisted else ():
             if chunk.arrival >= timestamp:
-                if chunk.arrivals is not None:
-                    low += int(np.searchsorted(chunk.arrivals, timestamp))
+                low += int(np.searchsorted(chunk.arrivals(count), timestamp))
                 break
             low += count
         return low

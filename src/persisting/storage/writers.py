@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import msgspec
@@ -14,6 +15,8 @@ WRITERS = "persisting.writers"
 MAX_WRITERS = 1024
 """Writers remembered per bucket; beyond it one that wrote longest ago is forgotten."""
 
+_MAX_NUMBER = (1 << 63) - 1
+
 ANONYMOUS = "~"
 """Begins the names of writers that live as long as a connection; they are forgotten first."""
 
@@ -25,6 +28,15 @@ def check_writer(name: Any) -> None:
             raise InvalidArgument(f"writer_id must be a non-empty string, got {name!r}")
     except UnicodeEncodeError:
         raise InvalidArgument(f"writer_id {name!r} is not valid unicode") from None
+
+
+def check_number(number: Any, name: str = "number") -> int:
+    """The number of a put as it is kept, or raise: it goes into the log and the table."""
+    if not isinstance(number, bool) and hasattr(number, "__index__"):
+        value = operator.index(number)
+        if 0 <= value <= _MAX_NUMBER:
+            return value
+    raise InvalidArgument(f"{name} must be a whole number from 0 to 2**63 - 1, got {number!r}")
 
 
 class Writers:

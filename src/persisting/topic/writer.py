@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from persisting.errors import BucketClosed, InvalidArgument
-from persisting.storage.writers import ANONYMOUS, check_writer
+from persisting.storage.writers import ANONYMOUS, check_number, check_writer
 from persisting.topic.port import Rows, Topic
 from persisting.topic.routing import by_bucket, route, table_by_bucket
 from persisting.topic.table import TopicTable
@@ -127,11 +127,10 @@ class QueueWriter(TopicTable):
     async def _put(self, bucket: int, rows: Rows, sequence: int | None) -> None:
         port = self._topic.port(bucket)
         if sequence is not None:
-            if type(sequence) is not int or sequence < 0:
-                raise InvalidArgument(f"sequence must be a whole number from 0, got {sequence!r}")
+            number = check_number(sequence, "sequence")
             # In the order of the calls: a later number would make an earlier one look stored.
             async with self._in_order.setdefault(bucket, asyncio.Lock()):
-                await port.put(rows, (self._writer_id, sequence))
+                await port.put(rows, (self._writer_id, number))
         else:
             await port.put(rows)
         self._touched.add(bucket)

@@ -202,7 +202,8 @@ class Log:
             with self._guard:
                 self._synced = max(self._synced, target)
                 for segment in segments:
-                    if segment in self._unsynced:
+                    # One that was sealed meanwhile may have got frames that this sync missed.
+                    if segment in self._unsynced and segment.last_sequence <= target:
                         self._unsynced.remove(segment)
                         segment.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from .building import (
     PREAMBLE,
     PREAMBLE_END,
     FailingFileSystem,
+    QuickFileSystem,
     entry,
     new_log,
     recover,
@@ -141,6 +143,33 @@ def test_appends_go_on_while_a_sync_runs_and_are_not_counted_in_it(tmp_path: Pat
     go_on.set()
     syncing.join()
     assert (log.synced_sequence, log.last_sequence) == (2, 3)
+
+
+def test_what_came_into_a_segment_behind_its_sync_and_before_its_seal_is_synced_too(
+    tmp_path: Path,
+) -> None:
+    class Meanwhile(QuickFileSystem):
+        """Knows what of each file was synced; the first sync is followed by a put and a seal."""
+
+        def __init__(self) -> None:
+            self.durable: dict[int, int] = {}
+
+        def sync(self, fd: int) -> None:
+            first = not self.durable
+            found = os.fstat(fd)
+            self.durable[found.st_ino] = found.st_size
+            if first:
+                write(log, b"b", sync=False)
+                log.seal()
+
+    fs = Meanwhile()
+    log = new_log(tmp_path, fs)
+    write(log, b"a", b"c")
+    assert log.synced_sequence == log.last_sequence
+    log.close()
+    for path in segments_in(tmp_path):
+        os.truncate(path, fs.durable.get(path.stat().st_ino, 0))
+    assert recover(tmp_path)[0] == [b"a", b"b", b"c"]
 
 
 def test_release_removes_the_sealed_segments_that_the_table_holds(tmp_path: Path) -> None:

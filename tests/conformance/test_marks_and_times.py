@@ -1,0 +1,75 @@
+"""Puts that are stored once, and the times at which records arrived."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from support.buckets import Bucket, read_all
+
+from persisting.queue import InvalidArgument
+
+
+async def test_a_number_is_stored_once(bucket: Bucket) -> None:
+    backend = bucket.open()
+    for number in (0, 0, 7, 3, 2**63 - 1):
+        await backend.put_once([{"n": number}], "writer", number)
+    backend = await bucket.reopen(backend)
+    assert [one["n"] for one in await backend.get()] == [0, 7, 2**63 - 1]
+    assert backend.last_number("writer") == 2**63 - 1
+
+
+async def test_a_number_of_numpy_is_a_number(bucket: Bucket) -> None:
+    backend = bucket.open()
+    await backend.put_once([{"n": 1}], "writer", np.int64(3))
+    await backend.put_once([{"n": 2}], "writer", 3)
+    backend = await bucket.reopen(backend)
+    assert await backend.get() == [{"n": 1}]
+    assert backend.last_number("writer") == 3
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, True, "1", None, 2**63, np.float64(2)])
+async def test_what_is_no_number_is_refused_and_named(bucket: Bucket, number: Any) -> None:
+    backend = bucket.open()
+    with pytest.raises(InvalidArgument, match="number must be a whole number from 0"):
+        await backend.put_once([{"n": 1}], "writer", number)
+    await backend.put({"n": 2})
+    backend = await bucket.reopen(backend)
+    assert await backend.get() == [{"n": 2}]
+
+
+@pytest.mark.parametrize("writer", ["", None, 7, "\ud800"])
+async def test_what_is_no_writer_is_refused(bucket: Bucket, writer: Any) -> None:
+    backend = bucket.open()
+    with pytest.raises(InvalidArgument, match="writer_id"):
+        await backend.put_once([{"n": 1}], writer, 1)
+    assert await read_all(backend) == []
+
+
+async def test_a_record_arrives_when_it_is_put(bucket: Bucket) -> None:
+    backend = bucket.open(flush_interval=None) if bucket.kind.persistent else bucket.open()
+    between = []
+    for n in range(4):
+        await backend.put({"n": n})
+        between.append(time.time_ns() // 1000 + 1)
+        while time.time_ns() // 1000 < between[-1]:
+            pass
+    assert [await backend.offset_at(moment) for moment in [0, *between]] == [0, 1, 2, 3, 4]
+    backend = await bucket.reopen(backend)
+    assert [await backend.offset_at(moment) for moment in [0, *between]] == [0, 1, 2, 3, 4]
+
+
+async def test_a_stream_that_begins_after_a_restore_reads_what_is_there(stored: Bucket) -> None:
+    owner = stored.open()
+    await owner.put({"n": 0})
+    await owner.flush()
+    await owner.tag("one")
+    await owner.put({"n": 1})
+    await owner.flush()
+    reader = stored.open(read_only=True)
+    assert len(await reader.get()) == 2
+    await owner.restore("one")
+    reader.bucket.look_again()
+    assert await read_all(reader) == [{"n": 0}]
