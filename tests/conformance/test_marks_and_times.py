@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -28,6 +29,32 @@ async def test_a_number_of_numpy_is_a_number(bucket: Bucket) -> None:
     backend = await bucket.reopen(backend)
     assert await backend.get() == [{"n": 1}]
     assert backend.last_number("writer") == 3
+
+
+async def test_numbers_that_are_put_at_once_are_stored_in_the_order_of_the_calls(
+    bucket: Bucket,
+) -> None:
+    backend = bucket.open()
+    large = [{"n": n} for n in range(5000)]
+    await asyncio.gather(
+        backend.put_once(large, "writer", 1),
+        backend.put_once([{"n": -1}], "writer", 2),
+        backend.put_once(large, "writer", 1),
+    )
+    assert [one["n"] for one in await backend.get()] == [*range(5000), -1]
+
+
+async def test_a_number_that_is_cancelled_is_stored_once_by_its_repetition(bucket: Bucket) -> None:
+    backend = bucket.open()
+    rows = [{"n": n} for n in range(3000)]
+    for number in range(30):
+        put = asyncio.ensure_future(backend.put_once(rows, "writer", number))
+        for _ in range(number):
+            await asyncio.sleep(0)
+        put.cancel()
+        await asyncio.wait([put])
+        await backend.put_once(rows, "writer", number)
+    assert backend.total_count() == 30 * len(rows)
 
 
 @pytest.mark.parametrize("number", [-1, 1.5, True, "1", None, 2**63, np.float64(2)])

@@ -24,7 +24,7 @@ from persisting.storage.chunk import Prepared, prepare, prepare_arrow
 from persisting.storage.journal import Mark
 from persisting.storage.snapshot import Page, Snapshot
 from persisting.storage.tabular import Tabular
-from persisting.storage.turns import Turns
+from persisting.storage.turns import Queues, Turns
 from persisting.storage.weight import check_records, is_light
 from persisting.storage.writers import check_number, check_writer
 from persisting.table.layout import EFFECTIVE
@@ -44,7 +44,7 @@ class TableBackend(Tabular):
 
     def __init__(self, bucket: Bucket) -> None:
         super().__init__(bucket)
-        self._turns = Turns()
+        self._turns, self._writers = Turns(), Queues()
         self._closing = SharedJob(weakly(self, TableBackend._close))
         self._finished = False
         self._opened = bucket.end
@@ -97,13 +97,14 @@ class TableBackend(Tabular):
         """
         check_writer(writer)
         mark = writer, check_number(number)
-        if self._bucket.is_full:
-            await self._make_room()
-        if isinstance(rows, list):
-            records = check_records(rows)
-            await self._store(lambda s: prepare(s, records), small=is_light(records), mark=mark)
-        else:
-            await self._store(lambda s: prepare_arrow(s, rows), small=False, mark=mark)
+        records = check_records(rows) if isinstance(rows, list) else []
+        async with self._writers.of(writer):
+            if self._bucket.is_full:
+                await self._make_room()
+            if isinstance(rows, list):
+                await self._store(lambda s: prepare(s, records), small=is_light(records), mark=mark)
+            else:
+                await self._store(lambda s: prepare_arrow(s, rows), small=False, mark=mark)
 
     def last_number(self, writer: str) -> int:
         """The last number that :meth:`put_once` stored for a writer, -1 if none is known."""

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from persisting import fs as filesystem
@@ -371,9 +372,11 @@ class Bucket:
             self._marked.pop(mark, None)
 
     def _accept(self, chunks: list[Chunk], arrival: int) -> None:
-        self._last_arrival = max(self._last_arrival, arrival)
+        before, self._last_arrival = self._last_arrival, max(self._last_arrival, arrival)
         for chunk in chunks:
             chunk.arrival = self._last_arrival
+            if chunk.times is not None:  # recovered: the clock may have been behind
+                chunk.times = np.maximum(chunk.times, before)
             chunk.seal()
             self._buffered_rows += chunk.count
             self._buffered_bytes += chunk.nbytes

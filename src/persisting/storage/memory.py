@@ -17,7 +17,7 @@ from persisting.schema import arrow
 from persisting.schema.names import check_name
 from persisting.schema.shaper import EMPTY
 from persisting.schema.values import Values
-from persisting.storage.turns import Turns
+from persisting.storage.turns import Queues, Turns
 from persisting.storage.waiters import Waiters
 from persisting.storage.weight import check_records
 from persisting.storage.writers import check_number, check_writer
@@ -48,7 +48,7 @@ class MemoryBackend:
         self._shapes: set[tuple[str, ...]] = set()
         self._values = Values(evolving=True, vector=pa.float64())
         self._waiters = Waiters()
-        self._turns = Turns()
+        self._turns, self._writers = Turns(), Queues()
         self._closed = False
 
     async def put(self, record: dict[str, Any]) -> None:
@@ -58,31 +58,32 @@ class MemoryBackend:
 
     async def put_batch(self, records: list[dict[str, Any]]) -> None:
         """Store multiple records, all or none."""
+        self._add(await self._taken(check_records(records)))
+        await self._turns.take()
+
+    async def _taken(self, records: list[Any]) -> list[dict[str, Any]]:
         taken = []
-        for number, record in enumerate(check_records(records)):
+        for number, record in enumerate(records):
             taken.append(self._canonical(record))
             if number % _ROWS_PER_TURN == _ROWS_PER_TURN - 1:
                 await asyncio.sleep(0)
-        self._add(taken)
-        await self._turns.take()
+        return taken
 
     async def put_arrow(self, data: pa.Table | pa.RecordBatch) -> None:
         """Store the rows of an Arrow table or batch."""
-        self._add(arrow.accept(data, EMPTY).to_pylist())
+        self._add(_rows_of(data))
 
     async def put_once(
         self, rows: list[dict[str, Any]] | pa.Table, writer: str, number: int
     ) -> None:
         """Store rows unless the writer has stored this number, or a later one, before."""
         check_writer(writer)
-        number, before = check_number(number), self.last_number(writer)
-        if number > before:
-            self._last_numbers[writer] = number
-            try:
-                await (self.put_batch(rows) if isinstance(rows, list) else self.put_arrow(rows))
-            except BaseException:
-                self._last_numbers[writer] = before
-                raise
+        number = check_number(number)
+        async with self._writers.of(writer):
+            if number > self.last_number(writer):
+                listed = isinstance(rows, list)
+                self._add(await self._taken(list(rows)) if listed else _rows_of(rows))
+                self._last_numbers[writer] = number
 
     def last_number(self, writer: str) -> int:
         """The last number that :meth:`put_once` stored for a writer, -1 if none is known."""
@@ -214,3 +215,7 @@ def _copied(value: Any) -> Any:
     if type(value) is list:
         return [_copied(item) for item in value]
     return value
+
+
+def _rows_of(data: Any) -> list[dict[str, Any]]:
+    return arrow.accept(data, EMPTY).to_pylist()
