@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from support.buckets import Bucket
@@ -171,3 +173,60 @@ async def test_what_was_put_as_arrow_can_be_put_again_as_records(keeper: Bucket,
     rows = await backend.get()
     await backend.put_batch(rows)
     assert await backend.get() == rows * 2
+
+
+def broken_text() -> pa.Array:
+    ends = pa.py_buffer(np.array([0, 2], dtype=np.int32).tobytes())
+    return pa.Array.from_buffers(pa.string(), 1, [None, ends, pa.py_buffer(b"\xff\xfe")])
+
+
+@pytest.mark.parametrize(
+    ("column", "named"),
+    [
+        (broken_text(), "'v'"),
+        (pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), broken_text()), "'v'"),
+        (pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), "'a'"),
+        (pa.array([2**62], pa.timestamp("us")), "'v'"),
+        (pa.array([-(2**62)], pa.timestamp("us", tz="UTC")), "'v'"),
+        (pa.array([2**31 - 1], pa.date32()), "'v'"),
+        (pa.array([86_400_000_000], pa.int64()).view(pa.time64("us")), "'v'"),
+        (pa.array([[None, {"t": 2**62}]], pa.list_(pa.struct([("t", pa.timestamp("us"))]))), "v"),
+    ],
+    ids=str,
+)
+async def test_values_that_could_never_be_read_are_refused_and_lose_nothing(
+    bucket: Bucket, column: pa.Array, named: str
+) -> None:
+    backend = bucket.open()
+    await backend.put({"id": 1, "v": None})
+    with pytest.raises(SchemaError, match=re.escape(named)):
+        await backend.put_arrow(pa.table({"id": pa.array([2]), "v": column}))
+    await backend.put({"id": 3, "v": None})
+    backend = await bucket.reopen(backend)
+    assert [one["id"] for one in await backend.get()] == [1, 3]
+
+
+async def test_the_first_and_the_last_moments_are_kept(bucket: Bucket) -> None:
+    rows = [
+        {"at": dt.datetime.min, "on": dt.date.min, "time": dt.time.min},
+        {"at": dt.datetime.max, "on": dt.date.max, "time": dt.time.max},
+        {"at": None, "on": None, "time": None},
+    ]
+    backend = bucket.open()
+    await backend.put_arrow(pa.Table.from_pylist(rows))
+    backend = await bucket.reopen(backend)
+    assert await backend.get() == rows
+
+
+async def test_what_was_put_does_not_change_with_the_array_it_was_made_from(
+    bucket: Bucket,
+) -> None:
+    numbers, items = np.arange(4), np.arange(8.0)
+    backend = bucket.open()
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(items), 2)
+    await backend.put_arrow(pa.table({"n": pa.array(numbers), "v": vectors}))
+    numbers[:], items[:] = -1, -1.0
+    expected = [{"n": n, "v": [2.0 * n, 2.0 * n + 1]} for n in range(4)]
+    assert await backend.get() == expected
+    backend = await bucket.reopen(backend)
+    assert await backend.get() == expected

@@ -14,6 +14,7 @@ from persisting.schema.names import check_name
 from persisting.schema.rules import Conflict, has_integers, is_listy, learn, widen
 from persisting.schema.shaper import Rules
 from persisting.schema.values import (
+    AWARE,
     DURATION,
     EXACT_IN_FLOAT64,
     MAX_DEPTH,
@@ -43,8 +44,10 @@ def accept(data: Any, schema: pa.Schema) -> pa.Table:
     for field in data.schema:
         check_name(field.name)
         target = _stored_type(field.type, field.name)
-        column = _whole_vectors(_cast(data.column(field.name), target, field.name))
-        columns.append(_as_vectors(column, schema, field.name))
+        column = _cast(data.column(field.name), target, field.name)
+        for chunk in column.chunks:
+            _check_values(chunk, field.name)
+        columns.append(_as_vectors(_whole_vectors(column), schema, field.name))
     fields = [pa.field(n, c.type) for n, c in zip(names, columns, strict=True)]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
@@ -89,6 +92,11 @@ def align(
     if not columns:
         return no_columns(batch.num_rows)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same in memory of its own: Arrow shares that of a NumPy array, which may change."""
+    return pa.concat_batches([batch, batch.slice(0, 0)])
 
 
 def no_columns(rows: int) -> pa.RecordBatch:
@@ -136,8 +144,11 @@ def _stored_type(dtype: pa.DataType, path: str, depth: int = 0) -> pa.DataType:
     if _is_any_list(dtype):
         return pa.list_(_stored_type(dtype.value_type, f"{path}[]", depth + 1))
     if pa.types.is_struct(dtype):
-        for field in dtype:
-            check_name(field.name, path)
+        names = [field.name for field in dtype]
+        for name in names:
+            check_name(name, path)
+            if names.count(name) > 1:
+                raise SchemaError(f"column {path!r} has two fields of one name: {name!r}")
         return pa.struct(
             [pa.field(f.name, _stored_type(f.type, f"{path}.{f.name}", depth + 1)) for f in dtype]
         )
@@ -145,7 +156,7 @@ def _stored_type(dtype: pa.DataType, path: str, depth: int = 0) -> pa.DataType:
         if matches(dtype):
             return stored
     if pa.types.is_timestamp(dtype):
-        return pa.timestamp("us", tz="UTC") if dtype.tz else NAIVE
+        return AWARE if dtype.tz else NAIVE
     if dtype == UUID or any(matches(dtype) for matches in _KEPT):
         return dtype
     raise SchemaError(
@@ -177,6 +188,43 @@ _KEPT = (
     pa.types.is_date32,
     pa.types.is_decimal128,
 )
+
+
+def _check_values(array: pa.Array, path: str) -> None:
+    """Raise where values are not what their type says: nothing could store or read them."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowException as exc:
+        raise SchemaError(f"column {path!r} is not valid Arrow data: {exc}") from exc
+    _check_times(array, path)
+
+
+def _check_times(array: pa.Array, path: str) -> None:
+    """Raise where Python has no date or time for a value: it could be stored and never read."""
+    dtype = array.type
+    if pa.types.is_struct(dtype):
+        for field, child in zip(dtype, array.flatten(), strict=True):
+            _check_times(child, f"{path}.{field.name}")
+    elif is_listy(dtype):
+        _check_times(list_items(array), f"{path}[]")
+    elif dtype in _SPANS:
+        number, least, most = _SPANS[dtype]
+        span = pc.min_max(array.view(number)).as_py()
+        if span["min"] is not None and (span["min"] < least or span["max"] > most):
+            raise SchemaError(
+                f"column {path!r} holds a {type_name(dtype)} that Python cannot tell: outside "
+                "the years 1 to 9999, or no time of a day"
+            )
+
+
+_YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+_SPANS: dict[pa.DataType, tuple[pa.DataType, int, int]] = {
+    NAIVE: (pa.int64(), *_YEARS),
+    AWARE: (pa.int64(), *_YEARS),
+    pa.date32(): (pa.int32(), -719_162, 2_932_896),
+    TIME: (pa.int64(), 0, 86_399_999_999),
+}
+"""As whole numbers, the least and the greatest value that Python has of a type."""
 
 
 def _whole_vectors(column: pa.ChunkedArray) -> pa.ChunkedArray:

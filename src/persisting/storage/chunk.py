@@ -205,7 +205,7 @@ def prepare_arrow(shaper: Shaper, data: Any) -> Prepared:
     for batch in batches:
         if batch.num_rows:
             try:
-                aligned = arrow.align(batch, schema, shaper.rules.defaults)
+                aligned = arrow.align(arrow.copied(batch), schema, shaper.rules.defaults)
             except pa.ArrowException as exc:
                 raise SchemaError(f"the Arrow data does not fit the schema exactly: {exc}") from exc
             chunks.append(Chunk(after, batch=aligned))
