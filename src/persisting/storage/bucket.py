@@ -43,6 +43,7 @@ from persisting.storage.writers import WRITERS, Writers
 from persisting.table import versions
 from persisting.table.table import SIGNATURE, Table
 from persisting.table.versions import Version
+from persisting.table.view import TableView
 
 log = logging.getLogger("persisting")
 
@@ -105,7 +106,7 @@ class Bucket:
             # A reader needs it not, and can look at what it is that is damaged.
             known = self._view.rows and not options.read_only
             self._last_arrival = self._view.arrival(self._view.end - 1) if known else 0
-            self._shaper = self._acknowledged = self._shaper_of_table()
+            self._shaper = self._acknowledged = self.shaper_of(self._view)
             self.metrics.table_is(len(self._view.sizes), self._view.start)
         except OSError as exc:
             self.abandon()
@@ -116,8 +117,9 @@ class Bucket:
 
     # Opening and closing
 
-    def _shaper_of_table(self) -> Shaper:
-        schema, defined = self._view.schema, self._view.dataset is not None
+    def shaper_of(self, view: TableView) -> Shaper:
+        """What records are checked against where this is the table, and its topic what it is."""
+        schema, defined = view.schema, view.dataset is not None
         agreed = self._shared.read() if self._shared is not None else None
         if agreed is not None:
             schema, defined = merge(agreed, schema, EVOLVING), True
@@ -444,10 +446,12 @@ class Bucket:
             self._acknowledged = Shaper(merged, self.rules)
             self._shaper = Shaper(merge(self._shaper.schema, merged, EVOLVING), self.rules)
 
-    def restored(self) -> None:
+    def restored(self, shaper: Shaper) -> None:
         """The table is an older one again: with its fields, and the marks of its writers."""
-        self.know(self.table.view.schema)
         with self.guard:
+            self._view, self._epoch = self.table.view, len(self.table.restores)
+            self._shaper = self._acknowledged = shaper
+            self._large, self._searched = set(), set()
             self.writers = Writers(self.table.properties.get(WRITERS))
 
     def needs_agreement(self, prepared: Prepared) -> bool:
@@ -553,7 +557,7 @@ class Bucket:
             self.table.refresh()
             with self.guard:
                 self._view, self._epoch = self.table.view, len(self.table.restores)
-                self._shaper = self._acknowledged = self._shaper_of_table()
+                self._shaper = self._acknowledged = self.shaper_of(self._view)
             self._refreshed = time.monotonic()
 
     async def wait_beyond(self, offset: int, epoch: int | None = None) -> None:

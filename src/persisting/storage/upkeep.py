@@ -267,14 +267,17 @@ class Upkeep:
         table = bucket.table
         token = token or uuid.uuid4().hex
         with bucket.emptied(), self._turn() as view:
-            before = view.end
+            before, shaper = view.end, bucket.shaper_of(view)
             if not table.restores or table.restores[-1].token != token:
                 if view.dataset is not None:
-                    upkeep.restore(table, versions.resolve(view.dataset, version), token)
+                    number = versions.resolve(view.dataset, version)
+                    if number != versions.NOTHING:  # whose fields stay those of now
+                        shaper = bucket.shaper_of(table.at(number))
+                    upkeep.restore(table, number, token)
                 elif version != versions.NOTHING and not isinstance(version, dt.datetime):
                     raise InvalidArgument(f"{bucket.options.storage_path} has no versions yet")
             after = table.view
-            bucket.restored()
+            bucket.restored(shaper)
         return {
             "version": after.version,
             "start_offset": after.start,
