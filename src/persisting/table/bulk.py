@@ -43,7 +43,6 @@ def write_files(
     Runs in a worker, without the lock: nothing refers to the files until they are committed.
     """
     import lance
-    from lance.fragment import write_fragments
 
     with translated("write to", root):
         try:
@@ -59,7 +58,9 @@ def write_files(
             ]
         )
         reader = pa.RecordBatchReader.from_batches(target, _physical(batches, target))
-        found = [f.to_json() for f in write_fragments(reader, dataset, mode="append")]
+        found = [
+            f.to_json() for f in lance.fragment.write_fragments(reader, dataset, mode="append")
+        ]
         checksums.sign(fs, root, found)
         files.sync_data(fs, root, [file["path"] for f in found for file in f["files"]])
     return found
@@ -76,8 +77,8 @@ def commit_files(
     replace: str | None = None,
 ) -> None:
     """Commit workers' fragments as the next rows; with ``replace``, a token, as the only ones."""
+    import lance
     from lance import LanceOperation
-    from lance.fragment import FragmentMetadata
 
     dataset = table.view.dataset
     now = fingerprint(dataset)
@@ -104,7 +105,7 @@ def commit_files(
             fragment["files"] += fragment.pop("new")["files"]
         if timed:
             files.sync_data(fs, table.root, [f["files"][-1]["path"] for f in timed])
-    ready = [FragmentMetadata.from_json(json.dumps(f)) for f in timed]
+    ready = [lance.fragment.FragmentMetadata.from_json(json.dumps(f)) for f in timed]
     if replace is None:
         table.commit("append to", LanceOperation.Append(ready), beside)
     else:
@@ -138,14 +139,14 @@ def _with_arrival(
     root: Path, fragment: dict[str, Any], number: int, arrival: int
 ) -> dict[str, Any]:
     """The fragment with a new file, under ``new``, that holds the time of arrival of its rows."""
-    from lance.file import LanceFileWriter
+    import lance
 
     first = fragment["files"][0]
     name = f"{os.urandom(16).hex()}.lance"
     path = root / files.DATA / name
     version = f"{first['file_major_version']}.{first['file_minor_version']}"
     times = pa.array([arrival], layout.ARRIVAL_FIELD.type)
-    with LanceFileWriter(str(path), _ARRIVAL_SCHEMA, version=version) as writer:
+    with lance.file.LanceFileWriter(str(path), _ARRIVAL_SCHEMA, version=version) as writer:
         left = fragment["physical_rows"]
         while left:
             some = min(left, 65536)

@@ -56,11 +56,11 @@ def sign(fs: FileSystem, root: Path, fragments: Iterable[dict[str, Any]]) -> Non
 
 def signed_metadata(fs: FileSystem, root: Path, fragments: Iterable[Any]) -> list[Any]:
     """The same for fragments' metadata objects, which are not changed in place."""
-    from lance.fragment import FragmentMetadata
+    import lance
 
     plain = [fragment.to_json() for fragment in fragments]
     sign(fs, root, plain)
-    return [FragmentMetadata.from_json(json.dumps(one)) for one in plain]
+    return [lance.fragment.FragmentMetadata.from_json(json.dumps(one)) for one in plain]
 
 
 def loose_checksums(root: Path, dataset: Any) -> dict[str, str]:

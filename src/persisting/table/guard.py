@@ -1,4 +1,8 @@
-"""The one place where errors of Lance and Arrow become ours."""
+"""The one place where errors of Lance and Arrow become ours, and how its calls are to be made.
+
+Lance is imported when it is first used, which may be in two threads at once: always the package
+first. A thread that begins with ``from lance.fragment import …`` may be handed a half-made module.
+"""
 
 from __future__ import annotations
 

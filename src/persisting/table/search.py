@@ -96,9 +96,10 @@ def hits(view: TableView, ask: Ask) -> list[Hit]:
             "use_index": not ask.exact,
         }
     else:
-        from lance.query import MatchQuery
+        import lance
 
-        scan |= {"full_text_query": MatchQuery(ask.text or "", ask.column), "limit": ask.k}
+        words = lance.query.MatchQuery(ask.text or "", ask.column)
+        scan |= {"full_text_query": words, "limit": ask.k}
     if ask.where is not None:
         scan |= {"filter": enclosed(ask.where), "prefilter": True}
     found = _run(view, scan, ask.where)

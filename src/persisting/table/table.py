@@ -327,8 +327,9 @@ class Table:
         return layout.physical_schema(schema, self._compression, plain_lists=self._long_rows)
 
     def _write(self, batches: Iterable[tuple[pa.RecordBatch, pa.Array]], schema: pa.Schema) -> Any:
-        from lance.fragment import write_fragments
+        import lance
 
+        write_fragments = lance.fragment.write_fragments
         physical = self.physical(schema)
         reader = pa.RecordBatchReader.from_batches(physical, _physical(batches, physical))
         dataset = self.view.dataset

@@ -1,0 +1,36 @@
+"""Lance is imported late, perhaps by two threads at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import persisting
+
+SOURCE = Path(persisting.__file__).parent
+
+
+def test_no_thread_begins_with_a_part_of_lance() -> None:
+    """Python breaks the deadlock of two such threads by handing out a half-made module."""
+    for path in SOURCE.rglob("*.py"):
+        lines = [line.strip() for line in path.read_text().splitlines()]
+        for before, line in zip(lines, lines[1:], strict=False):
+            if line.startswith(("from lance.", "import lance.")):
+                assert before in ("import lance", "from lance import LanceOperation"), path
+
+
+def test_a_first_flush_beside_a_first_search(tmp_path: Path) -> None:
+    program = """
+import asyncio, sys
+from persisting.queue import PersistingBackend
+
+async def main():
+    backend = PersistingBackend(0, sys.argv[1], enable_wal=True)
+    await backend.put({"i": 1})
+    await asyncio.gather(backend.flush(), backend.lookup("i", 1), backend.lookup("i", 2))
+    await backend.close()
+
+asyncio.run(main())
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "b")], check=True, timeout=60)
