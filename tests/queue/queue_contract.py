@@ -594,6 +594,16 @@ class OnceContract:
         )
         assert (await writer.stats())["total_count"] == 100
 
+    async def test_large_and_small_puts_at_once_are_all_stored(self, logged_place: Place) -> None:
+        writer = await logged_place.write(writer_id="w", num_buckets=2)
+        await asyncio.gather(
+            writer.put(numbered(6000), sequence=1),
+            writer.put({"id": 6000}, sequence=2),
+            writer.put_arrow(pa.table({"id": range(6001, 9000)}), sequence=3),
+            writer.put([{"id": 9000}], sequence=4),
+        )
+        assert (await writer.stats())["total_count"] == 9001
+
     async def test_two_writers_of_one_id_lose_nothing_that_was_acknowledged(
         self, logged_place: Place
     ) -> None:
@@ -608,7 +618,7 @@ class OnceContract:
             pass
         assert (await first.stats())["total_count"] >= acknowledged
 
-    @pytest.mark.parametrize("sequence", [-1, 1.5, "1", True])
+    @pytest.mark.parametrize("sequence", [-1, 1.5, "1", True, 2**63])
     async def test_a_wrong_sequence_raises(self, logged_place: Place, sequence: Any) -> None:
         writer = await logged_place.write(writer_id="w")
         with pytest.raises(InvalidArgument, match="sequence"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from enum import Enum
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persisting.queue import SchemaError
 from persisting.topic.routing import bucket_of, table_by_bucket
 
 VALUES = [
@@ -49,3 +51,18 @@ def test_chunks_are_one_column(chunks: list[list[str | None]]) -> None:
 
 def test_the_rule_of_pulsings_queues_is_kept() -> None:
     assert [bucket_of(value, 4) for value in ("a", "b", "", None, 1, "1")] == [1, 3, 2, 2, 3, 3]
+
+
+class Color(str, Enum):
+    RED = "red"
+
+
+def test_an_enum_of_texts_goes_where_its_text_goes() -> None:
+    assert [bucket_of(Color.RED, n) for n in (2, 7, 64)] == [
+        bucket_of("red", n) for n in (2, 7, 64)
+    ]
+
+
+def test_text_that_is_no_unicode_is_refused_in_our_words() -> None:
+    with pytest.raises(SchemaError, match="unicode"):
+        bucket_of("\ud800", 4)

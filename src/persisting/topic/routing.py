@@ -14,8 +14,16 @@ from persisting.errors import SchemaError
 
 def bucket_of(value: Any, num_buckets: int) -> int:
     """The bucket for a value of the bucket column; None counts as the empty string."""
-    text = "" if value is None else str(value)
-    return int.from_bytes(md5(text.encode(), usedforsecurity=False).digest(), "big") % num_buckets
+    # An enum of texts is stored as the text that it is, whatever it calls itself.
+    plain = str.__str__ if isinstance(value, str) else str
+    try:
+        encoded = b"" if value is None else plain(value).encode()
+    except UnicodeEncodeError as exc:
+        raise SchemaError(
+            "the field by which the topic is divided into buckets holds text that is not valid "
+            f"unicode (a lone surrogate at position {exc.start}); store it as bytes"
+        ) from None
+    return int.from_bytes(md5(encoded, usedforsecurity=False).digest(), "big") % num_buckets
 
 
 def route(record: Any, column: str, num_buckets: int) -> int:

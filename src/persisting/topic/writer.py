@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from persisting.errors import BucketClosed, InvalidArgument
+from persisting.storage.journal import Mark
 from persisting.storage.writers import ANONYMOUS, check_number, check_writer
 from persisting.topic.port import Rows, Topic
 from persisting.topic.routing import by_bucket, route, table_by_bucket
@@ -44,6 +46,7 @@ class QueueWriter(TopicTable):
         self._topic = topic
         check_writer_id(writer_id)
         self._writer_id = writer_id or uuid.uuid4().hex
+        self._numbering = asyncio.Lock()
         self._in_order: dict[int, asyncio.Lock] = {}
         self._touched: set[int] = set()
         self._closed = False
@@ -78,8 +81,10 @@ class QueueWriter(TopicTable):
         self._check_open()
         if isinstance(record, list):
             await self.put_batch(record, sequence=sequence)
-            return
-        await self._put(self.bucket_of(record), [record], sequence)
+        elif sequence is None:
+            await self._put(self.bucket_of(record), [record])
+        else:
+            await self._put_all(lambda: self._grouped([record]), sequence)
 
     async def put_batch(
         self, records: list[dict[str, Any]], *, sequence: int | None = None
@@ -90,16 +95,7 @@ class QueueWriter(TopicTable):
             raise InvalidArgument(
                 f"put_batch takes a list of records, got a {type(records).__name__}"
             )
-        groups: dict[int, list[dict[str, Any]]] = {}
-        for start in range(0, len(records), _ROUTED_PER_TURN):
-            part = records[start : start + _ROUTED_PER_TURN]
-            for bucket, rows in by_bucket(
-                part, self._topic.bucket_column, self._topic.num_buckets
-            ).items():
-                groups.setdefault(bucket, []).extend(rows)
-            if len(records) > _ROUTED_PER_TURN:
-                await asyncio.sleep(0)
-        await self._put_all(groups, sequence)
+        await self._put_all(lambda: self._grouped(records), sequence)
 
     async def put_arrow(
         self, data: pa.Table | pa.RecordBatch, *, sequence: int | None = None
@@ -112,25 +108,42 @@ class QueueWriter(TopicTable):
             raise InvalidArgument(
                 f"put_arrow takes a pyarrow Table or RecordBatch, got {type(data).__name__}"
             )
-        groups = await asyncio.to_thread(self.divided, data)
-        await self._put_all(groups, sequence)
+        await self._put_all(lambda: asyncio.to_thread(self.divided, data), sequence)
 
-    async def _put_all(self, groups: dict[int, Any], sequence: int | None) -> None:
-        results = await asyncio.gather(
-            *(self._put(bucket, rows, sequence) for bucket, rows in groups.items()),
-            return_exceptions=True,
-        )
+    async def _grouped(self, records: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+        groups: dict[int, list[dict[str, Any]]] = {}
+        for start in range(0, len(records), _ROUTED_PER_TURN):
+            part = records[start : start + _ROUTED_PER_TURN]
+            for bucket, rows in by_bucket(
+                part, self._topic.bucket_column, self._topic.num_buckets
+            ).items():
+                groups.setdefault(bucket, []).extend(rows)
+            if len(records) > _ROUTED_PER_TURN:
+                await asyncio.sleep(0)
+        return groups
+
+    async def _put_all(
+        self, divide: Callable[[], Awaitable[dict[int, Any]]], sequence: int | None
+    ) -> None:
+        if sequence is None:
+            groups = await divide()
+            puts = [asyncio.ensure_future(self._put(*one)) for one in groups.items()]
+        else:
+            mark = self._writer_id, check_number(sequence, "sequence")
+            # In the order of the calls: a later number would make an earlier one look stored.
+            async with self._numbering:
+                groups = await divide()
+                puts = [asyncio.ensure_future(self._put(*one, mark)) for one in groups.items()]
+        results = await asyncio.gather(*puts, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _put(self, bucket: int, rows: Rows, sequence: int | None) -> None:
+    async def _put(self, bucket: int, rows: Rows, mark: Mark | None = None) -> None:
         port = self._topic.port(bucket)
-        if sequence is not None:
-            number = check_number(sequence, "sequence")
-            # In the order of the calls: a later number would make an earlier one look stored.
+        if mark is not None:
             async with self._in_order.setdefault(bucket, asyncio.Lock()):
-                await port.put(rows, (self._writer_id, number))
+                await port.put(rows, mark)
         else:
             await port.put(rows)
         self._touched.add(bucket)

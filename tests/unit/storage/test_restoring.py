@@ -12,7 +12,7 @@ from persisting.queue import SchemaError
 
 
 async def other_type(bucket: Bucket, first: Any, second: Any) -> Any:
-    """A bucket whose field ``x`` has the type of ``second``, and in the tag "first" of ``first``."""
+    """A bucket whose field ``x`` is of ``second``, and in the tag "first" of ``first``."""
     backend = bucket.open()
     await backend.put({"x": None})
     await backend.tag("none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ def test_no_thread_begins_with_a_part_of_lance() -> None:
     """Python breaks the deadlock of two such threads by handing out a half-made module."""
     for path in SOURCE.rglob("*.py"):
         lines = [line.strip() for line in path.read_text().splitlines()]
-        for before, line in zip(lines, lines[1:], strict=False):
+        for before, line in itertools.pairwise(lines):
             if line.startswith(("from lance.", "import lance.")):
                 assert before in ("import lance", "from lance import LanceOperation"), path
 
