@@ -402,6 +402,26 @@ class TestTimeTravel:
         )
         assert offsets(found) == {0: [2, 3, 4, 6]}
 
+    def test_goes_with_moments_whatever_became_of_the_rows(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        with writer(tmp_path, buckets=1) as queue:
+            queue.put_batch(rows(10))
+            queue.tag("ten")
+            queue.flush()
+            after = dt.datetime.now(UTC) + dt.timedelta(milliseconds=1)
+            queue.put_batch(rows(3, 10))
+            queue.flush()
+            queue.retain(rows=1)
+
+        def count(**given: str) -> int:
+            return load(spark, tmp_path, tag="ten", **given).count()
+
+        assert count(startingTimestamp="1970-01-01T00:00:00Z") == 10
+        assert count(endingTimestamp="2099-01-01T00:00:00Z") == 10
+        assert count(endingTimestamp=after.isoformat()) == 10
+        assert count(startingTimestamp=after.isoformat()) == 0
+
     @pytest.mark.parametrize(
         ("given", "words"),
         [

@@ -277,6 +277,25 @@ class TestAppending:
         save(load(spark, tmp_path).selectExpr("id + 10 AS id", "text"), tmp_path)
         assert ids(tmp_path) == list(range(20))
 
+    def test_rows_without_the_bucket_column_are_refused_before_anything_changes(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        for buckets in (1, 2):
+            topic = f"t{buckets}"
+            store.save(table(2), topic, numBuckets=buckets)
+            before = TopicFolder.open(tmp_path / topic).schema()
+            with refused("InvalidArgument", "no column 'id'"):
+                store.save(pa.table({"ID": [1], "text": ["x"]}), topic)
+            assert TopicFolder.open(tmp_path / topic).schema() == before
+            assert ids(tmp_path, topic) == [0, 1]
+
+    def test_rows_without_any_type_are_refused(self, store: Store, tmp_path: Path) -> None:
+        with refused("InvalidArgument", r"\(id, x\) are void.*CAST"):
+            store.save(pa.table({"id": pa.nulls(3), "x": pa.nulls(3)}))
+        store.save(table(1), numBuckets=1)
+        store.save(pa.table({"id": pa.nulls(3)}))
+        assert len(stored(tmp_path)) == 4
+
 
 class TestEvolution:
     def test_new_columns_are_new_fields(self, store: Store, tmp_path: Path) -> None:
@@ -430,6 +449,16 @@ class TestOverwriting:
         with writer(tmp_path) as queue:
             queue.restore("before")
         assert ids(tmp_path) == list(range(10))
+
+    def test_repeated_leaves_what_others_put_since_into_buckets_that_it_left_empty(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        for _ in range(2):
+            store.save(table(1), mode="overwrite", writeId="o", numBuckets=4)
+            if len(ids(tmp_path)) == 1:
+                store.save(table(29, 1))
+        assert ids(tmp_path) == list(range(30))
+        assert is_sound(tmp_path)
 
 
 class TestALiveOwner:

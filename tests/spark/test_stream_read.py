@@ -4,6 +4,7 @@ What it has lost to retention or to a restore it says, unless told not to."""
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -394,6 +395,27 @@ class TestRestores:
         with refused("StorageError", "restored.*failOnDataLoss=false"):
             by_spark.run()
         assert numbers(by_spark.run(failOnDataLoss=False)) == list(range(100, 105))
+
+
+class TestATopicThatWasMadeAnew:
+    @pytest.fixture
+    def anew(self, flow: Flow, tmp_path: Path) -> Path:
+        """The stream has read 8 rows of a topic that was then removed and has 5 others."""
+        put(tmp_path, rows(8), buckets=1)
+        assert len(flow.run()) == 8
+        shutil.rmtree(tmp_path / "t")
+        put(tmp_path, rows(5, 100), buckets=1)
+        return tmp_path
+
+    def test_is_an_error(self, flow: Flow, fails: Fails, anew: Path) -> None:
+        for _ in range(2):
+            with fails("bucket 0.*ends at offset 5.*come to 8.*made anew"):
+                flow.run()
+
+    def test_is_read_from_its_start_if_told_so(self, flow: Flow, anew: Path) -> None:
+        assert numbers(flow.run(failOnDataLoss=False)) == list(range(100, 105))
+        put(anew, rows(2, 200))
+        assert numbers(flow.run()) == [200, 201]
 
 
 class TestCompaction:

@@ -110,7 +110,7 @@ def _position(
     options: ReadOptions,
 ) -> int:
     if isinstance(wanted, dt.datetime):
-        return min(max(topic.offset_at(bucket, wanted), view.start), view.end)
+        return min(max(topic.offset_at(bucket, wanted, view), view.start), view.end)
     if isinstance(wanted, str):
         return view.start if wanted == EARLIEST else view.end
     default = view.start if wanted is options.starting else view.end

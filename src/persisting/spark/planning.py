@@ -47,7 +47,7 @@ def plan(options: WriteOptions, incoming: pa.Schema) -> Plan:
     config = wanted.new() if known is None else wanted.applied_to(known)
     if known is not None:
         TopicFolder.open(options.folder)  # a backend that keeps tables
-    _check_column(config, _merged(options, config, incoming))
+    _check_columns(config, incoming, _merged(options, config, incoming))
     for bucket in range(config.num_buckets) if known is not None else ():
         with owner_of(options.folder, config, bucket, INSTEAD):
             pass
@@ -73,11 +73,16 @@ def _wanted(options: WriteOptions) -> Wanted:
     return wanted
 
 
-def _check_column(config: TopicConfig, schema: pa.Schema) -> None:
-    if config.bucket_column not in schema.names:
+def _check_columns(config: TopicConfig, incoming: pa.Schema, merged: pa.Schema) -> None:
+    if config.bucket_column not in incoming.names:
         raise InvalidArgument(
             f"the rows have no column {config.bucket_column!r}, by which topic {config.topic!r} is "
             "divided into buckets; name another one with the option bucketColumn"
+        )
+    if all(pa.types.is_null(merged.field(name).type) for name in incoming.names):
+        raise InvalidArgument(
+            f"all columns of the rows ({', '.join(incoming.names)}) are void, and the topic knows "
+            "no type for them; cast one, for example CAST(NULL AS STRING)"
         )
 
 

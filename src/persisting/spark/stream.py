@@ -119,8 +119,20 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _now(self, bucket: int, place: Place) -> Place:
         """A place after restores of its bucket; unless told otherwise they are an error."""
-        restores = self._topic.table(bucket).restores
-        if len(restores) == place.epoch:
+        table = self._topic.table(bucket)
+        restores, view = table.restores, table.view
+        if place.epoch > len(restores) or (
+            place.epoch == len(restores) and place.offset > view.end
+        ):
+            if self._options.fail_on_loss:
+                raise StorageError(
+                    f"bucket {bucket} of {self._topic.folder} ends at offset {view.end}, and the "
+                    f"stream had come to {place.offset}: the topic was made anew, or put back from "
+                    "a backup. Begin with a new checkpoint, or set failOnDataLoss=false to read "
+                    "the bucket from its start"
+                )
+            return Place(view.start, len(restores))
+        if place.epoch == len(restores):
             return place
         least = min([place.offset, *(one.end for one in restores[place.epoch :])])
         if least < place.offset and self._options.fail_on_loss:

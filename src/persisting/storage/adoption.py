@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persisting.schema.arrow import merge
 from persisting.storage.bucket import EVOLVING, Bucket
-from persisting.storage.writers import WRITERS
+from persisting.storage.writers import ANONYMOUS, WRITERS
 from persisting.table import bulk
 
 
@@ -49,10 +49,11 @@ def adopt(
     with bucket.emptied(), bucket.table_turn:
         if has(bucket, writer, number):
             return 0
-        if not fragments and not bucket.table.view.rows:
-            return 0
-        bucket.writers.remember([(writer, number)])
         view = bucket.table.view
+        changes = bool(fragments or view.rows)
+        if not changes and (not replace or writer.startswith(ANONYMOUS)):
+            return 0  # else the mark is kept: others may put before the overwriting is repeated
+        bucket.writers.remember([(writer, number)])
         last = view.arrival(view.end - 1) if view.rows else 0
         bulk.commit_files(
             bucket.table,
@@ -61,7 +62,7 @@ def adopt(
             columns,
             max(last, time.time_ns() // 1000),
             {WRITERS: bucket.writers.encode()},
-            replace=f"{writer}/{number}" if replace else None,
+            replace=f"{writer}/{number}" if replace and changes else None,
         )
         bucket.adopt_table()
     bucket.upkeep.look()

@@ -84,9 +84,9 @@ class TopicFolder:
             schema = merge(schema, self.table(bucket).at(version).schema, _EVOLVING)
         return schema
 
-    def offset_at(self, bucket: int, moment: dt.datetime) -> int:
-        """The first offset that arrived at a moment or later."""
-        view = self.view(bucket)
+    def offset_at(self, bucket: int, moment: dt.datetime, view: TableView | None = None) -> int:
+        """The first offset that arrived at a moment or later, now or in an older view."""
+        view = self.view(bucket) if view is None else view
         return Snapshot(view, [], view.schema, {}).offset_at(round(moment.timestamp() * 1e6))
 
     def versions(self, wanted: int | str | dt.datetime) -> dict[int, int]:
