@@ -1,9 +1,11 @@
 """One owner per bucket: an ``flock`` on a small file that says who holds it.
 
 The lock belongs to the open file, so it also fences a second open within one process, and the
-kernel frees it the moment a dead owner's file closes. The file keeps, for the next owner, whether
-the last one left cleanly: after a crash what Lance wrote must be synced before it is trusted, and
-a broken last commit is a torn one; after a clean close the same breakage is damage.
+kernel frees it the moment a dead owner's file closes. A fork shares the open file, so a forked
+child closes its copy: else it would hold the lock when its parent is long dead. The file keeps, for
+the next owner, whether the last one left cleanly: after a crash what Lance wrote must be synced
+before it is trusted, and a broken last commit is a torn one; after a clean close the same breakage
+is damage.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import fcntl
 import os
 import socket
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -40,6 +43,44 @@ _PAUSE = 0.01
 _passing: ContextVar[bool] = ContextVar("passing", default=False)
 
 
+class LockedFile:
+    """An open file to be locked; the lock ends with :meth:`free`, or with this process."""
+
+    def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> None:
+        self._pid = os.getpid()
+        self.fd = os.open(path, flags, 0o600)
+        _files.add(self)
+
+    def lock(self, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> None:
+        """Take the lock, or raise ``BlockingIOError``."""
+        fcntl.flock(self.fd, how)
+
+    def free(self) -> None:
+        """Unlock and close; may be called twice."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            try:
+                if os.getpid() == self._pid:
+                    # Closing alone would not do where a forked child has a copy of the file.
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+            finally:
+                os.close(fd)
+
+
+_files: weakref.WeakSet[LockedFile] = weakref.WeakSet()
+
+
+def _close_copies() -> None:
+    """What a forked child has of its parent's locks."""
+    for file in list(_files):
+        fd, file.fd = file.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+os.register_at_fork(after_in_child=_close_copies)
+
+
 class BucketLock:
     """The exclusive right to write to one bucket folder."""
 
@@ -48,7 +89,7 @@ class BucketLock:
         self._path = folder / LOCK_FILE
         self._pid = os.getpid()
         try:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._file = LockedFile(self._path)
         except OSError as exc:
             raise StorageError(
                 f"cannot open the lock file {self._path}: {exc.strerror}; "
@@ -57,14 +98,14 @@ class BucketLock:
         try:
             self._take()
         except OSError as exc:
-            note = _read(self._fd)
-            os.close(self._fd)
+            note = _read(self._file.fd)
+            self._file.free()
             raise BucketLocked(
                 f"bucket {folder} is open for writing by {described(note)}; close it there, "
                 "or read it here with read_only=True",
                 owner=note,
             ) from exc
-        self.note = _read(self._fd)
+        self.note = _read(self._file.fd)
         """What the last owner left; it counts only if that left cleanly."""
         self.left_clean = self.note.get("clean") is True
         self._owner = {"pid": os.getpid(), "host": socket.gethostname(), **IDENTITY, **owner}
@@ -73,7 +114,7 @@ class BucketLock:
         try:
             self._write({**self._owner, "clean": False})
         except OSError as exc:
-            os.close(self._fd)
+            self._file.free()
             raise StorageError(
                 f"cannot write the lock file {self._path}: {exc.strerror}; free the cause and try "
                 "again"
@@ -83,10 +124,10 @@ class BucketLock:
         holder, since = None, time.monotonic()
         while True:
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._file.lock()
                 return
             except BlockingIOError:
-                note = _read(self._fd)
+                note = _read(self._file.fd)
                 if (note.get("pid"), note.get("clean")) != holder:
                     holder, since = (note.get("pid"), note.get("clean")), time.monotonic()
                 if time.monotonic() - since > _patience(note):
@@ -107,29 +148,26 @@ class BucketLock:
                 "next owner checks the bucket as after a crash"
             ) from exc
         finally:
-            if os.getpid() == self._pid:
-                # A forked child may hold a copy of the file: closing ours would not free it.
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
-            os.close(self._fd)
+            self._file.free()
 
     def _write(self, note: dict[str, Any]) -> None:
-        data = msgspec.json.encode(note) + b"\n"
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, data, 0)
-        os.fdatasync(self._fd)
+        data, fd = msgspec.json.encode(note) + b"\n", self._file.fd
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, data, 0)
+        os.fdatasync(fd)
 
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Hold a lock file for a short, blocking piece of work."""
     with told("open the lock file", path):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        file = LockedFile(path)
     try:
         with told("lock", path):
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            file.lock(fcntl.LOCK_EX)
         yield
     finally:
-        os.close(fd)
+        file.free()
 
 
 def _patience(note: dict[str, Any]) -> float:
@@ -169,7 +207,7 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
     Looking takes a shared lock for a moment, which an owner that comes just then sits out.
     """
     try:
-        fd = os.open(folder / LOCK_FILE, os.O_RDONLY)
+        file = LockedFile(folder / LOCK_FILE, os.O_RDONLY)
     except FileNotFoundError:
         return None
     except OSError as exc:
@@ -177,11 +215,11 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
             f"cannot look at the lock file {folder / LOCK_FILE}: {exc.strerror}"
         ) from exc
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        file.lock(fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _read(fd)
+        return _read(file.fd)
     finally:
-        os.close(fd)
+        file.free()
     return None
 
 

@@ -17,7 +17,14 @@ from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Kind
 from support.children import python, wait_for_line
 
 from persisting.lock import LOCK_FILE, BucketLock, in_passing, owner_of
-from persisting.queue import BucketLocked, LanceBackend, PersistingBackend, StorageError
+from persisting.queue import (
+    BucketLocked,
+    LanceBackend,
+    PersistingBackend,
+    StorageError,
+    read_queue,
+    write_queue,
+)
 
 kinds = pytest.mark.parametrize("kind", [LANCE, PERSISTING, WAL_SYNCED], ids=str)
 
@@ -329,6 +336,44 @@ def test_a_forked_child_does_not_keep_the_lock_its_parent_gave_up(tmp_path: Path
 def test_a_forked_child_that_ends_does_not_free_its_parents_lock(tmp_path: Path) -> None:
     with python(FORKING, tmp_path, "ends") as child:
         assert wait_for_line(child) == "locked"
+
+
+PARENT = """
+import asyncio, multiprocessing, os, signal, sys, time
+from persisting.queue import read_queue, write_queue
+
+async def main():
+    storage = {"topic": "t", "storage_path": sys.argv[1]}
+    writer = await write_queue(**storage, num_buckets=1, backend="lance")
+    await writer.put([{"id": n} for n in range(5)])
+    await writer.flush()
+    reader = await read_queue(**storage, group="g")
+    assert len(await reader.get(limit=2)) == 2
+    await reader.commit()
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    print(child.pid, flush=True)
+    sys.stdin.readline()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_forked_child_does_not_keep_the_locks_of_a_parent_that_was_killed(
+    tmp_path: Path,
+) -> None:
+    """As the workers of a data loader are, which outlive a trainer that was killed."""
+    with python(PARENT, tmp_path) as parent:
+        child = int(wait_for_line(parent))
+        try:
+            parent.kill()
+            parent.wait()
+            async with await write_queue(topic="t", storage_path=str(tmp_path)) as writer:
+                await writer.put({"id": 5})
+            async with await read_queue(topic="t", storage_path=str(tmp_path), group="g") as reader:
+                assert [one["id"] for one in await reader.get()] == [2, 3, 4, 5]
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 async def test_a_program_that_ends_without_close_ends_quietly(folder: Path) -> None:

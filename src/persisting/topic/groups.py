@@ -11,7 +11,6 @@ nothing else:
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
@@ -24,6 +23,7 @@ import msgspec
 
 from persisting.errors import StorageError
 from persisting.fs import FileSystem, told
+from persisting.lock import LockedFile
 from persisting.storage.holds import Committed, read_committed
 from persisting.topic.names import check_name
 
@@ -58,7 +58,7 @@ class Membership:
         self._buckets, self._fs = buckets, fs
         self._guard = threading.Lock()
         self._held: dict[int, Held] = {}
-        self._files: dict[str, int] = {}
+        self._files: dict[str, LockedFile] = {}
         self._left = False
         weakref.finalize(self, _close_all, self._files)
 
@@ -112,16 +112,16 @@ class Membership:
             name = MEMBER + self.member
             if name in self._files:
                 self._fs.remove(self.folder / name)
-                os.close(self._files.pop(name))
+                self._files.pop(name).free()
 
     def _join(self) -> None:
         name = MEMBER + self.member
         if name not in self._files:
             with told("make", self.folder):
                 self._fs.make_folder(self.folder)
-            while (fd := try_lock(self.folder / name)) is None:
+            while (file := try_lock(self.folder / name)) is None:
                 time.sleep(_PAUSE)  # another member was just looking whether it is alive
-            self._files[name] = fd
+            self._files[name] = file
 
     def _living(self) -> list[str]:
         """The members whose file is locked, in a fixed order; files of dead ones are removed."""
@@ -137,33 +137,33 @@ class Membership:
 
     def _is_alive(self, name: str) -> bool:
         try:
-            fd = try_lock(self.folder / name, create=False)
+            file = try_lock(self.folder / name, create=False)
         except FileNotFoundError:
             return False
-        if fd is None:
+        if file is None:
             return True
         self._fs.remove(self.folder / name)
-        os.close(fd)
+        file.free()
         return False
 
     def _try_to_take(self, bucket: int) -> None:
         name = f"bucket_{bucket}.lock"
-        fd = try_lock(self.folder / name)
-        if fd is None:
+        file = try_lock(self.folder / name)
+        if file is None:
             return
         try:
             known = read_committed(self.folder, bucket, self._fs)
             after = Committed(known.offset, known.generation + 1, known.epoch)
             write_committed(self.folder, bucket, after, self._fs)
         except BaseException:
-            os.close(fd)
+            file.free()
             raise
-        self._files[name] = fd
+        self._files[name] = file
         self._held[bucket] = Held(known.generation + 1, known.offset, known.epoch)
 
     def _let_go(self, bucket: int) -> None:
         del self._held[bucket]
-        os.close(self._files.pop(f"bucket_{bucket}.lock"))
+        self._files.pop(f"bucket_{bucket}.lock").free()
 
 
 def write_committed(folder: Path, bucket: int, committed: Committed, fs: FileSystem) -> None:
@@ -175,10 +175,10 @@ def write_committed(folder: Path, bucket: int, committed: Committed, fs: FileSys
         raise StorageError(f"cannot commit to {path}: {exc.strerror or exc}") from exc
 
 
-def try_lock(path: Path, *, create: bool = True) -> int | None:
+def try_lock(path: Path, *, create: bool = True) -> LockedFile | None:
     """A locked file, None if somebody else holds it or it was removed meanwhile."""
     try:
-        fd = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
+        file = LockedFile(path, os.O_RDWR | (os.O_CREAT if create else 0))
     except FileNotFoundError:
         raise
     except OSError as exc:
@@ -186,21 +186,21 @@ def try_lock(path: Path, *, create: bool = True) -> int | None:
             f"cannot open the group's file {path}: {exc.strerror}; free the cause and try again"
         ) from exc
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(fd), os.stat(path)):
-            return fd
+        file.lock()
+        if os.path.samestat(os.fstat(file.fd), os.stat(path)):
+            return file
     except (BlockingIOError, FileNotFoundError):
         pass
     except OSError as exc:
-        os.close(fd)  # left open it would lock the file for good
+        file.free()
         raise StorageError(
             f"cannot lock the group's file {path}: {exc.strerror}; free the cause and try again"
         ) from exc
-    os.close(fd)
+    file.free()
     return None
 
 
-def _close_all(files: dict[str, int]) -> None:
-    for fd in files.values():
-        os.close(fd)
+def _close_all(files: dict[str, LockedFile]) -> None:
+    for file in files.values():
+        file.free()
     files.clear()

@@ -12,6 +12,7 @@ import msgspec
 
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.fs import FileSystem
+from persisting.lock import LockedFile
 from persisting.storage.holds import Committed, groups_in, read_committed
 from persisting.topic.groups import FOLDER, MEMBER, group_folder, try_lock, write_committed
 
@@ -117,15 +118,15 @@ def _members(place: Path, fs: FileSystem) -> int:
 
 def _is_locked(path: Path) -> bool:
     try:
-        fd = os.open(path, os.O_RDONLY)
+        file = LockedFile(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        file.lock(fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
-        os.close(fd)
+        file.free()
     return False
 
 
@@ -133,12 +134,12 @@ def _held(place: Path, group: str, buckets: list[int]) -> ExitStack:
     """Hold the group's buckets, so that no member can take or commit one."""
     stack = ExitStack()
     for bucket in buckets:
-        fd = try_lock(place / f"bucket_{bucket}.lock")
-        if fd is None:
+        file = try_lock(place / f"bucket_{bucket}.lock")
+        if file is None:
             stack.close()
             raise BucketLocked(
                 f"group {group!r} is being read (bucket {bucket} has a living member): close its "
                 "readers first"
             )
-        stack.callback(os.close, fd)
+        stack.callback(file.free)
     return stack
