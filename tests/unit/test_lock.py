@@ -293,11 +293,16 @@ def test_a_damaged_note_is_no_obstacle(tmp_path: Path, note: bytes) -> None:
     lock.release(clean=False)
 
 
-async def test_a_dropped_backend_is_not_a_clean_leave(folder: Path) -> None:
+async def test_a_dropped_backend_is_not_a_clean_leave(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     backend = LanceBackend(0, str(folder))
     await backend.put({"a": 1})
     del backend
     gc.collect()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder} was dropped without close(): 1 records that were not flushed are lost"
+    ]
     lock = BucketLock(folder)
     assert not lock.left_clean
     lock.release(clean=False)
@@ -390,6 +395,29 @@ asyncio.run(main())
     with python(code, folder) as child:
         _, complaints = child.communicate(timeout=60)
         assert (child.returncode, complaints) == (0, "")
+    async with PersistingBackend(0, str(folder)) as backend:
+        assert [r["i"] for r in await backend.get()] == list(range(70))
+
+
+@pytest.mark.parametrize("kind", ["LanceBackend", "PersistingBackend"])
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise KeyError('x')"])
+async def test_a_program_that_ends_without_close_loses_nothing_that_it_still_has(
+    kind: str, end: str, folder: Path
+) -> None:
+    code = f"""
+import asyncio, sys
+from persisting.queue import {kind}
+backend = {kind}(0, sys.argv[1])
+async def main():
+    for i in range(70):
+        await backend.put({{"i": i}})
+    {end}
+asyncio.run(main())
+"""
+    with python(code, folder) as child:
+        _, complaints = child.communicate(timeout=60)
+        assert child.returncode == {"": 0, "sys.exit(3)": 3}.get(end, 1)
+        assert ("KeyError" in complaints) == ("KeyError" in end)
     async with PersistingBackend(0, str(folder)) as backend:
         assert [r["i"] for r in await backend.get()] == list(range(70))
 

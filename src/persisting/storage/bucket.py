@@ -8,6 +8,7 @@ is guarded by a lock that is never held over disk, Lance or conversions.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import datetime as dt
 import logging
 import os
@@ -146,6 +147,7 @@ class Bucket:
             raise StorageError(f"cannot open {folder}: no thread for its timer ({exc})") from exc
         self._lock = BucketLock(folder, bucket=self.options.bucket_id)
         self._unlock = weakref.finalize(self, self._lock.release, clean=False)
+        _settle_at_exit(self)
         if self._lock.left_clean:
             self.table.check_signature(self._lock.note)
         self.table.open(left_clean=self._lock.left_clean)
@@ -212,6 +214,16 @@ class Bucket:
             lock.release(clean=True, **left)
         except StorageError as exc:
             log.warning("%s", exc)
+
+    def __del__(self) -> None:
+        """What was acknowledged without a log goes with the object: not in silence."""
+        rows = getattr(self, "_buffered_rows", 0)
+        if rows and self.journal is None and not self.closed and os.getpid() == self._process:
+            log.warning(
+                "%s was dropped without close(): %d records that were not flushed are lost",
+                self.options.storage_path,
+                rows,
+            )
 
     def check_open(self) -> None:
         self._check_process()
@@ -572,6 +584,24 @@ class Bucket:
 
     # Flushing
 
+    def settle(self) -> None:
+        """The program ends without :meth:`finish_close`: keep what was acknowledged, at least."""
+        if os.getpid() != self._process or self.closed:
+            return
+        try:
+            if self.journal is not None:
+                self.journal.settle()
+            else:
+                with self._flush_turn:
+                    self._flush_once()
+        except Exception as exc:
+            log.error(
+                "%s was not closed, and %d acknowledged records in it are lost: %s",
+                self.options.storage_path,
+                self._buffered_rows,
+                exc,
+            )
+
     def request_flush(self) -> Future[None]:
         """A future of a flush that takes everything acknowledged before this call."""
         return self._flushing.request()
@@ -661,6 +691,25 @@ class Bucket:
             with self.guard:
                 self.frozen = False
             self.waiters.wake()
+
+
+_to_settle: weakref.WeakSet[Bucket] = weakref.WeakSet()
+_settling = False
+
+
+def _settle_at_exit(bucket: Bucket) -> None:
+    """Registered when there is a finalizer already, so as to come before all of them: they give
+    the files and the lock back."""
+    global _settling
+    _to_settle.add(bucket)
+    if not _settling:
+        _settling = True
+        atexit.register(_settle_all)
+
+
+def _settle_all() -> None:
+    for bucket in list(_to_settle):
+        bucket.settle()
 
 
 def _now() -> int:

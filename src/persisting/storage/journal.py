@@ -238,6 +238,11 @@ class Journal:
             self._bucket.metrics.log_failed()
             self._bucket.request_flush()
 
+    def settle(self) -> None:
+        """Sync what the interval has not yet; the program ends."""
+        if self._unsynced and not self.failed and not self._log.closed:
+            self._sync_now()
+
     # Around a flush
 
     def seal(self) -> None:
