@@ -21,6 +21,7 @@ from persisting.schema.values import (
     NAIVE,
     TIME,
     UUID,
+    Misfit,
     Values,
     type_name,
 )
@@ -110,7 +111,12 @@ def fill(field: pa.Field, rows: int, defaults: Mapping[str, Any] | None) -> pa.A
     if value is None:
         return pa.nulls(rows, field.type)
     vector = field.type.value_type if is_listy(field.type) else pa.float64()
-    canonical = Values(evolving=True, vector=vector).fit(value, field.type, field.name)
+    try:
+        canonical = Values(evolving=True, vector=vector).fit(value, field.type, field.name)
+    except Misfit:
+        raise SchemaError(
+            f"field {field.name!r} is {type_name(field.type)}, and its default is {value!r}"
+        ) from None
     one = pa.array([canonical], field.type)
     return pa.concat_arrays([one] * rows) if rows < 2 else one.take(pa.array([0] * rows))
 

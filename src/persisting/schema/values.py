@@ -27,13 +27,16 @@ MAX_DEPTH = 32
 """Deeper records are refused: Arrow's own readers stop at 64 levels, lists and fields counted."""
 
 DECIMAL = pa.decimal128(38, 18)
+_LAST_DIGIT = decimal.Decimal(1).scaleb(-18)
+_MANY_DIGITS = decimal.Context(prec=60)
 NAIVE = pa.timestamp("us")
 AWARE = pa.timestamp("us", tz="UTC")
 TIME = pa.time64("us")
 DURATION = pa.duration("us")
 UUID = pa.uuid()
 
-_MAX_DURATION = dt.timedelta(microseconds=INT64_MAX)
+_MAX_DURATION = dt.timedelta(days=INT64_MAX // 86_400_000_000 - 1)
+"""What Arrow takes below zero is a little less than above it."""
 _FLOAT_WIDTHS = {"float64": pa.float64(), "float32": pa.float32(), "float16": pa.float16()}
 
 
@@ -142,6 +145,12 @@ class Values:
     ) -> tuple[Any, pa.DataType]:
         import numpy as np
 
+        if value.dtype.names is not None or isinstance(value, np.ma.MaskedArray):
+            kind = "masked array" if value.dtype.names is None else "structured value"
+            raise SchemaError(
+                f"field {path!r} holds a NumPy {kind}, which cannot be stored; convert it to a "
+                "list or a dict"
+            )
         if isinstance(value, np.ndarray) and value.ndim > 0:
             if value.ndim == 1 and value.dtype.kind == "f" and value.dtype.itemsize <= 8:
                 item = pa.from_numpy_dtype(value.dtype.newbyteorder("="))
@@ -299,6 +308,9 @@ def _decimal(value: decimal.Decimal, path: str) -> tuple[Any, pa.DataType]:
             f"field {path!r} holds {value!r}: a Decimal may have 20 digits before the point and "
             "18 after it; store it as text"
         )
+    exponent = value.as_tuple().exponent
+    if isinstance(exponent, int) and not -DECIMAL.scale <= exponent <= 0:
+        value = value.quantize(_LAST_DIGIT, context=_MANY_DIGITS)  # Arrow wants no zeros beyond
     return value, DECIMAL
 
 
@@ -379,9 +391,8 @@ def _numpy_time(value: Any, path: str) -> Any:
 
     if np.isnat(value):
         raise SchemaError(f"field {path!r} holds NaT; store None instead")
-    if np.datetime_data(value.dtype)[0] in ("D", "W", "M", "Y") and value.dtype.kind == "M":
-        return value.astype("datetime64[D]").item()
-    exact = value.astype(f"{value.dtype.name.split('[')[0]}[us]")
+    days = np.datetime_data(value.dtype)[0] in ("D", "W", "M", "Y") and value.dtype.kind == "M"
+    exact = value.astype(f"{value.dtype.name.split('[')[0]}[{'D' if days else 'us'}]")
     result = exact.item()
     if exact != value or isinstance(result, int):
         raise SchemaError(

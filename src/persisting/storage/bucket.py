@@ -31,7 +31,7 @@ from persisting.lock import BucketLock
 from persisting.metrics import NO_METRICS, BucketMetrics
 from persisting.options import BucketOptions
 from persisting.schema import Rules, Shaper
-from persisting.schema.arrow import beyond_float, merge
+from persisting.schema.arrow import beyond_float, fill, merge
 from persisting.storage.chunk import Chunk, Prepared, copy_row
 from persisting.storage.finding import BufferView
 from persisting.storage.flushing import table_batches
@@ -108,6 +108,7 @@ class Bucket:
             known = self._view.rows and not options.read_only
             self._last_arrival = self._view.arrival(self._view.end - 1) if known else 0
             self._shaper = self._acknowledged = self.shaper_of(self._view)
+            self.check_defaults()
             self.metrics.table_is(len(self._view.sizes), self._view.start)
         except OSError as exc:
             self.abandon()
@@ -125,6 +126,14 @@ class Bucket:
         if agreed is not None:
             schema, defined = merge(agreed, schema, EVOLVING), True
         return Shaper(schema, self.rules, defined=defined)
+
+    def check_defaults(self) -> None:
+        """Raise where a default does not fit its field; nothing could be read or flushed then."""
+        for field in self._acknowledged.schema:
+            try:
+                fill(field, 1, self.rules.defaults)
+            except SchemaError as exc:
+                raise InvalidArgument(f"schema_defaults: {exc}; give it one of its type") from exc
 
     def _open_for_reading(self) -> None:
         folder = self.options.storage_path

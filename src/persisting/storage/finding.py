@@ -17,6 +17,7 @@ import pyarrow as pa
 from persisting.errors import InvalidArgument
 from persisting.options import check_window
 from persisting.schema.arrow import align
+from persisting.schema.rules import integers_become_floats
 from persisting.storage.snapshot import Snapshot
 from persisting.table import indexes, layout, search
 from persisting.table.guard import own_handle
@@ -161,7 +162,7 @@ class Finder:
     def hits(self, ask: Ask) -> list[Hit]:
         """The best rows for one ask, best first."""
         look = (lambda view: search.hits(view, ask)) if ask.text is None else self._words(ask)
-        return sorted(self._in_all(look))[: ask.k]
+        return sorted(self._in_all(look, ask.where))[: ask.k]
 
     def _words(self, ask: Ask) -> Any:
         """A look for words: where no index splits the text into words, one is made in memory."""
@@ -222,7 +223,7 @@ class Finder:
         check_window(0, limit)
         found: list[dict[str, Any]] = []
         step = _MOST if limit is None else limit
-        offsets = self._in_all(lambda view: search.matching(view, where, limit))
+        offsets = self._in_all(lambda view: search.matching(view, where, limit), where)
         offsets = sorted(offsets)[:limit]
         for start in range(0, len(offsets), max(1, step)):
             found += self._snapshot.take(offsets[start : start + step], columns)
@@ -230,10 +231,11 @@ class Finder:
 
     # Where to look
 
-    def _in_all(self, look: Any) -> list[Any]:
-        """What ``look`` finds in the table and in the buffer."""
+    def _in_all(self, look: Any, where: str | None = None) -> list[Any]:
+        """What ``look``, with the condition ``where``, finds in the table and in the buffer."""
         try:
-            return [one for view in self._views() for one in look(view)]
+            if where is None or not self._divides_otherwise(where):
+                return [one for view in self._views() for one in look(view)]
         except UnknownField as exc:
             if exc.name.split(".")[0] not in self.known.names:
                 fields = ", ".join(map(repr, self.known.names))
@@ -245,6 +247,15 @@ class Finder:
                 raise
         # The table lacks a field that is known by now, or has it with a narrower type.
         return [one for view in self._filled_views() for one in look(view)]
+
+    def _divides_otherwise(self, where: str) -> bool:
+        """Whether a division may be one of whole numbers that are floats by now."""
+        view = self._snapshot.view.schema
+        return "/" in where and any(
+            integers_become_floats(field.type, self.known.field(field.name).type)
+            for field in view
+            if field.name in self.known.names
+        )
 
     def _views(self) -> Iterator[TableView]:
         yield self._snapshot.view

@@ -133,6 +133,7 @@ def _attach_log(bucket: Bucket, options: PersistingOptions) -> None:
             f"cannot read or mend the log in {options.storage_path}: {exc}; nothing is lost, free "
             "the cause and open it again"
         ) from exc
+    bucket.check_defaults()
     journal = Journal(bucket, found, options)
     if options.enable_wal:
         bucket.attach(journal)

@@ -53,7 +53,7 @@ def resolve(dataset: Any, version: Version) -> int:
     with translated("list the versions of", dataset.uri):
         kept = unless_it_went(dataset.versions)
     if isinstance(version, dt.datetime):
-        moment = version.astimezone(dt.timezone.utc)
+        moment = utc(version)
         before = [one["version"] for one in kept if _moment(one) <= moment]
         if not before and kept[0]["version"] == 1:
             return NOTHING
@@ -121,6 +121,15 @@ def check_tag(name: Any) -> str:
     if name.startswith(".") or ".." in name or name.endswith((".", ".lock")):
         raise InvalidArgument(f"a tag does not begin or end with '.', got {name!r}")
     return name
+
+
+def utc(moment: dt.datetime) -> dt.datetime:
+    """A moment in UTC; what lies before year 1 or after 9999 there is the first or the last."""
+    try:
+        return moment.astimezone(dt.timezone.utc)
+    except (OverflowError, ValueError):
+        end = dt.datetime.max if moment.year > 1 else dt.datetime.min
+        return end.replace(tzinfo=dt.timezone.utc)
 
 
 def _moment(one: dict[str, Any]) -> dt.datetime:

@@ -19,7 +19,7 @@ from persisting.storage import holds
 from persisting.storage.finding import DISTANCE, OFFSET, SCORE, condition, only_equal
 from persisting.storage.tabular import ranked
 from persisting.table.search import check_where
-from persisting.table.versions import check_tag
+from persisting.table.versions import check_tag, utc
 from persisting.topic import groups, tags
 from persisting.topic.port import Topic
 from persisting.topic.routing import route
@@ -288,6 +288,8 @@ class TopicTable:
         bucket_id: int | None = None,
     ) -> list[dict[str, Any]]:
         """The records at (bucket, offset) pairs, in that order; at offsets of ``bucket_id``."""
+        if not isinstance(offsets, Iterable):
+            raise InvalidArgument(f"take needs a list of places, got {offsets!r}")
         pairs = [_pair(one, bucket_id) for one in offsets]
         by_bucket: dict[int, list[int]] = {}
         for bucket, offset in pairs:
@@ -429,7 +431,7 @@ def _plain_names(columns: Any) -> list[str] | None:
 
 
 def _plain_version(version: Any) -> Any:
-    return version.astimezone(dt.timezone.utc) if isinstance(version, dt.datetime) else version
+    return utc(version) if isinstance(version, dt.datetime) else version
 
 
 def _order(hit: dict[str, Any]) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import shutil
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +14,7 @@ import pytest
 from support.buckets import Bucket
 from support.comparing import canonical, equal_but_for_absent
 
-from persisting.queue import SchemaError
+from persisting.queue import InvalidArgument, SchemaError
 
 U = UUID(int=5)
 
@@ -352,6 +353,28 @@ async def test_defaults_fill_new_fields_in_what_was_stored_before(
     assert await backend.get() == expected
     backend = await persisting.reopen(backend, schema_defaults=defaults)
     assert await backend.get() == expected
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+async def test_a_default_of_another_type_is_refused_at_opening(
+    persisting: Bucket, flushed: bool
+) -> None:
+    backend = persisting.open(flush_interval=None, enable_wal=True)
+    await backend.put({"a": 1})
+    await backend.flush()
+    await backend.put({"a": 2, "y": "text"})
+    if flushed:
+        await backend.flush()
+    crashed = Bucket(persisting.kind, persisting.folder.with_name("crashed"))
+    ignored = shutil.ignore_patterns(".lock")
+    shutil.copytree(persisting.folder, crashed.folder, ignore=ignored)
+    for logged in (True, False):
+        with pytest.raises(InvalidArgument, match="schema_defaults: field 'y' is str.*7"):
+            crashed.open(schema_defaults={"y": 7}, enable_wal=logged)
+    reopened = crashed.open(schema_defaults={"y": "none"})
+    first = None if flushed else "none"
+    assert await reopened.get() == [{"a": 1, "y": first}, {"a": 2, "y": "text"}]
+    await crashed.close()
 
 
 async def test_a_field_that_never_came_is_not_made_by_its_default(persisting: Bucket) -> None:

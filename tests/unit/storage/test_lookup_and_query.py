@@ -680,3 +680,17 @@ async def test_defaults_of_fields_are_what_conditions_see(persisting: Bucket) ->
         assert await backend.query("age = 7") == rows[:2]
         assert await backend.lookup("age", 8) == rows[2:]
         await backend.flush()
+
+
+async def test_a_division_is_that_of_the_field_as_it_is_known(tmp_path: Path) -> None:
+    bucket = Bucket(PERSISTING, tmp_path / "b")
+    backend = bucket.open(flush_interval=None)
+    await backend.put({"x": 5})
+    await backend.flush()
+    assert await backend.query("x / 2 = 2") == [{"x": 5}]
+    await backend.put({"x": 0.5})
+    for _ in range(2):
+        assert await backend.query("x / 2 = 2.5") == [{"x": 5.0}]
+        assert await backend.query("x / 2 < 1") == [{"x": 0.5}]
+        await backend.flush()
+    await bucket.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,16 @@ async def test_a_restore_that_contradicts_the_topic_changes_nothing(tmp_path: Pa
     assert await backend.get() == [*before, {"x": 2}]
     await first.close()
     await other.close()
+
+
+@pytest.mark.parametrize("zone", [None, dt.timezone(dt.timedelta(hours=14))], ids=str)
+async def test_the_first_and_the_last_moments_are_moments(
+    tmp_path: Path, zone: dt.timezone | None
+) -> None:
+    bucket = Bucket(LANCE, tmp_path / "b")
+    backend = bucket.open()
+    await backend.put({"x": 1})
+    await backend.flush()
+    assert await backend.get(version=dt.datetime.min.replace(tzinfo=zone)) == []
+    assert await backend.get(version=dt.datetime.max.replace(tzinfo=zone)) == [{"x": 1}]
+    await bucket.close()
