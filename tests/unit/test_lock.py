@@ -25,6 +25,7 @@ from persisting.queue import (
     read_queue,
     write_queue,
 )
+from persisting.table.table import Table
 
 kinds = pytest.mark.parametrize("kind", [LANCE, PERSISTING, WAL_SYNCED], ids=str)
 
@@ -218,6 +219,32 @@ def test_a_reader_of_a_folder_that_does_not_exist_raises(kind: Kind, folder: Pat
     with pytest.raises(StorageError, match="does not exist"):
         open_(kind, folder, read_only=True)
     assert not folder.exists()
+
+
+async def test_a_reader_looks_for_a_new_version_in_one_thread_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at once would mix the offsets of two versions."""
+    async with (
+        LanceBackend(0, str(folder)) as owner,
+        LanceBackend(0, str(folder), read_only=True) as reader,
+    ):
+        await owner.put({"n": 0})
+        await owner.flush()
+        inside, most, refresh = [0], [0], Table.refresh
+
+        def counted(table: Table) -> None:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            refresh(table)
+            inside[0] -= 1
+
+        monkeypatch.setattr(Table, "refresh", counted)
+        for _ in range(20):
+            reader.bucket.look_again()
+            found = await asyncio.gather(*(reader.get(0, 1) for _ in range(8)))
+            assert found == [[{"n": 0}]] * 8
+        assert most == [1]
 
 
 async def test_a_reader_leaves_no_trace(folder: Path) -> None:

@@ -575,11 +575,15 @@ class Bucket:
     def refresh(self) -> None:
         """For a reader without the lock: look for a new version, at most every 50 ms."""
         if self.options.read_only and time.monotonic() - self._refreshed > READER_REFRESH:
-            self.table.refresh()
-            with self.guard:
-                self._view, self._epoch = self.table.view, len(self.table.restores)
-                self._shaper = self._acknowledged = self.shaper_of(self._view)
-            self._refreshed = time.monotonic()
+            with self.table_turn:  # another thread may just be at it
+                if time.monotonic() - self._refreshed <= READER_REFRESH:
+                    return
+                self.table.refresh()
+                shaper = self.shaper_of(self.table.view)
+                with self.guard:
+                    self._view, self._epoch = self.table.view, len(self.table.restores)
+                    self._shaper = self._acknowledged = shaper
+                self._refreshed = time.monotonic()
 
     async def wait_beyond(self, offset: int, epoch: int | None = None) -> None:
         """Return when there may be records beyond ``offset``, the epoch is another, or the bucket

@@ -88,7 +88,8 @@ class Chunk:
 
     def can_take(self, shaper: Shaper) -> bool:
         """Whether a row of this shaper may still be added."""
-        return self._open and self.shaper is shaper and self.count < ROWS_AT_ONCE
+        small = self.count < ROWS_AT_ONCE and self.nbytes < _MAX_BATCH_BYTES
+        return self._open and self.shaper is shaper and small
 
     def add(self, row: dict[str, Any], nbytes: int, arrival: int) -> None:
         """Add a row that was accepted at ``arrival``, after those before it."""
@@ -155,7 +156,7 @@ class Prepared:
 def copy_row(shaper: Shaper, record: Any) -> tuple[dict[str, Any], int] | None:
     """A copy of a plain record and its rough size; None if it needs :func:`prepare`."""
     size = shaper.known_row(record)
-    return None if size is None else (dict(record), size)
+    return None if size is None or size > _MAX_BATCH_BYTES else (dict(record), size)
 
 
 def prepare(shaper: Shaper, records: Sequence[Any]) -> Prepared:
@@ -184,7 +185,7 @@ def prepare(shaper: Shaper, records: Sequence[Any]) -> Prepared:
             if at is not after:
                 batch, size = arrow.align(batch, after.schema, after.rules.defaults), 0
             chunks.append(Chunk(after, batch=batch, nbytes=size))
-    return Prepared(shaper, after, chunks, _large(after, chunks))
+    return Prepared(shaper, after, _checked(chunks), _large(after, chunks))
 
 
 def rows_at_once(nbytes: int, rows: int) -> int:
@@ -202,14 +203,34 @@ def prepare_arrow(shaper: Shaper, data: Any) -> Prepared:
     batches = table.to_batches(max_chunksize=_ARROW_ROWS)
     if not table.schema.names and data.num_rows:
         batches = [arrow.no_columns(data.num_rows)]
-    for batch in batches:
-        if batch.num_rows:
-            try:
-                aligned = arrow.align(arrow.copied(batch), schema, shaper.rules.defaults)
-            except pa.ArrowException as exc:
-                raise SchemaError(f"the Arrow data does not fit the schema exactly: {exc}") from exc
-            chunks.append(Chunk(after, batch=aligned))
-    return Prepared(shaper, after, chunks, _large(after, chunks))
+    for batch in (part for whole in batches for part in _parts(whole)):
+        try:
+            aligned = arrow.align(arrow.copied(batch), schema, shaper.rules.defaults)
+        except pa.ArrowException as exc:
+            raise SchemaError(f"the Arrow data does not fit the schema exactly: {exc}") from exc
+        chunks.append(Chunk(after, batch=aligned))
+    return Prepared(shaper, after, _checked(chunks), _large(after, chunks))
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in slices that the log and the table take easily."""
+    if batch.num_rows < 2 or batch.nbytes <= _MAX_BATCH_BYTES:
+        yield from [batch] if batch.num_rows else []
+        return
+    middle = batch.num_rows // 2
+    yield from _parts(batch.slice(0, middle))
+    yield from _parts(batch.slice(middle))
+
+
+def _checked(chunks: list[Chunk]) -> list[Chunk]:
+    """The chunks, or raise where a record is too large for a frame of the log."""
+    for chunk in chunks:
+        if chunk.nbytes > _MAX_RECORD_BYTES:
+            raise SchemaError(
+                f"a record takes {chunk.nbytes:,} bytes, more than the {_MAX_RECORD_BYTES:,} that "
+                "one may have; divide it"
+            )
+    return chunks
 
 
 def _large(shaper: Shaper, chunks: list[Chunk]) -> frozenset[str]:
@@ -239,3 +260,4 @@ def _batches(shaper: Shaper, rows: list[dict[str, Any]]) -> Iterator[pa.RecordBa
 
 
 _MAX_BATCH_BYTES = 64 * 1024 * 1024
+_MAX_RECORD_BYTES = 2_000_000_000

@@ -61,7 +61,7 @@ class Log:
         self._kept = list(kept)
         self._unsynced: list[Segment] = []
         self._active: Segment | None = None
-        self._synced = next_sequence - 1
+        self._synced = self._released = next_sequence - 1
         self._failure: str | None = None  # as text: an exception holds all its callers
         self._unpromised: int | None = None
         self._closed = False
@@ -77,8 +77,8 @@ class Log:
 
     @property
     def synced_sequence(self) -> int:
-        """The last sequence that is known to survive power loss."""
-        return self._synced
+        """The last sequence that is known to survive power loss, in the log or in the table."""
+        return max(self._synced, self._released)
 
     @property
     def failed(self) -> str | None:
@@ -227,7 +227,8 @@ class Log:
             for segment in [s for s in self._unsynced if s.last_sequence <= sequence]:
                 self._unsynced.remove(segment)
                 segment.close()
-            self._synced = max(self._synced, min(sequence, self._next_sequence - 1))
+            # Frames do not tell of it: recovery would take what was not synced for damaged.
+            self._released = max(self._released, min(sequence, self._next_sequence - 1))
             done = [k for k in self._kept if k.last_sequence <= sequence]
         for kept in done:
             self._remove(kept)
@@ -255,6 +256,7 @@ class Log:
             raise WALError(f"cannot sync the log's folder {self.folder}: {exc}") from exc
         with self._guard:
             self._next_sequence, self._synced = sequence + 1, sequence
+            self._released = sequence
             self._size = 0
             self._failure = None
 

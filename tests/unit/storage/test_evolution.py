@@ -369,7 +369,7 @@ async def test_a_default_of_another_type_is_refused_at_opening(
     ignored = shutil.ignore_patterns(".lock")
     shutil.copytree(persisting.folder, crashed.folder, ignore=ignored)
     for logged in (True, False):
-        with pytest.raises(InvalidArgument, match="schema_defaults: field 'y' is str.*7"):
+        with pytest.raises(InvalidArgument, match=r"schema_defaults: field 'y' is str.*7"):
             crashed.open(schema_defaults={"y": 7}, enable_wal=logged)
     reopened = crashed.open(schema_defaults={"y": "none"})
     first = None if flushed else "none"

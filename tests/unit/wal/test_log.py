@@ -190,6 +190,23 @@ def test_release_removes_the_sealed_segments_that_the_table_holds(tmp_path: Path
     assert first != third
 
 
+def test_what_only_the_table_made_durable_is_no_proof_of_damage(tmp_path: Path) -> None:
+    """A flush took a and b; c came before it sealed, d after it, and nothing was synced."""
+    log = new_log(tmp_path)
+    last = write(log, b"a" * 5000, b"b" * 5000, sync=False)[-1]
+    write(log, b"c", sync=False)
+    log.seal()
+    log.release(last)
+    assert log.synced_sequence == last
+    write(log, b"d", sync=False)
+    log.close()
+    first, _ = segments_in(tmp_path)
+    data = bytearray(first.read_bytes())
+    data[4096:8192] = bytes(4096)  # power loss: a page of the first segment was never written
+    first.write_bytes(data)
+    assert recover(tmp_path, after=last)[0] == []
+
+
 def test_release_twice_is_release_once(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     write(log, b"a")
