@@ -95,6 +95,21 @@ def align(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def check_defaults(schema: pa.Schema, rules: Rules) -> None:
+    """Raise where a default contradicts the type of its field."""
+    values = Values(evolving=True, vector=rules.vector)
+    for name, value in (rules.defaults or {}).items():
+        if name in schema.names and value is not None:
+            own = values.describe(value, name, top=True)[1]
+            try:
+                widen(schema.field(name).type, own, name)
+            except Conflict as exc:
+                raise SchemaError(
+                    f"field {exc.path!r} is {type_name(exc.old)}, and its default {value!r} is "
+                    f"{type_name(exc.new)}"
+                ) from None
+
+
 def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The same in memory of its own: Arrow shares that of a NumPy array, which may change."""
     return pa.concat_batches([batch, batch.slice(0, 0)])
@@ -106,17 +121,15 @@ def no_columns(rows: int) -> pa.RecordBatch:
 
 
 def fill(field: pa.Field, rows: int, defaults: Mapping[str, Any] | None) -> pa.Array:
-    """A column for rows that lack ``field``: its default, else None."""
+    """A column for rows that lack ``field``: its default where that fits, else None."""
     value = (defaults or {}).get(field.name)
     if value is None:
         return pa.nulls(rows, field.type)
     vector = field.type.value_type if is_listy(field.type) else pa.float64()
     try:
         canonical = Values(evolving=True, vector=vector).fit(value, field.type, field.name)
-    except Misfit:
-        raise SchemaError(
-            f"field {field.name!r} is {type_name(field.type)}, and its default is {value!r}"
-        ) from None
+    except Misfit:  # it will widen the field when the first record takes it
+        return pa.nulls(rows, field.type)
     one = pa.array([canonical], field.type)
     return pa.concat_arrays([one] * rows) if rows < 2 else one.take(pa.array([0] * rows))
 

@@ -31,7 +31,7 @@ from persisting.lock import BucketLock
 from persisting.metrics import NO_METRICS, BucketMetrics
 from persisting.options import BucketOptions
 from persisting.schema import Rules, Shaper
-from persisting.schema.arrow import beyond_float, fill, merge
+from persisting.schema.arrow import beyond_float, check_defaults, merge
 from persisting.storage.chunk import Chunk, Prepared, copy_row
 from persisting.storage.finding import BufferView
 from persisting.storage.flushing import table_batches
@@ -128,12 +128,11 @@ class Bucket:
         return Shaper(schema, self.rules, defined=defined)
 
     def check_defaults(self) -> None:
-        """Raise where a default does not fit its field; nothing could be read or flushed then."""
-        for field in self._acknowledged.schema:
-            try:
-                fill(field, 1, self.rules.defaults)
-            except SchemaError as exc:
-                raise InvalidArgument(f"schema_defaults: {exc}; give it one of its type") from exc
+        """Raise where a default contradicts its field: no record could take it."""
+        try:
+            check_defaults(self._acknowledged.schema, self.rules)
+        except SchemaError as exc:
+            raise InvalidArgument(f"schema_defaults: {exc}; give it one of its type") from exc
 
     def _open_for_reading(self) -> None:
         folder = self.options.storage_path

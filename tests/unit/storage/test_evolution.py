@@ -369,12 +369,31 @@ async def test_a_default_of_another_type_is_refused_at_opening(
     ignored = shutil.ignore_patterns(".lock")
     shutil.copytree(persisting.folder, crashed.folder, ignore=ignored)
     for logged in (True, False):
-        with pytest.raises(InvalidArgument, match=r"schema_defaults: field 'y' is str.*7"):
+        with pytest.raises(InvalidArgument, match=r"schema_defaults: field 'y' is str.*7 is int"):
             crashed.open(schema_defaults={"y": 7}, enable_wal=logged)
     reopened = crashed.open(schema_defaults={"y": "none"})
     first = None if flushed else "none"
     assert await reopened.get() == [{"a": 1, "y": first}, {"a": 2, "y": "text"}]
     await crashed.close()
+
+
+@pytest.mark.parametrize(
+    ("stored", "default"),
+    [(None, 7), ([], [1]), (1, 0.5), ({"a": 1}, {"a": 1, "b": 2}), ([0.5, 1.5], [0.5])],
+    ids=str,
+)
+async def test_a_default_may_widen_its_field_as_a_record_may(
+    persisting: Bucket, stored: Any, default: Any
+) -> None:
+    backend = persisting.open()
+    await backend.put({"a": 1, "y": stored})
+    backend = await persisting.reopen(backend, schema_defaults={"y": default})
+    await backend.put({"a": 2})
+    await backend.flush()
+    backend = await persisting.reopen(backend)
+    found = await backend.get()
+    assert [one["a"] for one in found] == [1, 2]
+    assert found[1]["y"] == default
 
 
 async def test_a_field_that_never_came_is_not_made_by_its_default(persisting: Bucket) -> None:
