@@ -270,6 +270,21 @@ UNSTORABLE: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(("kind", "large"), [("float32", 1e300), ("float16", 70000.0)])
+async def test_a_narrow_vector_refuses_what_it_would_call_infinite(
+    stored: Bucket, kind: str, large: float
+) -> None:
+    backend = stored.open(vector_type=kind)
+    fine = [{"v": [0.5, math.inf]}] * 20
+    await backend.put_batch(fine)
+    for put in (backend.put, lambda row: backend.put_batch([*fine, row])):
+        with pytest.raises(SchemaError, match=f"'v' holds .*beyond a vector of {kind}s"):
+            await put({"v": [0.5, large]})
+    await backend.put(fine[0])
+    backend = await stored.reopen(backend)
+    assert await backend.get() == [*fine, fine[0]]
+
+
 @pytest.mark.parametrize("name", UNSTORABLE)
 async def test_what_cannot_be_stored_raises_naming_the_field(keeper: Bucket, name: str) -> None:
     value = UNSTORABLE[name]

@@ -422,6 +422,17 @@ class TestTimeTravel:
         assert count(endingTimestamp=after.isoformat()) == 10
         assert count(startingTimestamp=after.isoformat()) == 0
 
+    def test_is_divided_by_the_size_of_what_is_read(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        with writer(tmp_path, buckets=1) as queue:
+            queue.put_batch(rows(300))
+            queue.tag("many")
+            queue.tag("many-too")
+            queue.restore(0)
+        found = load(spark, tmp_path, tag="many")
+        assert (found.count(), found.rdd.getNumPartitions()) == (300, 1)
+
     @pytest.mark.parametrize(
         ("given", "words"),
         [
@@ -492,7 +503,7 @@ class TestADataFrameThatIsKept:
             queue.flush()
             part = Slice(str(tmp_path / "t"), 0, 0, 8, epoch=0)
             queue.restore("four")
-        with pytest.raises(StorageError, match=r"bucket 0.*restored.*read it again"):
+        with pytest.raises(StorageError, match=r"bucket 0.*restored.*load it again"):
             list(read_slice(part, pa.schema([("id", pa.int64())]), None, metadata=False))
 
 

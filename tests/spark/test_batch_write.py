@@ -289,6 +289,21 @@ class TestAppending:
             assert TopicFolder.open(tmp_path / topic).schema() == before
             assert ids(tmp_path, topic) == [0, 1]
 
+    def test_a_number_that_its_field_cannot_hold_names_the_field(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        store.save(pa.table({"id": [1], "x": [0.5]}), numBuckets=1)
+        with refused("SchemaError", "field 'x' is float.*9007199254740993"):
+            store.save(pa.table({"id": [2], "x": [2**53 + 1]}))
+        assert ids(tmp_path) == [1]
+
+    def test_vectors_of_another_length_are_refused(self, store: Store, tmp_path: Path) -> None:
+        store.save(pa.table({"id": [1], "v": [[0.5, 1.5]]}), numBuckets=1, vectors="v:2")
+        with refused("InvalidArgument", "v:3.*vectors of 2"):
+            store.save(pa.table({"id": [2], "v": [[0.5, 1.5, 2.5]]}), vectors="v:3")
+        store.save(pa.table({"id": [3], "v": [[0.5, 1.5]]}), vectors="v:2")
+        assert ids(tmp_path) == [1, 3]
+
     def test_rows_without_any_type_are_refused(self, store: Store, tmp_path: Path) -> None:
         with refused("InvalidArgument", r"\(id, x\) are void.*CAST"):
             store.save(pa.table({"id": pa.nulls(3), "x": pa.nulls(3)}))

@@ -89,7 +89,13 @@ def align(
         if index < 0:
             columns.append(fill(field, batch.num_rows, defaults))
         else:
-            columns.append(convert(batch.column(index), field.type))
+            try:
+                columns.append(convert(batch.column(index), field.type))
+            except pa.ArrowException as exc:
+                raise SchemaError(
+                    f"field {field.name!r} is {type_name(field.type)} and cannot hold a value "
+                    f"exactly: {exc}"
+                ) from exc
     if not columns:
         return no_columns(batch.num_rows)
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from persisting.errors import SchemaError
@@ -66,6 +67,12 @@ class Shaper:
         self.slice_rows = 8
         """Rows that convert quickly, as far as the last ones tell; see :func:`chunk.prepare`."""
         self._largest = EXACT_IN_FLOAT64 if rules.evolving else checks.INT64_MAX
+        narrow = rules.vector if rules.vector != FLOAT64 else None
+        self._narrow = tuple(
+            f.name
+            for f in schema
+            if pa.types.is_fixed_size_list(f.type) and f.type.value_type == narrow
+        )
         self.integer_columns = tuple(f.name for f in schema if has_integers(f.type))
 
     def known_row(self, record: Any) -> int | None:
@@ -122,7 +129,8 @@ class Shaper:
                 else pa.nulls(len(records), f.type)
                 for f in self.schema
             ]
-            return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            return None if self._may_have_overflowed(batch) else batch
         except (pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError, ValueError):
             return None
 
@@ -161,7 +169,10 @@ class Shaper:
     def to_batch(self, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
         """Rows that :meth:`take` returned, as one batch of this shaper's schema."""
         try:
-            return self._convert(rows)
+            batch = self._convert(rows)
+            if self._may_have_overflowed(batch):
+                raise OverflowError("a vector holds what its type cannot")
+            return batch
         except (pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError, ValueError) as exc:
             rows = [self._take_carefully(row, number)[0] for number, row in enumerate(rows)]
             try:
@@ -176,6 +187,13 @@ class Shaper:
             return batch
         columns = [convert(batch.column(f.name), f.type) for f in self.schema]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _may_have_overflowed(self, batch: pa.RecordBatch) -> bool:
+        """Whether vectors of a narrow type hold infinities: Arrow makes them of large numbers."""
+        return any(
+            np.isinf(batch.column(name).flatten().to_numpy(zero_copy_only=False)).any()
+            for name in self._narrow
+        )
 
     def _take_carefully(self, record: Any, number: int) -> tuple[dict[str, Any], pa.Schema]:
         """One record in canonical form, and the schema after it."""

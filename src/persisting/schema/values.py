@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import math
 import sys
 import uuid
 from typing import Any
@@ -183,7 +184,15 @@ class Values:
         floats = [_fit_float(item, pa.float64(), path) for item in items]
         if self.vector == pa.float64():
             return floats
-        return pa.array(floats, self.vector).to_pylist()
+        name = next(name for name, item in _FLOAT_WIDTHS.items() if item == self.vector)
+        rounded: list[float] = pa.array(floats, self.vector).to_pylist()
+        for before, after in zip(floats, rounded, strict=True):
+            if math.isinf(after) and not math.isinf(before):
+                raise SchemaError(
+                    f"field {path!r} holds {before!r}, which is beyond a vector of {name}s; use a "
+                    "wider vector_type"
+                )
+        return rounded
 
 
 def type_name(dtype: pa.DataType) -> str:

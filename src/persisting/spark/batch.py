@@ -44,8 +44,9 @@ class TopicReader(DataSourceReader):
         topic = TopicFolder.open(self._options.folder)
         topic.recover()
         settle()
-        most = rows_per_partition(topic, self._options)
-        return [Part(one) for one in shares(bounds(topic, self._options), most)]
+        found = bounds(topic, self._options)
+        most = rows_per_partition(topic, self._options, found)
+        return [Part(one) for one in shares(found, most)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Part)
@@ -54,11 +55,13 @@ class TopicReader(DataSourceReader):
         )
 
 
-def rows_per_partition(topic: TopicFolder, options: ReadOptions) -> int:
+def rows_per_partition(topic: TopicFolder, options: ReadOptions, found: Iterable[Slice]) -> int:
     """Rows that a task reads at most: as was said, else by what a row takes on disk."""
     if options.rows_per_partition is not None:
         return options.rows_per_partition
-    sizes = [size for bucket in topic.buckets for size in topic.view(bucket).sizes]
+    tables = [(topic.table(one.bucket), one.version) for one in found]
+    views = [table.view if version is None else table.at(version) for table, version in tables]
+    sizes = [size for view in views for size in view.sizes]
     rows, nbytes = sum(size.rows for size in sizes), sum(size.nbytes for size in sizes)
     return max(1, min(ROWS_PER_PARTITION, BYTES_PER_PARTITION * rows // max(1, nbytes)))
 

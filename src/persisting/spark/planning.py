@@ -122,8 +122,17 @@ def _with_vectors(incoming: pa.Schema, options: WriteOptions) -> pa.Schema:
     if unknown:
         raise InvalidArgument(f"option vectors names {unknown[0]!r}, which is no column")
     fields = []
+    known = shared_schema(options.folder).read() or EMPTY
     for one in incoming:
         if one.name in vectors:
+            held = known.field(one.name).type if one.name in known.names else None
+            if held is not None and pa.types.is_fixed_size_list(held):
+                if held.list_size != vectors[one.name]:
+                    raise InvalidArgument(
+                        f"option vectors says {one.name}:{vectors[one.name]}, and the topic holds "
+                        f"vectors of {held.list_size}; leave such rows out, or write them to "
+                        "another column"
+                    )
             if not pa.types.is_list(one.type) or not pa.types.is_floating(one.type.value_type):
                 raise InvalidArgument(
                     f"option vectors names {one.name!r}, which is {one.type}, no array of floats"

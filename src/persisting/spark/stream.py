@@ -98,7 +98,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = self._now(bucket, begins.get(bucket, Place(0, place.epoch)))
             first = self._left(bucket, begin.offset)
             parts.append(Slice(str(self._topic.folder), bucket, first, place.offset, place.epoch))
-        most = rows_per_partition(self._topic, self._options)
+        most = rows_per_partition(self._topic, self._options, parts)
         return [Part(one) for one in shares(parts, most) if one]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -94,8 +94,8 @@ def _view(part: Slice) -> TableView:
     table.refresh()
     if len(table.restores) != part.epoch:
         raise StorageError(
-            f"bucket {part.bucket} of {part.folder} was restored to an older version while it was "
-            "read; read it again"
+            f"bucket {part.bucket} of {part.folder} was overwritten, or restored to an older "
+            "version, since the read was planned; load it again"
         )
     view = table.view
     if part.start < view.start:
