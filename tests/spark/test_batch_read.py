@@ -535,6 +535,23 @@ class TestWhatCannotBeRead:
             load(spark, home, startingOffsets="x")
 
 
+class TestAGivenSchema:
+    @pytest.mark.parametrize(
+        ("schema", "named"), [("ID long", "'ID'"), ("id long, _offset long", "'_offset'")]
+    )
+    def test_may_not_name_what_is_not_there(
+        self, spark: SparkSession, home: Path, schema: str, named: str
+    ) -> None:
+        reader = spark.read.format("persisting").schema(schema)
+        with refused("InvalidArgument", f"the schema names {named}.*'id'"):
+            reader.load(str(home / "t")).collect()
+
+    def test_may_not_contradict_the_values(self, spark: SparkSession, home: Path) -> None:
+        reader = spark.read.format("persisting").schema("id struct<a: int>")
+        with refused("StorageError", "field 'id' is int64.*you gave the schema"):
+            reader.load(str(home / "t")).collect()
+
+
 class TestRegistration:
     def test_is_not_needed_where_persisting_is_installed(self, home: Path) -> None:
         """A plain Spark, which nobody told of the format."""

@@ -304,6 +304,15 @@ class TestAppending:
         store.save(pa.table({"id": [3], "v": [[0.5, 1.5]]}), vectors="v:2")
         assert ids(tmp_path) == [1, 3]
 
+    def test_types_that_would_come_back_as_others_are_refused(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        for value in ("parse_json('1')", "array(struct(parse_json('1')))"):
+            with refused("InvalidArgument", "column 'v' holds the type variant.*to_json"):
+                save(spark.sql(f"select 1L id, {value} v"), tmp_path)
+        save(spark.sql("select 1L id, struct(1 variant) v"), tmp_path)
+        assert stored(tmp_path) == [{"id": 1, "v": {"variant": 1}}]
+
     def test_rows_without_any_type_are_refused(self, store: Store, tmp_path: Path) -> None:
         with refused("InvalidArgument", r"\(id, x\) are void.*CAST"):
             store.save(pa.table({"id": pa.nulls(3), "x": pa.nulls(3)}))

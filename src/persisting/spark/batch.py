@@ -17,11 +17,11 @@ from persisting.spark.options import (
     ROWS_PER_PARTITION,
     ReadOptions,
 )
-from persisting.spark.reading import read_slices
+from persisting.spark.reading import fields_of, read_slices
 from persisting.spark.worker import settle
 from persisting.table.view import TableView
 from persisting.topic.folder import TopicFolder
-from persisting.topic.slices import Filter, Slice
+from persisting.topic.slices import METADATA, Filter, Slice
 
 
 class Part(InputPartition):
@@ -45,8 +45,22 @@ class TopicReader(DataSourceReader):
         topic.recover()
         settle()
         found = bounds(topic, self._options)
+        self._check_names(topic, found)
         most = rows_per_partition(topic, self._options, found)
         return [Part(one) for one in shares(found, most)]
+
+    def _check_names(self, topic: TopicFolder, found: list[Slice]) -> None:
+        """A schema that the user has given may name what is not there."""
+        known = set(METADATA.names if self._options.metadata else ())
+        known.update(name for one in found for name in topic.view(one.bucket).schema.names)
+        if not known.issuperset(self._target.names):
+            known.update(fields_of(self._options).names)
+        unknown = [name for name in self._target.names if name not in known]
+        if unknown:
+            there = ", ".join(map(repr, sorted(known))) or "none yet"
+            raise InvalidArgument(
+                f"the schema names {unknown[0]!r}; the fields of the topic are: {there}"
+            )
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Part)

@@ -148,7 +148,7 @@ def _said(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
             said[proper[lower]] = value
         elif lower not in _OF_SPARK:
             near = difflib.get_close_matches(lower, list(proper), n=1)
-            hint = f"; did you mean {proper[near[0]]}?" if near else ""
+            hint = f"; did you mean {proper[near[0]]}?" if near else "."
             raise InvalidArgument(
                 f"unknown option {name!r}{hint} The options are: {', '.join(known)}"
             )

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 def fields_of(options: ReadOptions) -> pa.Schema:
     """The fields of the records: of the versions that are read, else of the topic."""
     topic = TopicFolder.open(options.folder)
-    return topic.schema() if options.version is None else topic.schema_at(options.version)
+    if options.version is None:
+        return topic.schema()
+    topic.recover()  # a moment may mean what a crashed owner has left in its log
+    return topic.schema_at(options.version)
 
 
 def checked_filter(options: ReadOptions) -> Filter | None:

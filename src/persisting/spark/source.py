@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -53,7 +54,8 @@ class PersistingSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from persisting.spark.sink import TopicWriter
 
-        return TopicWriter(write_options(self.options), _target(schema), overwrite=overwrite)
+        incoming = _target(_storable(schema))
+        return TopicWriter(write_options(self.options), incoming, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from persisting.spark.sink import TopicStreamWriter
@@ -63,7 +65,31 @@ class PersistingSource(DataSource):
                 "outputMode complete would store the whole result again with every trigger; use "
                 "append, or write in foreachBatch with mode('overwrite')"
             )
-        return TopicStreamWriter(write_options(self.options), _target(schema))
+        return TopicStreamWriter(write_options(self.options), _target(_storable(schema)))
+
+
+def _storable(schema: StructType) -> StructType:
+    """The schema, or raise where Spark would hand over something else than its values."""
+    for field in schema.fields:
+        found = [kind for kind in _kinds(field.dataType) if kind in _NOT_KEPT]
+        if found:
+            raise InvalidArgument(
+                f"column {field.name!r} holds the type {found[0]}, which a topic does not keep; "
+                "write it as text, for example with to_json()"
+            )
+    return schema
+
+
+_NOT_KEPT = ("variant", "geometry", "geography")
+
+
+def _kinds(dtype: Any) -> Iterator[str]:
+    """The names of a type and of all that it is made of."""
+    yield dtype.typeName()
+    inner = [field.dataType for field in getattr(dtype, "fields", [])]
+    inner += [getattr(dtype, name) for name in ("elementType", "valueType") if hasattr(dtype, name)]
+    for one in inner:
+        yield from _kinds(one)
 
 
 def _target(schema: StructType) -> pa.Schema:

@@ -57,10 +57,11 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
         return pa.nulls(batch.num_rows, field.type)
     try:
         return _value(batch.column(index), field.type)
-    except pa.ArrowException as exc:
+    except (pa.ArrowException, AttributeError) as exc:  # the latter where one is nested
         raise StorageError(
-            f"field {field.name!r} is {batch.column(index).type} by now and the DataFrame has "
-            f"{field.type}, which does not hold all of it: load it again, or restart the stream"
+            f"field {field.name!r} is {batch.column(index).type} and the DataFrame has "
+            f"{field.type}, which does not hold all of it: if you gave the schema, leave the field "
+            "to the topic; else it has changed, so load it again, or restart the stream"
         ) from exc
 
 
