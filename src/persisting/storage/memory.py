@@ -13,14 +13,16 @@ import pyarrow as pa
 
 from persisting.errors import BucketClosed, SchemaError
 from persisting.options import check_window
-from persisting.schema import arrow
+from persisting.schema import Rules, Shaper, arrow
 from persisting.schema.names import check_name
 from persisting.schema.shaper import EMPTY
 from persisting.schema.values import Values
+from persisting.storage.chunk import prepare
 from persisting.storage.turns import Queues, Turns
 from persisting.storage.waiters import Waiters
 from persisting.storage.weight import check_records
 from persisting.storage.writers import check_number, check_writer
+from persisting.work import in_thread
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,7 +73,7 @@ class MemoryBackend:
 
     async def put_arrow(self, data: pa.Table | pa.RecordBatch) -> None:
         """Store the rows of an Arrow table or batch."""
-        self._add(_rows_of(data))
+        self._add(await in_thread(_rows_of, data))
 
     async def put_once(
         self, rows: list[dict[str, Any]] | pa.Table, writer: str, number: int
@@ -82,7 +84,8 @@ class MemoryBackend:
         async with self._writers.of(writer):
             if number > self.last_number(writer):
                 listed = isinstance(rows, list)
-                self._add(await self._taken(list(rows)) if listed else _rows_of(rows))
+                taken = self._taken(list(rows)) if listed else in_thread(_rows_of, rows)
+                self._add(await taken)
                 self._last_numbers[writer] = number
 
     def last_number(self, writer: str) -> int:
@@ -107,14 +110,20 @@ class MemoryBackend:
         self._check_open()
         await self._turns.take()
         stop = None if limit is None else offset + limit
-        return [_copied(record) for record in self._records[offset:stop]]
+        found = self._records[offset:stop]
+        for start in range(0, len(found), _ROWS_PER_TURN):
+            if start:
+                await asyncio.sleep(0)
+            part = found[start : start + _ROWS_PER_TURN]
+            found[start : start + len(part)] = [_copied(record) for record in part]
+        return found
 
     async def get_arrow(self, offset: int = 0, limit: int | None = None) -> pa.Table:
         """Retrieve records as an Arrow table."""
-        from persisting.schema import Rules, Shaper
-
-        rows, shaper = Shaper(EMPTY, Rules(evolving=True)).take(await self.get(offset, limit))
-        return pa.Table.from_batches([shaper.to_batch(rows)], schema=shaper.schema)
+        rows = await self.get(offset, limit)
+        found = await in_thread(prepare, Shaper(EMPTY, Rules(evolving=True)), rows)
+        batches = [chunk.batch for chunk in found.chunks]
+        return pa.Table.from_batches(batches, schema=found.shaper.schema)
 
     async def get_stream(
         self, offset: int = 0, limit: int | None = None, block: bool = False
@@ -218,4 +227,5 @@ def _copied(value: Any) -> Any:
 
 
 def _rows_of(data: Any) -> list[dict[str, Any]]:
-    return arrow.accept(data, EMPTY).to_pylist()
+    batches = arrow.accept(data, EMPTY).to_batches(max_chunksize=_ROWS_PER_TURN)
+    return [row for batch in batches for row in batch.to_pylist()]

@@ -169,7 +169,7 @@ class Snapshot:
         if offset < self.persisted:
             return False
         rows = self.window(offset, limit)
-        if rows > ROWS_AT_ONCE // 10:
+        if rows > ROWS_AT_ONCE // 10 or rows * len(self.schema) > 2 * ROWS_AT_ONCE:
             return rows == 0
         size = sum(chunk.nbytes for chunk, _ in islice(self._chunks, 100))
         return len(self._chunks) <= 100 and size <= CONVERT_BYTES

@@ -11,6 +11,9 @@ from persisting.storage.chunk import ROWS_AT_ONCE
 LIGHT_RECORDS = 128
 _SAMPLES = 16
 _DEEP = 40
+_MANY_FIELDS = 200
+"""A new shape of more fields takes longer than their values."""
+
 LIGHT_WEIGHT = 16_384
 """Characters, bytes and items that convert in about a millisecond."""
 
@@ -36,6 +39,8 @@ def is_light(records: list[Any]) -> bool:
         left = LIGHT_WEIGHT // step
     for record in records[::step]:
         if isinstance(record, dict):
+            if len(record) > _MANY_FIELDS:
+                return False
             for value in record.values():
                 kind = type(value)
                 if kind is str:
