@@ -64,6 +64,12 @@ class TestTheFolder:
     def test_is_the_path_with_or_without_the_topic(self, given: Any, folder: str) -> None:
         assert read_options(given).folder == write_options(given).folder == Path(folder)
 
+    @pytest.mark.parametrize("topic", ["../t", "a/b", "/etc/t", ".."])
+    @pytest.mark.parametrize("parse", [read, write])
+    def test_is_never_left_by_the_name_of_a_topic(self, parse: Any, topic: str) -> None:
+        with pytest.raises(InvalidArgument, match="topic"):
+            parse(topic=topic)
+
     def test_is_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         assert read_options({"path": "queues/t"}).folder == tmp_path / "queues" / "t"

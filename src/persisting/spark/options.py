@@ -13,6 +13,7 @@ import msgspec
 
 from persisting.errors import InvalidArgument
 from persisting.topic.config import DEFAULT_COLUMN
+from persisting.topic.names import check_name
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -166,7 +167,7 @@ def _folder(said: Mapping[str, str]) -> Path:
     if found and scheme != "file" and "/" not in scheme:
         raise InvalidArgument(f"path {path!r}: topics lie in a file system, not under {scheme}:")
     folder = Path("/" + rest.lstrip("/") if found and scheme == "file" else path).absolute()
-    return folder / said["topic"] if "topic" in said else folder
+    return folder / check_name("topic", said["topic"]) if "topic" in said else folder
 
 
 def _names(option: str, text: str) -> tuple[str, ...]:
