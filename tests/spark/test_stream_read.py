@@ -104,6 +104,18 @@ class TestARun:
             child.wait()
         assert numbers(flow.run()) == list(range(50))
 
+    def test_that_goes_on_takes_what_an_owner_left_that_crashed_meanwhile(
+        self, tmp_path: Path
+    ) -> None:
+        with python(CRASHES, tmp_path) as child:
+            wait_for_line(child)
+            reader, limit = DirectFlow(tmp_path).reader({})
+            start = reader.initialOffset()
+            assert sum(reader.latestOffset(start, limit).values()) == 20
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            assert sum(reader.latestOffset(start, limit).values()) == 50
+
     def test_takes_no_rows_that_are_not_flushed_and_later_all_of_them(
         self, flow: Flow, tmp_path: Path
     ) -> None:

@@ -74,6 +74,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        self._topic.recover()  # an owner may have crashed since
         places = {b: self._now(b, p) for b, p in offsets.decode(start).items()}
         for bucket in self._topic.buckets:
             places.setdefault(bucket, Place(0, len(self._topic.table(bucket).restores)))

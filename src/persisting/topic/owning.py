@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from persisting.errors import BucketLocked, StorageError
-from persisting.lock import in_passing
+from persisting.lock import in_passing, owner_of
 from persisting.storage.backend import TableBackend
 from persisting.storage.journal import has_log
 from persisting.storage.lance import LanceBackend
@@ -58,7 +58,8 @@ def owned(folder: Path, config: TopicConfig, bucket: int) -> Iterator[TableBacke
 
 def recover(folder: Path, config: TopicConfig, bucket: int) -> None:
     """Bring what a crashed owner left in its log into the table, if nobody owns the bucket."""
-    if has_log(bucket_folder(folder, bucket)):
+    place = bucket_folder(folder, bucket)
+    if has_log(place) and owner_of(place) is None:
         try:
             with owned(folder, config, bucket):
                 pass
