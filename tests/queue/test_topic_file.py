@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from only_protocol import OnlyProtocol
 from places import WAL, ids, numbered, streamed
 from support.faults import FaultyFileSystem
 
 from persisting.errors import InvalidArgument, StorageError
-from persisting.queue import LanceBackend, read_queue, write_queue
+from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
 from persisting.topic import local
 
 GOOD_NAMES = [
@@ -77,7 +79,9 @@ async def test_the_file_keeps_what_the_topic_is(tmp_path: Path) -> None:
         batch_size=7,
         backend_options=WAL,
     )
-    assert topic_file(tmp_path) == {
+    kept = topic_file(tmp_path)
+    assert re.fullmatch("[0-9a-f]{32}", kept.pop("id"))
+    assert kept == {
         "topic": "t",
         "num_buckets": 3,
         "bucket_column": "id",
@@ -247,6 +251,13 @@ async def test_a_wrong_batch_size_is_refused_and_not_kept(tmp_path: Path, batch_
         {"enable_wal": "yes"},
         {"wal_sync_interval": -1},
         {"flush_threshold": 0},
+        {"batch_size": 1000},
+        {"storage_path": "elsewhere"},
+        {"bucket_id": 0},
+        {"read_only": True},
+        {"schema_path": "schema.json"},
+        {"groups_path": "groups"},
+        {1: 2},
         "enable_wal",
     ],
     ids=str,
@@ -260,6 +271,62 @@ async def test_wrong_options_are_refused_and_not_kept(tmp_path: Path, options: A
     with pytest.raises(InvalidArgument):
         await write_queue(topic="t", storage_path=str(tmp_path), backend_options=options)
     assert topic_file(tmp_path)["options"] == {}
+
+
+async def test_read_only_is_no_option_of_a_topic_and_other_writers_go_on(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"topic": "t", "storage_path": str(tmp_path)}
+    async with await write_queue(**words, backend="persisting") as writer:
+        await writer.put(numbered(10))
+        for opening in (write_queue, read_queue):
+            with pytest.raises(InvalidArgument, match="read_queue"):
+                await opening(**words, backend_options={"read_only": True})
+        await writer.put(numbered(10, 10))
+        assert (await writer.stats())["total_count"] == 20
+    assert topic_file(tmp_path)["options"] == {}
+
+
+async def test_a_table_of_ones_own_class_is_not_made_read_only_either(tmp_path: Path) -> None:
+    class Own(PersistingBackend):
+        pass
+
+    with pytest.raises(InvalidArgument, match="read_only"):
+        await made(tmp_path, backend=Own, backend_options={"read_only": True})
+    assert not (tmp_path / "t").exists()
+
+
+STRAYS = {
+    "read_only": True,
+    "schema_path": "x",
+    "groups_path": "x",
+    "batch_size": 5,
+    "storage_path": "x",
+    "bucket_id": 7,
+}
+
+
+@pytest.mark.parametrize("backend", ["lance", "persisting"])
+async def test_options_that_are_none_of_a_topic_are_ignored_in_its_file(
+    tmp_path: Path, backend: str
+) -> None:
+    await made(tmp_path, backend=backend, backend_options={"flush_threshold": 5})
+    path = tmp_path / "t" / "topic.json"
+    kept = topic_file(tmp_path)
+    path.write_text(json.dumps({**kept, "options": {**kept["options"], **STRAYS}}))
+    async with await read_queue(topic="t", storage_path=str(tmp_path)) as reader:
+        assert len(await streamed(reader)) == 10
+        await reader.tag("before")
+    async with await write_queue(topic="t", storage_path=str(tmp_path)) as writer:
+        await writer.put(numbered(10, 10))
+        assert (await writer.stats())["total_count"] == 20
+    with pytest.warns(UserWarning, match="from now on"):
+        await made(tmp_path, backend_options={"flush_threshold": 6}, backend=None)
+    assert topic_file(tmp_path)["options"] == {"flush_threshold": 6}
+
+
+async def test_a_class_of_ones_own_may_have_options_of_these_names(tmp_path: Path) -> None:
+    given = {"read_only": False, "schema_path": "records.proto"}
+    await made(tmp_path, backend=OnlyProtocol, backend_options=given)
+    assert topic_file(tmp_path)["options"] == given
 
 
 @pytest.mark.parametrize("value", [b"\xff", dt.datetime(2020, 1, 1), float("nan"), {1: 2}], ids=str)

@@ -1,7 +1,8 @@
 """Offsets of a stream and how a trigger's share is divided: pure functions.
 
 An offset is a dict as Spark keeps it in its checkpoint, ``{"0": 1200, "1": 900}``; buckets that
-were restored to an older version have their epoch in it, ``{"0": 1200, "epochs": {"0": 1}}``.
+were restored to an older version have their epoch in it, ``{"0": 1200, "epochs": {"0": 1}}``, and
+topics that have an id have that.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 EPOCHS = "epochs"
+TOPIC = "topic"
 
 
 class Place(NamedTuple):
@@ -19,10 +21,15 @@ class Place(NamedTuple):
     epoch: int = 0
 
 
-def encode(places: Mapping[int, Place]) -> dict[str, Any]:
+def encode(places: Mapping[int, Place], topic: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {str(b): place.offset for b, place in sorted(places.items())}
     epochs = {str(b): place.epoch for b, place in sorted(places.items()) if place.epoch}
-    return {**found, EPOCHS: epochs} if epochs else found
+    return found | ({EPOCHS: epochs} if epochs else {}) | ({TOPIC: topic} if topic else {})
+
+
+def topic_of(offset: Mapping[str, Any]) -> str:
+    """The id of the topic that an offset is of, empty if it had none."""
+    return str(offset.get(TOPIC, ""))
 
 
 def decode(offset: Mapping[str, Any]) -> dict[int, Place]:
@@ -30,7 +37,7 @@ def decode(offset: Mapping[str, Any]) -> dict[int, Place]:
     return {
         int(bucket): Place(int(value), int(epochs.get(bucket, 0)))
         for bucket, value in offset.items()
-        if bucket != EPOCHS
+        if bucket not in (EPOCHS, TOPIC)
     }
 
 

@@ -14,12 +14,14 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from persisting import fs as filesystem
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.spark import offsets
 from persisting.spark.batch import Part, bounds, rows_per_partition, shares
 from persisting.spark.offsets import Place
 from persisting.spark.options import LATEST, ReadOptions
 from persisting.spark.reading import checked_filter, read_slices
+from persisting.topic import config as topics
 from persisting.topic.folder import TopicFolder
 from persisting.topic.slices import Filter, Slice
 
@@ -49,7 +51,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         places = {b: Place(0) for b in self._topic.buckets}
         for part in bounds(self._topic, self._options):
             places[part.bucket] = Place(part.start, part.epoch)
-        return offsets.encode(places)
+        return offsets.encode(places, self._id())
 
     def _check(self) -> None:
         """Here and not at construction, where Spark would hide the reason behind an error of its
@@ -75,7 +77,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         self._topic.recover()  # an owner may have crashed since
-        places = {b: self._now(b, p) for b, p in offsets.decode(start).items()}
+        anew = self._is_another(start)
+        if anew:
+            self._known = None  # it may have other buckets
+        places = {
+            b: self._now(b, place, anew=anew)
+            for b, place in offsets.decode(start).items()
+            if b in self._topic.buckets
+        }
         for bucket in self._topic.buckets:
             places.setdefault(bucket, Place(0, len(self._topic.table(bucket).restores)))
         ends = self._ends() if self._until is None else self._until
@@ -83,20 +92,24 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         taken = offsets.shares(lags, most)
         return offsets.encode(
-            {b: Place(place.offset + taken[b], place.epoch) for b, place in places.items()}
+            {b: Place(place.offset + taken[b], place.epoch) for b, place in places.items()},
+            self._id(),
         )
 
     def reportLatestOffset(self) -> dict[str, Any]:
         ends = self._ends()
         return offsets.encode(
-            {b: Place(end, len(self._topic.table(b).restores)) for b, end in ends.items()}
+            {b: Place(end, len(self._topic.table(b).restores)) for b, end in ends.items()},
+            self._id(),
         )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begins, parts = offsets.decode(start), []
+        was_another, is_another = self._is_another(start), self._is_another(end)
         for bucket, place in offsets.decode(end).items():
-            place = self._now(bucket, place)
-            begin = self._now(bucket, begins.get(bucket, Place(0, place.epoch)))
+            place = self._now(bucket, place, anew=is_another)
+            begin = begins.get(bucket, Place(0, place.epoch))
+            begin = self._now(bucket, begin, anew=was_another)
             first = self._left(bucket, begin.offset)
             parts.append(Slice(str(self._topic.folder), bucket, first, place.offset, place.epoch))
         most = rows_per_partition(self._topic, self._options, parts)
@@ -118,19 +131,28 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(self) -> dict[int, int]:
         return {bucket: self._topic.view(bucket).end for bucket in self._topic.buckets}
 
-    def _now(self, bucket: int, place: Place) -> Place:
+    def _id(self) -> str:
+        """The topic's id as it is now: it may have been made again under its name."""
+        found = topics.load(self._options.folder, filesystem.current())
+        return "" if found is None else found.id
+
+    def _is_another(self, offset: dict[str, Any]) -> bool:
+        """Whether an offset is of a topic that was here before."""
+        then, now = offsets.topic_of(offset), self._id()
+        return bool(then and now) and then != now
+
+    def _now(self, bucket: int, place: Place, *, anew: bool = False) -> Place:
         """A place after restores of its bucket; unless told otherwise they are an error."""
         table = self._topic.table(bucket)
         restores, view = table.restores, table.view
-        if place.epoch > len(restores) or (
-            place.epoch == len(restores) and place.offset > view.end
-        ):
+        beyond = place.epoch == len(restores) and place.offset > view.end
+        if anew or beyond or place.epoch > len(restores):
             if self._options.fail_on_loss:
+                why = "the topic was made anew" + ("" if anew else ", or put back from a backup")
                 raise StorageError(
                     f"bucket {bucket} of {self._topic.folder} ends at offset {view.end}, and the "
-                    f"stream had come to {place.offset}: the topic was made anew, or put back from "
-                    "a backup. Begin with a new checkpoint, or set failOnDataLoss=false to read "
-                    "the bucket from its start"
+                    f"stream had come to {place.offset}: {why}. Begin with a new checkpoint, or "
+                    "set failOnDataLoss=false to read the bucket from its start"
                 )
             return Place(view.start, len(restores))
         if place.epoch == len(restores):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ DEFAULT_COLUMN = "id"
 DEFAULT_BUCKETS = 4
 DEFAULT_BATCH = 100
 _MAX_BUCKETS = 65536
+_TABLES = ("lance", "persisting")
+
+_ARGUMENTS = ("bucket_id", "storage_path", "batch_size")
+"""What a bucket of any backend is told by its topic."""
+_OF_THE_OPENER = ("read_only", "schema_path", "groups_path")
+"""What a bucket of the table backends is told by who opens it."""
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +42,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int = DEFAULT_BATCH
     options: dict[str, Any] = {}
     format: int = FORMAT
+    id: str = ""
+    """Random: a topic that is made again under the same name is another one."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,32 +76,39 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidArgument(
                     f"batch_size must be a whole number from 1, got {self.batch_size!r}"
                 )
-        if self.options is not None and not isinstance(self.options, dict):
-            raise InvalidArgument(
-                f"backend_options must be a dict, got {type(self.options).__name__}"
-            )
+        if self.options is not None:
+            _check_options(self.options)
 
     def new(self) -> TopicConfig:
         """The configuration of a topic that does not exist yet."""
+        backend = self.backend or "memory"
+        self._check_for(backend)
         return TopicConfig(
             topic=self.topic,
             num_buckets=self.num_buckets or DEFAULT_BUCKETS,
             bucket_column=self.bucket_column or DEFAULT_COLUMN,
-            backend=self.backend or "memory",
+            backend=backend,
             batch_size=self.batch_size or DEFAULT_BATCH,
             options=dict(self.options or {}),
+            id=uuid.uuid4().hex,
         )
 
     def applied_to(self, known: TopicConfig) -> TopicConfig:
         """An existing topic's configuration with what was said, or raise where it contradicts."""
         self._must_equal("num_buckets", known.num_buckets)
         self._must_equal("bucket_column", known.bucket_column)
+        backend = self._backend_after(known.backend)
+        self._check_for(backend)
         return msgspec.structs.replace(
             known,
-            backend=self._backend_after(known.backend),
+            backend=backend,
             batch_size=self.batch_size or known.batch_size,
             options={**known.options, **(self.options or {})},
         )
+
+    def _check_for(self, backend: str) -> None:
+        if backend in _TABLES:
+            refuse_openers(self.options or {})
 
     def _must_equal(self, name: str, known: Any) -> None:
         said = getattr(self, name)
@@ -114,6 +130,36 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def _check_options(options: Any) -> None:
+    if not isinstance(options, dict):
+        raise InvalidArgument(f"backend_options must be a dict, got {type(options).__name__}")
+    for name in options:
+        if not isinstance(name, str):
+            raise InvalidArgument(f"backend_options must have names as keys, got {name!r}")
+    if "bucket_id" in options:
+        raise InvalidArgument(
+            "bucket_id is no option of a topic: each of its buckets has a number of its own"
+        )
+    for name in _ARGUMENTS:
+        if name in options:
+            raise InvalidArgument(
+                f"{name} is an argument of write_queue, not a backend option: "
+                f"write_queue(…, {name}={options[name]!r})"
+            )
+
+
+def refuse_openers(options: dict[str, Any]) -> None:
+    """Raise for an option that would close a topic for all its writers, or lead it elsewhere."""
+    if "read_only" in options:
+        raise InvalidArgument(
+            "read_only is no option of a topic: read_queue reads one without its lock, "
+            "write_queue opens it for writing"
+        )
+    for name in _OF_THE_OPENER:
+        if name in options:
+            raise InvalidArgument(f"{name} is no option of a topic, which sets it; leave it out")
+
+
 def warn_of_changes(old: TopicConfig, new: TopicConfig) -> None:
     """Say that an existing topic goes on with other options."""
     if new.options != old.options:
@@ -127,7 +173,8 @@ def warn_of_changes(old: TopicConfig, new: TopicConfig) -> None:
 
 def topic_folder(storage_path: str | Path | None, topic: str) -> Path:
     """The folder of a topic."""
-    return storage_folder(storage_path or DEFAULT_ROOT) / check_name("topic", topic)
+    root = DEFAULT_ROOT if storage_path is None else storage_path
+    return storage_folder(root) / check_name("topic", topic)
 
 
 def bucket_folder(folder: Path, bucket: int) -> Path:
@@ -161,7 +208,14 @@ def load_any(folder: Path, fs: FileSystem) -> TopicConfig | None:
         ) from exc
     if not 1 <= config.num_buckets <= _MAX_BUCKETS:
         raise StorageError(f"{folder / FILE} says num_buckets={config.num_buckets}: it is damaged")
-    return config
+    return _without_strays(config)
+
+
+def _without_strays(config: TopicConfig) -> TopicConfig:
+    """Without options that earlier versions kept, though they are none of a topic."""
+    strays = _ARGUMENTS + (_OF_THE_OPENER if config.backend in _TABLES else ())
+    kept = {name: value for name, value in config.options.items() if name not in strays}
+    return msgspec.structs.replace(config, options=kept)
 
 
 def save(folder: Path, config: TopicConfig, fs: FileSystem) -> None:
