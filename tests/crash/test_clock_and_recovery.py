@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.children import python
 
 from persisting.queue import PersistingBackend
 
@@ -19,17 +20,20 @@ def opened(folder: Path) -> PersistingBackend:
     return PersistingBackend(0, str(folder), enable_wal=True, **options)
 
 
+@pytest.mark.parametrize("flushed", [True, False])
 async def test_times_do_not_fall_where_the_log_was_written_by_a_clock_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushed: bool
 ) -> None:
     backend = opened(tmp_path / "live")
     await backend.put({"n": 0})
-    await backend.flush()
+    if flushed:
+        await backend.flush()
     real = time.time_ns
     with monkeypatch.context() as clock:
         clock.setattr(time, "time_ns", lambda: real() - HOUR)
-        for n in (1, 2, 3):
+        for n in (1, 2):
             await backend.put({"n": n})
+        await backend.put({"n": 3, "new": n})  # recovered in a group of its own
     shutil.copytree(tmp_path / "live", tmp_path / "crashed", ignore=shutil.ignore_patterns(".lock"))
     moment = (real() - HOUR // 2) // 1000
     assert await backend.offset_at(moment) == 0
@@ -42,3 +46,36 @@ async def test_times_do_not_fall_where_the_log_was_written_by_a_clock_behind(
     assert (await recovered.verify())["ok"]
     assert [one["n"] for one in await recovered.get()] == [0, 1, 2, 3]
     await recovered.close()
+
+
+FAILING = """
+import asyncio, sys
+from persisting.queue import InvalidArgument, PersistingBackend
+
+async def main():
+    try:
+        PersistingBackend(0, sys.argv[1], enable_wal=True, schema_defaults={"n": "text"})
+    except InvalidArgument as exc:
+        kept.append(exc)
+    backend = PersistingBackend(0, sys.argv[1], enable_wal=True)
+    await backend.put({"n": 2})
+    await backend.close()
+
+kept = []
+asyncio.run(main())
+"""
+
+
+async def test_an_opening_that_failed_writes_nothing_when_its_program_ends(tmp_path: Path) -> None:
+    backend = opened(tmp_path / "live")
+    for n in (0, 1):
+        await backend.put({"n": n})
+    ignored = shutil.ignore_patterns(".lock")
+    shutil.copytree(tmp_path / "live", tmp_path / "crashed", ignore=ignored)
+    await backend.close()
+    with python(FAILING, tmp_path / "crashed") as child:
+        _, complaints = child.communicate(timeout=60)
+        assert (child.returncode, complaints) == (0, "")
+    async with opened(tmp_path / "crashed") as backend:
+        assert [one["n"] for one in await backend.get()] == [0, 1, 2]
+        assert (await backend.verify())["ok"]

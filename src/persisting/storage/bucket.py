@@ -164,6 +164,7 @@ class Bucket:
 
     def abandon(self) -> None:
         """Let the lock go after a failed opening; as it was found, if nothing was written."""
+        self.closed = self._left = True  # what came from the log stays there
         if self._lock is not None and self._unlock.detach() is not None:
             untouched = self._lock.left_clean and not self.table.touched
             kept = {k: v for k, v in self._lock.note.items() if k in SIGNATURE}
@@ -598,7 +599,7 @@ class Bucket:
 
     def settle(self) -> None:
         """The program ends without :meth:`finish_close`: keep what was acknowledged, at least."""
-        if os.getpid() != self._process or self.closed:
+        if os.getpid() != self._process or self.closed or not self._unlock.alive:
             return
         try:
             if self.journal is not None:

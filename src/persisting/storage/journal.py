@@ -337,10 +337,11 @@ class Waiting:
             whole = last
             if len(chunks) > 1:
                 whole = Chunk(last.shaper, batch=pa.concat_batches([c.batch for c in chunks]))
-                whole.sequence, whole.arrival = last.sequence, last.arrival
+                whole.sequence = last.sequence
                 whole.times = np.maximum.accumulate(
                     np.repeat([c.arrival for c in chunks], [c.count for c in chunks])
                 )
+                whole.arrival = int(whole.times[-1])
             self._bucket.acknowledge_recovered(whole)
 
 
