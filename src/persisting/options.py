@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,6 +22,8 @@ COMPRESSIONS = ("zstd", "lz4", "snappy")
 VECTOR_TYPES = ("float64", "float32", "float16")
 HOLDS = ("groups", "tags")
 MIB = 1024 * 1024
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+"""One slash is enough: it is what a Path leaves of two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,8 @@ class BucketOptions:
     """Rows per page of reads and transfers. Larger pages cost memory and save round trips."""
 
     flush_threshold: int = 1000
-    """Buffered rows that start a flush beside further puts. Smaller means more, smaller commits."""
+    """Buffered rows of the bucket that start a flush beside further puts; a topic of four buckets
+    may buffer four times as many. Smaller means more, smaller commits."""
 
     flush_interval: float | None = None
     """Seconds after which buffered rows are flushed even below the threshold; None: never."""
@@ -155,7 +159,7 @@ def storage_folder(path: Any) -> Path:
         raise InvalidArgument(f"storage_path must be a folder's path, got {path!r}")
     if "\0" in str(path):
         raise InvalidArgument("storage_path contains a NUL character")
-    folder = Path(path).absolute()
+    folder = local_path("storage_path", path)
     try:
         os.fsencode(folder)
         is_file = folder.exists() and not folder.is_dir()
@@ -164,6 +168,25 @@ def storage_folder(path: Any) -> Path:
     if is_file:
         raise InvalidArgument(f"storage_path {str(path)!r} is a file; name a folder")
     return folder
+
+
+def local_path(what: str, path: str | Path) -> Path:
+    """``path`` as an absolute path, unless it means a place that nobody here looks up.
+
+    A folder that is really named so has its whole path.
+    """
+    text = str(path)
+    address = _ADDRESS.match(text)
+    if address:
+        raise InvalidArgument(
+            f"{what} {text!r} is an address ({address[1]}:), and addresses are not supported: "
+            "name a path in a file system of this machine"
+        )
+    if text.startswith("~") and not os.path.exists(text.split(os.sep)[0]):
+        raise InvalidArgument(
+            f"{what} {text!r} begins with '~', which only a shell expands: name the whole path"
+        )
+    return Path(path).absolute()
 
 
 def take_known(kind: type[BucketOptions], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,9 +208,18 @@ def take_known(kind: type[BucketOptions], given: Mapping[str, Any]) -> dict[str,
 
 def check_window(offset: Any, limit: Any) -> None:
     """Offsets and limits are whole numbers from 0."""
-    _integer("offset", offset, least=0)
-    if limit is not None:
-        _integer("limit", limit, least=0)
+    for name, value in (("offset", offset), ("limit", 0 if limit is None else limit)):
+        _integer(name, value, least=0)
+        if value >= 1 << 63:
+            raise InvalidArgument(f"{name} must be below 2**63, got {value}")
+
+
+def check_timeout(timeout: Any) -> None:
+    """A timeout is a number of seconds, or None; one below 0 is over."""
+    if timeout is None:
+        return
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout != timeout:
+        raise InvalidArgument(f"timeout must be a number of seconds, got {timeout!r}")
 
 
 def _integer(name: str, value: Any, *, least: int) -> None:

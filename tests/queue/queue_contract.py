@@ -321,6 +321,50 @@ class ReadingContract:
             with pytest.raises(InvalidArgument):
                 await reader.set_offset(**wrong)
 
+    async def test_an_offset_beyond_the_end_waits_until_there_is_so_much(
+        self, place: Place, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        writer = await place.write(num_buckets=1)
+        await writer.put(numbered(10))
+        await writer.flush()
+        reader = await place.read()
+        await reader.set_offset(12)
+        for _ in range(3):
+            assert await reader.get() == []
+            reader._looked = 0.0
+        await writer.put(numbered(5, 10))
+        await writer.flush()
+        assert ids(await drained(reader)) == [12, 13, 14]
+        assert "lost" not in caplog.text
+
+    async def test_numbers_and_moments_that_are_none_are_refused(self, place: Place) -> None:
+        await place.filled(3)
+        reader = await place.read()
+        for call in (
+            reader.set_offset(2**70),
+            reader.get(limit=2**70),
+            reader.get_arrow(offset=2**63),
+            reader.seek(timestamp=10**400),
+            reader.seek(timestamp=1e20),
+        ):
+            with pytest.raises(InvalidArgument):
+                await call
+        if place.kind != "custom":
+            assert set((await reader.seek(timestamp=dt.datetime.min)).values()) == {0}
+        assert len(await drained(reader)) == 3
+
+    async def test_arrow_is_whole_where_a_field_comes_meanwhile(self, place: Place) -> None:
+        writer = await place.filled(2000)
+        if not place.evolving:
+            return
+        reader = await place.read()
+        for n in range(3):
+            table, _ = await asyncio.gather(
+                reader.get_arrow(offset=0), writer.put({"id": 5000 + n, f"new{n}": n})
+            )
+            assert table.num_rows >= 2000
+            assert set(table.column("id").to_pylist()) >= set(range(2000))
+
     async def test_seek_goes_to_what_arrived_since(self, place: Place) -> None:
         writer = await place.filled(20)
         await asyncio.sleep(0.05)
@@ -485,6 +529,22 @@ class SchemaContract:
 
 class GroupContract:
     """For the backends with tables."""
+
+    async def test_a_blocking_group_that_raised_commits_nothing_more(
+        self, table_place: Place
+    ) -> None:
+        await (await table_place.filled(20)).flush()
+        first = await table_place.read(group="g", auto_commit=True)
+
+        def consume() -> None:
+            with first.sync() as queue:
+                assert len(queue.get(limit=5)) == 5
+                raise KeyError("in the middle")
+
+        with pytest.raises(KeyError):
+            await asyncio.to_thread(consume)
+        async with await table_place.read(group="g") as second:
+            assert sorted(ids(await drained(second))) == list(range(20))
 
     async def test_a_restart_goes_on_after_the_last_commit(self, table_place: Place) -> None:
         writer = await table_place.filled(60)

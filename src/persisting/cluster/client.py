@@ -28,6 +28,8 @@ from persisting.errors import (
     SchemaError,
     StorageError,
 )
+from persisting.schema import Rules
+from persisting.schema.arrow import align, merge
 from persisting.storage.snapshot import Page
 from persisting.storage.weight import is_light
 from persisting.storage.writers import ANONYMOUS
@@ -367,7 +369,7 @@ class RemotePort:
     async def read_arrow(self, offset: int, limit: int | None) -> Page:
         pages = [page async for page in self._read("get_arrow", offset, limit)]
         tables = [page.rows for page in pages]
-        table = pa.concat_tables([t for t in tables if len(t)] or tables[:1])
+        table = await asyncio.to_thread(_joined, [t for t in tables if len(t)] or tables[:1])
         return Page(pages[0].first, table, pages[0].epoch)
 
     async def do(self, op: str, **args: Any) -> Any:
@@ -528,6 +530,15 @@ def _settle(group: list[Waiting], exc: BaseException | None) -> None:
                 one.future.set_result(None)
             else:
                 one.future.set_exception(exc)
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    """Pages of one read; a put between two of them may have changed the schema."""
+    schema = tables[0].schema
+    for table in tables[1:]:
+        schema = merge(schema, table.schema, Rules(evolving=True))
+    batches = [align(batch, schema) for table in tables for batch in table.to_batches()]
+    return pa.Table.from_batches(batches, schema=schema)
 
 
 def _check_sendable(request: Request) -> None:

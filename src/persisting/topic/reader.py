@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
-import math
 import time
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -15,9 +14,10 @@ import pyarrow as pa
 
 from persisting.errors import BucketClosed, InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.metrics import GroupMetrics
-from persisting.options import check_window
+from persisting.options import check_timeout, check_window
 from persisting.storage.holds import Committed
 from persisting.storage.snapshot import Page
+from persisting.table.versions import utc
 from persisting.topic.groups import Membership
 from persisting.topic.merging import Ended, Merged
 from persisting.topic.port import Topic
@@ -36,6 +36,8 @@ REBALANCE_SECONDS = 0.3
 """How often a member of a group looks whether others came or went."""
 
 _LOOK_SECONDS = 1.0
+_FAR = 1e12
+"""Seconds: no moment lies beyond them."""
 
 AUTO_COMMIT_SECONDS = 0.5
 """How often a stream with ``auto_commit`` commits what it has passed on."""
@@ -60,6 +62,8 @@ class QueueReader(TopicTable):
         self._membership, self._auto_commit = membership, auto_commit
         self._cursor: dict[int, int] = {} if membership else dict.fromkeys(buckets, 0)
         self._epochs: dict[int, int] = {}
+        self._asked_for: dict[int, int] = {}
+        """Offsets that were set by hand: one beyond the end is no sign of a loss."""
         """By bucket, the epoch that the cursor is of; it is learned with the first page."""
         self._generations: dict[int, int] = {}
         self._moves = 0
@@ -100,6 +104,7 @@ class QueueReader(TopicTable):
         the topic from ``offset`` on in each bucket, and leaves the cursor alone.
         """
         check_window(offset, limit)
+        check_timeout(timeout)
         if version is not None:
             return await self._get_at(version, offset, limit)
         if offset:
@@ -305,23 +310,24 @@ class QueueReader(TopicTable):
             self._move(dict.fromkeys(self._cursor, 0))
 
     async def set_offset(self, offset: int, bucket_id: int | None = None) -> None:
-        """Go on at ``offset``, in one bucket or in each."""
+        """Go on at ``offset``, in one bucket or in each; beyond the end, when there is so much."""
         check_window(offset, None)
         async with self._reading:
             await self._begin()
             chosen = self._chosen(bucket_id)
             await self._learn_epochs(chosen)
+            self._asked_for.update(dict.fromkeys(chosen, offset))
             self._move(dict.fromkeys(chosen, offset))
 
     async def seek(self, *, timestamp: float | dt.datetime) -> dict[int, int]:
         """Go to the first records that arrived at ``timestamp`` or later; the offsets."""
         if isinstance(timestamp, dt.datetime):
-            timestamp = timestamp.timestamp()
+            timestamp = utc(timestamp).timestamp()
         elif isinstance(timestamp, bool) or not isinstance(timestamp, (int, float)):
             raise InvalidArgument(
                 f"timestamp must be seconds of Unix time or a datetime, got {timestamp!r}"
             )
-        if not math.isfinite(timestamp):
+        if not -_FAR < timestamp < _FAR:
             raise InvalidArgument(f"timestamp must be a moment, got {timestamp!r}")
         async with self._reading:
             await self._begin()
@@ -425,7 +431,7 @@ class QueueReader(TopicTable):
         epoch = int(found.get("epoch", 0))
         if epoch != self._epochs.setdefault(bucket, epoch):
             offset = await self._restored(bucket, offset, epoch, self._epochs)
-        if offset <= end:
+        if offset <= end or offset == self._asked_for.get(bucket):
             return offset
         start = min(end, int(found.get("opened_offset", end)))
         log.warning(

@@ -38,8 +38,8 @@ class SyncQueue:
     def __enter__(self) -> SyncQueue:
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, *raised: Any) -> None:
+        self._run(self._queue.__aexit__(*raised))  # which commits nothing where the code raised
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         there = self._home.is_running() and self._process == os.getpid()
