@@ -150,6 +150,14 @@ class BucketLock:
         finally:
             self._file.free()
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the lock file is where it was: its folder may have been removed."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fd), os.stat(self._path))
+        except OSError:
+            return False
+
     def _write(self, note: dict[str, Any]) -> None:
         data, fd = msgspec.json.encode(note) + b"\n", self._file.fd
         os.ftruncate(fd, 0)

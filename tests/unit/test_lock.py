@@ -6,6 +6,8 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -447,6 +449,60 @@ asyncio.run(main())
         assert ("KeyError" in complaints) == ("KeyError" in end)
     async with PersistingBackend(0, str(folder)) as backend:
         assert [r["i"] for r in await backend.get()] == list(range(70))
+
+
+CHILDREN = """
+import asyncio, multiprocessing, sys
+from persisting.queue import LanceBackend
+
+async def put(folder):
+    global backend
+    backend = LanceBackend(0, folder)
+    await backend.put({"i": 1})
+
+def child(folder):
+    asyncio.run(put(folder))
+
+if __name__ == "__main__":
+    if sys.argv[3] == "parent-too":
+        asyncio.run(put(sys.argv[1] + "-of-the-parent"))
+    process = multiprocessing.get_context(sys.argv[2]).Process(target=child, args=[sys.argv[1]])
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("parent", ["child-only", "parent-too"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_child_process_that_ends_without_close_loses_nothing(
+    method: str, parent: str, tmp_path: Path
+) -> None:
+    program, folder = tmp_path / "program.py", tmp_path / "b"
+    program.write_text(CHILDREN)
+    arguments = [sys.executable, str(program), str(folder), method, parent]
+    subprocess.run(arguments, check=True, timeout=60)
+    places = sorted(tmp_path.glob("b*"))
+    assert len(places) == 1 + (parent == "parent-too")
+
+    async def check(place: Path) -> None:
+        async with LanceBackend(0, str(place)) as backend:
+            assert await backend.get() == [{"i": 1}]
+
+    for place in places:
+        asyncio.run(check(place))
+
+
+async def test_a_folder_that_was_removed_does_not_come_back_at_the_end(folder: Path) -> None:
+    code = """
+import asyncio, shutil, sys
+from persisting.queue import LanceBackend
+backend = LanceBackend(0, sys.argv[1])
+asyncio.run(backend.put({"i": 1}))
+shutil.rmtree(sys.argv[1])
+"""
+    with python(code, folder) as child:
+        child.communicate(timeout=60)
+    assert not folder.exists()
 
 
 def test_looking_tells_the_owner_and_disturbs_nobody(tmp_path: Path) -> None:

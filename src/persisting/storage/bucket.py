@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import datetime as dt
 import logging
+import multiprocessing.util
 import os
 import threading
 import time
@@ -601,6 +602,8 @@ class Bucket:
         """The program ends without :meth:`finish_close`: keep what was acknowledged, at least."""
         if os.getpid() != self._process or self.closed or not self._unlock.alive:
             return
+        if self._lock is None or not self._lock.in_place:
+            return
         try:
             if self.journal is not None:
                 self.journal.settle()
@@ -707,17 +710,20 @@ class Bucket:
 
 
 _to_settle: weakref.WeakSet[Bucket] = weakref.WeakSet()
-_settling = False
+_settling_in = 0
+"""The process at whose end the buckets are settled."""
 
 
 def _settle_at_exit(bucket: Bucket) -> None:
     """Registered when there is a finalizer already, so as to come before all of them: they give
     the files and the lock back."""
-    global _settling
+    global _settling_in
     _to_settle.add(bucket)
-    if not _settling:
-        _settling = True
+    if _settling_in != os.getpid():
+        _settling_in = os.getpid()
         atexit.register(_settle_all)
+        if multiprocessing.parent_process() is not None:  # such a child runs finalizers of its own
+            multiprocessing.util.Finalize(None, _settle_all, exitpriority=0)
 
 
 def _settle_all() -> None:
