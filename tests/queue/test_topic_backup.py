@@ -142,6 +142,40 @@ asyncio.run(main())
 """
 
 
+async def test_a_tag_that_moves_while_it_is_copied_can_be_read_in_the_copy(
+    tmp_path: Path,
+) -> None:
+    options = {"enable_wal": True, "keep_versions": 0.001}
+    writer = await write_queue(
+        topic="t", storage_path=str(tmp_path), backend="persisting", backend_options=options
+    )
+    async with writer:
+        await writer.put([{"id": n} for n in range(50)])
+        await writer.tag("latest")
+        await writer.put([{"id": n} for n in range(50, 100)])
+        moved: list[int] = []
+        loop = asyncio.get_running_loop()
+
+        async def again() -> None:
+            await writer.tag("latest")
+            await writer.put([{"id": n} for n in range(100, 120)])
+            await writer.flush()
+            await writer.compact()
+
+        def count(nbytes: int) -> None:
+            if not moved:
+                moved.append(nbytes)
+                asyncio.run_coroutine_threadsafe(again(), loop).result(30)
+
+        source = TopicFolder.open(tmp_path / "t")
+        await asyncio.to_thread(backup.create, source, tmp_path / "copy", count)
+    assert backup.damage_in(tmp_path / "copy") == []
+    backup.restore(tmp_path / "copy", tmp_path / "again")
+    async with await read_queue(topic="again", storage_path=str(tmp_path)) as reader:
+        assert len(await reader.get(version="latest")) == 100
+        assert len(await reader.get()) >= 100
+
+
 async def test_a_topic_whose_owner_was_killed_is_copied_with_its_log(tmp_path: Path) -> None:
     with python(OWNER, tmp_path) as child:
         assert child.stdout is not None

@@ -20,7 +20,7 @@ import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +102,40 @@ def _create(source: TopicFolder, target: Path, count: Counter) -> Backup:
     now = dt.datetime.now(dt.timezone.utc).isoformat()
     for place in (groups.FOLDER, CHECKPOINTS):
         copy.tree(place)
-    copy.tree(tags.FOLDER)
-    buckets = [
-        _copy_bucket(copy, source, bucket)
-        for bucket in source.buckets
-        if bucket_folder(source.folder, bucket).is_dir()
-    ]
+    buckets = _copy_tags_and_buckets(copy, source)
     for name in (SCHEMA_FILE, topics.FILE):
         copy.file(name, optional=name == SCHEMA_FILE)
     done = Backup(source.config.topic, str(source.folder), now, buckets, copy.files)
     copy.finish(msgspec.json.format(msgspec.json.encode(done), indent=1) + b"\n")
     return done
+
+
+def _copy_tags_and_buckets(copy: _Copy, source: TopicFolder) -> list[BucketCopy]:
+    """The tags, and the versions that they hold; anew where a tag moved meanwhile."""
+    for _ in range(_TRIES):
+        before = _tag_files(source.folder)
+        copy.tree(tags.FOLDER)
+        buckets = [
+            _copy_bucket(copy, source, bucket)
+            for bucket in source.buckets
+            if bucket_folder(source.folder, bucket).is_dir()
+        ]
+        if _tag_files(source.folder) == before:
+            return buckets
+        for place in (tags.FOLDER, *(bucket_folder(Path(), b).name for b in source.buckets)):
+            copy.forget(place)
+    raise StorageError(
+        f"the tags of {source.folder} changed whenever they were copied; try again when nobody "
+        "tags it"
+    )
+
+
+def _tag_files(folder: Path) -> dict[str, bytes]:
+    found = {}
+    for name in _below(folder / tags.FOLDER):
+        with suppress(FileNotFoundError):
+            found[name] = (folder / tags.FOLDER / name).read_bytes()
+    return found
 
 
 def load(folder: Path) -> Backup:
