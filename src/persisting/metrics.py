@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter as Tally
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 _LABELS = ("topic", "bucket")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -218,7 +219,9 @@ def _group_lag() -> Any:
 
 
 class GroupMetrics:
-    """The lag of one group's buckets; ``remove`` takes the series of this reader away."""
+    """The lag of one group's buckets. A bucket's series is that of the reader who told it last."""
+
+    _tellers: ClassVar[dict[tuple[str, ...], GroupMetrics]] = {}
 
     def __init__(self, topic: str, group: str) -> None:
         self._topic, self._group = topic, group
@@ -227,11 +230,21 @@ class GroupMetrics:
     def lag(self, bucket: int, records: int) -> None:
         """A commit left so many records of a bucket."""
         self._buckets.add(bucket)
-        _group_lag().labels(self._topic, self._group, str(bucket)).set(records)
+        labels = self._topic, self._group, str(bucket)
+        self._tellers[labels] = self
+        _group_lag().labels(*labels).set(records)
+
+    def keep(self, buckets: Iterable[int]) -> None:
+        """Take the series of all but these buckets away, unless another reader tells them now."""
+        for bucket in self._buckets - set(buckets):
+            self._buckets.discard(bucket)
+            labels = self._topic, self._group, str(bucket)
+            if self._tellers.get(labels) is self:
+                del self._tellers[labels]
+                _group_lag().remove(*labels)
 
     def remove(self) -> None:
-        while self._buckets:
-            _group_lag().remove(self._topic, self._group, str(self._buckets.pop()))
+        self.keep(())
 
 
 def topic_of(folder: Path) -> str:

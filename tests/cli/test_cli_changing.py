@@ -180,6 +180,23 @@ async def test_a_group_with_a_living_member_cannot_be_changed(storage: Path) -> 
         assert decoded("groups", shown.out)[0].members == 1
 
 
+async def test_a_group_whose_member_waits_for_a_bucket_cannot_be_changed(tmp_path: Path) -> None:
+    rows = [{"id": "a", "n": n} for n in range(4)]
+    await asyncio.to_thread(lambda: filled(tmp_path, "t", rows, buckets=1))
+    place = {"topic": "t", "storage_path": str(tmp_path), "group": "g"}
+    first, second = await read_queue(**place), await read_queue(**place)
+    await first.get(limit=1)
+    await second.get(limit=1)
+    holder, waiting = (first, second) if first.buckets else (second, first)
+    await holder.close()
+    code, _, err = await asyncio.to_thread(
+        piped, "groups", "t", "g", "--delete", "--yes", "-s", tmp_path
+    )
+    assert (code, "close its readers" in err) == (4, True)
+    assert len(await waiting.get(wait=True, timeout=10)) > 0
+    await waiting.close()
+
+
 # Damage
 
 

@@ -29,3 +29,20 @@ async def test_the_lag_of_a_group_is_what_it_has_not_committed(tmp_path: Path) -
         assert lag() == 0
         await reader.close()
         assert lag() is None
+
+
+async def test_a_bucket_has_the_lag_that_its_reader_of_now_tells(tmp_path: Path) -> None:
+    place = {"topic": "lagging", "storage_path": str(tmp_path)}
+    async with await write_queue(**place, backend="lance", num_buckets=1) as writer:
+        await writer.put([{"id": n} for n in range(10)])
+        first = await read_queue(**place, group="g", enable_metrics=True)
+        second = await read_queue(**place, group="g", enable_metrics=True)
+        for reader in (first, second):
+            await reader.get(limit=1)
+        holder, other = (first, second) if first.buckets else (second, first)
+        await holder.commit()
+        assert lag() == 9
+        await other.close()
+        assert lag() == 9
+        await holder.close()
+        assert lag() is None

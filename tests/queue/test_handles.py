@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from places import WAL, ids, numbered, streamed
+from support.children import python
 from support.faults import FaultyFileSystem
 
 from persisting.errors import BucketClosed, StorageError
@@ -212,3 +213,38 @@ async def test_a_slow_consumer_holds_a_bounded_part_in_memory(tmp_path: Path) ->
         held = sum(1 for o in gc.get_objects() if type(o) is dict and o.get("text") == text)
         await stream.aclose()  # type: ignore[attr-defined]
     assert held < 5000
+
+
+INTERRUPTED = """
+import asyncio, os, signal, sys, threading
+from persisting.queue import read_queue, write_queue
+
+storage = {"topic": "t", "storage_path": sys.argv[1]}
+
+async def opened():
+    writer = await write_queue(**storage, num_buckets=1, backend="lance")
+    return writer.sync(), (await read_queue(**storage, group="g")).sync()
+
+def interrupted(call):
+    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+    try:
+        call()
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("was not interrupted")
+
+writer, reader = asyncio.run(opened())
+interrupted(lambda: reader.get(wait=True))
+interrupted(lambda: list(reader.get_stream(block=True)))
+writer.put({"id": 1})
+writer.put({"id": 2})
+print([one["id"] for one in reader.get(wait=True)], flush=True)
+reader.close()
+writer.close()
+"""
+
+
+def test_a_blocking_call_that_was_interrupted_takes_nothing(tmp_path: Path) -> None:
+    with python(INTERRUPTED, tmp_path) as child:
+        out, errors = child.communicate(timeout=60)
+    assert (out, errors, child.returncode) == ("[1, 2]\n", "", 0)

@@ -133,6 +133,10 @@ def _is_locked(path: Path) -> bool:
 def _held(place: Path, group: str, buckets: list[int]) -> ExitStack:
     """Hold the group's buckets, so that no member can take or commit one."""
     stack = ExitStack()
+    if members := _members(place, FileSystem()):  # one may wait without a bucket
+        raise BucketLocked(
+            f"group {group!r} is being read ({members} living members): close its readers first"
+        )
     for bucket in buckets:
         file = try_lock(place / f"bucket_{bucket}.lock")
         if file is None:

@@ -410,6 +410,8 @@ class QueueReader(TopicTable):
         starts = {bucket: await self._start(bucket, held[bucket].start) for bucket in fresh}
         self._cursor = {b: starts[b] if b in starts else self._cursor[b] for b in held}
         self._generations = generations
+        if self._metrics is not None:
+            self._metrics.keep(held)
         self._moves += 1
         return True
 

@@ -50,7 +50,37 @@ class SyncQueue:
                 "a synchronous queue was called on its own event loop, which would wait for "
                 "itself; await the queue's own methods there"
             )
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        return _Call(coroutine, loop).result()
+
+
+class _Call:
+    """A coroutine in a loop of another thread; whoever is interrupted while it waits ends it."""
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._coroutine, self._loop = coroutine, loop
+        self._task: asyncio.Task[Any] | None = None
+        self._ended = threading.Event()
+
+    def result(self) -> Any:
+        self._loop.call_soon_threadsafe(self._begin)
+        try:
+            self._ended.wait()
+        except BaseException:  # Ctrl-C: what nobody receives is not to be taken
+            self._loop.call_soon_threadsafe(self._cancel)
+            self._ended.wait()
+            raise
+        assert self._task is not None
+        return self._task.result()
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._coroutine)
+        self._task.add_done_callback(lambda _: self._ended.set())
+
+    def _cancel(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
 
 
 def _iterate(
