@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from invoking import COMMAND, Answer, environment, files_in, piped
 
@@ -85,6 +87,35 @@ def test_a_storage_folder_that_is_not_there_is_told(
     code, out, err = call("topics", "-s", tmp_path / "empty")
     assert (code, out) == (0, "")
     assert "no topics" in err
+
+
+@pytest.mark.parametrize("root", ["s3://bucket", "file:///tmp", "~/queues"])
+def test_an_address_or_a_tilde_is_taken_for_no_folder(
+    root: str,
+    storage: Path,
+    tmp_path: Path,
+    fails: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "x.jsonl").write_text('{"id": "a"}\n')
+    monkeypatch.chdir(tmp_path)
+    before = files_in(tmp_path)
+    for words in (
+        ["topics", "-s", root],
+        ["describe", "events", "-s", root],
+        ["head", f"{root}/events"],
+        ["put", "events", "x.jsonl", "-s", root],
+        ["put", f"{root}/events", "x.jsonl"],
+        ["metrics", "serve", "-s", root],
+        ["export", "events", f"{root}/x.lance", "-s", storage],
+        ["backup", "create", "events", f"{root}/copy", "-s", storage],
+        ["backup", "verify", f"{root}/copy"],
+        ["backup", "restore", f"{root}/copy", "again", "-s", storage],
+        ["demo", "-o", root],
+    ):
+        text = fails(2, *words)
+        assert "address" in text or "whole path" in text, words
+    assert files_in(tmp_path) == before
 
 
 @pytest.mark.parametrize(
@@ -202,6 +233,34 @@ def test_wrong_input_of_an_import_is_told_with_its_file(
         assert out == "" or out.startswith("0 records acknowledged")
 
 
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_records_without_the_bucket_column_make_no_topic(
+    storage: Path, tmp_path: Path, fails: Callable[..., str], call: Callable[..., Answer], name: str
+) -> None:
+    given = tmp_path / name
+    if name == "x.jsonl":
+        given.write_text('{"key": "a"}\n{"key": "b"}\n')
+    else:
+        pq.write_table(pa.table({"key": ["a", "b"]}), given)
+    before = files_in(storage)
+    for words in (["--bucket-column", "nope"], []):
+        text = fails(2, "import", "new", given, *words, "-s", storage)
+        assert "--bucket-column" in text
+        assert "key" in text
+    assert files_in(storage) == before
+    answer = call("import", "new", given, "--bucket-column", "key", "-s", storage)
+    assert answer.out.startswith("2 records acknowledged in the new topic new"), answer
+
+
+@pytest.mark.parametrize("text", ["no json\n", '{"key": 1}\n', "[1]\n"])
+def test_a_pipe_that_begins_wrongly_makes_no_topic(storage: Path, text: str) -> None:
+    before = files_in(storage)
+    code, out, err = piped("put", "new", "-s", storage, given=text.encode())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "line 1" in err
+    assert files_in(storage) == before
+
+
 def test_what_a_topic_is_fixed_to_cannot_be_changed_by_a_put(
     storage: Path, tmp_path: Path, fails: Callable[..., str]
 ) -> None:
@@ -213,6 +272,8 @@ def test_what_a_topic_is_fixed_to_cannot_be_changed_by_a_put(
     fails(2, "put", "events", given, "--backend", "lance", "-s", storage)
     fails(2, "put", "other", given, "--backend", "nope", "-s", storage)
     fails(2, "put", "events", given, "--set", "novalue", "-s", storage)
+    fails(2, "put", "events", given, "--set", "read_only=true", "-s", storage)
+    fails(2, "put", "events", given, "--set", "batch_size=10", "-s", storage)
     fails(2, "put", "", given, "-s", storage)
     fails(2, "put", "..", given, "-s", storage)
     assert files_in(storage) == before

@@ -94,6 +94,15 @@ def test_no_text_of_the_help_is_cut_in_a_pipe() -> None:
         assert re.search(rf"^  {name}\s+\w", out, re.MULTILINE), name
 
 
+@pytest.mark.parametrize("words", [[], ["metrics"], ["wal"], ["backup"], ["pipeline"]], ids=str)
+def test_a_group_alone_shows_its_help_and_no_error(
+    words: list[str], call: Callable[..., Answer]
+) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert err == call(*words, "--help").out
+
+
 def test_no_command_with_an_unknown_name_or_option_is_run(call: Callable[..., Answer]) -> None:
     for words in (["nope"], ["topics", "--nope"], ["head"], ["wal", "nope"], ["put"]):
         code, out, err = call(*words)

@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 from contracts import decoded
 from invoking import Answer, files_in, line_of, owner, piped, released, started, stopped
+from support.children import python, wait_for_line
 
 LOOKING = [
     ["topics"],
@@ -160,3 +161,60 @@ def test_prometheus_sees_topics_their_owners_and_lag_without_disturbing(
         code, out, err = stopped(child, end)
     assert (code, out) == (130 if end == signal.SIGINT else 0, "")
     assert "Traceback" not in err
+
+
+HOLDING = """
+import asyncio, json, sys
+from persisting.queue import write_queue
+
+async def main():
+    words = json.loads(sys.argv[2])
+    async with await write_queue("held", storage_path=sys.argv[1], **words) as writer:
+        for _ in range(2):
+            await writer.put([{"id": str(n), "n": n, "text": "red"} for n in range(20)])
+            print("put", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+            await writer.flush()
+            print("flushed", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+SHOWING = [
+    ["head", "held"],
+    ["tail", "held"],
+    ["get", "held"],
+    ["query", "held", "n < 3"],
+    ["search", "held", "--text", "red", "-f", "text"],
+    ["export", "held", "-"],
+    ["verify", "held"],
+]
+
+
+LOGGED = {"backend": "persisting", "backend_options": {"enable_wal": True, "flush_interval": None}}
+
+
+@pytest.mark.parametrize("words", [LOGGED, {"backend": "lance"}], ids=["logged", "unlogged"])
+def test_what_an_owner_has_not_flushed_is_told_of(
+    tmp_path: Path, call: Callable[..., Answer], words: dict[str, object]
+) -> None:
+    def remarks() -> set[str]:
+        answers = [call(*command, "-s", tmp_path) for command in SHOWING]
+        assert all(answer.code == 0 for answer in answers), answers
+        return {answer.err for answer in answers}
+
+    with python(HOLDING, tmp_path, json.dumps(words)) as child:
+        assert child.stdin is not None
+        assert wait_for_line(child) == "put"
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert wait_for_line(child) == "flushed"
+        flushed = remarks()
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert wait_for_line(child) == "put"
+        (told,) = remarks()
+        assert told.startswith(f"note: process {child.pid} on ")
+        assert told.count("\n") == 1
+        assert ("of its log" in told) == (words is LOGGED)
+        assert flushed == ({""} if words is LOGGED else {told})

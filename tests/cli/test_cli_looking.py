@@ -28,6 +28,20 @@ from invoking import (
 from persisting.queue import read_queue, write_queue
 
 
+@pytest.mark.parametrize("width", [80, 60])
+def test_names_and_numbers_are_whole_on_a_terminal_of_any_width(tmp_path: Path, width: int) -> None:
+    place = tmp_path / "queues"
+    for name in ("trajectories", "curated-again"):
+        filled(place, name, [{"id": "a"}])
+    answer, _ = in_terminal("topics", "-s", place, width=width)
+    shown = plain(answer.out)
+    for word in ("trajectories", "curated-again", "persisting", "buckets", "owner"):
+        assert word in shown
+    lines = piped("topics", "-s", place).out.splitlines()
+    drawn = [line.rstrip() for line in shown.splitlines() if not line.startswith("─")]
+    assert drawn == lines
+
+
 def test_a_pipe_gets_aligned_plain_text_and_a_terminal_colours(storage: Path) -> None:
     code, out, err = piped("topics", "-s", storage)
     assert (code, err) == (0, "")

@@ -17,7 +17,9 @@ from traffic import SYNCED
 from persisting.cluster import client, peers, wire
 from persisting.cluster.host import host_here, serve
 from persisting.errors import InvalidArgument, StorageError
-from persisting.queue import read_queue, write_queue
+from persisting.queue import LanceBackend, read_queue, write_queue
+from persisting.topic import registry
+from persisting.topic.local import live_topic
 
 MIB = 1 << 20
 
@@ -129,6 +131,56 @@ async def test_an_upgrade_reaches_buckets_that_are_open_on_their_owners(
     await old.put(numbered(40, 120))
     assert (await new.stats())["wal_enabled"] is True
     assert sorted(ids(await streamed(await read_queue(system, topic="t")))) == list(range(160))
+
+
+async def test_calls_wait_for_a_bucket_that_another_took_while_its_options_changed(
+    tmp_path: Path, spawned: Any
+) -> None:
+    system = await joined(Cluster(), 0)
+    try:
+        writer = await write_queue(
+            system, topic="t", storage_path=str(tmp_path), backend="lance", num_buckets=1
+        )
+        await writer.put(numbered(10))
+        live = live_topic(tmp_path / "t")
+        assert live is not None
+        readers = [await read_queue(system, topic="t") for _ in range(3)]
+        await live.close_buckets()  # as new options do; it is opened again when it is used
+        other = LanceBackend(0, str(tmp_path / "t" / "bucket_0"))
+        calls = [
+            spawned(writer.put(numbered(10, 10))),
+            spawned(writer.stats()),
+            spawned(writer.query("id < 3")),
+            spawned(readers[0].get(limit=5)),
+            spawned(readers[1].get(limit=20, wait=True, timeout=60)),
+            spawned(streamed(readers[2], limit=20, block=True)),
+        ]
+        await asyncio.sleep(1)
+        assert [call for call in calls if call.done()] == []
+        await other.close()
+        await asyncio.wait_for(asyncio.gather(*calls), 30)
+        assert sorted(ids(calls[2].result())) == [0, 1, 2]
+        assert ids(calls[3].result()) == [0, 1, 2, 3, 4]
+        assert ids(calls[5].result()) == list(range(20))
+        assert (await writer.stats())["total_count"] == 20
+    finally:
+        await left(system)
+
+
+async def test_a_node_that_does_not_know_a_backend_is_named(
+    cluster: Cluster, join: Any, tmp_path: Path
+) -> None:
+    class Own(LanceBackend):
+        pass
+
+    cluster.start(1)
+    system = await join(cluster)
+    try:
+        writer = await write_queue(system, topic="t", storage_path=str(tmp_path), backend=Own)
+        with pytest.raises(InvalidArgument, match=rf"node {cluster.nodes[0].id} does not know"):
+            await writer.put({"id": 1})
+    finally:
+        registry._registered.pop("Own")
 
 
 async def test_storage_path_decides_which_topic_is_meant(

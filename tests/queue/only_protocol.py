@@ -13,7 +13,7 @@ class OnlyProtocol:
     """Keeps records in memory and, when flushed, in one JSON file."""
 
     def __init__(self, bucket_id: int, storage_path: str, batch_size: int = 100, **kwargs: Any):
-        self._bucket_id, self._file = bucket_id, Path(storage_path) / "records.json"
+        self._file = Path(storage_path) / "records.json"
         self._records: list[dict[str, Any]] = []
         if self._file.exists():
             self._records = json.loads(self._file.read_text())
@@ -46,7 +46,7 @@ class OnlyProtocol:
         self._file.write_text(json.dumps(self._records))
 
     async def stats(self) -> dict[str, Any]:
-        return {"bucket_id": self._bucket_id, "total_count": len(self._records)}
+        return {"file": str(self._file)}
 
     def total_count(self) -> int:
         return len(self._records)

@@ -189,3 +189,44 @@ asyncio.run(main())
     with python(code, tmp_path, 3) as first, python(code, tmp_path, 5) as second:
         said = {first.communicate()[0].strip(), second.communicate()[0].strip()}
     assert said in ({"made 3", "refused"}, {"made 5", "refused"})
+
+
+FORKING = """
+import asyncio, os, sys, traceback
+from persisting.errors import BucketLocked
+from persisting.queue import read_queue, write_queue
+words = {"topic": "t", "storage_path": sys.argv[1]}
+async def begin():
+    writer = await write_queue(**words, backend="persisting", num_buckets=1)
+    await writer.put([{"id": n} for n in range(10)])
+    await writer.flush()
+    return writer
+async def child():
+    async with await read_queue(**words) as reader:
+        assert len(await reader.get()) == 10
+    async with await write_queue(**words) as own:
+        try:
+            await own.put({"id": 10})
+        except BucketLocked:
+            return
+    raise AssertionError("the bucket has two owners")
+async def end(writer):
+    await writer.put({"id": 10})
+    await writer.close()
+writer = asyncio.run(begin())
+pid = os.fork()
+if not pid:
+    try:
+        asyncio.run(child())
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+asyncio.run(end(writer))
+"""
+
+
+async def test_a_forked_child_reads_the_topic_that_its_parent_writes(tmp_path: Path) -> None:
+    run(FORKING, tmp_path)
+    assert await everything(tmp_path) == list(range(11))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.children import run
+
+from persisting.queue import LanceBackend, MemoryBackend, PersistingBackend
 
 OURS = (
     "register_backend",
@@ -127,3 +130,68 @@ async def test_pulsing_lists_our_backends_and_keeps_its_own(system: Any) -> None
 
     assert {"memory", "lance", "persisting"} <= set(streaming.list_backends())
     assert streaming.get_backend_class("memory") is streaming.MemoryBackend
+
+
+class Offsets:
+    """The methods of our protocol, in its order of arguments, and no more."""
+
+    def __init__(self, bucket_id: int, storage_path: str, batch_size: int = 100) -> None:
+        self._records: list[dict[str, Any]] = []
+
+    async def put(self, record: dict[str, Any]) -> None:
+        self._records.append(record)
+
+    async def put_batch(self, records: list[dict[str, Any]]) -> None:
+        self._records += records
+
+    async def get(self, offset: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
+        return self._records[offset : None if limit is None else offset + limit]
+
+    async def get_stream(self, offset: int = 0, limit: int | None = None, block: bool = False):
+        for record in await self.get(offset, limit):
+            yield record
+
+    async def flush(self) -> None:
+        pass
+
+    async def stats(self) -> dict[str, Any]:
+        return {}
+
+    def total_count(self) -> int:
+        return len(self._records)
+
+
+@pytest.mark.parametrize("name", ["lance", "mine"])
+@pytest.mark.parametrize("cls", [LanceBackend, PersistingBackend, MemoryBackend, Offsets])
+async def test_a_class_that_is_registered_with_pulsing_reads_what_it_stored(
+    system: Any, tmp_path: Path, cls: type, name: str
+) -> None:
+    from pulsing import streaming
+
+    before = streaming.get_backend_class("lance")
+    streaming.register_backend(name, cls)
+    try:
+        words = {"backend": name, "storage_path": str(tmp_path / "s"), "num_buckets": 1}
+        topic = f"registered-{name}-{cls.__name__}"
+        writer = await streaming.write_queue(system, topic, **words)
+        await writer.put([{"id": str(number)} for number in range(10)])
+        reader = await streaming.read_queue(system, topic, **words)
+        found = [await reader.get(limit=4) for _ in range(4)]
+        assert [len(records) for records in found] == [4, 4, 2, 0]
+        assert [int(record["id"]) for records in found for record in records] == list(range(10))
+        waiting = asyncio.create_task(reader.get(limit=1, wait=True, timeout=30))
+        await asyncio.sleep(0.1)
+        await writer.put({"id": "10"})
+        assert await waiting == [{"id": "10"}]
+    finally:
+        streaming.register_backend("lance", before)
+
+
+async def test_a_class_in_pulsings_order_is_left_as_it_is() -> None:
+    from pulsing import streaming
+
+    class Theirs(streaming.MemoryBackend):
+        pass
+
+    streaming.register_backend("theirs", Theirs)
+    assert streaming.get_backend_class("theirs") is Theirs

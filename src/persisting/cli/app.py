@@ -144,6 +144,9 @@ def _prepare_output() -> None:
 
 def _told(exc: Exception) -> int:
     """Say in one line what went wrong."""
+    if isinstance(exc, click.exceptions.NoArgsIsHelpError):
+        exc.show()
+        return exits.USAGE
     if isinstance(exc, click.UsageError):
         asked = exc.ctx.command_path if exc.ctx else "persisting"
         _error(f"{exc.format_message()} See '{asked} --help'.")

@@ -11,6 +11,7 @@ import msgspec
 
 from persisting.cli import exits, parameters, printing, working
 from persisting.cli.contract import prints
+from persisting.cli.parameters import OwnPath
 
 
 class BackupResult(msgspec.Struct):
@@ -51,7 +52,7 @@ def backup() -> None:
 
 @backup.command()
 @parameters.topic
-@click.argument("folder", type=click.Path())
+@click.argument("folder", type=OwnPath())
 @parameters.storage
 @parameters.as_json
 @prints("backup create", "persisting.cli.backups:BackupResult")
@@ -74,7 +75,7 @@ def create(topic: str, folder: str, storage: str, as_json: bool) -> None:
 
 
 @backup.command()
-@click.argument("folder", type=click.Path())
+@click.argument("folder", type=OwnPath())
 @parameters.as_json
 @prints("backup verify", "persisting.cli.backups:BackupCheck")
 def verify(folder: str, as_json: bool) -> None:
@@ -104,7 +105,7 @@ def verify(folder: str, as_json: bool) -> None:
 
 
 @backup.command()
-@click.argument("folder", type=click.Path())
+@click.argument("folder", type=OwnPath())
 @click.argument("topic", required=False)
 @parameters.storage
 @parameters.as_json

@@ -7,12 +7,14 @@ from pathlib import Path
 import click
 
 from persisting.cli import working
+from persisting.cli.parameters import OwnPath
 
 
 @click.command()
 @click.option(
     "--output",
     "-o",
+    type=OwnPath(),
     default="demo_output",
     show_default=True,
     metavar="DIR",

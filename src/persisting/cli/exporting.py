@@ -18,7 +18,7 @@ import msgspec
 from persisting.cli import parameters, printing, working
 from persisting.cli.contract import prints
 from persisting.cli.formats import FORMATS, format_of
-from persisting.cli.parameters import Moment
+from persisting.cli.parameters import Moment, OwnPath
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +40,7 @@ class Exported(msgspec.Struct):
 
 @click.command()
 @parameters.topic
-@click.argument("file", type=click.Path(allow_dash=True))
+@click.argument("file", type=OwnPath(allow_dash=True))
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Default: by the file's name.")
 @parameters.where
 @parameters.columns
@@ -86,6 +86,8 @@ def export(
     if file != "-" and os.path.exists(file) and not overwrite:
         raise click.UsageError(f"{file} is there already: name another one, or say --overwrite.")
     source = working.readable(topic, storage)
+    if tag is None and moment is None:
+        working.tell_of_owner(source)
     parts = _parts(source, bucket, tag if tag is not None else moment)
     total = None if where is not None else sum(part.end - part.start for part in parts)
     started = time.monotonic()

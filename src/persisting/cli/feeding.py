@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from persisting.cli.formats import batches
 from persisting.cli.working import Progress
 from persisting.errors import InvalidArgument, SchemaError
+from persisting.work import in_thread
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _READ_BYTES = 1 << 20
 _LONGEST_LINE = 256 << 20
 _FLUSH_ROWS = 50_000
+_ARROW_ROWS = 10_000
 _NUMBER = "_persisting_number"
 
 
@@ -179,14 +182,80 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-async def feed_lines(feed: Feed, fd: int, progress: Progress) -> None:
+class Source(Protocol):
+    """Something to put into a topic."""
+
+    async def check(self, column: str) -> None:
+        """Look ahead, and raise if what comes first has no such column."""
+
+    async def feed(self, feed: Feed, progress: Progress) -> None:
+        """Put all of it."""
+
+
+class JsonLines:
     """JSON lines of a file or pipe, as they come."""
-    last = 0
-    async for batch in _batches(fd):
-        before, last = feed.acknowledged, batch[-1].number
-        await feed.lines(batch)
-        progress.advance(feed.acknowledged - before)
-    await feed.finish_file(last)
+
+    def __init__(self, fd: int) -> None:
+        self._batches = _batches(fd)
+        self._first: list[Line] | None = None
+
+    async def check(self, column: str) -> None:
+        self._first = await anext(self._batches, None)
+        if self._first is not None:
+            line = self._first[0]
+            if column not in line.record:
+                raise SchemaError(_lacks(f"line {line.number}", column, line.record))
+
+    async def feed(self, feed: Feed, progress: Progress) -> None:
+        last = 0
+        async for batch in self._all():
+            before, last = feed.acknowledged, batch[-1].number
+            await feed.lines(batch)
+            progress.advance(feed.acknowledged - before)
+        await feed.finish_file(last)
+
+    async def _all(self) -> AsyncIterator[list[Line]]:
+        if self._first is not None:
+            yield self._first
+        async for batch in self._batches:
+            yield batch
+
+
+class ArrowRows:
+    """The rows of a Parquet file or a Lance dataset."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        self._name = name
+        self._batches = batches(name, kind, _ARROW_ROWS)
+        self._first: pa.RecordBatch | None = None
+
+    async def check(self, column: str) -> None:
+        self._first = await in_thread(next, self._batches, None)
+        if self._first is not None and column not in self._first.schema.names:
+            raise SchemaError(_lacks(self._name, column, self._first.schema.names))
+
+    async def feed(self, feed: Feed, progress: Progress) -> None:
+        rows = 0
+        async for batch in self._all():
+            before = feed.acknowledged
+            last = rows + batch.num_rows - 1
+            await feed.arrow(batch, rows, f"{self._name}, rows {rows} to {last}")
+            rows += batch.num_rows
+            progress.advance(feed.acknowledged - before)
+        await feed.finish_file(rows)
+
+    async def _all(self) -> AsyncIterator[pa.RecordBatch]:
+        if self._first is not None:
+            yield self._first
+        while (batch := await in_thread(next, self._batches, None)) is not None:
+            yield batch
+
+
+def _lacks(what: str, column: str, there: Iterable[str]) -> str:
+    return (
+        f"{what} has no field {column!r}, by which the topic would be divided into buckets; there "
+        f"are: {', '.join(there) or 'none'}. Choose one with --bucket-column"
+    )
 
 
 async def _batches(fd: int) -> AsyncIterator[list[Line]]:

@@ -185,6 +185,7 @@ def verify(topic: str, storage: str, as_json: bool) -> None:
     from persisting.topic.overview import log_of
 
     source, started = working.stored(topic, storage), time.monotonic()
+    working.tell_of_owner(source)
     # Before a reader is opened, which brings a left-over log into the table.
     logs = [(bucket, log_of(source, bucket)) for bucket in source.buckets]
     broken = any(log.state == "damaged" for _, log in logs)

@@ -9,6 +9,9 @@ from typing import Any
 
 import click
 
+from persisting.errors import InvalidArgument
+from persisting.options import local_path
+
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -94,6 +97,17 @@ class Setting(click.ParamType):
             return name, json.loads(text)
         except ValueError:
             return name, text
+
+
+class OwnPath(click.Path):
+    """A path in a file system of this machine."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            local_path("path", value)
+        except InvalidArgument as exc:
+            self.fail(f"{exc}.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Names(click.ParamType):

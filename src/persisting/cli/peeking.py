@@ -55,6 +55,7 @@ def head(
       persisting head events --json | jq -c .record
     """
     source = working.readable(topic, storage)
+    working.tell_of_owner(source)
     found = [
         one
         for number in working.buckets(source, bucket)
@@ -92,6 +93,8 @@ def tail(
       persisting tail events --since 15m -n 1000
     """
     source = working.readable(topic, storage)
+    if not follow:
+        working.tell_of_owner(source)
     places = {}
     found: list[Found] = []
     for number in working.buckets(source, bucket):
@@ -157,6 +160,8 @@ def get(
     source = working.readable(topic, storage)
     version = tag if tag is not None else moment
     versions = None if version is None else source.versions(version)
+    if versions is None:
+        working.tell_of_owner(source)
     for number in working.buckets(source, bucket):
         view = (
             source.view(number) if versions is None else source.table(number).at(versions[number])

@@ -17,6 +17,9 @@ import msgspec
 if TYPE_CHECKING:
     from rich.console import Console
 
+_FOLDED = 30
+"""Longer cells are folded where a terminal is too narrow for them."""
+
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -81,9 +84,11 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> None:
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Rows under headings; a column whose name begins with ``#`` holds numbers."""
     cells = [[_text(cell) for cell in row] for row in rows]
-    if out().is_terminal:
-        _drawn(columns, cells)
-        return
+    if not out().is_terminal or not _drawn(columns, cells):
+        _plain(columns, cells)
+
+
+def _plain(columns: Sequence[str], cells: list[list[str]]) -> None:
     names = [name.lstrip("#") for name in columns]
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
     for row in [names, *cells]:
@@ -94,18 +99,31 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         line("  ".join(padded).rstrip())
 
 
-def _drawn(columns: Sequence[str], cells: list[list[str]]) -> None:
+def _drawn(columns: Sequence[str], cells: list[list[str]]) -> bool:
+    """Draw a table unless the terminal is too narrow; only long texts are folded."""
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name in columns:
-        justify: Any = "right" if name.startswith("#") else "left"
-        drawn.add_column(name.lstrip("#"), justify=justify, overflow="fold")
+    names = [name.lstrip("#") for name in columns]
+    widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
+    if sum(min(width, _FOLDED) + 2 for width in widths) - 2 > out().width:
+        return False
+    drawn = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
+    for column, name, width in zip(columns, names, widths, strict=True):
+        justify: Any = "right" if column.startswith("#") else "left"
+        drawn.add_column(name, justify=justify, overflow="fold", no_wrap=width <= _FOLDED)
     for row in cells:
         drawn.add_row(*(Text(cell) for cell in row))
     out().print(drawn, soft_wrap=False)
+    return True
 
 
 def _text(cell: Any) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +16,16 @@ import msgspec
 
 from persisting.cli import parameters, printing, working
 from persisting.cli.contract import prints
-from persisting.cli.feeding import Feed, feed_lines
+from persisting.cli.feeding import ArrowRows, Feed, JsonLines, Source
+from persisting.cli.formats import format_of
 from persisting.cli.parameters import Setting
-from persisting.cli.working import Progress
+from persisting.topic.config import DEFAULT_COLUMN
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from persisting.queue import QueueWriter
 
 DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0}
 """A topic that is made here loses nothing that was acknowledged, also with the power."""
-
-_ARROW_ROWS = 10_000
 
 
 class PutResult(msgspec.Struct):
@@ -98,11 +96,8 @@ def put(
     """
     new = {"buckets": buckets, "bucket_column": bucket_column, "backend": backend}
     with _opened(file) as source:
-
-        async def work(feed: Feed, progress: Progress) -> None:
-            await feed_lines(feed, source.fileno(), progress)
-
-        _feed(topic, storage, new, dict(settings), write_id, as_json, work)
+        lines = JsonLines(source.fileno())
+        _feed(topic, storage, new, dict(settings), write_id, as_json, iter([lines]))
 
 
 @click.command("import")
@@ -130,36 +125,18 @@ def import_(
       persisting import events january.parquet february.parquet
       persisting import events old.lance --write-id from-old
     """
-    from persisting.cli.formats import format_of
-
     kinds = {name: format_of(name) for name in files}
     new = {"buckets": buckets, "bucket_column": bucket_column, "backend": backend}
 
-    async def work(feed: Feed, progress: Progress) -> None:
+    def sources() -> Iterator[Source]:
         for name, kind in kinds.items():
             if kind == "jsonl":
-                with _opened(name) as source:
-                    await feed_lines(feed, source.fileno(), progress)
+                with _opened(name) as file:
+                    yield JsonLines(file.fileno())
             else:
-                await _feed_arrow(feed, name, kind, progress)
+                yield ArrowRows(name, kind)
 
-    _feed(topic, storage, new, dict(settings), write_id, as_json, work)
-
-
-async def _feed_arrow(feed: Feed, name: str, kind: str, progress: Progress) -> None:
-    from persisting.cli.formats import batches
-    from persisting.work import in_thread
-
-    rows = 0
-    found: Iterator[pa.RecordBatch] = await in_thread(
-        lambda: iter(batches(name, kind, _ARROW_ROWS))
-    )
-    while (batch := await in_thread(next, found, None)) is not None:
-        before = feed.acknowledged
-        await feed.arrow(batch, rows, f"{name}, rows {rows} to {rows + batch.num_rows - 1}")
-        rows += batch.num_rows
-        progress.advance(feed.acknowledged - before)
-    await feed.finish_file(rows)
+    _feed(topic, storage, new, dict(settings), write_id, as_json, sources())
 
 
 def _opened(file: str) -> Any:
@@ -175,22 +152,26 @@ def _feed(
     settings: dict[str, Any],
     write_id: str | None,
     as_json: bool,
-    work: Callable[[Feed, Progress], Awaitable[None]],
+    sources: Iterator[Source],
 ) -> None:
-    """Open the topic, do the work, and say what is stored, whatever comes."""
+    """Open the topic, put everything, and say what is stored, whatever comes."""
     path = working.folder_of(topic, storage)
     made = not (path / "topic.json").exists()
     state: dict[str, Feed] = {}
     started = time.monotonic()
 
     async def run() -> None:
+        first = next(sources)
+        if made:
+            await first.check(new["bucket_column"] or DEFAULT_COLUMN)
         async with _writer(path, made, new, settings, write_id) as writer:
             stats = await writer.stats()
             at_once = bool(stats.get("wal_enabled")) and stats.get("wal_sync_interval") == 0
             known = None if write_id is None else await writer.last_sequences()
             state["feed"] = Feed(writer, at_once=at_once, known=known)
             with working.progress(f"into {path.name}", quiet=as_json) as progress:
-                await work(state["feed"], progress)
+                for source in chain([first], sources):
+                    await source.feed(state["feed"], progress)
 
     def result() -> PutResult:
         feed, seconds = state["feed"], time.monotonic() - started

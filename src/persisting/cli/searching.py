@@ -55,6 +55,8 @@ def search(
     if text is None and vector is None and like is None:
         raise click.UsageError("Say what to look for: --text, --vector or --like.")
 
+    working.tell_of_owner(working.stored(topic, storage))
+
     async def find() -> list[dict[str, Any]]:
         async with working.reader(topic, storage) as reader:
             wanted = None if vector is None else _vector(vector)
@@ -95,6 +97,7 @@ def query(
       persisting query events "score > 0.5 AND kind = 'answer'"
       persisting query events "meta.model LIKE 'a%'" --columns id,score --json
     """
+    working.tell_of_owner(working.stored(topic, storage))
 
     async def find() -> list[dict[str, Any]]:
         async with working.reader(topic, storage, bucket) as reader:

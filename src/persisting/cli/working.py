@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -71,6 +71,31 @@ def readable(topic: str, storage: str) -> TopicFolder:
     found = stored(topic, storage)
     found.recover()
     return found
+
+
+def tell_of_owner(source: TopicFolder) -> None:
+    """Say that the topic is being written, if there may be records that only its owner can show."""
+    from persisting.lock import owner_of
+    from persisting.topic.config import bucket_folder
+    from persisting.wal import FOLDER as LOG
+
+    owner, pending = None, 0
+    for bucket in source.buckets:
+        folder = bucket_folder(source.folder, bucket)
+        found = owner_of(folder)
+        if found is not None and not found.get("passing"):
+            owner = found
+            for segment in (folder / LOG).glob("*"):
+                with suppress(FileNotFoundError):  # its owner has just released it
+                    pending += segment.stat().st_size
+    logged = bool(source.config.options.get("enable_wal"))
+    if owner is None or (logged and not pending):
+        return
+    rest = f"{printing.size(pending)} of its log" if logged else "what it has not flushed"
+    printing.say(
+        f"note: process {owner.get('pid')} on {owner.get('host')} has the topic open; {rest} will "
+        "come into the table, and is not in this yet"
+    )
 
 
 @asynccontextmanager

@@ -22,10 +22,11 @@ from persisting.cluster.peers import Unreachable, ask
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.service import LANES, BucketActor, BucketService, answered
 from persisting.cluster.wire import Reply, Request
-from persisting.errors import BucketLocked, StorageError
+from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.topic import config as topics
 from persisting.topic.config import TopicConfig, Wanted
 from persisting.topic.local import LocalHandle, open_for_writing
+from persisting.topic.registry import list_backends
 from persisting.work import in_thread
 
 log = logging.getLogger("persisting")
@@ -110,6 +111,8 @@ class Host:
             if self.closed:
                 raise StorageError(f"node {self.node} is shutting down")
             handle = await self._topic(place, storage_path, config)
+            if key in self.buckets and self.buckets[key].closed:
+                await self._close_bucket(key)
             if key not in self.buckets:
                 await handle.open_bucket(bucket)
                 self.buckets[key] = BucketService(handle.port(bucket), place, bucket)
@@ -131,6 +134,11 @@ class Host:
         known = self._topics.get(place)
         if known is not None and known.config == wanted:
             return known
+        if wanted.backend not in list_backends():
+            raise InvalidArgument(
+                f"node {self.node} does not know the backend {wanted.backend!r}: call "
+                "register_backend(name, cls) there, in every process that serves"
+            )
         handle = await open_for_writing(
             Wanted(
                 topic=wanted.topic,

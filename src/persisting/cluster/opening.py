@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from persisting import fs as filesystem
-from persisting.cluster import exits
 from persisting.cluster.client import RemoteTopic
 from persisting.cluster.host import HOST_NAME, host_here, living_hosts, serve
 from persisting.cluster.peers import Unreachable, ask
@@ -19,7 +18,7 @@ from persisting.errors import InvalidArgument, NoSuchTopic
 from persisting.topic import config as topics
 from persisting.topic.config import TopicConfig, Wanted
 from persisting.topic.local import agreed_config
-from persisting.topic.opening import BucketChoice, reader_of
+from persisting.topic.opening import BucketChoice, deadline_of, reader_of
 from persisting.topic.reader import QueueReader
 from persisting.topic.registry import register_backend
 from persisting.topic.writer import QueueWriter
@@ -83,8 +82,8 @@ async def read_there(
     enable_metrics: bool,
 ) -> QueueReader:
     """A reader of a topic on the nodes of ``system``."""
+    deadline = deadline_of(wait_for_topic)
     system = await _ready(system, wanted, cls)
-    deadline = None if wait_for_topic is True else time.monotonic() + float(wait_for_topic)
     while True:
         try:
             topic = await _find(system, wanted, storage_path)
@@ -99,7 +98,6 @@ async def read_there(
 async def _ready(system: Any, wanted: Wanted, cls: type | None) -> Any:
     """The system below its wrapper, with at least one node that hosts buckets."""
     system = getattr(system, "_inner", system)
-    exits.install()
     if cls is not None and wanted.backend is not None:
         register_backend(wanted.backend, cls)
     if host_here(system) is None and not await living_hosts(system):

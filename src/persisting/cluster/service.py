@@ -12,7 +12,7 @@ import pulsing as pul
 
 from persisting.cluster import wire
 from persisting.cluster.wire import Reply, Request
-from persisting.errors import BucketClosed, StorageError
+from persisting.errors import BucketClosed, BucketLocked, StorageError
 from persisting.storage.snapshot import Page
 from persisting.topic.local import LocalPort
 from persisting.work import within
@@ -52,15 +52,22 @@ class BucketService:
     def _under_way(self) -> Iterator[None]:
         """Keeps the bucket open for the length of a call."""
         if self.closed:
-            raise BucketClosed(f"bucket {self.bucket} is no longer here")
+            raise self._gone()
         self._running += 1
         self._idle.clear()
         try:
             yield
+        except BucketLocked as exc:
+            raise self._gone() from exc
         finally:
             self._running -= 1
             if not self._running:
                 self._idle.set()
+
+    def _gone(self) -> BucketClosed:
+        """The bucket moved, or was closed for new options and another node was faster."""
+        self.closed = True
+        return BucketClosed(f"bucket {self.bucket} is no longer here")
 
     async def direct(self, call: Callable[[LocalPort], Awaitable[_T]]) -> _T:
         """A call from this very process, without the detour over bytes."""
@@ -177,6 +184,8 @@ class BucketService:
             await writer.write(wire.encode(Reply("again")))
         except RuntimeError:
             return  # the consumer has gone
+        except BucketLocked:
+            await writer.write(wire.encode(wire.error_reply(self._gone())))
         except Exception as exc:
             await writer.write(wire.encode(wire.error_reply(exc)))
         finally:
@@ -246,6 +255,8 @@ class BucketService:
             await writer.write(wire.encode(Reply("again" if self.closed else "end")))
         except RuntimeError:
             return  # the consumer has gone
+        except BucketLocked:
+            await writer.write(wire.encode(wire.error_reply(self._gone())))
         except Exception as exc:
             await writer.write(wire.encode(wire.error_reply(exc)))
         finally:

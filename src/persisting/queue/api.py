@@ -134,4 +134,9 @@ def _sorted_out(system: Any, topic: Any) -> tuple[Any, str]:
         system, topic = None, system
     if topic is None:
         raise InvalidArgument("a topic is needed: write_queue(topic='name')")
+    if system is not None and not hasattr(getattr(system, "_inner", system), "node_id"):
+        raise InvalidArgument(
+            f"system must be a Pulsing actor system, got {system!r}; without one, name all "
+            "arguments: write_queue(topic='name', …)"
+        )
     return system, topic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -135,6 +136,20 @@ _live_guard = threading.Lock()
 _opening_guard = threading.Lock()
 """Held over the disk, in threads: topics are found or made one at a time."""
 
+_of_the_parent: list[LocalTopic] = []
+"""Kept as they are: to close them is the parent's."""
+
+
+def _begin_anew() -> None:
+    """A forked process owns no bucket that its parent opened."""
+    global _live, _live_guard, _opening_guard
+    _live_guard, _opening_guard = threading.Lock(), threading.Lock()
+    _of_the_parent.extend(topic for topic in _live.values() if topic.folder is not None)
+    _live = {key: topic for key, topic in _live.items() if topic.folder is None}
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
 
 class LocalHandle:
     """One writer's or reader's hold on a topic of this process, counted in ``handles``."""
@@ -194,8 +209,8 @@ class LocalHandle:
                     self._topic.handles += 1
                 raise
             with _live_guard:
-                if self._topic.handles == 0:
-                    _live.pop(self._topic.key, None)
+                if self._topic.handles == 0 and _live.get(self._topic.key) is self._topic:
+                    del _live[self._topic.key]
 
 
 class LocalPort:
@@ -288,8 +303,9 @@ class LocalPort:
         await self._on_backend(lambda backend: backend.flush())
 
     async def stats(self) -> dict[str, Any]:
-        found: dict[str, Any] = await (await self._backend()).stats()
-        return found
+        backend = await self._backend()
+        known = {"bucket_id": self._bucket, "total_count": backend.total_count()}
+        return {**known, **await backend.stats()}
 
 
 def _pages(backend: Any, offset: int, limit: int | None, block: bool, epoch: int | None) -> Any:
@@ -396,7 +412,7 @@ def agreed_config(
     if known is None and wanted.backend in (None, "memory"):
         return None, wanted.new(), False
     config = wanted.new() if known is None else wanted.applied_to(known)
-    _check_options(backend_class or get_backend_class(config.backend), config)
+    _check_options(backend_class or get_backend_class(config.backend), wanted, config)
     changed = known is not None and config != known
     if known is not None:
         topics.warn_of_changes(known, config)
@@ -405,9 +421,10 @@ def agreed_config(
     return folder, config, changed
 
 
-def _check_options(cls: type, config: TopicConfig) -> None:
+def _check_options(cls: type, wanted: Wanted, config: TopicConfig) -> None:
     """Raise for wrong options before they are kept, where the class can tell."""
     if issubclass(cls, TableBackend):
+        topics.refuse_openers(wanted.options or {})
         cls.check_options(batch_size=config.batch_size, **config.options)
 
 

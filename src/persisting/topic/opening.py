@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import time
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from persisting.topic.groups import Membership
 from persisting.topic.local import hold_live, live_topic, live_topics, open_for_writing
 from persisting.topic.port import Topic
 from persisting.topic.reader import QueueReader
-from persisting.topic.registry import backend_name, get_backend_class
+from persisting.topic.registry import backend_name, check_class, get_backend_class
 from persisting.topic.stored import StoredTopic
 from persisting.topic.writer import QueueWriter
 from persisting.work import in_thread
@@ -35,17 +38,20 @@ def wanted_topic(
     backend_options: dict[str, Any] | None = None,
 ) -> tuple[Wanted, type | None]:
     """What a call says of a topic, and the class it brings."""
+    if backend is not None and not isinstance(backend, (str, type)):
+        raise InvalidArgument(f"backend must be a name or a class, got {backend!r}")
+    cls = check_class(backend) if isinstance(backend, type) else None
     wanted = Wanted(
         topic=topic,
         bucket_column=bucket_column,
         num_buckets=num_buckets,
         batch_size=batch_size,
         backend=None if backend is None else backend_name(backend),
-        also=backend.__name__ if isinstance(backend, type) else None,
+        also=None if cls is None else cls.__name__,
         options=backend_options,
     )
     wanted.check()
-    return wanted, backend if isinstance(backend, type) else None
+    return wanted, cls
 
 
 async def write_here(
@@ -66,7 +72,7 @@ async def read_here(
     enable_metrics: bool,
 ) -> QueueReader:
     """A reader of a topic of this process, or of one on disk."""
-    deadline = None if wait_for_topic is True else time.monotonic() + float(wait_for_topic)
+    deadline = deadline_of(wait_for_topic)
     while True:
         try:
             topic = await _find(wanted, cls, storage_path)
@@ -76,6 +82,15 @@ async def read_here(
                 raise
             await asyncio.sleep(_WAIT_STEP)
     return await reader_of(topic, buckets, group, auto_commit, enable_metrics)
+
+
+def deadline_of(wait_for_topic: bool | float) -> float | None:
+    """Until when a topic that does not exist is waited for; None: for ever."""
+    if not isinstance(wait_for_topic, (bool, int, float)) or not wait_for_topic >= 0:
+        raise InvalidArgument(
+            f"wait_for_topic must be True, False or a number of seconds, got {wait_for_topic!r}"
+        )
+    return None if wait_for_topic is True else time.monotonic() + wait_for_topic
 
 
 async def reader_of(
@@ -128,10 +143,11 @@ class BucketChoice:
             raise InvalidArgument("rank and world_size belong together")
         if rank is not None and (bucket_id is not None or bucket_ids is not None):
             raise InvalidArgument("give buckets or a rank, not both")
-        if rank is not None and world_size is not None and not 0 <= rank < world_size:
-            raise InvalidArgument(f"rank must lie from 0 to world_size - 1, got {rank}")
-        self._ids = [bucket_id] if bucket_id is not None else bucket_ids
-        self._rank, self._world = rank, world_size
+        self._ids = [bucket_id] if bucket_id is not None else _listed(bucket_ids)
+        self._rank, self._world = _whole("rank", rank), _whole("world_size", world_size)
+        if self._rank is not None and self._world is not None:
+            if not 0 <= self._rank < self._world:
+                raise InvalidArgument(f"rank must lie from 0 to world_size - 1, got {rank}")
 
     @property
     def all(self) -> bool:
@@ -141,6 +157,13 @@ class BucketChoice:
     def of(self, num_buckets: int) -> list[int]:
         """The chosen buckets of a topic."""
         if self._rank is not None and self._world is not None:
+            if self._rank >= num_buckets:
+                warnings.warn(
+                    f"rank {self._rank} of {self._world} has no bucket to read: the topic has "
+                    f"{num_buckets}. Make it with at least as many buckets as there are ranks",
+                    UserWarning,
+                    stacklevel=2,
+                )
             return [b for b in range(num_buckets) if b % self._world == self._rank]
         chosen = list(range(num_buckets)) if self._ids is None else list(self._ids)
         for bucket in chosen:
@@ -149,6 +172,28 @@ class BucketChoice:
                     f"bucket {bucket!r} does not exist; the topic has 0 to {num_buckets - 1}"
                 )
         return sorted(set(chosen))
+
+
+def _listed(bucket_ids: Any) -> list[int] | None:
+    if bucket_ids is None:
+        return None
+    if not isinstance(bucket_ids, Iterable) or isinstance(bucket_ids, (str, bytes)):
+        raise InvalidArgument(f"bucket_ids must be a list of buckets, got {bucket_ids!r}")
+    listed = list(bucket_ids)
+    if not listed:
+        raise InvalidArgument("bucket_ids names no bucket; leave it out to read all")
+    return listed
+
+
+def _whole(name: str, value: Any) -> int | None:
+    if isinstance(value, str):
+        raise InvalidArgument(
+            f"{name} must be a whole number, got the text {value!r}; write int({value!r})"
+        )
+    try:
+        return None if value is None else operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{name} must be a whole number, got {value!r}") from None
 
 
 async def _find(wanted: Wanted, cls: type | None, storage_path: Any) -> Topic:

@@ -56,6 +56,8 @@ def table_by_bucket(table: pa.Table, column: str, num_buckets: int) -> dict[int,
         raise SchemaError(
             f"the Arrow data has no column {column!r}, by which the topic is divided into buckets"
         )
+    if table.schema.names.count(column) > 1:
+        raise SchemaError(f"the Arrow data has two columns of one name: {table.schema.names}")
     buckets = _buckets_of(table.column(column), num_buckets)
     found = np.unique(buckets).tolist()
     if len(found) == 1:
