@@ -323,6 +323,20 @@ async def test_options_that_are_none_of_a_topic_are_ignored_in_its_file(
     assert topic_file(tmp_path)["options"] == {"flush_threshold": 6}
 
 
+async def test_a_default_that_contradicts_the_topic_is_refused_and_not_kept(
+    tmp_path: Path,
+) -> None:
+    place = {"topic": "t", "storage_path": str(tmp_path), "backend": "persisting"}
+    async with await write_queue(**place) as writer:
+        await writer.put({"id": 1, "y": "text"})
+    before = topic_file(tmp_path)
+    with pytest.raises(InvalidArgument, match=r"schema_defaults: field 'y' is str.*7 is int"):
+        await write_queue(**place, backend_options={"schema_defaults": {"y": 7}})
+    assert topic_file(tmp_path) == before
+    async with await write_queue(**place) as writer:
+        await writer.put({"id": 2})
+
+
 async def test_a_class_of_ones_own_may_have_options_of_these_names(tmp_path: Path) -> None:
     given = {"read_only": False, "schema_path": "records.proto"}
     await made(tmp_path, backend=OnlyProtocol, backend_options=given)

@@ -13,10 +13,14 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from persisting import fs as filesystem
-from persisting.errors import BucketClosed, StorageError
+from persisting.errors import BucketClosed, InvalidArgument, SchemaError, StorageError
+from persisting.fs import FileSystem
 from persisting.lock import file_lock
+from persisting.schema import EMPTY, Rules
+from persisting.schema.arrow import check_defaults
 from persisting.storage.backend import TableBackend
 from persisting.storage.shared_schema import FILE as SCHEMA_FILE
+from persisting.storage.shared_schema import SharedSchema
 from persisting.storage.snapshot import Page
 from persisting.topic import config as topics
 from persisting.topic.config import TopicConfig, Wanted
@@ -413,6 +417,7 @@ def agreed_config(
         return None, wanted.new(), False
     config = wanted.new() if known is None else wanted.applied_to(known)
     _check_options(backend_class or get_backend_class(config.backend), wanted, config)
+    _check_defaults(folder, wanted, fs)
     changed = known is not None and config != known
     if known is not None:
         topics.warn_of_changes(known, config)
@@ -426,6 +431,17 @@ def _check_options(cls: type, wanted: Wanted, config: TopicConfig) -> None:
     if issubclass(cls, TableBackend):
         topics.refuse_openers(wanted.options or {})
         cls.check_options(batch_size=config.batch_size, **config.options)
+
+
+def _check_defaults(folder: Path, wanted: Wanted, fs: FileSystem) -> None:
+    """Raise for defaults that contradict the topic's fields, before they are kept."""
+    defaults = (wanted.options or {}).get("schema_defaults")
+    if defaults:
+        known = SharedSchema(folder / SCHEMA_FILE, fs).read() or EMPTY
+        try:
+            check_defaults(known, Rules(evolving=True, defaults=defaults))
+        except SchemaError as exc:
+            raise InvalidArgument(f"schema_defaults: {exc}; give it one of its type") from exc
 
 
 def _hold(
