@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -48,8 +49,9 @@ class LockedFile:
 
     def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> None:
         self._pid = os.getpid()
-        self.fd = os.open(path, flags, 0o600)
-        _files.add(self)
+        with _opening:
+            self.fd = os.open(path, flags, 0o600)
+            _files.add(self)
 
     def lock(self, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> None:
         """Take the lock, or raise ``BlockingIOError``."""
@@ -57,28 +59,35 @@ class LockedFile:
 
     def free(self) -> None:
         """Unlock and close; may be called twice."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            try:
-                if os.getpid() == self._pid:
-                    # Closing alone would not do where a forked child has a copy of the file.
-                    fcntl.flock(fd, fcntl.LOCK_UN)
-            finally:
-                os.close(fd)
+        with _opening:
+            fd, self.fd = self.fd, -1
+            if fd >= 0:
+                try:
+                    if os.getpid() == self._pid:
+                        # Closing alone would not do where a forked child has a copy of the file.
+                        fcntl.flock(fd, fcntl.LOCK_UN)
+                finally:
+                    os.close(fd)
 
 
 _files: weakref.WeakSet[LockedFile] = weakref.WeakSet()
+_opening = threading.RLock()
+"""Held over a fork: a file that is just opened or closed is not among the files. A finalizer may
+free one while its thread opens another."""
 
 
 def _close_copies() -> None:
     """What a forked child has of its parent's locks."""
+    _opening.release()
     for file in list(_files):
         fd, file.fd = file.fd, -1
         if fd >= 0:
             os.close(fd)
 
 
-os.register_at_fork(after_in_child=_close_copies)
+os.register_at_fork(
+    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_close_copies
+)
 
 
 class BucketLock:

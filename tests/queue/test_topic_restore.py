@@ -158,6 +158,29 @@ class RestoreContract:
         assert sorted(ids(await streamed(by_stream))) == fresh
         assert sorted(ids(await drained(sought))) == fresh
 
+    async def test_a_seek_that_is_cancelled_skips_nothing_put_after_a_restore(
+        self, home: Home
+    ) -> None:
+        writer = await home.open()
+        await writer.put(numbered(20))
+        await writer.tag("one")
+        await writer.put(numbered(20, 20))
+        reader = await home.read()
+        assert len(await drained(reader)) == 40
+        await writer.restore("one")
+        await writer.put(numbered(40, 100))
+        for steps in range(12):
+            for call in (reader.seek(timestamp=0), reader.set_offset(0)):
+                task = asyncio.ensure_future(call)
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                if task.done():
+                    await reader.set_offset(0)
+                task.cancel()
+                await asyncio.wait([task])
+        found = ids(await drained(reader))
+        assert set(found) >= set(range(100, 140))
+
     async def test_a_waiting_get_wakes_with_what_is_put_after_a_restore(
         self, home: Home, spawned: Any
     ) -> None:

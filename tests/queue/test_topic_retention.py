@@ -168,6 +168,16 @@ class RetentionContract:
         await reader.seek(timestamp=time.time() + 60)
         assert await reader.get() == []
 
+    async def test_a_read_of_many_pages_that_retention_overtakes_gives_what_it_has(
+        self, home: Home
+    ) -> None:
+        writer = await home.open()
+        await writer.put(numbered(30_000))
+        await writer.flush()
+        reader = await home.read()
+        found, _ = await asyncio.gather(reader.get(limit=None), writer.retain(rows=0))
+        assert len(set(ids(found))) == len(found)
+
     async def test_everything_may_go_and_the_topic_goes_on(self, home: Home) -> None:
         writer = await in_steps(home, 2)
         await writer.create_index("id")

@@ -25,6 +25,7 @@ from persisting.errors import (
     BucketClosed,
     BucketLocked,
     InvalidArgument,
+    OffsetOutOfRange,
     SchemaError,
     StorageError,
 )
@@ -354,7 +355,12 @@ class RemotePort:
         """
         left, epoch = limit, None
         while True:
-            reply = await self._call(op, {"offset": offset, "limit": left})
+            try:
+                reply = await self._call(op, {"offset": offset, "limit": left})
+            except OffsetOutOfRange:
+                if epoch is None:
+                    raise
+                return  # retention came between two pages
             first, count, now = reply.value
             if epoch not in (None, now):
                 return

@@ -98,26 +98,41 @@ class TableBackend(Tabular):
         check_writer(writer)
         mark = writer, check_number(number)
         records = check_records(rows) if isinstance(rows, list) else []
+        # In turn until it has its place in the log: then those behind it share its sync.
         async with self._writers.of(writer):
             if self._bucket.is_full:
                 await self._make_room()
             if isinstance(rows, list):
-                await self._store(lambda s: prepare(s, records), small=is_light(records), mark=mark)
+                light = is_light(records)
+                waiting = await self._accept(lambda s: prepare(s, records), small=light, mark=mark)
             else:
-                await self._store(lambda s: prepare_arrow(s, rows), small=False, mark=mark)
+                waiting = await self._accept(
+                    lambda s: prepare_arrow(s, rows), small=False, mark=mark
+                )
+        if waiting is not None:
+            # A retry of the same mark may wait for it too: cancelling one leaves it.
+            await asyncio.shield(waiting)
 
     def last_number(self, writer: str) -> int:
         """The last number that :meth:`put_once` stored for a writer, -1 if none is known."""
         return self._bucket.writers.last(writer)
 
-    async def _store(
+    async def _store(self, prepared_for: Callable[[Shaper], Prepared], *, small: bool) -> None:
+        waiting = await self._accept(prepared_for, small=small)
+        if waiting is not None:
+            await waiting
+
+    async def _accept(
         self,
         prepared_for: Callable[[Shaper], Prepared],
         *,
         small: bool,
         mark: Mark | None = None,
-    ) -> None:
-        """Prepare against the schema at hand until it still is the schema when accepted."""
+    ) -> asyncio.Future[None] | None:
+        """Prepare against the schema at hand until it still is the schema when accepted.
+
+        Where there is a log, the future of its acknowledgement.
+        """
         bucket = self._bucket
         while True:
             bucket.check_writable()
@@ -129,24 +144,22 @@ class TableBackend(Tabular):
             except pa.ArrowException as exc:
                 raise SchemaError(f"the records cannot be converted: {exc}") from exc
             if not prepared.chunks:
-                return
+                return None
             if prepared.widened:
                 await in_thread(bucket.learn_large, prepared.widened)
             if bucket.needs_agreement(prepared) and not await in_thread(bucket.agree, prepared):
                 continue
             if bucket.journal is None:
                 if bucket.admit(prepared, mark):
-                    return await self._turns.take()
+                    await self._turns.take()
+                    return None
             else:
                 entry = bucket.reserve(prepared, mark)
                 if entry is not None and entry.box is not mailbox():
                     # The same mark, on its way from another loop: see what becomes of it.
                     await asyncio.wrap_future(bucket.journal.drain())
-                elif entry is not None and mark is None:
-                    return await entry.future
                 elif entry is not None:
-                    # A retry of the same mark may wait for it too: cancelling one leaves it.
-                    return await asyncio.shield(entry.future)
+                    return entry.future
 
     async def _make_room(self) -> None:
         self._bucket.check_writable()

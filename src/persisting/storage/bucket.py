@@ -605,9 +605,7 @@ class Bucket:
         if self._lock is None or not self._lock.in_place:
             return
         try:
-            if self.journal is not None:
-                self.journal.settle()
-            else:
+            if self.journal is None or not self.journal.settle():
                 with self._flush_turn:
                     self._flush_once()
         except Exception as exc:

@@ -238,10 +238,14 @@ class Journal:
             self._bucket.metrics.log_failed()
             self._bucket.request_flush()
 
-    def settle(self) -> None:
-        """Sync what the interval has not yet; the program ends."""
-        if self._unsynced and not self.failed and not self._log.closed:
-            self._sync_now()
+    def settle(self) -> bool:
+        """Sync what the interval has not yet, since the program ends; False if that fails."""
+        try:
+            if self._unsynced and not self.failed and not self._log.closed:
+                self._sync_now()
+        except WALError as exc:
+            log.error("%s; flushing to the table instead", exc)
+        return not self.failed
 
     # Around a flush
 

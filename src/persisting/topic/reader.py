@@ -315,8 +315,9 @@ class QueueReader(TopicTable):
         async with self._reading:
             await self._begin()
             chosen = self._chosen(bucket_id)
-            await self._learn_epochs(chosen)
+            epochs = await self._epochs_of(chosen)
             self._asked_for.update(dict.fromkeys(chosen, offset))
+            self._epochs.update(epochs)
             self._move(dict.fromkeys(chosen, offset))
 
     async def seek(self, *, timestamp: float | dt.datetime) -> dict[int, int]:
@@ -332,8 +333,9 @@ class QueueReader(TopicTable):
         async with self._reading:
             await self._begin()
             micros = round(timestamp * 1e6)
-            await self._learn_epochs(self.buckets)
-            found = {b: await self._topic.port(b).find(micros) for b in self.buckets}
+            epochs = await self._epochs_of(self.buckets)
+            found = {b: await self._topic.port(b).find(micros) for b in epochs}
+            self._epochs.update(epochs)
             self._move(found)
         return found
 
@@ -405,9 +407,9 @@ class QueueReader(TopicTable):
         fresh = [
             b for b, generation in generations.items() if self._generations.get(b) != generation
         ]
-        for bucket in fresh:
-            self._epochs[bucket] = held[bucket].epoch
-        starts = {bucket: await self._start(bucket, held[bucket].start) for bucket in fresh}
+        epochs = {bucket: held[bucket].epoch for bucket in fresh}
+        starts = {b: await self._start(b, held[b].start, epochs) for b in fresh}
+        self._epochs.update(epochs)
         self._cursor = {b: starts[b] if b in starts else self._cursor[b] for b in held}
         self._generations = generations
         if self._metrics is not None:
@@ -420,19 +422,24 @@ class QueueReader(TopicTable):
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return False
         self._looked = time.monotonic()
-        starts = {bucket: await self._start(bucket, o) for bucket, o in self._cursor.items()}
-        if starts == self._cursor:
+        before, epochs = dict(self._cursor), dict(self._epochs)
+        starts = {bucket: await self._start(bucket, o, epochs) for bucket, o in before.items()}
+        self._epochs.update(epochs)
+        if starts == before:
             return False
         self._move(starts)
         return True
 
-    async def _start(self, bucket: int, offset: int) -> int:
-        """Where to read a bucket on; if a crash has set its end back, after what it left."""
+    async def _start(self, bucket: int, offset: int, epochs: dict[int, int]) -> int:
+        """Where to read a bucket on; if a crash has set its end back, after what it left.
+
+        ``epochs`` are brought up to date, and are to be kept together with what this returns.
+        """
         found = await self._topic.port(bucket).stats()
         end = int(found.get("end_offset", found.get("total_count", 0)))
         epoch = int(found.get("epoch", 0))
-        if epoch != self._epochs.setdefault(bucket, epoch):
-            offset = await self._restored(bucket, offset, epoch, self._epochs)
+        if epoch != epochs.setdefault(bucket, epoch):
+            offset = await self._restored(bucket, offset, epoch, epochs)
         if offset <= end or offset == self._asked_for.get(bucket):
             return offset
         start = min(end, int(found.get("opened_offset", end)))
@@ -450,10 +457,10 @@ class QueueReader(TopicTable):
     async def _epoch_now(self, bucket: int) -> int:
         return int((await self._topic.port(bucket).stats()).get("epoch", 0))
 
-    async def _learn_epochs(self, buckets: list[int]) -> None:
-        """Before the cursor is set: if a restore comes between, it is set back afterwards."""
-        for bucket in buckets:
-            self._epochs[bucket] = await self._epoch_now(bucket)
+    async def _epochs_of(self, buckets: list[int]) -> dict[int, int]:
+        """The epochs from before the cursor is looked for, to be kept together with it: if a
+        restore comes between, it is set back afterwards."""
+        return {bucket: await self._epoch_now(bucket) for bucket in buckets}
 
     async def _same_epoch(
         self, bucket: int, page: Page, at: dict[int, int], epochs: dict[int, int]
