@@ -91,7 +91,8 @@ def test_a_restore_by_version_counts_each_bucket_for_itself(
     assert done.code == 0
     now = decoded("describe", call("describe", "events", "--json", "-s", storage).out)
     assert now.buckets[0].rows == first.rows
-    for wrong in ("1", '{"0": 999}', '{"9": 1}', '{"0": "x"}', "[1]", "x", "null"):
+    wrongs = ("1", '{"0": 999}', '{"9": 1}', '{"0": "x"}', "[1]", "x", "null")
+    for wrong in (*wrongs, '{"0": 1.7}', '{"0": true}', '{"0": "1"}', '{"a": 1}'):
         code, out, err = call("restore", "events", "--version", wrong, "--yes", "-s", storage)
         assert (code, out, err.count("\n")) == (2, "", 1), (wrong, err)
         assert "should not happen" not in err, wrong

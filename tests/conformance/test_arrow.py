@@ -230,3 +230,15 @@ async def test_what_was_put_does_not_change_with_the_array_it_was_made_from(
     assert await backend.get() == expected
     backend = await bucket.reopen(backend)
     assert await backend.get() == expected
+
+
+async def test_a_slice_is_judged_by_its_own_rows(bucket: Bucket) -> None:
+    ends = pa.py_buffer(np.array([0, 1, 3], dtype=np.int32).tobytes())
+    texts = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"a\xff\xfe")])
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), texts)
+    table = pa.table({"v": lists})
+    backend = bucket.open()
+    await backend.put_arrow(table.slice(0, 1))
+    with pytest.raises(SchemaError, match="'v'"):
+        await backend.put_arrow(table.slice(1, 1))
+    assert await backend.get() == [{"v": ["a"]}]

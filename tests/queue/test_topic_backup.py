@@ -248,3 +248,13 @@ async def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="is there already"):
         backup.restore(copy, tmp_path / "t")
     assert await numbers_in(tmp_path, "t") == list(range(5))
+
+
+async def test_a_topic_is_not_copied_into_itself(tmp_path: Path) -> None:
+    async with await writer_of(tmp_path) as writer:
+        await writer.put(records(0, 3))
+    source = TopicFolder.open(tmp_path / "t")
+    for place in ("inside", "groups/inside", "bucket_0/../inside"):
+        with pytest.raises(InvalidArgument, match="in the topic that is to be copied"):
+            backup.create(source, tmp_path / "t" / place)
+    assert not (tmp_path / "t" / "groups").exists()

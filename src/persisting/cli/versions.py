@@ -201,10 +201,9 @@ def restore(
 
 def _by_bucket(given: Any) -> Any:
     if isinstance(given, dict):
-        try:
-            return {int(bucket): int(version) for bucket, version in given.items()}
-        except (TypeError, ValueError):
-            pass
+        numbers = [version for version in given.values() if type(version) is int]
+        if len(numbers) == len(given) and all(bucket.isdecimal() for bucket in given):
+            return {int(bucket): version for bucket, version in given.items()}
     elif isinstance(given, int) and not isinstance(given, bool):
         return given
     raise click.UsageError('--version must be a number, or as in {"0": 7, "1": 5}.')

@@ -44,6 +44,7 @@ PATIENCE_SECONDS = 30.0
 _OPEN_SECONDS = 8.0
 _PAUSE = 0.1
 _WATCH_SECONDS = 30.0
+_SENDINGS = 5
 
 
 class Waiting:
@@ -247,7 +248,7 @@ class RemotePort:
     async def _put_marked(self, parts: list[bytes], is_arrow: bool, mark: Mark) -> None:
         """Send a put, in several messages where one cannot hold it; it is stored as a whole."""
         *before, last = wire.in_messages(parts)
-        while True:
+        for _ in range(_SENDINGS):
             args: dict[str, Any] = {"mark": list(mark)}
             if before:
                 upload = uuid.uuid4().hex
@@ -258,6 +259,10 @@ class RemotePort:
             reply = await self._call("put", args, last, is_arrow)
             if reply.value != "resend":
                 return
+        raise StorageError(
+            f"a put of {len(before) + 1} messages did not reach {self._key} as a whole: its owner "
+            "changed, or forgot the first ones, each time; put less at once"
+        )
 
     async def _put_in_turn(self, parts: list[bytes], is_arrow: bool) -> None:
         async with self._turn:

@@ -43,6 +43,7 @@ class BucketService:
         self.closed = False
         self._page_rows = _FIRST_ROWS
         self._staged: dict[str, list[list[bytes]]] = {}
+        self._forgetting: dict[str, asyncio.TimerHandle] = {}
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -105,8 +106,18 @@ class BucketService:
         staged = self._staged.setdefault(upload, [])
         if number == len(staged):  # else it is a repetition
             staged.append(parts)
-            asyncio.get_running_loop().call_later(STAGED_SECONDS, self._staged.pop, upload, None)
+            if number:
+                self._forgetting[upload].cancel()
+            loop = asyncio.get_running_loop()
+            self._forgetting[upload] = loop.call_later(STAGED_SECONDS, self._take_staged, upload)
         return "staged"
+
+    def _take_staged(self, upload: str) -> list[list[bytes]]:
+        """The pieces of a put, which are not kept any longer."""
+        timer = self._forgetting.pop(upload, None)
+        if timer is not None:
+            timer.cancel()
+        return self._staged.pop(upload, [])
 
     async def _do_put(
         self,
@@ -118,7 +129,7 @@ class BucketService:
     ) -> str:
         """Store rows; "resend" if pieces that came before are not here."""
         if upload is not None:
-            before = self._staged.pop(upload, [])
+            before = self._take_staged(upload)
             if len(before) != staged:
                 return "resend"
             parts = [part for message in before for part in message] + parts

@@ -28,7 +28,7 @@ from persisting.schema.values import (
 
 
 def accept(data: Any, schema: pa.Schema) -> pa.Table:
-    """A table or batch as a table of types that the backends store.
+    """A table or batch as a table of its own, of types that the backends store.
 
     Lists for a field that holds vectors become vectors where all have its length.
     """
@@ -45,7 +45,7 @@ def accept(data: Any, schema: pa.Schema) -> pa.Table:
     for field in data.schema:
         check_name(field.name)
         target = _stored_type(field.type, field.name)
-        column = _cast(data.column(field.name), target, field.name)
+        column = _own(_cast(data.column(field.name), target, field.name))
         for chunk in column.chunks:
             _check_values(chunk, field.name)
         columns.append(_as_vectors(_whole_vectors(column), schema, field.name))
@@ -114,11 +114,6 @@ def check_defaults(schema: pa.Schema, rules: Rules) -> None:
                     f"field {exc.path!r} is {type_name(exc.old)}, and its default {value!r} is "
                     f"{type_name(exc.new)}"
                 ) from None
-
-
-def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same in memory of its own: Arrow shares that of a NumPy array, which may change."""
-    return pa.concat_batches([batch, batch.slice(0, 0)])
 
 
 def no_columns(rows: int) -> pa.RecordBatch:
@@ -213,6 +208,13 @@ _KEPT = (
     pa.types.is_date32,
     pa.types.is_decimal128,
 )
+
+
+def _own(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The same in memory of its own, and no more of it than the column shows: Arrow shares the
+    memory of a NumPy array, which may change, and of the table that a slice was cut from."""
+    chunks = [pa.concat_arrays([chunk, chunk.slice(0, 0)]) for chunk in column.chunks]
+    return pa.chunked_array(chunks, column.type)
 
 
 def _check_values(array: pa.Array, path: str) -> None:

@@ -484,16 +484,16 @@ class Bucket:
 
     def learn_large(self, names: list[str]) -> None:
         """Find out whether stored whole numbers of these fields could become floats."""
-        unknown = [name for name in names if name not in self._searched]
-        if unknown:
-            snapshot = self.snapshot()
+        while unknown := [name for name in names if name not in self._searched]:
+            snapshot, large = self.snapshot(), set()
             # A field that is still on its way to the log is not there, and was looked at.
             stored = [name for name in unknown if name in snapshot.schema.names]
             for batch in snapshot.batches(snapshot.start, None, stored) if stored else ():
-                found = {n for n in stored if beyond_float(batch.column(n))}
-                with self.guard:
-                    self._large |= found
-            self._searched.update(unknown)
+                large |= {n for n in stored if beyond_float(batch.column(n))}
+            with self.guard:
+                if snapshot.epoch == self._epoch:  # else a restore came between
+                    self._large |= large
+                    self._searched.update(unknown)
 
     def _check_widening(self, prepared: Prepared) -> None:
         """Raise if a stored whole number would change in a field that becomes float."""

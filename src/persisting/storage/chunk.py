@@ -205,7 +205,7 @@ def prepare_arrow(shaper: Shaper, data: Any) -> Prepared:
         batches = [arrow.no_columns(data.num_rows)]
     for batch in (part for whole in batches for part in _parts(whole)):
         try:
-            aligned = arrow.align(arrow.copied(batch), schema, shaper.rules.defaults)
+            aligned = arrow.align(batch, schema, shaper.rules.defaults)
         except pa.ArrowException as exc:
             raise SchemaError(f"the Arrow data does not fit the schema exactly: {exc}") from exc
         chunks.append(Chunk(after, batch=aligned))

@@ -98,6 +98,10 @@ def create(source: TopicFolder, target: Path, count: Counter = lambda _: None) -
 
 def _create(source: TopicFolder, target: Path, count: Counter) -> Backup:
     _must_be_free(target)
+    if target.resolve().is_relative_to(source.folder.resolve()):
+        raise InvalidArgument(
+            f"{target} lies in the topic that is to be copied; name another folder"
+        )
     copy = _Copy(source.folder, target, count)
     now = dt.datetime.now(dt.timezone.utc).isoformat()
     for place in (groups.FOLDER, CHECKPOINTS):
