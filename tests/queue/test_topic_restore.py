@@ -181,6 +181,28 @@ class RestoreContract:
         found = ids(await drained(reader))
         assert set(found) >= set(range(100, 140))
 
+    async def test_a_restore_that_is_taken_back_delivers_what_nobody_had_read(
+        self, home: Home
+    ) -> None:
+        writer = await home.open()
+        await writer.put(numbered(20))
+        await writer.tag("mistake")
+        reader, group = await home.read(), await home.read(group="g")
+        for one in (reader, group):
+            assert len(await drained(one)) == 20
+        await group.commit()
+        await writer.put(numbered(40, 20))
+        await writer.tag("all")
+        await writer.restore("mistake")
+        await writer.put(numbered(40, 100))
+        for one in (reader, group):
+            assert sorted(ids(await drained(one))) == list(range(100, 140))
+        await group.commit()
+        done = await writer.restore("all")
+        assert {one["group"] for one in done["groups"]} == {"g"}
+        for one in (reader, group):
+            assert sorted(ids(await drained(one))) == list(range(20, 60))
+
     async def test_a_waiting_get_wakes_with_what_is_put_after_a_restore(
         self, home: Home, spawned: Any
     ) -> None:

@@ -36,9 +36,10 @@ SEAL = "persisting.seal"
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """A restore: where the bucket ended after it, and which call it was."""
+    """A restore, and which call it was."""
 
     end: int
+    """Where the rows after it part from those before it: its end, unless it brought rows back."""
     token: str = ""
 
 

@@ -85,9 +85,14 @@ def restore(table: Table, version: int, token: str) -> TableView:
     from lance import LanceOperation
 
     target = table.at(version)
-    restores = [*table.restores, Restored(target.end, token)]
+    then = {} if target.dataset is None else properties.read(target.dataset)
+    # Rows that other restores took away since then come back: they part from those of now where
+    # the first of these restores ended.
+    since = table.restores[len(properties.restores_of(then)) :]
+    parting = min([target.end, *(one.end for one in since)])
+    restores = [*table.restores, Restored(parting, token)]
     changed = {
-        **({} if target.dataset is None else properties.read(target.dataset)),
+        **then,
         # The log has gone on since then: what it held up to now must not come again.
         SEQUENCE: str(table.sequence),
         START: str(target.start),

@@ -119,7 +119,8 @@ class TopicTable:
     async def restore(self, version: TopicVersion) -> dict[str, Any]:
         """Go back to a tag or a moment, bucket by bucket; if it fails in between, repeat it.
 
-        Groups that had come further are set to the new end, and named in what is returned.
+        Groups that had come further are set back to the new end, or where the records part from
+        those that they have read, and named in what is returned.
         """
         self._check_open()
         self._whole("restore")
@@ -134,7 +135,8 @@ class TopicTable:
                 for b, number in zip(chosen, numbers, strict=True)
             ]
         )
-        ends = {b: one["end_offset"] for b, one in zip(chosen, results, strict=True)}
+        restores = await self._each("restores", list(chosen))
+        ends = {b: ends[-1] for b, ends in zip(chosen, restores, strict=True) if ends}
         return {
             "buckets": dict(zip(chosen, results, strict=True)),
             "removed": sum(one["removed"] for one in results),
