@@ -11,6 +11,9 @@ import pytest
 from contracts import decoded
 from invoking import filled, in_terminal, line_of, piped, plain, started, stopped
 
+from persisting.cli.pipeline import _expressions
+from persisting.spark.failures import _reason
+
 pytest.importorskip("pyspark")
 LOCAL = ("--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1")
 
@@ -55,6 +58,49 @@ def test_every_job_does_its_work_and_keeps_its_contract(storage: Path, tmp_path:
     assert back.rows == 5
     job("ingest", "back", tmp_path / "out.parquet", "--write-id", "w", storage=storage)
     assert piped("export", "back", "-", "-s", storage).out.count("\n") == 5
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_jobs_replace_nothing_unless_they_are_told(storage: Path, tmp_path: Path) -> None:
+    def refused(words: str, *args: object) -> None:
+        code, out, err = piped("pipeline", *args, *LOCAL, "-s", storage)
+        assert (code, out) == (2, ""), err
+        assert words in err
+
+    dedupe = ("dedupe", "events", "once", "--key", "text")
+    assert job(*dedupe, storage=storage).written == 3
+    refused("say --mode overwrite or append", *dedupe)
+    assert job(*dedupe, "--mode", "overwrite", storage=storage).written == 3
+    assert job(*dedupe, "--write-id", "w", storage=storage).written == 3
+    assert piped("export", "once", "-", "-s", storage).out.count("\n") == 6
+    split = ("split", "events", "--key", "id", "--tag", "s", "--share", "once=1", "-o")
+    refused("is a topic", *split, storage, "--mode", "overwrite")
+    parts = tmp_path / "parts"
+    refused("begins with a dot", *split[:-2], "../x=1", "-o", parts)
+    refused("shares must be numbers", *split[:-2], "a=b", "-o", parts)
+    assert '"name": "s"' not in piped("tag", "events", "--json", "-s", storage).out
+    assert job(*split, parts, storage=storage).parts == {"once": 20}
+    refused("is there already", *split, parts)
+    job(*split, parts, "--mode", "overwrite", storage=storage)
+    assert piped("export", "once", "-", "-s", storage).out.count("\n") == 6
+
+
+def test_expressions_are_divided_at_their_commas() -> None:
+    parts = ["id", r"concat('a,\', b', '\\') AS q", r"`odd,\` AS `n`", "f(a, [1, 2])"]
+    assert _expressions(", ".join(parts)) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("calling o1.save.\n: java.io.IOException: Mkdirs failed\n\tat x", "Mkdirs failed"),
+        ("a\n: x.Y: b\n\tat z\nCaused by: java.Z: the cause\n\tat w", "the cause"),
+        ("[SOME] only this\nrest", "[SOME] only this"),
+    ],
+)
+def test_the_reason_of_an_error_is_a_line(text: str, reason: str) -> None:
+    assert _reason(text) == reason
 
 
 @pytest.mark.nightly

@@ -15,7 +15,7 @@ import pytest
 from filled import ids, put, rows, stored, writer
 from launching import Run
 
-from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic
+from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic, StorageError
 from persisting.spark import jobs
 
 # One Spark job after the other takes minutes: by night.
@@ -27,6 +27,31 @@ if TYPE_CHECKING:
 
 def evens(df: DataFrame) -> DataFrame:
     return df.where("even").selectExpr("id", "upper(text) as text")
+
+
+def test_a_source_without_records_is_no_error(spark: SparkSession, tmp_path: Path) -> None:
+    with writer(tmp_path, "raw"):
+        pass
+    done = jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")
+    assert (done.rows, done.batches) == (0, 0)
+    put(tmp_path, rows(5), "raw")
+    assert jobs.incremental(spark, tmp_path / "raw", tmp_path / "all").rows == 5
+    assert ids(tmp_path, "all") == list(range(5))
+
+
+@pytest.mark.parametrize("count", [3, 60])
+def test_a_source_that_was_made_anew_is_refused(
+    spark: SparkSession, tmp_path: Path, count: int
+) -> None:
+    put(tmp_path, rows(20), "raw")
+    assert jobs.incremental(spark, tmp_path / "raw", tmp_path / "all").rows == 20
+    assert jobs.incremental(spark, tmp_path / "raw", tmp_path / "all").rows == 0
+    shutil.rmtree(tmp_path / "raw")
+    put(tmp_path, rows(count, 100), "raw")
+    with pytest.raises(StorageError, match="was made anew"):
+        jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")
+    done = jobs.incremental(spark, tmp_path / "raw", tmp_path / "all", name="again")
+    assert done.rows == count
 
 
 def test_each_run_takes_only_what_is_new(spark: SparkSession, tmp_path: Path) -> None:
@@ -59,7 +84,7 @@ def test_each_run_takes_only_what_is_new(spark: SparkSession, tmp_path: Path) ->
     assert ids(tmp_path, "even") == list(range(0, 130, 2))
 
     place = tmp_path / "even" / "checkpoints" / "raw"
-    assert json.loads((place / "source.json").read_text()) == {"source": "../../../raw"}
+    assert json.loads((place / "source.json").read_text())["source"] == "../../../raw"
     assert (place / "spark" / "offsets" / "2").exists()
 
 

@@ -169,6 +169,32 @@ class TestNearDuplicates:
         kept = jobs.drop_near_duplicates(rows, "text")
         assert sorted(row["id"] for row in kept.collect()) == [1, 2]
 
+    @pytest.mark.parametrize("keep", ["first", "last"])
+    def test_are_told_apart_where_their_order_is_equal(
+        self, spark: SparkSession, keep: str
+    ) -> None:
+        text = "the quick brown fox jumps over the lazy dog again and again"
+        made = [
+            ("mon", f"{text} a"),
+            ("mon", f"{text} a"),
+            ("tue", f"{text} b"),
+            ("tue", "nothing of the kind, not at all"),
+            ("tue", None),
+            ("tue", None),
+        ]
+        frame = spark.createDataFrame(made, "day string, text string")
+        kept = jobs.drop_near_duplicates(frame, "text", 0.7, keep=keep, order_by="day").collect()
+        stays = "mon" if keep == "first" else "tue"
+        assert sorted((row["day"], str(row["text"])[:3]) for row in kept) == sorted(
+            [(stays, "the"), ("tue", "not"), ("tue", "Non"), ("tue", "Non")]
+        )
+        pairs = jobs.near_duplicates(frame, "text", 0.7, order_by="day").collect()
+        assert pairs[0]["first"].asDict().keys() == {"day"}
+        assert sorted((row["first"]["day"], row["second"]["day"]) for row in pairs) == [
+            ("mon", "mon"),
+            ("mon", "tue"),
+        ]
+
     def test_in_a_crowd_are_compared_with_its_first(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -182,6 +208,8 @@ class TestNearDuplicates:
         rows = frame(spark, ["a"])
         with pytest.raises(InvalidArgument, match="threshold must lie above 0"):
             jobs.near_duplicates(rows, "text", 0, order_by="n")
+        with pytest.raises(InvalidArgument, match="threshold must lie above 0"):
+            jobs.near_duplicates(rows, "text", "0.8", order_by="n")  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="'n' holds int, no text"):
             jobs.near_duplicates(rows, "n", order_by="n")
         with pytest.raises(InvalidArgument, match="names 'nope'"):

@@ -280,6 +280,18 @@ class TestProfile:
         assert found["min"] == found["max"] == "é" * 64
         assert found["max_length"] == 500
 
+    def test_of_nothing_is_empty(self, spark: SparkSession) -> None:
+        whole = jobs.profile(spark.range(1))
+        for made in (spark.range(1).drop("id"), spark.range(1).selectExpr("1 as _bucket")):
+            found = jobs.profile(made)
+            assert found.dtypes == whole.dtypes
+            assert found.collect() == []
+
+    def test_means_of_large_decimals(self, spark: SparkSession) -> None:
+        made = spark.range(30).selectExpr("cast('99999999999999999999' as decimal(38,18)) as d")
+        (found,) = jobs.profile(made).collect()
+        assert found["mean"] == pytest.approx(1e20)
+
     def test_takes_maps_and_names_as_they_are(self, spark: SparkSession) -> None:
         made = spark.createDataFrame([({"a": 1}, 1)], "`a map` map<string,int>, `x.y` int")
         found = {row["column"]: row for row in jobs.profile(made).collect()}
@@ -315,6 +327,29 @@ class TestSplit:
             for row in part.collect():
                 assert self.part_of(f"{row['id']}\x00{row['b']}") == name
 
+    def test_is_the_same_in_every_time_zone(self, spark: SparkSession) -> None:
+        moments = "timestamp_seconds(1704067200 + 3600 * id) as at"
+        made = spark.range(60).selectExpr("id", moments).selectExpr("id", "at", "array(at) as all")
+        found: dict[str, list[list[int]]] = {}
+        zone = spark.conf.get("spark.sql.session.timeZone")
+        try:
+            for name in ("UTC", "America/New_York"):
+                spark.conf.set("spark.sql.session.timeZone", name)
+                found[name] = [
+                    sorted(row["id"] for row in jobs.split(made, key)["train"].collect())
+                    for key in ("at", "all")
+                ]
+        finally:
+            spark.conf.set("spark.sql.session.timeZone", zone)
+        assert found["UTC"] == found["America/New_York"]
+
+    def test_is_the_same_when_numbers_become_wider(self, spark: SparkSession) -> None:
+        made = spark.range(-50, 50).selectExpr("id", "cast(id as double) d", "cast(id as float) f")
+        ints, *others = (jobs.assign_splits(made, key).collect() for key in ("id", "d", "f"))
+        assert others == [ints, ints]
+        odd = spark.createDataFrame([(float("nan"),), (1e300,), (0.5,), (-0.0,)], "x double")
+        assert len(jobs.assign_splits(odd, "x").collect()) == 4
+
     def test_as_a_column_is_the_same(self, spark: SparkSession) -> None:
         made = spark.range(100)
         named = jobs.assign_splits(made, "id", self.SHARES)
@@ -323,13 +358,33 @@ class TestSplit:
             jobs.assign_splits(named, "id")
 
     @pytest.mark.parametrize(
-        "shares", [{}, {"a": 0.5}, {"a": 1.5}, {"a": 1.0, "b": 0.0}, {"a": 0.5, "b": 0.6}]
+        "shares",
+        [{}, {"a": 0.5}, {"a": 1.5}, {"a": 1.0, "b": 0.0}, {"a": 0.5, "b": 0.6}, {"a": "1"}],
     )
     def test_needs_shares_that_are_whole(
         self, spark: SparkSession, shares: dict[str, float]
     ) -> None:
         with pytest.raises(InvalidArgument, match="shares must"):
             jobs.split(spark.range(1), "id", shares)
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({"shares": {"a": 0.5}}, "shares must sum to 1"),
+            ({"key": "nope"}, "key names 'nope'"),
+            ({"key": []}, "key names no field"),
+            ({"columns": ["text", "nope"]}, "columns names 'nope'"),
+            ({"where": "nope > 1"}, "nope"),
+        ],
+    )
+    def test_of_a_topic_makes_no_tag_for_wrong_arguments(
+        self, spark: SparkSession, tmp_path: Path, given: dict[str, Any], words: str
+    ) -> None:
+        put(tmp_path, rows(5))
+        with pytest.raises(InvalidArgument, match=words):
+            jobs.split_topic(spark, tmp_path / "t", tag="one", **{"key": "id", **given})
+        with reader(tmp_path) as queue:
+            assert queue.tags() == []
 
     def test_of_a_topic_stays_while_the_topic_grows(
         self, spark: SparkSession, tmp_path: Path

@@ -101,6 +101,15 @@ class TestTheEnvironment:
         conf = {"spark.pyspark.python": "/conf/python"}
         assert settings.variables("local[2]", conf)["PYSPARK_PYTHON"] == "/conf/python"
 
+    def test_lets_java_read_every_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+            monkeypatch.delenv(name, raising=False)
+        assert settings.variables("local[2]", {})["LC_ALL"] == "C.UTF-8"
+        monkeypatch.setenv("LANG", "de_DE.UTF-8")
+        assert "LC_ALL" not in settings.variables("local[2]", {})
+        monkeypatch.setenv("LC_ALL", "C")
+        assert settings.variables("local[2]", {})["LC_ALL"] == "C.UTF-8"
+
     def test_is_the_callers_again_after_the_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ONE", "1")
         monkeypatch.delenv("TWO", raising=False)

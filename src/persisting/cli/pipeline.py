@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ import msgspec
 from persisting.cli import parameters, printing, working
 from persisting.cli.contract import prints
 from persisting.cli.parameters import Names, Setting
+from persisting.errors import InvalidArgument
+from persisting.topic import config as topics
 
 
 class JobResult(msgspec.Struct):
@@ -72,6 +75,16 @@ _write_id = click.option(
 )
 
 
+def _mode(when: str) -> Any:
+    return click.option(
+        "--mode",
+        type=click.Choice(["error", "overwrite", "append"]),
+        default="error",
+        show_default=True,
+        help=when,
+    )
+
+
 def _spark_options(command: Any) -> Any:
     for option in (
         parameters.as_json,
@@ -90,8 +103,13 @@ def _session(master: str, conf: tuple[tuple[str, Any], ...]) -> Iterator[Any]:
     """Spark for the length of a job; its errors in a line, without Java's traces."""
     from persisting.spark import session
     from persisting.spark.failures import in_short, quiet
+    from persisting.spark.interrupts import plain
 
-    spark = session("persisting", master=master, conf=dict(conf))
+    with plain():
+        # The fields of a topic may differ in case only.
+        spark = session(
+            "persisting", master=master, conf={"spark.sql.caseSensitive": "true", **dict(conf)}
+        )
     if not working.debugging():
         quiet(spark)
     try:
@@ -196,6 +214,7 @@ def index(
     show_default=True,
     help="Which of the same stays.",
 )
+@_mode("If the target has records.")
 @_write_id
 @_spark_options
 @prints("pipeline dedupe", "persisting.cli.pipeline:JobResult")
@@ -206,6 +225,7 @@ def dedupe(
     near: str | None,
     threshold: float,
     keep: str,
+    mode: str,
     write_id: str | None,
     master: str,
     conf: Any,
@@ -213,6 +233,9 @@ def dedupe(
     as_json: bool,
 ) -> None:
     """Write the records of a topic to another one, each once.
+
+    A target that has records is an error, but for a repetition under a --write-id: say with --mode
+    whether to replace them or to add to them.
 
     \b
     Examples:
@@ -230,24 +253,37 @@ def dedupe(
     with _session(master, conf) as spark:
         from persisting.spark import jobs, read_topic
 
+        if mode == "error" and write_id is None:
+            _must_be_empty(spark, folder)
         rows = read_topic(spark, source.folder, includeMetadata=True)
         if key is not None:
             rows = jobs.deduplicate(rows, key, keep=keep)
         if near is not None:
             rows = jobs.drop_near_duplicates(rows, near, threshold, keep=keep)
-        written = _save(rows.drop("_bucket", "_offset", "_time"), folder, write_id)
+        plain = rows.drop("_bucket", "_offset", "_time")
+        written = _save(plain, folder, "overwrite" if mode == "overwrite" else "append", write_id)
     seconds = time.monotonic() - started
     result = JobResult("dedupe", source.config.topic, seconds, written=written, target=str(folder))
     _tell(result, as_json)
 
 
-def _save(rows: Any, folder: Path, write_id: str | None) -> int:
+def _save(rows: Any, folder: Path, mode: str, write_id: str | None) -> int:
     from persisting.spark.jobs.counting import counted
 
     options = {} if write_id is None else {"writeId": write_id}
     with counted(rows) as (observed, count):
-        observed.write.format("persisting").mode("append").options(**options).save(str(folder))
+        observed.write.format("persisting").mode(mode).options(**options).save(str(folder))
     return count()
+
+
+def _must_be_empty(spark: Any, target: Path) -> None:
+    from persisting.spark import read_topic
+
+    if (target / topics.FILE).exists() and not read_topic(spark, target).isEmpty():
+        raise InvalidArgument(
+            f"the topic {target.name!r} has records; say --mode overwrite or append, or name the "
+            "write with --write-id, so that it can be repeated"
+        )
 
 
 def _must_differ(source: Any, target: Path) -> None:
@@ -289,7 +325,7 @@ def near_duplicates(
         pairs = jobs.near_duplicates(rows, column, threshold)
         found = pairs.orderBy("similarity", ascending=False).limit(limit).collect()
     pairs_found = [
-        NearPair(one["first"].asDict(), one["second"].asDict(), one["similarity"]) for one in found
+        NearPair(_in_utc(one["first"]), _in_utc(one["second"]), one["similarity"]) for one in found
     ]
     for pair in pairs_found:
         if as_json:
@@ -299,18 +335,20 @@ def near_duplicates(
             printing.line(f"{first:>8}  {second:>8}  {pair.similarity:.3f}")
 
 
+def _in_utc(row: Any) -> dict[str, Any]:
+    """A row with its moments in UTC; Spark gives them in the time of this machine."""
+    return {
+        name: value.astimezone(dt.timezone.utc) if isinstance(value, dt.datetime) else value
+        for name, value in row.asDict().items()
+    }
+
+
 @pipeline.command()
 @parameters.topic
 @click.argument("path", type=click.Path())
 @_file_format
 @click.option("--partition-by", type=Names(), help="A folder for each value of these fields.")
-@click.option(
-    "--mode",
-    type=click.Choice(["error", "overwrite", "append"]),
-    default="error",
-    show_default=True,
-    help="If something is there.",
-)
+@_mode("If something is there.")
 @click.option("--tag", metavar="NAME", help="As the topic was at a tag.")
 @parameters.where
 @parameters.columns
@@ -463,6 +501,7 @@ def _tell_profile(found: list[ProfileRow]) -> None:
 )
 @click.option("--salt", default="", help="Another one makes another split.")
 @click.option("--output", "-o", metavar="DIR", help="Write each part to DIR/<part> as files.")
+@_mode("If something is in DIR/<part>.")
 @_file_format
 @parameters.where
 @parameters.columns
@@ -475,6 +514,7 @@ def split(
     share: tuple[tuple[str, Any], ...],
     salt: str,
     output: str | None,
+    mode: str,
     kind: str | None,
     where: str | None,
     columns: list[str] | None,
@@ -495,24 +535,26 @@ def split(
     with _session(master, conf) as spark:
         from persisting.spark import jobs
         from persisting.spark.jobs.splitting import SHARES
+        from persisting.spark.jobs.targets import part_targets
 
+        shares = dict(share) or SHARES
+        places = {} if output is None else part_targets(output, shares, kind, mode)
         parts = jobs.split_topic(
             spark,
             source.folder,
             key=key,
             tag=tag,
-            shares=dict(share) or SHARES,
+            shares=shares,
             salt=salt,
             columns=columns,
             where=where,
         )
-        if output is None:
-            counts = {name: part.count() for name, part in parts.items()}
-        else:
-            counts = {
-                name: jobs.export(part, Path(output) / name, format=kind, mode="overwrite")["rows"]
-                for name, part in parts.items()
-            }
+        counts = {
+            name: jobs.export(part, places[name], format=kind, mode=mode)["rows"]
+            if name in places
+            else part.count()
+            for name, part in parts.items()
+        }
     seconds = time.monotonic() - started
     _tell(JobResult("split", source.config.topic, seconds, target=output, parts=counts), as_json)
 
@@ -587,9 +629,11 @@ def run(
 
 def _expressions(select: str) -> list[str]:
     """The parts of a list of expressions: commas within brackets or quotes divide nothing."""
-    found, depth, quote, start = [], 0, "", 0
+    found, depth, quote, start, escaped = [], 0, "", 0, False
     for at, char in enumerate(select):
-        if quote:
+        if escaped or (char == "\\" and quote in ("'", '"')):
+            escaped = not escaped
+        elif quote:
             quote = "" if char == quote else quote
         elif char in "'\"`":
             quote = char
@@ -605,7 +649,8 @@ def _expressions(select: str) -> list[str]:
 
 def _tell(result: JobResult, as_json: bool) -> None:
     def tell() -> None:
-        known = {name: value for name, value in msgspec.to_builtins(result).items() if value}
+        every = msgspec.to_builtins(result).items()
+        known = {name: value for name, value in every if value is not None and value != {}}
         known["seconds"] = printing.seconds(result.seconds)
         for name in ("bytes",):
             if name in known:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _QUERY_LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _CAUSE = re.compile(r"Caused by: (?:[\w.$]+: )?(.+)")
+_THROWN = re.compile(r"^: (?:[\w.$]+: )?(.+)", re.MULTILINE)
 _OURS = re.compile(r"persisting\.errors\.\w+: (.+)")
 
 
@@ -41,7 +42,7 @@ def in_short() -> Iterator[None]:
 
 def _reason(text: str) -> str:
     """Our own message, if one is in it; the innermost cause, else the first line."""
-    for pattern in (_OURS, _CAUSE):
+    for pattern in (_OURS, _CAUSE, _THROWN):
         found = pattern.findall(text)
         if found:
             return str(found[-1]).strip()

@@ -28,6 +28,7 @@ def defaults(master: str, folder: Path, conf: Mapping[str, str | None]) -> dict[
         "spark.driver.defaultJavaOptions": log,
         "spark.local.dir": str(folder / "local"),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.timeType.enabled": "true",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -48,6 +49,9 @@ def variables(master: str, conf: Mapping[str, str | None]) -> dict[str, str]:
         "PYSPARK_PYTHON": python or sys.executable,
         "PYSPARK_DRIVER_PYTHON": conf.get("spark.pyspark.driver.python") or sys.executable,
     }
+    if "utf" not in _locale().lower():
+        # Java would not find files whose names have letters beyond ASCII.
+        chosen["LC_ALL"] = "C.UTF-8"
     if local_cores(master) is not None:
         # Spark would look for an address in the network, and warn of what it found.
         chosen["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
@@ -85,6 +89,11 @@ def local_cores(master: str) -> int | None:
     if match := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
         return int(match[1]) * int(match[2])
     return None
+
+
+def _locale() -> str:
+    names = ("LC_ALL", "LC_CTYPE", "LANG")
+    return next((said for name in names if (said := os.environ.get(name))), "")
 
 
 def _cores() -> int:

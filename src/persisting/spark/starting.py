@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from persisting.errors import InvalidArgument, StorageError
 from persisting.spark import settings
+from persisting.spark.interrupts import held
 from persisting.spark.scratch import Scratch, java_runs
 from persisting.spark.threads import activate
 
@@ -175,13 +176,13 @@ def _started(app_name: str, master: str, wanted: Mapping[str, str | None]) -> Sp
             **wanted,
             "spark.master": master,
         }
-        with warnings.catch_warnings():
+        with held(), warnings.catch_warnings():
             # Spark starts its Java by a fork that at once becomes another program.
             warnings.filterwarnings("ignore", message="lance is not fork-safe")
             # A Connect session is given all settings once more, also those of its server.
             warnings.filterwarnings("ignore", message=r"Failed to set spark\.")
             spark = SparkSession.builder.config(map=_known(chosen)).getOrCreate()
-    atexit.register(_leave, spark, SparkContext._active_spark_context, os.getpid())
+            atexit.register(_leave, spark, SparkContext._active_spark_context, os.getpid())
     return spark
 
 

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimeType
 
 from persisting.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+TIMES = "spark.sql.timeType.enabled"
 
 
 def existing(df: DataFrame, names: str | Sequence[str], what: str) -> list[str]:
@@ -22,6 +25,26 @@ def existing(df: DataFrame, names: str | Sequence[str], what: str) -> list[str]:
         said = f"{unknown[0]!r}, which is no column" if unknown else "no column"
         raise InvalidArgument(f"{what} names {said}; the columns are: {there}")
     return found
+
+
+def check_times(df: DataFrame, what: str) -> None:
+    """Raise if ``df`` has times of day and its session does not let Spark work with them."""
+    names = [field.name for field in df.schema if _has_time(field.dataType)]
+    if names and df.sparkSession.conf.get(TIMES, "false") != "true":
+        raise InvalidArgument(
+            f"{what}: field {names[0]!r} holds times of day, which this session does not allow; "
+            f"set {TIMES}=true, as persisting.spark.session() does, or leave the field out"
+        )
+
+
+def _has_time(dtype: DataType) -> bool:
+    if isinstance(dtype, ArrayType):
+        return _has_time(dtype.elementType)
+    if isinstance(dtype, MapType):
+        return _has_time(dtype.keyType) or _has_time(dtype.valueType)
+    if isinstance(dtype, StructType):
+        return any(_has_time(field.dataType) for field in dtype)
+    return isinstance(dtype, TimeType)
 
 
 def named(name: str) -> Column:

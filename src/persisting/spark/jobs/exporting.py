@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persisting.errors import InvalidArgument
-from persisting.spark.jobs import lance_files
+from persisting.spark.jobs import lance_files, spark_files
 from persisting.spark.jobs.columns import existing
-from persisting.spark.jobs.counting import counted
-from persisting.spark.jobs.formats import JSONL, LANCE, PARQUET, named_format
+from persisting.spark.jobs.formats import LANCE, PARQUET, is_partition, named_format
+from persisting.spark.jobs.targets import MODES, check_mode, replaced, target_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-MODES = ("error", "overwrite", "append")
 
 
 def export(
@@ -28,39 +26,36 @@ def export(
     mode: str = "error",
     vectors: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Write the rows of ``df`` to files below ``path``.
+    """Write the rows of ``df`` to files below ``path``, a folder in which no topic lies.
 
     ``format`` is ``parquet``, ``lance`` or ``jsonl``; without it the end of the path says which
     (``.lance``, ``.jsonl``), else it is Parquet. ``partition_by`` makes a folder for each value of
-    these columns. ``mode`` says what happens if something is there: ``error``, ``overwrite`` or
-    ``append``. ``vectors`` (name: length) are arrays of floats that Lance stores as vectors, to be
-    searched. What is returned says ``path``, ``format``, ``rows``, and the ``files`` and ``bytes``
-    that are there now. JSON lines keep no types: bytes become text (base64), and so do times.
+    these columns; but for Lance the values are in its name only, as text, and an empty text is
+    refused, which would be read as null. ``mode`` says what happens if something is there:
+    ``error``, ``overwrite`` (all of it is replaced, once the rows are written) or ``append``, which
+    needs the same format and ``partition_by``. ``vectors`` (name: length) are arrays of floats that
+    Lance stores as vectors, to be searched. What is returned says ``path``, ``format``, ``rows``,
+    and the ``files`` and ``bytes`` that are there now. JSON lines keep no types: bytes become text
+    (base64), and so do times.
     """
     if mode not in MODES:
         raise InvalidArgument(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     chosen = named_format(format, path) or PARQUET
     if vectors and chosen != LANCE:
         raise InvalidArgument(f"vectors are for the format lance, not for {chosen}")
+    if not df.columns:
+        raise InvalidArgument("the rows have no columns: there is nothing to export yet")
     by = existing(df, partition_by, "partition_by") if partition_by else []
-    root = Path(str(path).removeprefix("file://")).absolute()
-    if mode == "error" and root.exists() and any(root.iterdir()):
-        raise InvalidArgument(f"{root} is there already; say mode='overwrite' or 'append'")
+    root = target_of(path)
+    check_mode(root, mode, chosen, by)
     if chosen == LANCE:
         rows = lance_files.write(df, root, by, vectors or {}, overwrite=mode != "append")
+    elif mode == "append":
+        rows = spark_files.write(df, root, chosen, by)
     else:
-        rows = _write(df, root, chosen, by, "append" if mode == "append" else "overwrite")
+        rows = replaced(root, lambda place: spark_files.write(df, place, chosen, by))
     count, size = _on_disk(root)
     return {"path": str(root), "format": chosen, "rows": rows, "files": count, "bytes": size}
-
-
-def _write(df: DataFrame, root: Path, chosen: str, by: list[str], mode: str) -> int:
-    with counted(df) as (rows, count):
-        writer = rows.write.mode(mode).partitionBy(*by)
-        if chosen == JSONL:
-            writer = writer.option("ignoreNullFields", False)
-        writer.format("json" if chosen == JSONL else chosen).save(str(root))
-    return count()
 
 
 def _on_disk(root: Path) -> tuple[int, int]:
@@ -68,7 +63,7 @@ def _on_disk(root: Path) -> tuple[int, int]:
     sizes = [
         os.path.getsize(Path(place, name))
         for place, _, names in os.walk(root)
-        if not Path(place).name.startswith("_")
+        if is_partition(Path(place).name) or not Path(place).name.startswith("_")
         for name in names
         if not name.startswith(("_", "."))
     ]

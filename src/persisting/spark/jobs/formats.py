@@ -1,9 +1,11 @@
-"""The formats that are exported to and ingested from."""
+"""The formats that are exported to and ingested from, and how their files lie in folders."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from urllib.parse import unquote
 
 from persisting.errors import InvalidArgument
 
@@ -41,15 +43,40 @@ def found_format(given: str | None, path: str | Path) -> str:
 
 
 def lance_folders(path: Path) -> list[Path]:
-    """The Lance datasets at or below ``path``."""
-    if is_lance(path):
-        return [path]
-    return [
-        Path(place, name)
-        for place, folders, _ in sorted(os.walk(path))
-        for name in sorted(folders)
-        if is_lance(Path(place, name))
-    ]
+    """The Lance datasets at or below ``path``, also partitions within a dataset."""
+    is_one = is_lance(path)
+    found = [path] if is_one else []
+    for child in sorted(path.iterdir()) if path.is_dir() else ():
+        if not child.is_dir() or (child.is_symlink() and not is_lance(child)):
+            continue
+        if not is_one or is_partition(child.name):
+            found += lance_folders(child)
+    return found
+
+
+def layouts(root: Path) -> set[tuple[str, tuple[str, ...]]]:
+    """What lies at or below ``root``: formats, each with the columns that its folders name."""
+    found = {(LANCE, folder_columns(one.relative_to(root))) for one in lance_folders(root)}
+    for place, names in _plain_folders(root):
+        columns = folder_columns(place.relative_to(root))
+        kinds = {_by_suffix(name) for name in names if not name.startswith(("_", "."))}
+        found |= {(kind, columns) for kind in kinds - {None, LANCE} if kind}
+    return found
+
+
+def folder_columns(path: PurePath) -> tuple[str, ...]:
+    """The columns that the folders of a path stand for, as in ``kind=a/day=1``."""
+    return tuple(unquote(part.partition("=")[0]) for part in path.parts if is_partition(part))
+
+
+def is_partition(name: str) -> bool:
+    """Whether a folder is named by a column and its value."""
+    return name.find("=") > 0
+
+
+def is_lance(path: Path) -> bool:
+    """Whether a folder is a Lance dataset."""
+    return (path / "_versions").is_dir()
 
 
 def _of_content(path: Path) -> str | None:
@@ -59,9 +86,16 @@ def _of_content(path: Path) -> str | None:
     return next((found for name in names if (found := _by_suffix(name))), None)
 
 
-def is_lance(path: Path) -> bool:
-    """Whether a folder is a Lance dataset."""
-    return (path / "_versions").is_dir()
+def _plain_folders(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Folders with the names of their files, but for those that are Lance's or hidden."""
+    for place, folders, names in os.walk(root):
+        is_one = is_lance(Path(place))
+        folders[:] = [
+            name
+            for name in folders
+            if is_partition(name) or not (is_one or name.startswith(("_", ".")))
+        ]
+        yield Path(place), [] if is_one else names
 
 
 def _by_suffix(name: str) -> str | None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from persisting.errors import InvalidArgument
-from persisting.spark.jobs import lance_files
+from persisting.schema import EMPTY
+from persisting.spark.jobs import json_files, lance_files, parquet_files, spark_files
 from persisting.spark.jobs.counting import counted
-from persisting.spark.jobs.formats import JSONL, LANCE, found_format
+from persisting.spark.jobs.formats import LANCE, PARQUET, found_format
 from persisting.spark.jobs.stored import folder_of
 from persisting.spark.jobs.writing import writer_options
+from persisting.spark.planning import shared_schema
 from persisting.spark.threads import activate
+from persisting.spark.types import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,39 +40,64 @@ def ingest(
 ) -> dict[str, Any]:
     """Put the rows of files into a topic, which is made if it does not exist.
 
-    ``source`` is a file, a folder or (but for Lance) a pattern; its ``format``, ``parquet``,
-    ``lance`` or ``jsonl``, is found by its names if it is not said. ``schema`` gives the types of
-    JSON lines, where Spark would guess them in a pass of its own. ``mode`` is ``append`` or
-    ``overwrite``. The other options are those of the sink: a new topic's ``bucket_column``,
-    ``num_buckets`` and ``compression``; ``vectors`` (name: length), which Lance files say by
-    themselves; ``write_id``, with which a repetition completes a write and doubles nothing. What
-    is returned says ``topic`` (its folder), ``format`` and the ``rows`` that were read.
+    ``source`` is a file, a folder with all below it, or (but for Lance) a pattern; its ``format``,
+    ``parquet``, ``lance`` or ``jsonl``, is found by its names if it is not said. Files may have
+    different fields. Values in the names of folders (``<column>=<value>``) are text, unless the
+    topic or ``schema`` has another type for the column. ``schema`` gives the types of JSON lines,
+    which are else found as a queue finds them; a line that is no object, or does not fit, is an
+    error that names it, and nothing is stored. ``mode`` is ``append`` or ``overwrite``. The
+    other options are those of the sink: a new topic's ``bucket_column``, ``num_buckets`` and
+    ``compression``; ``vectors`` (name: length), which Lance files say by themselves; ``write_id``,
+    with which a repetition completes a write and doubles nothing. What is returned says ``topic``
+    (its folder), ``format`` and the ``rows`` that were read.
     """
     if mode not in ("append", "overwrite"):
         raise InvalidArgument(f"mode must be append or overwrite, got {mode!r}")
     folder = folder_of(path, topic)
     chosen = found_format(format, source)
-    df, known = _read(spark, str(source), chosen, schema)
+    read = _read(spark, str(source), chosen, schema, folder)
     options = writer_options(
         bucket_column=bucket_column,
         num_buckets=num_buckets,
         compression=compression,
-        vectors={**known, **(vectors or {})},
+        vectors={**read.vectors, **(vectors or {})},
         write_id=write_id,
     )
     activate(spark)
-    with counted(df) as (rows, count):
+    with read.failing, counted(read.rows) as (rows, count):
         rows.write.format("persisting").mode(mode).options(**options).save(str(folder))
     return {"topic": str(folder), "format": chosen, "rows": count()}
 
 
+class _Read(NamedTuple):
+    """Rows that are on their way."""
+
+    rows: DataFrame
+    vectors: Mapping[str, int] = {}
+    """The lengths of those that the files name as such."""
+    failing: AbstractContextManager[None] = nullcontext()
+    """In which errors are told by what is in the files."""
+
+
 def _read(
-    spark: SparkSession, source: str, chosen: str, schema: str | StructType | None
-) -> tuple[DataFrame, dict[str, int]]:
-    """The rows, and the lengths of the vectors that the files name as such."""
+    spark: SparkSession, source: str, chosen: str, schema: str | StructType | None, folder: Path
+) -> _Read:
     if chosen == LANCE:
         if schema is not None:
             raise InvalidArgument("a Lance dataset has a schema of its own; leave schema out")
-        return lance_files.read(spark, Path(source.removeprefix("file://")))
-    reader = spark.read if schema is None else spark.read.schema(schema)
-    return (reader.json(source) if chosen == JSONL else reader.parquet(source)), {}
+        # Tasks run where Spark was started.
+        return _Read(*lance_files.read(spark, Path(source.removeprefix("file://")).absolute()))
+    files, known = spark_files.listed(spark, source), _known(folder)
+    if chosen == PARQUET:
+        return _Read(parquet_files.read(spark, files, schema, known))
+    rows = json_files.read(spark, files, schema, known)
+    if schema is None:
+        return _Read(rows)
+    return _Read(rows, failing=json_files.misfits_named(spark, files, rows.schema))
+
+
+def _known(folder: Path) -> StructType:
+    """The fields of the topic that is there."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(spark_schema(shared_schema(folder).read() or EMPTY))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +20,8 @@ from persisting.schema import EMPTY
 from persisting.schema.arrow import accept
 from persisting.spark.jobs.columns import named
 from persisting.spark.jobs.formats import is_lance, lance_folders
+from persisting.spark.jobs.spark_files import NULL
+from persisting.spark.jobs.targets import remove
 from persisting.spark.options import ROWS_PER_PARTITION
 from persisting.spark.types import spark_schema, to_spark
 from persisting.table.guard import translated
@@ -28,8 +29,9 @@ from persisting.table.guard import translated
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-NULL = "__HIVE_DEFAULT_PARTITION__"
 _BATCH_ROWS = 8192
+_OF_A_DATASET = ("data", "tree")
+"""Folders of a Lance dataset, beside those that begin with ``_``."""
 _WRITTEN = "part long, folder string, fragment string"
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -43,7 +45,10 @@ def write(
     *,
     overwrite: bool,
 ) -> int:
-    """Write or append to the datasets at ``root``, each by one commit; how many rows."""
+    """Write or append to the datasets at ``root``, each by one commit; how many rows.
+
+    To overwrite is to have nothing but the new ones there, once they are written.
+    """
     target = _target(df, vectors)
     before = {} if overwrite else {str(f): _version(f) for f in lance_folders(root)}
     rows = df.sortWithinPartitions(*map(named, partition_by)) if partition_by else df
@@ -53,13 +58,22 @@ def write(
         by_folder.setdefault(one["folder"], []).append(json.loads(one["fragment"]))
     if not partition_by:
         by_folder.setdefault(str(root), [])
-    stale = {str(folder) for folder in lance_folders(root)} - by_folder.keys()
     for folder, fragments in by_folder.items():
         _commit(folder, fragments, target, before.get(folder))
     if overwrite:
-        for folder in stale:
-            shutil.rmtree(folder)
+        _remove_others(root, {Path(folder) for folder in by_folder})
     return sum(f["physical_rows"] for fragments in by_folder.values() for f in fragments)
+
+
+def _remove_others(folder: Path, kept: set[Path]) -> None:
+    """Remove what is in a folder, but for the datasets that are kept."""
+    for one in list(folder.iterdir()):
+        if folder in kept and (one.name.startswith("_") or one.name in _OF_A_DATASET):
+            continue
+        if one in kept or any(one in path.parents for path in kept):
+            _remove_others(one, kept)
+        else:
+            remove(one)
 
 
 def _target(df: DataFrame, vectors: Mapping[str, int]) -> pa.Schema:

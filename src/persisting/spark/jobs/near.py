@@ -16,13 +16,15 @@ from persisting.spark.jobs.columns import existing, named
 from persisting.spark.jobs.deduplicating import is_first, order_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 CROWD = 1000
 """So many texts that share a band are compared each with each; a larger crowd with its first one
 only, so that boilerplate does not cost the square of its number."""
 
 SHINGLE = 5
+
+_PLACE, _TEXT = "_persisting_place", "_persisting_text"
 
 
 def near_duplicates(
@@ -42,7 +44,13 @@ def near_duplicates(
     of the pairs that have it, more than 99 % are found. Equal texts are paired with the first of
     them; nulls are no text. The texts are read once, at the call.
     """
-    return _pairs(df, column, threshold, order_of(df, order_by), shingle, first=True)
+    order = order_of(df, order_by)
+    pairs = _pairs(df, column, threshold, order, shingle, first=True)
+    sides = (
+        sf.struct(*(named(side)[one].alias(one) for one in order)).alias(side)
+        for side in ("first", "second")
+    )
+    return pairs.select(*sides, "similarity")
 
 
 def drop_near_duplicates(
@@ -57,28 +65,42 @@ def drop_near_duplicates(
     """The rows of ``df`` without those whose text in a column is nearly that of an earlier row.
 
     With ``keep="last"``, of a later one. No two of the rows that stay are near duplicates (as
-    :func:`near_duplicates` finds them); rows without a text all stay.
+    :func:`near_duplicates` finds them); rows without a text all stay. Of rows with equal texts and
+    equal ``order_by`` any one does.
     """
     order = order_of(df, order_by)
     pairs = _pairs(df, column, threshold, order, shingle, first=is_first(keep))
-    going = pairs.select(sf.col("second" if is_first(keep) else "first").alias("_going")).distinct()
-    name = sf.struct(*(named(one) for one in order))
-    return df.join(going, name.eqNullSafe(sf.col("_going")), "left_anti")
+    later = sf.col("second" if is_first(keep) else "first").alias("_going")
+    going = pairs.where("first <> second").select(later).distinct()
+    name = _name(order, column)
+    rest = df.join(going, name.eqNullSafe(sf.col("_going")), "left_anti")
+    if order_by is None:
+        return rest
+    alike = Window.partitionBy(*(named(one) for one in order), named(column)).orderBy(sf.lit(0))
+    ranked = rest.withColumn(_PLACE, sf.row_number().over(alike))
+    return ranked.where((sf.col(_PLACE) == 1) | named(column).isNull()).drop(_PLACE)
+
+
+def _name(order: list[str], column: str) -> Column:
+    """What tells a row from others: its place in the order, which may be shared, and its text."""
+    return sf.struct(
+        *(named(one).alias(one) for one in order), sf.xxhash64(named(column)).alias(_TEXT)
+    )
 
 
 def _pairs(
     df: DataFrame, column: str, threshold: float, order: list[str], shingle: int, *, first: bool
 ) -> DataFrame:
     """Pairs by their rows in order; texts that are equal are paired with the one that stays."""
-    if not 0 < threshold <= 1:
+    if not isinstance(threshold, (int, float)) or not 0 < threshold <= 1:
         raise InvalidArgument(f"threshold must lie above 0 and up to 1, got {threshold!r}")
-    if shingle < 1:
+    if not isinstance(shingle, int) or shingle < 1:
         raise InvalidArgument(f"shingle must be a number of characters from 1, got {shingle!r}")
     groups = _groups(_sketches(df, column, threshold, order, shingle), first=first)
     found = _compared(_candidates(groups, first=first), groups, threshold)
-    equal = groups.select(sf.col("stays").alias("one"), sf.explode("rows").alias("other")).where(
-        "one <> other"
-    )
+    count = sf.size("rows")
+    others = sf.slice("rows", 2, count) if first else sf.slice("rows", 1, count - 1)
+    equal = groups.select(sf.col("stays").alias("one"), sf.explode(others).alias("other"))
     every = found.unionByName(equal.withColumn("similarity", sf.lit(1.0)))
     return every.select(
         sf.least("one", "other").alias("first"),
@@ -95,9 +117,9 @@ def _sketches(
     dtype = df.schema[column].dataType
     if not isinstance(dtype, StringType):
         raise InvalidArgument(f"column {column!r} holds {dtype.simpleString()}, no text")
-    texts = df.select(
-        sf.struct(*(named(one) for one in order)).alias("row"), named(column).alias("text")
-    ).where("text is not null")
+    texts = df.select(_name(order, column).alias("row"), named(column).alias("text")).where(
+        "text is not null"
+    )
     numbers = ArrayType(LongType())
     schema = StructType(
         [
@@ -130,10 +152,10 @@ def _sketching(
 
 
 def _groups(sketches: DataFrame, *, first: bool) -> DataFrame:
-    """Equal texts as one: ``stays``, all its ``rows``, ``shingles``, ``bands``."""
+    """Equal texts as one: ``stays``, all its ``rows`` in order, ``shingles``, ``bands``."""
     groups = sketches.groupBy("whole").agg(
         (sf.min if first else sf.max)("row").alias("stays"),
-        sf.collect_list("row").alias("rows"),
+        sf.array_sort(sf.collect_list("row")).alias("rows"),
         sf.first("shingles").alias("shingles"),
         sf.first("bands").alias("bands"),
     )

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from persisting.spark.jobs.columns import named
+from persisting.spark.jobs.columns import check_times, named
 from persisting.topic.slices import BUCKET
 
 if TYPE_CHECKING:
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 _CUT = 64
 """Characters that are shown of the least and the greatest text."""
+
+
+_FIELDS = (
+    "bucket int, column string, type string, rows long, nulls long, nans long, distinct long, "
+    "min string, max string, mean double, min_length long, mean_length double, max_length long"
+)
 
 
 def profile(df: DataFrame) -> DataFrame:
@@ -39,7 +45,10 @@ def profile(df: DataFrame) -> DataFrame:
     (characters), bytes, lists and maps (items). What a type does not have is null. All of it comes
     from one pass over the rows.
     """
+    check_times(df, "profile")
     names = [name for name in df.columns if name != BUCKET]
+    if not names:
+        return df.sparkSession.createDataFrame([], _FIELDS)
     described = sf.array(*(_described(name, df.schema[name].dataType) for name in names))
     if BUCKET in df.columns:
         found = df.rollup(BUCKET).agg(described.alias("found"))
@@ -91,7 +100,7 @@ def _range(one: Column, dtype: DataType) -> tuple[Column, Column]:
 
 def _mean(one: Column, dtype: DataType) -> Column:
     if isinstance(dtype, NumericType):
-        return sf.avg(one).cast("double")
+        return sf.avg(one.cast("double"))
     if isinstance(dtype, BooleanType):
         return sf.avg(one.cast("int"))
     return sf.lit(None).cast("double")

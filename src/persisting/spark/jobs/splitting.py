@@ -8,9 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StructType,
+    TimestampType,
+)
 
 from persisting import fs as filesystem
 from persisting.errors import InvalidArgument
@@ -20,6 +29,7 @@ from persisting.spark.reading import read_topic
 from persisting.topic import tags
 from persisting.topic.folder import TopicFolder
 from persisting.topic.opening import BucketChoice, read_here, wanted_topic
+from persisting.topic.slices import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -29,6 +39,11 @@ SPLIT = "split"
 
 _DIGITS = 13
 """Hexadecimal digits of the hash: 52 bits, as many as a double has."""
+
+_EXACT = 2.0**53
+"""Below it a double holds every whole number."""
+
+_MOMENT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
 
 def split(
@@ -41,8 +56,9 @@ def split(
     """``df`` in disjoint parts of about these ``shares`` (which sum to 1), by name.
 
     The part of a row depends on its ``key``, the shares and the ``salt``, and on nothing else: the
-    same on every run and machine, and for rows that come later. Rows with one key stay together,
-    also those with none. Another salt is another split.
+    same on every run and machine, and for rows that come later; a number is the same whether the
+    column holds ints or floats. Rows with one key stay together, also those with none. Another
+    salt is another split.
     """
     part = _part(df, key, shares, salt)
     return {name: df.where(part == sf.lit(name)) for name in shares}
@@ -80,10 +96,12 @@ def split_topic(
     storage, as in :func:`persisting.spark.read_topic`.
     """
     stored = opened(path, topic)
-    if tag not in tags.names_in(stored.folder, filesystem.current()):
-        _tag(stored, tag)
     keys = [key] if isinstance(key, str) else list(key)
     wanted = None if columns is None else list(dict.fromkeys([*columns, *keys]))
+    _check(shares)
+    if tag not in tags.names_in(stored.folder, filesystem.current()):
+        _check_fields(stored, [*(columns or ()), *keys], keys, where)
+        _tag(stored, tag)
     rows = read_topic(spark, stored.folder, columns=wanted, where=where, tag=tag)
     parts = split(rows, keys, shares, salt=salt)
     if columns is None:
@@ -96,7 +114,10 @@ def _part(
 ) -> Column:
     """The name of a row's part."""
     _check(shares)
-    keys = [sf.coalesce(named(one).cast("string"), sf.lit("")) for one in existing(df, key, "key")]
+    keys = [
+        sf.coalesce(_text(named(one), df.schema[one].dataType), sf.lit(""))
+        for one in existing(df, key, "key")
+    ]
     digest = sf.md5(sf.concat_ws("\x00", sf.lit(salt), *keys).cast("binary"))
     point = sf.conv(sf.substring(digest, 1, _DIGITS), 16, 10).cast("double") / float(16**_DIGITS)
     *firsts, last = shares
@@ -111,11 +132,53 @@ def _part(
     )
 
 
+def _text(key: Column, dtype: DataType) -> Column:
+    """A key as text, whatever the session's time zone, and as wide as its column may become."""
+    if isinstance(dtype, TimestampType):
+        return sf.unix_micros(key).cast("string")
+    if isinstance(dtype, (FloatType, DoubleType)):
+        wide = key.cast("double")
+        is_whole = (wide == sf.rint(wide)) & (sf.abs(wide) < _EXACT)
+        return sf.when(is_whole, wide.cast("long").cast("string")).otherwise(wide.cast("string"))
+    if _has_moment(dtype):
+        return sf.to_json(sf.struct(key), {"timeZone": "UTC", "timestampFormat": _MOMENT})
+    return key.cast("string")
+
+
+def _has_moment(dtype: DataType) -> bool:
+    if isinstance(dtype, ArrayType):
+        return _has_moment(dtype.elementType)
+    if isinstance(dtype, MapType):
+        return _has_moment(dtype.keyType) or _has_moment(dtype.valueType)
+    if isinstance(dtype, StructType):
+        return any(_has_moment(field.dataType) for field in dtype)
+    return isinstance(dtype, TimestampType)
+
+
+def _check_fields(
+    stored: TopicFolder, names: Sequence[str], keys: Sequence[str], where: str | None
+) -> None:
+    """Before a tag is made: what the topic does not have is refused."""
+    fields = stored.schema()
+    unknown = [name for name in names if name not in fields.names]
+    if unknown or not keys:
+        said = f"{unknown[0]!r}, which is no field" if unknown else "no field"
+        what = "columns" if unknown and unknown[0] not in keys else "key"
+        there = ", ".join(map(repr, fields.names))
+        raise InvalidArgument(f"{what} names {said}; the fields of the topic are: {there}")
+    if where is not None:
+        Filter.checked(where, fields)
+
+
 def _check(shares: Mapping[str, float]) -> None:
-    if not shares or any(not 0 < share <= 1 for share in shares.values()):
+    if not shares or any(not _is_share(share) for share in shares.values()):
         raise InvalidArgument(f"shares must be numbers above 0 by name, got {dict(shares)!r}")
     if abs(sum(shares.values()) - 1) > 1e-9:
         raise InvalidArgument(f"shares must sum to 1, got {dict(shares)!r}")
+
+
+def _is_share(share: Any) -> bool:
+    return isinstance(share, (int, float)) and 0 < share <= 1
 
 
 def _tag(stored: TopicFolder, name: str) -> None:

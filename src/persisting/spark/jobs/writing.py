@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from persisting.errors import InvalidArgument
 from persisting.spark.options import plain
 
 
@@ -17,6 +18,9 @@ def writer_options(
     write_id: str | None = None,
 ) -> dict[str, str]:
     """Options for ``format("persisting")``; what is None is left to the sink."""
+    awkward = next((name for name in vectors or {} if "," in name), None)
+    if awkward is not None:
+        raise InvalidArgument(f"field {awkward!r} holds vectors and has a comma; rename it first")
     listed = ",".join(f"{name}:{size}" for name, size in (vectors or {}).items())
     said: dict[str, Any] = {
         "bucketColumn": bucket_column,
