@@ -337,18 +337,17 @@ class ReadingContract:
         assert ids(await drained(reader)) == [12, 13, 14]
         assert "lost" not in caplog.text
 
-    async def test_numbers_and_moments_that_are_none_are_refused(self, place: Place) -> None:
+    async def test_numbers_and_moments_beyond_all_are_taken_or_refused(self, place: Place) -> None:
         await place.filled(3)
         reader = await place.read()
-        for call in (
-            reader.set_offset(2**70),
-            reader.get(limit=2**70),
-            reader.get_arrow(offset=2**63),
-            reader.seek(timestamp=10**400),
-            reader.seek(timestamp=1e20),
-        ):
+        for moment in (10**400, 1e20):
             with pytest.raises(InvalidArgument):
-                await call
+                await reader.seek(timestamp=moment)
+        assert len(await reader.get(limit=2**70)) == 3
+        assert (await reader.get_arrow(offset=2**63)).num_rows == 0
+        await reader.set_offset(2**70)
+        assert await reader.get() == []
+        await reader.reset()
         if place.kind != "custom":
             assert set((await reader.seek(timestamp=dt.datetime.min)).values()) == {0}
         assert len(await drained(reader)) == 3

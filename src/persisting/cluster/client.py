@@ -45,6 +45,7 @@ _OPEN_SECONDS = 8.0
 _PAUSE = 0.1
 _WATCH_SECONDS = 30.0
 _SENDINGS = 5
+_MOST = (1 << 63) - 1
 
 
 class Waiting:
@@ -205,7 +206,7 @@ class RemotePort:
         self, op: str, args: dict[str, Any], rows: list[bytes] | None = None, arrow: bool = False
     ) -> Reply:
         """Call the owner, whoever it is by then, until it answers or patience ends."""
-        request = Request(op, args, rows, arrow)
+        request = Request(op, _sendable(args), rows, arrow)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             service = self._service()
@@ -419,7 +420,7 @@ class RemotePort:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while left is None or left > 0:
             window = {"offset": offset, "limit": left, "block": block, "epoch": epoch}
-            request = Request("stream", window)
+            request = Request("stream", _sendable(window))
             try:
                 owner = await self._find(deadline)
                 stream = await ask_stream(owner.ref, owner.node, request)
@@ -550,6 +551,12 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
         schema = merge(schema, table.schema, Rules(evolving=True))
     batches = [align(batch, schema) for table in tables for batch in table.to_batches()]
     return pa.Table.from_batches(batches, schema=schema)
+
+
+def _sendable(args: dict[str, Any]) -> dict[str, Any]:
+    """Offsets and limits beyond all that there can be, as large as a message takes them."""
+    large = {name: _MOST for name, v in args.items() if type(v) is int and v > _MOST}
+    return args | large if large else args
 
 
 def _check_sendable(request: Request) -> None:
