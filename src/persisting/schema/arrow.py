@@ -212,7 +212,10 @@ _KEPT = (
 
 def _own(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The same in memory of its own, and no more of it than the column shows: Arrow shares the
-    memory of a NumPy array, which may change, and of the table that a slice was cut from."""
+    memory of a NumPy array, which may change, and of the table that a slice was cut from. Text
+    and bytes are never shared with NumPy, and are checked by the slice."""
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+        return column
     chunks = [pa.concat_arrays([chunk, chunk.slice(0, 0)]) for chunk in column.chunks]
     return pa.chunked_array(chunks, column.type)
 
