@@ -509,11 +509,11 @@ class TestADataFrameThatIsKept:
 
 class TestWhatCannotBeRead:
     def test_a_folder_without_a_topic(self, spark: SparkSession, tmp_path: Path) -> None:
-        with refused("NoSuchTopic", f"no topic in {tmp_path}/nothing.*<storage_path>/<topic>"):
+        with refused("NoSuchTopic", f"no topic in {tmp_path}/nothing.*Check the name"):
             load(spark, tmp_path, "nothing")
 
     def test_the_folder_of_the_topics(self, spark: SparkSession, home: Path) -> None:
-        with refused("NoSuchTopic", "<storage_path>/<topic>"):
+        with refused("NoSuchTopic", "Check the name, and the folder of the topics"):
             spark.read.format("persisting").load(str(home))
 
     def test_a_topic_of_a_backend_of_ones_own(self, spark: SparkSession, tmp_path: Path) -> None:

@@ -644,11 +644,11 @@ class TestFailingTasks:
         """The last row is bad, after the task has written a first file of each bucket."""
         from pyspark.errors import PySparkException
 
-        put(tmp_path, [{"id": 0}], buckets=2)
+        put(tmp_path, [{"id": 0, "v": [0.5, 1.5]}], buckets=2)
         bad = spark.range(1, 600_001, numPartitions=1).selectExpr(
-            "if(id = 600000, raise_error('no'), id) AS id"
+            "id", "if(id = 600000, array(1D), array(1D, 2D)) AS v"
         )
-        with pytest.raises(PySparkException, match="no"):
+        with pytest.raises(PySparkException, match="field 'v' holds vectors of 2"):
             save(bad, tmp_path)
         assert ids(tmp_path) == [0]
         assert unreferenced(tmp_path) == []

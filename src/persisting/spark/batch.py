@@ -50,17 +50,20 @@ class TopicReader(DataSourceReader):
         return [Part(one) for one in shares(found, most)]
 
     def _check_names(self, topic: TopicFolder, found: list[Slice]) -> None:
-        """A schema that the user has given may name what is not there."""
+        """A schema that the user has given may name fields that are not there yet, but not one by
+        a name that is nearly its own."""
         known = set(METADATA.names if self._options.metadata else ())
         known.update(name for one in found for name in topic.view(one.bucket).schema.names)
-        if not known.issuperset(self._target.names):
-            known.update(fields_of(self._options).names)
-        unknown = [name for name in self._target.names if name not in known]
-        if unknown:
-            there = ", ".join(map(repr, sorted(known))) or "none yet"
-            raise InvalidArgument(
-                f"the schema names {unknown[0]!r}; the fields of the topic are: {there}"
-            )
+        if known.issuperset(self._target.names):
+            return
+        known.update(fields_of(self._options).names)
+        meant = {name.lower(): name for name in (*METADATA.names, *known)}
+        for name in self._target.names:
+            if name not in known and name.lower() in meant:
+                there = ", ".join(map(repr, sorted(known)))
+                raise InvalidArgument(
+                    f"the schema names {name!r}; the fields of the topic are: {there}"
+                )
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, Part)
