@@ -8,6 +8,7 @@ seam they do not exist until :meth:`FileSystem.sync_file` has named them.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -119,6 +120,14 @@ class FileSystem:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def remove_all(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; a link, not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -116,7 +116,10 @@ class Disk:
 
     def _observe(self, path: Path, folder: _LiveFolder) -> bool:
         changed = False
-        found = {entry.name: entry.is_dir() for entry in os.scandir(path)}
+        try:
+            found = {entry.name: entry.is_dir() for entry in os.scandir(path)}
+        except FileNotFoundError:  # gone since it was listed; the next look sees it
+            return False
         for name in set(folder.current) - set(found):
             del folder.current[name]
             changed = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from persisting.cli import parameters, printing, working
 from persisting.cli.contract import prints
 from persisting.cli.formats import FORMATS, format_of
 from persisting.cli.parameters import Moment, OwnPath
+from persisting.fs import remove_all
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -165,14 +165,14 @@ def _written(rows: Iterator[pa.RecordBatch], schema: pa.Schema, file: str, kind:
         return _jsonl(rows, sys.stdout.buffer)
     target = Path(file)
     draft = target.with_name(f".{target.name}.partial")
-    _remove(draft)
+    remove_all(draft)
     try:
         with _refused(kind):
             _write(rows, schema, draft, kind)
-        _remove(target)
+        remove_all(target)
         os.replace(draft, target)
     finally:
-        _remove(draft)
+        remove_all(draft)
     if target.is_dir():
         return sum(one.stat().st_size for one in target.rglob("*") if one.is_file())
     return target.stat().st_size
@@ -224,10 +224,3 @@ def _jsonl(rows: Iterator[pa.RecordBatch], out: Any) -> int:
                 total += out.write(printing.encoded(record) + b"\n")
     out.flush()
     return total
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

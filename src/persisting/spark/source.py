@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from pyspark.sql.types import StructType
 from persisting.errors import InvalidArgument
 from persisting.spark.options import ReadOptions, read_options, write_options
 from persisting.spark.reading import checked_filter, fields_of
-from persisting.spark.types import spark_schema
+from persisting.spark.types import parts_of, spark_schema
 from persisting.spark.worker import settle
 from persisting.topic.slices import METADATA
 
@@ -71,8 +70,8 @@ class PersistingSource(DataSource):
 def _storable(schema: StructType) -> StructType:
     """The schema, or raise where Spark would hand over something else than its values."""
     for field in schema.fields:
-        found = [kind for kind in _kinds(field.dataType) if kind in _NOT_KEPT]
-        if found:
+        kinds = [one.typeName() for one in parts_of(field.dataType)]
+        if found := [kind for kind in kinds if kind in _NOT_KEPT]:
             raise InvalidArgument(
                 f"column {field.name!r} holds the type {found[0]}, which a topic does not keep; "
                 "write it as text, for example with to_json()"
@@ -81,15 +80,6 @@ def _storable(schema: StructType) -> StructType:
 
 
 _NOT_KEPT = ("variant", "geometry", "geography")
-
-
-def _kinds(dtype: Any) -> Iterator[str]:
-    """The names of a type and of all that it is made of."""
-    yield dtype.typeName()
-    inner = [field.dataType for field in getattr(dtype, "fields", [])]
-    inner += [getattr(dtype, name) for name in ("elementType", "valueType") if hasattr(dtype, name)]
-    for one in inner:
-        yield from _kinds(one)
 
 
 def _target(schema: StructType) -> pa.Schema:

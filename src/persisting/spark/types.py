@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 
@@ -37,6 +38,20 @@ def spark_type(dtype: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(dtype):
         return pa.struct([pa.field(f.name, spark_type(f.type)) for f in dtype])
     return dtype
+
+
+MOMENT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+"""Spark's pattern of a moment, to the microsecond."""
+
+
+def parts_of(dtype: Any) -> Iterator[Any]:
+    """A type of Spark and all that it is made of."""
+    yield dtype
+    inner = [field.dataType for field in getattr(dtype, "fields", ())]
+    names = ("elementType", "keyType", "valueType")
+    inner += [getattr(dtype, name) for name in names if hasattr(dtype, name)]
+    for one in inner:
+        yield from parts_of(one)
 
 
 def spark_schema(schema: pa.Schema) -> pa.Schema:

@@ -8,10 +8,8 @@ is guarded by a lock that is never held over disk, Lance or conversions.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import datetime as dt
 import logging
-import multiprocessing.util
 import os
 import threading
 import time
@@ -33,6 +31,7 @@ from persisting.metrics import NO_METRICS, BucketMetrics
 from persisting.options import BucketOptions
 from persisting.schema import Rules, Shaper
 from persisting.schema.arrow import beyond_float, check_defaults, merge
+from persisting.storage import settling
 from persisting.storage.chunk import Chunk, Prepared, copy_row
 from persisting.storage.finding import BufferView
 from persisting.storage.flushing import table_batches
@@ -156,7 +155,7 @@ class Bucket:
             raise StorageError(f"cannot open {folder}: no thread for its timer ({exc})") from exc
         self._lock = BucketLock(folder, bucket=self.options.bucket_id)
         self._unlock = weakref.finalize(self, self._lock.release, clean=False)
-        _settle_at_exit(self)
+        settling.at_exit(self)
         if self._lock.left_clean:
             self.table.check_signature(self._lock.note)
         self.table.open(left_clean=self._lock.left_clean)
@@ -705,28 +704,6 @@ class Bucket:
             with self.guard:
                 self.frozen = False
             self.waiters.wake()
-
-
-_to_settle: weakref.WeakSet[Bucket] = weakref.WeakSet()
-_settling_in = 0
-"""The process at whose end the buckets are settled."""
-
-
-def _settle_at_exit(bucket: Bucket) -> None:
-    """Registered when there is a finalizer already, so as to come before all of them: they give
-    the files and the lock back."""
-    global _settling_in
-    _to_settle.add(bucket)
-    if _settling_in != os.getpid():
-        _settling_in = os.getpid()
-        atexit.register(_settle_all)
-        if multiprocessing.parent_process() is not None:  # such a child runs finalizers of its own
-            multiprocessing.util.Finalize(None, _settle_all, exitpriority=0)
-
-
-def _settle_all() -> None:
-    for bucket in list(_to_settle):
-        bucket.settle()
 
 
 def _now() -> int:

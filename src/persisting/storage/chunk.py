@@ -96,8 +96,9 @@ class Chunk:
         assert self._rows is not None
         if self.times is None:
             self.times = []
+        assert isinstance(self.times, list)
         self._rows.append(row)
-        self.times.append(arrival)  # type: ignore[union-attr]
+        self.times.append(arrival)
         self.arrival = arrival
         self.count += 1
         self.nbytes += nbytes

@@ -64,8 +64,8 @@ class _Call:
         self._ended = threading.Event()
 
     def result(self) -> Any:
-        self._loop.call_soon_threadsafe(self._begin)
         try:
+            self._loop.call_soon_threadsafe(self._begin)
             self._ended.wait()
         except BaseException:  # Ctrl-C: what nobody receives is not to be taken
             self._loop.call_soon_threadsafe(self._cancel)
@@ -79,8 +79,11 @@ class _Call:
         self._task.add_done_callback(lambda _: self._ended.set())
 
     def _cancel(self) -> None:
-        assert self._task is not None
-        self._task.cancel()
+        if self._task is None:  # interrupted before it was asked for
+            self._coroutine.close()
+            self._ended.set()
+        else:
+            self._task.cancel()
 
 
 def _iterate(

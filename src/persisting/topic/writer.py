@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from persisting.errors import BucketClosed, InvalidArgument
-from persisting.storage.journal import Mark
 from persisting.storage.writers import ANONYMOUS, check_number, check_writer
-from persisting.topic.port import Rows, Topic
+from persisting.topic.port import Mark, Rows, Topic
 from persisting.topic.routing import by_bucket, route, table_by_bucket
 from persisting.topic.table import TopicTable
 from persisting.topic.totals import summed

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimeType
+from pyspark.sql.types import TimeType
 
 from persisting.errors import InvalidArgument
+from persisting.spark.types import parts_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -29,22 +30,16 @@ def existing(df: DataFrame, names: str | Sequence[str], what: str) -> list[str]:
 
 def check_times(df: DataFrame, what: str) -> None:
     """Raise if ``df`` has times of day and its session does not let Spark work with them."""
-    names = [field.name for field in df.schema if _has_time(field.dataType)]
+    names = [
+        field.name
+        for field in df.schema
+        if any(isinstance(one, TimeType) for one in parts_of(field.dataType))
+    ]
     if names and df.sparkSession.conf.get(TIMES, "false") != "true":
         raise InvalidArgument(
             f"{what}: field {names[0]!r} holds times of day, which this session does not allow; "
             f"set {TIMES}=true, as persisting.spark.session() does, or leave the field out"
         )
-
-
-def _has_time(dtype: DataType) -> bool:
-    if isinstance(dtype, ArrayType):
-        return _has_time(dtype.elementType)
-    if isinstance(dtype, MapType):
-        return _has_time(dtype.keyType) or _has_time(dtype.valueType)
-    if isinstance(dtype, StructType):
-        return any(_has_time(field.dataType) for field in dtype)
-    return isinstance(dtype, TimeType)
 
 
 def named(name: str) -> Column:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
 
 from persisting import fs as filesystem
 from persisting import notes
@@ -19,10 +18,8 @@ from persisting.spark.jobs.stored import folder_of, opened
 from persisting.spark.jobs.writing import writer_options
 from persisting.spark.options import plain
 from persisting.spark.threads import activate
-from persisting.topic import slices
 from persisting.topic.folder import TopicFolder
 from persisting.topic.names import check_name
-from persisting.topic.slices import Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,21 +28,12 @@ CHECKPOINTS = "checkpoints"
 """A folder of the target topic: who removes the topic removes what is known of its making."""
 
 
-class _Row(msgspec.Struct):
-    """A record of the source that was taken."""
-
-    offset: int
-    epoch: int
-    time: int
-    """When it arrived, in microseconds of Unix time."""
-
-
 class _Origin(msgspec.Struct):
     """Beside a checkpoint: what it counts the offsets of, seen from the target."""
 
     source: str
-    taken: dict[int, _Row] = {}
-    """By bucket, the last one that a run took: a topic that is made anew has another one there."""
+    topic: str = ""
+    """The id of the source topic; empty in checkpoints written before topics had one."""
 
 
 def incremental(
@@ -86,11 +74,9 @@ def incremental(
     filesystem.current().make_folder(place)
     with file_lock(place / "lock"):
         stored.recover()
-        note = place / "source.json"
-        _check_origin(note, stored)
+        _check_origin(place / "source.json", stored)
         if not stored.schema().names:
             return Summary()
-        last = _last_rows(stored)
         activate(spark)
         rows = _stream(spark, origin, read or {}, max_rows_per_batch)
         options = writer_options(
@@ -107,9 +93,7 @@ def incremental(
             .trigger(availableNow=True)
             .start(str(folder))
         )
-        done = watch(query, quiet=quiet)
-        _keep(note, _Origin(_seen_from(note, origin), last))
-        return done
+        return watch(query, quiet=quiet)
 
 
 def _stream(
@@ -128,62 +112,23 @@ def _check_origin(note: Path, stored: TopicFolder) -> None:
 
     The path is relative, so that topics may be moved together.
     """
-    here = _seen_from(note, stored.folder)
+    here = _Origin(os.path.relpath(stored.folder, note.parent), stored.config.id)
+    fs = filesystem.current()
     try:
-        known = notes.decode(filesystem.current().read(note), _Origin)
+        known = notes.decode(fs.read(note), _Origin)
     except FileNotFoundError:
-        _keep(note, _Origin(here))
+        fs.write_file(note, msgspec.json.encode(here) + b"\n")
         return
-    if known.source != here:
+    if known.source != here.source:
         raise InvalidArgument(
             f"the checkpoint {note.parent} is of the source {note.parent / known.source}, not of "
             f"{stored.folder}; use another name=, or write the new place to {note} if it was moved"
         )
-    for bucket, row in known.taken.items():
-        if not _is_there(stored, bucket, row):
-            raise StorageError(
-                f"the source {stored.folder} was made anew since the checkpoint {note.parent} was "
-                "written, whose offsets are of the old one; use another name=, or remove the "
-                "checkpoint, to take all of it"
-            )
-
-
-def _seen_from(note: Path, origin: Path) -> str:
-    return os.path.relpath(origin, note.parent)
-
-
-def _keep(note: Path, origin: _Origin) -> None:
-    filesystem.current().write_file(note, msgspec.json.encode(origin) + b"\n")
-
-
-def _last_rows(stored: TopicFolder) -> dict[int, _Row]:
-    """By bucket, the last record that is there; a run takes all up to it."""
-    found = {}
-    for bucket in stored.buckets:
-        offset, epoch = stored.view(bucket).end - 1, len(stored.table(bucket).restores)
-        time = _time(stored, bucket, offset, epoch)
-        if time is not None:
-            found[bucket] = _Row(offset, epoch, time)
-    return found
-
-
-def _is_there(stored: TopicFolder, bucket: int, row: _Row) -> bool:
-    """Whether a record is the one that was taken, as far as can be known."""
-    if bucket not in stored.buckets:
-        return False
-    if len(stored.table(bucket).restores) != row.epoch:
-        return True  # the stream sees to it
-    if row.offset >= stored.view(bucket).end:
-        return False
-    return _time(stored, bucket, row.offset, row.epoch) in (None, row.time)
-
-
-def _time(stored: TopicFolder, bucket: int, offset: int, epoch: int) -> int | None:
-    """When the record at an offset arrived; None if it is not there, or no longer."""
-    if not stored.view(bucket).start <= offset < stored.view(bucket).end:
-        return None
-    part = Slice(str(stored.folder), bucket, offset, offset + 1, epoch)
-    for batch in slices.read(part, [], metadata=True):
-        for time in batch.column(batch.num_columns - 1).cast(pa.int64()).to_pylist():
-            return int(time)
-    return None
+    if not known.topic:
+        fs.write_file(note, msgspec.json.encode(here) + b"\n")
+    elif known.topic != here.topic:
+        raise StorageError(
+            f"the source {stored.folder} was made anew since the checkpoint {note.parent} was "
+            "written, whose offsets are of the old one; use another name=, or remove the "
+            "checkpoint, to take all of it"
+        )

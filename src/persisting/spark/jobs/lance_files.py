@@ -16,12 +16,12 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from persisting.errors import InvalidArgument
+from persisting.fs import remove_all
 from persisting.schema import EMPTY
 from persisting.schema.arrow import accept
 from persisting.spark.jobs.columns import named
 from persisting.spark.jobs.formats import is_lance, lance_folders
 from persisting.spark.jobs.spark_files import NULL
-from persisting.spark.jobs.targets import remove
 from persisting.spark.options import ROWS_PER_PARTITION
 from persisting.spark.types import spark_schema, to_spark
 from persisting.table.guard import translated
@@ -73,7 +73,7 @@ def _remove_others(folder: Path, kept: set[Path]) -> None:
         if one in kept or any(one in path.parents for path in kept):
             _remove_others(one, kept)
         else:
-            remove(one)
+            remove_all(one)
 
 
 def _target(df: DataFrame, vectors: Mapping[str, int]) -> pa.Schema:

@@ -26,6 +26,7 @@ from persisting.errors import InvalidArgument
 from persisting.spark.jobs.columns import check_times, named
 from persisting.spark.jobs.counting import counted
 from persisting.spark.jobs.formats import JSONL, folder_columns
+from persisting.spark.types import MOMENT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +38,7 @@ _WILD = re.compile(r"[*?\[{]")
 _JSON: Mapping[str, Any] = {
     "ignoreNullFields": False,
     # Spark would cut moments to milliseconds, and zones to minutes.
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampFormat": MOMENT,
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "timeZone": "UTC",
 }

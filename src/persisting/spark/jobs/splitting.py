@@ -11,21 +11,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    DoubleType,
-    FloatType,
-    MapType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, DoubleType, FloatType, TimestampType
 
 from persisting import fs as filesystem
 from persisting.errors import InvalidArgument
 from persisting.spark.jobs.columns import existing, named
 from persisting.spark.jobs.stored import opened
 from persisting.spark.reading import read_topic
+from persisting.spark.types import MOMENT, parts_of
 from persisting.topic import tags
 from persisting.topic.folder import TopicFolder
 from persisting.topic.opening import BucketChoice, read_here, wanted_topic
@@ -42,8 +35,6 @@ _DIGITS = 13
 
 _EXACT = 2.0**53
 """Below it a double holds every whole number."""
-
-_MOMENT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
 
 def split(
@@ -140,19 +131,9 @@ def _text(key: Column, dtype: DataType) -> Column:
         wide = key.cast("double")
         is_whole = (wide == sf.rint(wide)) & (sf.abs(wide) < _EXACT)
         return sf.when(is_whole, wide.cast("long").cast("string")).otherwise(wide.cast("string"))
-    if _has_moment(dtype):
-        return sf.to_json(sf.struct(key), {"timeZone": "UTC", "timestampFormat": _MOMENT})
+    if any(isinstance(one, TimestampType) for one in parts_of(dtype)):
+        return sf.to_json(sf.struct(key), {"timeZone": "UTC", "timestampFormat": MOMENT})
     return key.cast("string")
-
-
-def _has_moment(dtype: DataType) -> bool:
-    if isinstance(dtype, ArrayType):
-        return _has_moment(dtype.elementType)
-    if isinstance(dtype, MapType):
-        return _has_moment(dtype.keyType) or _has_moment(dtype.valueType)
-    if isinstance(dtype, StructType):
-        return any(_has_moment(field.dataType) for field in dtype)
-    return isinstance(dtype, TimestampType)
 
 
 def _check_fields(

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from persisting.errors import InvalidArgument
+from persisting.fs import remove_all
 from persisting.options import local_path
 from persisting.spark.jobs.formats import PARQUET, layouts, named_format
 from persisting.topic.config import FILE
@@ -73,15 +74,8 @@ def replaced(root: Path, write: Callable[[Path], int]) -> int:
         raise
     for one in list(root.iterdir()):
         if one != staging:
-            remove(one)
+            remove_all(one)
     for one in list(staging.iterdir()):
         one.rename(root / one.name)
     staging.rmdir()
     return rows
-
-
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
