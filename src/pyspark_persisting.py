@@ -1,6 +1,6 @@
 """Spark looks for modules of this name: the format ``persisting`` needs no registration."""
 
-from persisting.spark.source import PersistingSource
+from persisting.spark.data_source import PersistingSource
 
 
 class DefaultSource(PersistingSource):

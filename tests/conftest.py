@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.buckets import LANCE, PERSISTING, Bucket
-from support.faults import FaultyFileSystem
 
-from persisting import fs
-from persisting.topic import registry
+pytest.register_assert_rewrite("support")
+
+from support.buckets import LANCE, PERSISTING, Bucket  # noqa: E402
+from support.faults import FaultyFileSystem  # noqa: E402
+
+from persisting import fs  # noqa: E402
+from persisting.topic import registry  # noqa: E402
 
 # A busy machine takes longer now and then, which says nothing of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -47,9 +47,9 @@ def _show(bench: Bench, title: str, steps: dict[str, float], whole: float) -> No
 
 
 def _reading(bench: Bench, columns: list[str]) -> tuple[dict[str, float], float]:
-    from persisting.spark.batch import TopicReader
-    from persisting.spark.options import read_options
-    from persisting.spark.source import _arrow_schema
+    from persisting.spark.batch_reader import TopicReader
+    from persisting.spark.data_source import _arrow_schema
+    from persisting.spark.source_options import read_options
 
     options = read_options({"path": bench.topic, "columns": ",".join(columns)})
     with stopwatch() as planning:
@@ -104,15 +104,15 @@ class _Nowhere:
 
 
 def _writing(bench: Bench) -> tuple[dict[str, float], float]:
-    from persisting.spark import sink, tasks
-    from persisting.spark.options import write_options
-    from persisting.spark.planning import plan
+    from persisting.spark import sink, write_task
+    from persisting.spark.scan_plan import plan
+    from persisting.spark.source_options import write_options
     from persisting.table import checksums, files
 
     parts = [_batches(path) for path in sorted(Path(bench.parquet).glob("*.parquet"))]
     inner = {
-        "types": (tasks, "accept"),
-        "dividing by bucket": (tasks, "table_by_bucket"),
+        "types": (write_task, "accept"),
+        "dividing by bucket": (write_task, "table_by_bucket"),
         "Lance alone": (lance.fragment, "write_fragments"),
         "checksums": (checksums, "sign"),
         "syncing": (files, "sync_data"),
@@ -129,7 +129,7 @@ def _writing(bench: Bench) -> tuple[dict[str, float], float]:
             with stopwatch() as planning:
                 made = plan(options, parts[0][0].schema)
             with _timed(inner) as within, stopwatch() as all_tasks:
-                written = [tasks.write_task(made, iter(one)) for one in parts]
+                written = [write_task.write_task(made, iter(one)) for one in parts]
             with stopwatch() as committing:
                 sink.commit(options.folder, written, ("spark:replay", 0))
         within["the rest of the tasks"] = all_tasks() - sum(within.values())

@@ -1,7 +1,7 @@
 """Persisting: durable storage for Pulsing queues, with a data pipeline on Spark."""
 
 from persisting import queue
-from persisting.bridge import hook as _pulsing
+from persisting.bridge import import_hook as _pulsing
 from persisting.errors import (
     BucketClosed,
     BucketLocked,

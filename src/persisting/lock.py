@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from persisting import notes
+from persisting import json_files
 from persisting.errors import BucketLocked, StorageError
 from persisting.fs import told
 
@@ -242,7 +242,7 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
 
 def _read(fd: int) -> dict[str, Any]:
     try:
-        note = notes.decode_any(os.pread(fd, _NOTE_LIMIT, 0))
+        note = json_files.decode_any(os.pread(fd, _NOTE_LIMIT, 0))
     except (msgspec.DecodeError, OSError):
         return {}
     return note if isinstance(note, dict) else {}

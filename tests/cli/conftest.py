@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cli_runner import CRASHING, Answer, filled
 
-pytest.register_assert_rewrite("invoking", "contracts")
-
-from invoking import CRASHING, Answer, filled  # noqa: E402
-
-from persisting.queue import read_queue  # noqa: E402
+from persisting.queue import read_queue
 
 
 @pytest.fixture(scope="session")

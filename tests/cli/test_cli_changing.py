@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts import decoded
-from invoking import Answer, files_in, filled, in_terminal, piped, plain
+from support.cli_contracts import decoded
+from support.cli_runner import Answer, files_in, filled, in_terminal, piped, plain
 
 from persisting.queue import read_queue
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from contracts import decoded
-from invoking import Answer, filled, piped
+from support.cli_contracts import decoded
+from support.cli_runner import Answer, filled, piped
 
-from persisting.topic.overview import TopicFacts
+from persisting.topic.inspect import TopicFacts
 
 
 @pytest.fixture

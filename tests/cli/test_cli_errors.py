@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from invoking import COMMAND, Answer, environment, files_in, piped
+from support.cli_runner import COMMAND, Answer, environment, files_in, piped
 
 READING = [
     ["describe"],

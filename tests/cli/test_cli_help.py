@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import click
 import pytest
-from contracts import CONTRACT
-from invoking import Answer, in_terminal, piped, plain
+from support.cli_contracts import CONTRACT
+from support.cli_runner import Answer, in_terminal, piped, plain
 
 from persisting.cli.app import cli
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts import decoded
-from invoking import filled, in_terminal, line_of, piped, plain, started, stopped
+from support.cli_contracts import decoded
+from support.cli_runner import filled, in_terminal, line_of, piped, plain, started, stopped
 
-from persisting.cli.pipeline import _expressions
-from persisting.spark.failures import _reason
+from persisting.cli.commands.pipeline import _expressions
+from persisting.spark.query_errors import _reason
 
 pytest.importorskip("pyspark")
 LOCAL = ("--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1")

@@ -12,9 +12,9 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from contracts import decoded
-from invoking import Answer, files_in, line_of, owner, piped, released, started, stopped
 from support.children import python, wait_for_line
+from support.cli_contracts import decoded
+from support.cli_runner import Answer, files_in, line_of, owner, piped, released, started, stopped
 
 LOOKING = [
     ["topics"],
@@ -96,7 +96,7 @@ def test_whoever_opens_a_topic_while_it_is_looked_at_gets_it(
     codes = []
 
     def look() -> None:
-        from persisting.topic.overview import describe, find, topics_in
+        from persisting.topic.inspect import describe, find, topics_in
 
         while not ended.is_set():
             codes.append(len(topics_in(storage)))

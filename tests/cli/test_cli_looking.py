@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts import decoded
-from invoking import (
+from support.cli_contracts import decoded
+from support.cli_runner import (
     Answer,
     files_in,
     filled,

@@ -18,8 +18,17 @@ from typing import IO, Any
 
 import pyarrow.parquet as pq
 import pytest
-from contracts import decoded
-from invoking import COMMAND, Answer, environment, filled, line_of, piped, started, stopped
+from support.cli_contracts import decoded
+from support.cli_runner import (
+    COMMAND,
+    Answer,
+    environment,
+    filled,
+    line_of,
+    piped,
+    started,
+    stopped,
+)
 
 
 def lines(numbers: range) -> bytes:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "queue"))
-pytest.register_assert_rewrite("queue_contract", "places")
-
-from nodes import Cluster, left_over  # noqa: E402
+from support.cluster_nodes import Cluster, left_over
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,7 +31,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 async def join() -> AsyncIterator[Any]:
     """Join a cluster from this process, as a client that owns no bucket."""
-    from joining import joined, left
+    from support.cluster_join import joined, left
 
     systems: list[Any] = []
 

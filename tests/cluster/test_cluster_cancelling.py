@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes import Cluster
-from places import ids, numbered, streamed
-from traffic import SYNCED
+from support.cluster_nodes import Cluster
+from support.cluster_traffic import SYNCED
+from support.topic_places import ids, numbered, streamed
 
 from persisting.errors import StorageError
 from persisting.queue import read_queue, write_queue

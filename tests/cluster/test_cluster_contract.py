@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from joining import joined, left
-from nodes import Cluster
-from only_protocol import OnlyProtocol
-from places import Place
-from queue_contract import (
+from support.cluster_join import joined, left
+from support.cluster_nodes import Cluster
+from support.protocol_only_backend import OnlyProtocol
+from support.queue_contract import (
     FindingContract,
     GroupContract,
     OnceContract,
@@ -21,6 +20,7 @@ from queue_contract import (
     SchemaContract,
     WritingContract,
 )
+from support.topic_places import Place
 
 from persisting.queue import register_backend
 from persisting.topic import registry

@@ -13,7 +13,7 @@ INSTALLED = """
 import sys
 for name in sys.argv[1].split(","):
     __import__(name)
-from persisting.cluster import exits
+from persisting.cluster import interpreter_exit
 print(exits._installed)
 """
 

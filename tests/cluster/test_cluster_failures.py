@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes import Cluster
-from places import ids, numbered, streamed
-from traffic import SYNCED, Traffic, assert_once
+from support.cluster_nodes import Cluster
+from support.cluster_traffic import SYNCED, Traffic, assert_once
+from support.topic_places import ids, numbered, streamed
 
 from persisting.cluster import client, peers
 from persisting.cluster.placement import bucket_key, ranked

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from joining import joined, left
-from nodes import Cluster, Process
-from places import ids, numbered, streamed
-from traffic import SYNCED
+from support.cluster_join import joined, left
+from support.cluster_nodes import Cluster, Process
+from support.cluster_traffic import SYNCED
+from support.topic_places import ids, numbered, streamed
 
 from persisting.cluster import client, peers, wire
 from persisting.cluster.host import host_here, serve

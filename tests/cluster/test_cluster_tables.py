@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -15,13 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-
-sys.path.append(str(Path(__file__).parents[1] / "queue"))
-
-from homes import Following, Home, flat, taken, until
-from joining import joined, left
-from nodes import Cluster
-from places import drained, ids, numbered
+from support.cluster_join import joined, left
+from support.cluster_nodes import Cluster
+from support.topic_homes import Following, Home, flat, taken, until
+from support.topic_places import drained, ids, numbered
 from test_topic_restore import LoggedRestoreContract, RestoreContract
 from test_topic_retention import RetentionContract, SlowContract
 from test_topic_tables import (
@@ -34,10 +30,10 @@ from test_topic_tables import (
 )
 from test_topic_tags import TagContract
 
+from persisting.bucket.snapshot import Page
 from persisting.cluster import client, peers
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError, TableError
 from persisting.queue import read_queue, write_queue
-from persisting.storage.snapshot import Page
 
 SYNCED = {"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": None}
 _ON_MODULE = pytest.mark.asyncio(loop_scope="module")
@@ -321,8 +317,8 @@ class TestWire:
     async def test_a_backend_without_tables_says_so(
         self, member_of_three: Any, tmp_path: Path, kind: str
     ) -> None:
-        from only_protocol import OnlyProtocol
-        from places import Place
+        from support.protocol_only_backend import OnlyProtocol
+        from support.topic_places import Place
 
         from persisting.queue import register_backend
 
@@ -369,14 +365,14 @@ class TestWire:
         await until(nobody_watches)
         await writer.restore("t")
         reads = 0
-        read = client.RemotePort.read
+        read = client.RemoteBucketClient.read
 
         async def counted(port: Any, offset: int, limit: int | None) -> Page:
             nonlocal reads
             reads += 1
             return await read(port, offset, limit)
 
-        monkeypatch.setattr(client.RemotePort, "read", counted)
+        monkeypatch.setattr(client.RemoteBucketClient, "read", counted)
         waiting = spawned(taken(reader, 5))
         await asyncio.sleep(1.0)
         # Each look reads three buckets; a loop without a pause reads hundreds of times.

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import kept
 import pytest
+import support.compat_topic as kept
 from support.comparing import equal_but_for_absent
 
 from persisting.errors import StorageError, WALError

@@ -8,11 +8,11 @@ import shutil
 import sys
 from pathlib import Path
 
-import kept
+import support.compat_topic as kept
 
 from persisting.queue import read_queue, write_queue
 from persisting.topic import backup
-from persisting.topic.folder import TopicFolder
+from persisting.topic.topic_files import TopicFolder
 
 OPTIONS = {
     "enable_wal": True,

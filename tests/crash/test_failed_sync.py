@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.crash.checking import BUCKET, Handle, Open, Story, check_folder
+from support.crash.disk import FIXED, NOTHING, Disk, after_power_loss, lay_out, sampled
+from support.crash.recording import Moment, RecordingFileSystem
+from support.crash.workloads import lance, no_log, wal
 
-from crash.checking import BUCKET, Handle, Open, Story, check_folder
-from crash.disk import FIXED, NOTHING, Disk, after_power_loss, lay_out, sampled
-from crash.recording import Moment, RecordingFileSystem
-from crash.workloads import lance, no_log, wal
 from persisting import fs
 from persisting.errors import StorageError
 

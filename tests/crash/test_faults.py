@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.crash.checking import Handle, Open, Story, check_story, read_checked
+from support.crash.faulty import ERRORS, FaultyFileSystem
+from support.crash.recording import QuickFileSystem
+from support.crash.workloads import lance, no_log, wal
 
-from crash.checking import Handle, Open, Story, check_story, read_checked
-from crash.faulty import ERRORS, FaultyFileSystem
-from crash.recording import QuickFileSystem
-from crash.workloads import lance, no_log, wal
 from persisting import codec, fs
 from persisting.errors import StorageError
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.crash.checking import Handle
+from support.crash.workloads import wal
 
-from crash.checking import Handle
-from crash.workloads import wal
 from persisting import fs
 
 

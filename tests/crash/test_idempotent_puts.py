@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.crash.checking import BUCKET, Handle, Open, Story, check_story, read_checked
+from support.crash.disk import FIXED, after_power_loss, lay_out, sampled
+from support.crash.recording import QuickFileSystem, RecordingFileSystem
+from support.crash.workloads import no_log, wal
 
-from crash.checking import BUCKET, Handle, Open, Story, check_story, read_checked
-from crash.disk import FIXED, after_power_loss, lay_out, sampled
-from crash.recording import QuickFileSystem, RecordingFileSystem
-from crash.workloads import no_log, wal
 from persisting import fs
 
 PUTS = [

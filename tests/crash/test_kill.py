@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import TESTS
+from support.crash.checking import Handle, read_checked
 
-from crash.checking import Handle, read_checked
 from persisting.queue import PersistingBackend
 
-CHILD = Path(__file__).with_name("child.py")
+CHILD = TESTS / "support" / "crash" / "child.py"
 LOG = {"enable_wal": True, "flush_interval": None}
 ROUNDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("singles", {**LOG, "wal_sync_interval": 0.0}),

@@ -10,10 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from crash import workloads
-from crash.checking import Explorer, Open
-from crash.workloads import Durable, Scribe, Workload, lance, no_log, wal
+from support.crash import workloads
+from support.crash.checking import Explorer, Open
+from support.crash.workloads import Durable, Scribe, Workload, lance, no_log, wal
 
 LOGGED = {
     "singles_and_batches": workloads.singles_and_batches,

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.crash import workloads
+from support.crash.checking import BUCKET, Explorer, Handle, Open, Story, check_folder
+from support.crash.disk import EVERYTHING, NOTHING, Loss, after_power_loss, lay_out, sampled
+from support.crash.recording import Moment, RecordingFileSystem
+from support.crash.workloads import Durable, Scribe, no_log, wal
 
-from crash import workloads
-from crash.checking import BUCKET, Explorer, Handle, Open, Story, check_folder
-from crash.disk import EVERYTHING, NOTHING, Loss, after_power_loss, lay_out, sampled
-from crash.recording import Moment, RecordingFileSystem
-from crash.workloads import Durable, Scribe, no_log, wal
 from persisting import fs
 
 

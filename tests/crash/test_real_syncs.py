@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support import TESTS
 from support.compiling import shared_object
 
 pytestmark = pytest.mark.nightly
 
-RECORDER = Path(__file__).with_name("recorder.c")
+RECORDER = TESTS / "support" / "crash" / "recorder.c"
 
 PROGRAM = """
 import asyncio, os, sys

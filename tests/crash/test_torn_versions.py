@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.crash.checking import Handle, Story, check_folder, check_story, read_checked
+from support.crash.disk import SECTOR
+from support.crash.recording import QuickFileSystem
+from support.crash.workloads import lance, no_log, wal
 
-from crash.checking import Handle, Story, check_folder, check_story, read_checked
-from crash.disk import SECTOR
-from crash.recording import QuickFileSystem
-from crash.workloads import lance, no_log, wal
 from persisting import fs
 from persisting.errors import StorageError, TableError
 from persisting.queue import LanceBackend

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.faults import FaultyFileSystem as CountedFaults
-
-from crash.checking import (
+from support.crash.checking import (
     BUCKET,
     Handle,
     Open,
@@ -24,10 +22,12 @@ from crash.checking import (
     read_state,
     worked_on,
 )
-from crash.disk import EVERYTHING, after_power_loss, lay_out
-from crash.faulty import ERRORS, FaultyFileSystem
-from crash.recording import QuickFileSystem
-from crash.workloads import AGED, every_kind, kept, lance, no_log, wal
+from support.crash.disk import EVERYTHING, after_power_loss, lay_out
+from support.crash.faulty import ERRORS, FaultyFileSystem
+from support.crash.recording import QuickFileSystem
+from support.crash.workloads import AGED, every_kind, kept, lance, no_log, wal
+from support.faults import FaultyFileSystem as CountedFaults
+
 from persisting import fs
 from persisting.errors import StorageError
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from crash.checking import (
+from support import TESTS
+from support.crash.checking import (
     Content,
     Handle,
     Record,
@@ -30,9 +30,10 @@ from crash.checking import (
     read_state,
     same,
 )
+
 from persisting.queue import PersistingBackend
 
-CHILD = Path(__file__).with_name("child.py")
+CHILD = TESTS / "support" / "crash" / "child.py"
 LOG: dict[str, Any] = {"enable_wal": True, "flush_interval": None}
 Line = dict[str, Any]
 

@@ -8,18 +8,14 @@ every version in the list can be read, every index finds every row, and work goe
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from crash import workloads
-from crash.checking import Open, Replay, check_state, read_state
-from crash.disk import (
-    COME_BACK,
+from support.crash import workloads
+from support.crash.checking import Open, Replay, check_state, read_state
+from support.crash.disk import (
     EVERYTHING,
-    FIXED,
     NAMES,
     NOTHING,
     ZEROS,
@@ -28,10 +24,10 @@ from crash.disk import (
     lay_out,
     lay_over,
     only_in,
-    sampled,
 )
-from crash.recording import Moment, RecordingFileSystem
-from crash.workloads import AGED, History, Keeper, every_kind, kept, lance, no_log, wal
+from support.crash.maintenance_replay import explore, replayed
+from support.crash.recording import Moment, RecordingFileSystem
+from support.crash.workloads import AGED, History, Keeper, every_kind, kept, lance, no_log, wal
 
 HISTORIES = {
     "compactions": workloads.compactions,
@@ -42,58 +38,6 @@ HISTORIES = {
     "evolving": workloads.evolving,
 }
 STRICT = {name: HISTORIES[name] for name in ("compactions", "retentions", "tagging", "restores")}
-
-PLACES = ("data", "_indices", "_versions", "_transactions", "_refs")
-"""Lance writes to these in one go: any of them may reach the disk without the others."""
-PARTIAL = tuple(only_in(loss, place) for place in PLACES for loss in (NAMES, ZEROS, COME_BACK))
-
-
-def every_way(index: int) -> Iterator[Loss]:
-    yield from FIXED
-    yield from PARTIAL
-    for number in range(4):
-        yield sampled(f"{index}-{number}")
-
-
-async def replayed(
-    tmp_path: Path,
-    open_bucket: Open,
-    history: History,
-    *,
-    logged: bool = True,
-    afterwards: Open | None = None,
-    thoroughly: bool = False,
-) -> Replay:
-    """Record a history, then check what power loss may leave of it."""
-    workspace = tmp_path / "states"
-    workspace.mkdir()
-    keeper = await kept(tmp_path / "disk", open_bucket, history, logged=logged)
-    replay = Replay(keeper.recorder.recording, keeper.states, afterwards or open_bucket, workspace)
-    await explore(replay, thoroughly=thoroughly)
-    before_the_last = set(range(len(keeper.states) - 1))
-    assert replay.found >= before_the_last if thoroughly else len(replay.found) > 3
-    return replay
-
-
-async def explore(replay: Replay, *, thoroughly: bool) -> None:
-    """Every moment in every way; or one way each for some at which Lance has just written."""
-    replay.going_on = 1 if thoroughly else 2
-    moments = list(enumerate(replay.recording.moments))
-    if not thoroughly:
-        moments = [(i, m) for i, m in moments if m.label.startswith("before")]
-        moments = moments[:: len(moments) // 10 + 1]
-    for number, (index, moment) in enumerate(moments):
-        ways = list(every_way(index))
-        for loss in ways if thoroughly else [telling(moment, ways, number * 5)]:
-            await replay.check(moment, loss)
-    print(f"{replay.checked} states of {len(replay.recording.moments)} moments")
-
-
-def telling(moment: Moment, ways: list[Loss], first: int) -> Loss:
-    """The next of the ways in which something is lost."""
-    whole = after_power_loss(moment.disk, EVERYTHING)
-    turned = ways[first % len(ways) :] + ways[: first % len(ways)]
-    return next((w for w in turned if after_power_loss(moment.disk, w) != whole), EVERYTHING)
 
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)

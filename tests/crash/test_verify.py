@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.crash import workloads
+from support.crash.checking import Handle
+from support.crash.recording import QuickFileSystem
+from support.crash.workloads import History, Keeper, lance, no_log, wal
 
-from crash import workloads
-from crash.checking import Handle
-from crash.recording import QuickFileSystem
-from crash.workloads import History, Keeper, lance, no_log, wal
 from persisting import fs
 from persisting.queue import PersistingBackend
 

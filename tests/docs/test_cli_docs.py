@@ -27,13 +27,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from docpages import DOCS, ROOT, blocks, both, code, english_pages, table_with
+from support.doc_pages import DOCS, ROOT, blocks, both, code, english_pages, table_with
 
-from persisting.cli import exits, printing
+from persisting.cli import exit_codes, output
 from persisting.cli.app import cli, run
-from persisting.cli.contract import CONTRACT
+from persisting.cli.json_contract import CONTRACT
 from persisting.queue import read_queue, write_queue
-from persisting.topic.config import DEFAULT_BUCKETS, DEFAULT_COLUMN
+from persisting.topic.spec import DEFAULT_BUCKETS, DEFAULT_COLUMN
 
 PAGE = DOCS / "reference/cli.md"
 pages = pytest.mark.parametrize("page", both("reference/cli.md"), ids=["en", "zh"])
@@ -133,7 +133,7 @@ def test_every_option_and_argument_of_a_command_is_in_its_section(page: Path):
 
 @pages
 def test_defaults_that_the_options_do_not_have_themselves_are_the_librarys(page: Path):
-    from persisting.spark.jobs.splitting import SHARES
+    from persisting.spark.jobs.split_job import SHARES
 
     known = sections(page)
     for name in ("put", "import", "pipeline ingest", "pipeline run"):
@@ -183,10 +183,10 @@ def test_every_field_of_the_json_of_a_command_is_listed(page: Path):
 @pages
 def test_the_exit_codes_and_their_errors_are_the_codes(page: Path):
     table = table_with(page, "0", "130")
-    known = {value for name, value in vars(exits).items() if name.isupper() and name[0] != "_"}
+    known = {value for name, value in vars(exit_codes).items() if name.isupper() and name[0] != "_"}
     assert [int(code(row[0])) for row in table] == sorted(known)
     listed = {name: int(code(row[0])) for row in table for name in _CODE.findall(row[2])}
-    assert listed == {kind.__name__: number for kind, number in exits._BY_ERROR}
+    assert listed == {kind.__name__: number for kind, number in exit_codes._BY_ERROR}
 
 
 @pages
@@ -208,7 +208,7 @@ def test_values_are_written_to_json_as_the_page_says():
         "nan": math.nan,
         "infinite": -math.inf,
     }
-    assert json.loads(printing.encoded(values)) == {
+    assert json.loads(output.encoded(values)) == {
         "bytes": "eHk=",
         "time": "2026-01-02T00:00:00Z",
         "date": "2026-01-02",
@@ -385,7 +385,7 @@ def until_stopped(line: str) -> None:
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
-    assert process.returncode == exits.INTERRUPTED, first + rest
+    assert process.returncode == exit_codes.INTERRUPTED, first + rest
     assert rest.endswith("stopped\n")
     assert "error" not in first
 
@@ -400,7 +400,7 @@ def check(lines: list[str], capsys) -> None:
         else:
             result = run(arguments)
             printed = capsys.readouterr()
-            assert result == exits.OK, f"{line}\n{printed.out}{printed.err}"
+            assert result == exit_codes.OK, f"{line}\n{printed.out}{printed.err}"
 
 
 @pytest.mark.parametrize("name", HERE)

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from docpages import ROOT, both, code, tables
+from support.doc_pages import ROOT, both, code, tables
 
 from persisting.options import COMPRESSIONS
 from persisting.queue import LanceBackend, PersistingBackend

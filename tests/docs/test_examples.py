@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from docpages import ROOT
+from support.doc_pages import ROOT
 
 EXAMPLES = ROOT / "examples"
 

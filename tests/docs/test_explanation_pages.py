@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docpages import DOCS, ROOT, blocks, both, tables
+from support.doc_pages import DOCS, ROOT, blocks, both, tables
 
 from persisting.options import PersistingOptions
-from persisting.spark import options as spark_options
+from persisting.spark import source_options as spark_options
 
 
 def pages(name: str) -> Any:

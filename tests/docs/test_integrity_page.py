@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docpages import both, code, table_with
+from support.doc_pages import both, code, table_with
 
 from persisting.errors import TableError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docpages import both, code, table_with
+from support.doc_pages import both, code, table_with
 
 from persisting import errors, queue
+from persisting.bucket import producer_sequences
+from persisting.bucket.bucket import FLUSH_PAUSE
 from persisting.options import BucketOptions, PersistingOptions
 from persisting.queue import LanceBackend, MemoryBackend, PersistingBackend
-from persisting.storage import writers
-from persisting.storage.bucket import FLUSH_PAUSE
 
 pages = pytest.mark.parametrize("page", both("guide/backends.md"), ids=["en", "zh"])
 
@@ -85,7 +85,7 @@ def test_every_error_is_listed(page: Path):
 @pages
 def test_the_number_of_remembered_writers_is_the_codes(page: Path):
     text = page.read_text("utf-8").replace(",", "")
-    assert f"{writers.MAX_WRITERS}" in text
+    assert f"{producer_sequences.MAX_WRITERS}" in text
 
 
 def test_an_unknown_option_warns_and_names_the_nearest(tmp_path):

@@ -7,7 +7,7 @@ from codeop import CommandCompiler
 from pathlib import Path
 
 import pytest
-from docpages import DOCS, Block, blocks, both, english_pages
+from support.doc_pages import DOCS, Block, blocks, both, english_pages
 
 IN_A_FILE = "class JsonLines:"
 """The one snippet that its page puts into a file."""

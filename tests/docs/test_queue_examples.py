@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from docpages import ROOT
+from support.doc_pages import ROOT
 
 SECONDS = 15
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from docpages import ROOT, blocks, both, code, table_with, tables
+from support.doc_pages import ROOT, blocks, both, code, table_with, tables
 from test_options_page import defaults
 
 from persisting import errors, metrics, queue
-from persisting.cli import exits, exporter
+from persisting.cli import exit_codes, metrics_exporter
 from persisting.errors import StorageError, TableError, WALError
 from persisting.options import BucketOptions, PersistingOptions
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
 from persisting.spark import jobs
 from persisting.table import layout
-from persisting.topic import backup, config
+from persisting.topic import backup, spec
 from persisting.wal import frame
 
 
@@ -99,7 +99,7 @@ def test_every_metric_is_listed_with_its_type_and_labels(page: Path):
         expected[name] = (kind_of(family), list(family._labelnames))
     group = metrics._group_lag()
     expected[group._name] = (kind_of(group), list(group._labelnames))
-    for outside in exporter._families().values():
+    for outside in metrics_exporter._families().values():
         labels = (outside.type, list(outside._labelnames))
         assert expected.setdefault(outside.name, labels) == labels
     listed = {
@@ -131,7 +131,7 @@ def test_every_error_is_in_the_tree_and_in_the_table_with_its_exit_code(page: Pa
     rows = {code(row[0]): row for row in table_with(page, "StorageError", "BucketLocked")}
     assert set(rows) == set(tree()) <= set(queue.__all__)
     for name, kind in tree().items():
-        assert rows[name][3] == f"`{exits.code_of(kind())}`", name
+        assert rows[name][3] == f"`{exit_codes.code_of(kind())}`", name
 
 
 def test_the_docstring_of_the_errors_has_the_same_tree():
@@ -145,13 +145,13 @@ def test_the_docstring_of_the_errors_has_the_same_tree():
 @pages("guide/upgrade.md")
 def test_the_page_has_the_format_numbers_of_the_code(page: Path):
     rows = tables(page)[0][1:]
-    numbers = [config.FORMAT, layout.FORMAT, frame.FORMAT_VERSION, backup.FORMAT]
+    numbers = [spec.FORMAT, layout.FORMAT, frame.FORMAT_VERSION, backup.FORMAT]
     assert [code(row[2]) for row in rows] == [str(number) for number in numbers]
     kinds = [StorageError, TableError, WALError, StorageError]
     assert [code(row[3]) for row in rows] == [kind.__name__ for kind in kinds]
-    assert config.FILE in rows[0][1]
+    assert spec.FILE in rows[0][1]
     assert layout.FORMAT_KEY in rows[1][1]
-    assert config.BACKUP_FILE in rows[3][1]
+    assert spec.BACKUP_FILE in rows[3][1]
 
 
 @pages("guide/upgrade.md")
@@ -164,8 +164,8 @@ def test_the_page_names_the_lance_release_that_is_asked_for(page: Path):
 async def test_a_newer_topic_is_refused_and_left_alone(tmp_path: Path):
     async with await write_queue("t", storage_path=str(tmp_path), backend="lance") as writer:
         await writer.put({"id": 1})
-    file = tmp_path / "t" / config.FILE
-    newer = json.dumps({**json.loads(file.read_text()), "format": config.FORMAT + 1})
+    file = tmp_path / "t" / spec.FILE
+    newer = json.dumps({**json.loads(file.read_text()), "format": spec.FORMAT + 1})
     file.write_text(newer)
     for opening in (read_queue, write_queue):
         with pytest.raises(StorageError, match="upgrade persisting"):
@@ -175,7 +175,7 @@ async def test_a_newer_topic_is_refused_and_left_alone(tmp_path: Path):
 
 async def test_a_newer_backup_is_refused(tmp_path: Path):
     known = backup.Backup("t", "/t", "2026-01-01T00:00:00+00:00", [], {}, format=backup.FORMAT + 1)
-    (tmp_path / config.BACKUP_FILE).write_bytes(msgspec.json.encode(known))
+    (tmp_path / spec.BACKUP_FILE).write_bytes(msgspec.json.encode(known))
     with pytest.raises(StorageError, match="upgrade persisting"):
         backup.load(tmp_path)
 
@@ -213,8 +213,8 @@ async def test_a_newer_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_page_shows_parts_of_the_example(page: Path):
     example = ROOT / "examples/spark_pipeline"
     sources = "".join(path.read_text() for path in sorted(example.rglob("*.py")))
-    spec = (example / "spark-pipeline.yml").read_text()
+    text = (example / "spark-pipeline.yml").read_text()
     shown = [block for block in blocks(page) if block.language in ("py", "yaml")]
     assert len(shown) == 4
     for block in shown:
-        assert block.text in (sources if block.language == "py" else spec), f"{page}:{block.line}"
+        assert block.text in (sources if block.language == "py" else text), f"{page}:{block.line}"

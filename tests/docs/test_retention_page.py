@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docpages import both, code, table_with
+from support.doc_pages import both, code, table_with
 
+from persisting.backends import table_backend as backends
+from persisting.bucket import maintenance
 from persisting.errors import InvalidArgument, OffsetOutOfRange, TableError
 from persisting.options import MIB, BucketOptions
 from persisting.queue import LanceBackend, read_queue, write_queue
-from persisting.storage import backend as backends
-from persisting.storage import upkeep
 from persisting.table import compaction
 from persisting.table.retention import Limits
 from persisting.topic.groups import group_folder
@@ -59,13 +59,13 @@ def test_the_numbers_are_those_of_the_code(page: Path):
     assert f"{compaction.FULL_ROWS:,}" in text
     assert f"{compaction.FULL_BYTES // MIB} MiB" in text
     assert re.search(rf"\b{compaction._MANY} ", text)
-    assert f"{upkeep._LEAST_FULL_ROWS:,}" in text
-    assert upkeep._SHARE_OF_KEPT == 8
-    assert re.search(rf" {upkeep._RARELY:.0f}\b", text)
+    assert f"{maintenance._LEAST_FULL_ROWS:,}" in text
+    assert maintenance._SHARE_OF_KEPT == 8
+    assert re.search(rf" {maintenance._RARELY:.0f}\b", text)
     assert re.search(rf" {backends._SNAPSHOT_SECONDS:.0f} ", text)
-    assert upkeep._pause(600.0, None) == upkeep._pause(6000.0, None) == 60.0
-    assert upkeep._pause(None, None) <= 60.0
-    assert (upkeep._pause(None, 10.0), upkeep._pause(None, 0.01)) == (1.0, 0.2)
+    assert maintenance._pause(600.0, None) == maintenance._pause(6000.0, None) == 60.0
+    assert maintenance._pause(None, None) <= 60.0
+    assert (maintenance._pause(None, 10.0), maintenance._pause(None, 0.01)) == (1.0, 0.2)
 
 
 async def test_whole_fragments_go_and_offsets_stay(tmp_path):
@@ -114,10 +114,10 @@ async def test_without_limits_nothing_goes_and_nothing_below_a_limit_does(tmp_pa
 
 
 def test_with_a_limit_fragments_become_an_eighth_of_it_at_most():
-    assert upkeep._fragment_limit(Limits(rows=80_000)).rows == 10_000
-    assert upkeep._fragment_limit(Limits(rows=100)).rows == 1024
-    assert upkeep._fragment_limit(Limits(nbytes=8 * MIB)).nbytes == MIB
-    assert upkeep._fragment_limit(Limits()) == (compaction.FULL_ROWS, compaction.FULL_BYTES)
+    assert maintenance._fragment_limit(Limits(rows=80_000)).rows == 10_000
+    assert maintenance._fragment_limit(Limits(rows=100)).rows == 1024
+    assert maintenance._fragment_limit(Limits(nbytes=8 * MIB)).nbytes == MIB
+    assert maintenance._fragment_limit(Limits()) == (compaction.FULL_ROWS, compaction.FULL_BYTES)
 
 
 async def test_a_reader_that_fell_behind_the_start_raises_until_it_is_reset(tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from docpages import Block
-from running import Page
+from support.doc_pages import Block
+from support.snippet_runner import Page
 
 
 def run(*snippets: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from docpages import DOCS, both, code, tables
+from support.doc_pages import DOCS, both, code, tables
 
 from persisting.errors import SchemaError
 from persisting.queue import LanceBackend, PersistingBackend

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from docpages import DOCS, both, code, table_with
+from support.doc_pages import DOCS, both, code, table_with
 
+from persisting.backends.table_api import TableApi
+from persisting.bucket import maintenance, snapshot_search
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.queue import LanceBackend, PersistingBackend, write_queue
-from persisting.storage import finding, upkeep
-from persisting.storage.tabular import Tabular
 from persisting.table import indexes, search
 
 pages = pytest.mark.parametrize("page", both("guide/search.md"), ids=["en", "zh"])
@@ -26,7 +26,7 @@ pages = pytest.mark.parametrize("page", both("guide/search.md"), ids=["en", "zh"
 
 @pages
 def test_the_arguments_of_search_are_those_of_the_code(page: Path):
-    parameters = list(inspect.signature(Tabular.search).parameters.values())[1:]
+    parameters = list(inspect.signature(TableApi.search).parameters.values())[1:]
     listed = [(code(row[0]), eval(code(row[1]))) for row in table_with(page, "k", "exact")]  # noqa: S307
     order = [one.name for one in parameters]
     assert sorted(listed, key=lambda one: order.index(one[0])) == [
@@ -46,15 +46,15 @@ def test_the_kinds_and_metrics_are_those_of_the_code(page: Path):
 def test_the_numbers_are_those_of_the_code(page: Path):
     text = page.read_text("utf-8")
     for number in (
-        finding._MOST,
+        snapshot_search._MOST,
         indexes.LEAST_VECTORS,
-        upkeep._BEHIND_ROWS,
+        maintenance._BEHIND_ROWS,
         search._PROBED * indexes._PARTITION_ROWS,
     ):
         assert f"{number:,}" in text
-    assert f"{100 // upkeep._BEHIND_SHARE} %" in text
-    assert f"1 / ({finding._FUSION} + " in text
-    assert f"{finding._CANDIDATES} × `k`" in text
+    assert f"{100 // maintenance._BEHIND_SHARE} %" in text
+    assert f"1 / ({snapshot_search._FUSION} + " in text
+    assert f"{snapshot_search._CANDIDATES} × `k`" in text
     assert indexes._RETRAIN == 8
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docpages import DOCS, ROOT, chinese, english_pages
+from support.doc_pages import DOCS, ROOT, chinese, english_pages
 
 yaml = pytest.importorskip("yaml")  # comes with mkdocs, and with Spark's pipelines
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from docpages import DOCS, ROOT, blocks, both, chinese, english_pages, tables
-from running import Page
+from support.doc_pages import DOCS, ROOT, blocks, both, chinese, english_pages, tables
+from support.snippet_runner import Page
 
 PAGES = [ROOT / "README.md", *english_pages()]
 

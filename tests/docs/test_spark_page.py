@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from docpages import both, code, table_with
+from support.doc_pages import both, code, table_with
 
 from persisting.errors import SchemaError
 from persisting.queue import read_queue, write_queue
-from persisting.schema import EMPTY, Rules
-from persisting.schema.arrow import accept, merge
-from persisting.spark import jobs, options, session
+from persisting.records import EMPTY, Rules
+from persisting.records.arrow import accept, merge
+from persisting.spark import jobs, session, source_options
 from persisting.spark.types import _WIDER, spark_type
-from persisting.topic.config import DEFAULT_BUCKETS, DEFAULT_COLUMN
+from persisting.topic.spec import DEFAULT_BUCKETS, DEFAULT_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,17 +41,17 @@ TYPES = [
 @pages
 def test_every_option_is_listed_with_its_default(page: Path):
     reading = {code(row[0]): row[1].strip("`") for row in table_with(page, "columns", "filter")}
-    assert tuple(reading) == options.READ
-    default = options.read_options({"path": "/topics/t"})
+    assert tuple(reading) == source_options.READ
+    default = source_options.read_options({"path": "/topics/t"})
     assert reading["startingOffsets"] == default.starting
     assert reading["endingOffsets"] == default.ending
-    assert reading["includeMetadata"] == options.plain(default.metadata)
+    assert reading["includeMetadata"] == source_options.plain(default.metadata)
     assert default.rows_per_partition is None
-    assert f"{options.ROWS_PER_PARTITION:,}" in page.read_text()
-    assert f"{options.BYTES_PER_PARTITION >> 20} MiB" in page.read_text()
-    assert reading["failOnDataLoss"] == options.plain(default.fail_on_loss)
+    assert f"{source_options.ROWS_PER_PARTITION:,}" in page.read_text()
+    assert f"{source_options.BYTES_PER_PARTITION >> 20} MiB" in page.read_text()
+    assert reading["failOnDataLoss"] == source_options.plain(default.fail_on_loss)
     writing = {code(row[0]): row[1].strip("`") for row in table_with(page, "writeId")}
-    assert tuple(writing) == options.WRITE
+    assert tuple(writing) == source_options.WRITE
     assert writing["numBuckets"] == str(DEFAULT_BUCKETS)
     assert writing["bucketColumn"] == DEFAULT_COLUMN
 
@@ -104,7 +104,7 @@ def copy(spark: SparkSession, home: Path, **given: Any) -> list[int]:
     """Stream what is new in topic "from" to topic "to"; the rows of each micro-batch."""
     reader = spark.readStream.format("persisting")
     for name, value in given.items():
-        reader = reader.option(name, options.plain(value))
+        reader = reader.option(name, source_options.plain(value))
     query = (
         reader.load(str(home / "from"))
         .writeStream.format("persisting")

@@ -10,14 +10,14 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 import pytest
-from docpages import blocks, both, code, table_with
+from support.doc_pages import blocks, both, code, table_with
 
+from persisting.bucket.group_offsets import Committed
+from persisting.bucket.producer_sequences import WRITERS
 from persisting.errors import TableError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
-from persisting.schema.names import ARRIVAL
-from persisting.storage.holds import Committed
-from persisting.storage.writers import WRITERS
-from persisting.table import checksums, evolve, files, indexes, layout
+from persisting.records.field_names import ARRIVAL
+from persisting.table import checksums, files, indexes, layout, schema_change
 from persisting.table.properties import RESTORES, SEAL, SEQUENCE, START, sealed
 from persisting.table.table import FOLDER
 from persisting.topic import tags
@@ -36,7 +36,7 @@ def test_the_names_are_those_of_the_code(page: Path):
     (checksum,) = table_with(page, checksums.LOOSE)
     assert "CRC-32" in checksum[1]
     text = page.read_text("utf-8")
-    for name in (FOLDER, files.ASIDE, layout._UNUSED, evolve._WIDE, evolve._OLD):
+    for name in (FOLDER, files.ASIDE, layout._UNUSED, schema_change._WIDE, schema_change._OLD):
         assert name in text
     listing = next(b.text for b in blocks(page) if b.language == "text")
     for name in (files.DATA, files.VERSIONS, files.TRANSACTIONS, files.INDICES, files.TAGS):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docpages import both, code, table_with
+from support.doc_pages import both, code, table_with
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.options import BucketOptions

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from docpages import blocks, both, code, tables
+from support.doc_pages import blocks, both, code, tables
 
 from persisting import codec
+from persisting.bucket import group_commit
 from persisting.errors import StorageError, WALError
 from persisting.queue import PersistingBackend
-from persisting.storage import journal
 from persisting.wal import frame, recovery
 from persisting.wal.segment import SegmentName, parse_name
 
@@ -68,7 +68,7 @@ def test_the_ids_are_those_of_the_code(page: Path):
     for name, number in {**kinds, **codecs}.items():
         assert found[name] == str(number)
     assert len(codec._IDS) == len(codecs) + 1
-    assert f"{journal._WORTH_COMPRESSING}" in page.read_text("utf-8")
+    assert f"{group_commit._WORTH_COMPRESSING}" in page.read_text("utf-8")
     assert frame.FORMAT_VERSION == 1
     assert recovery.TRIMMED == "trimmed"
 

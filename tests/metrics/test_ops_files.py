@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from persisting import metrics
-from persisting.cli import exporter
+from persisting.cli import metrics_exporter
 
 ROOT = Path(__file__).parents[2]
 OPS = ROOT / "ops"
@@ -117,7 +117,7 @@ def test_the_page_lists_every_metric_with_its_type(page: Path):
 
 def seen_from_outside() -> list[tuple[str, str, list[str]]]:
     """What `persisting metrics serve` exports: names, types and labels."""
-    families = exporter._families().values()
+    families = metrics_exporter._families().values()
     return [(one.name, one.type, list(one._labelnames)) for one in families]
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support.buckets import LANCE, PERSISTING, Bucket, Kind
 
 from persisting import fs
-from persisting.table import compaction, indexes, upkeep
+from persisting.table import compaction, indexes, operations
 from persisting.table.compaction import Limit
-from persisting.table.indexes import Wanted
+from persisting.table.indexes import IndexSpec
 from persisting.table.layout import ARRIVAL_FIELD
 from persisting.table.table import Table
 from persisting.table.view import TableView
@@ -30,11 +30,11 @@ SCHEMAS = [
     pa.schema([("n", pa.int64()), ("i", pa.float64()), ("word", pa.string()), ("v", VECTOR)]),
 ]
 WANTED = [
-    Wanted(column="n", kind="btree"),
-    Wanted(column="i", kind="bitmap"),
-    Wanted(column="word", kind="text"),
-    Wanted(column="word", kind="btree"),
-    Wanted(column="v", kind="ivf_flat"),
+    IndexSpec(column="n", kind="btree"),
+    IndexSpec(column="i", kind="bitmap"),
+    IndexSpec(column="word", kind="text"),
+    IndexSpec(column="word", kind="btree"),
+    IndexSpec(column="v", kind="ivf_flat"),
 ]
 
 FLUSHES = st.tuples(
@@ -69,7 +69,7 @@ class Growing:
         self.table = Table(folder, fs.current())
         self.rows: list[dict[str, Any]] = []
         self.start = self.schema = self.sequence = 0
-        self.wanted: list[Wanted] = []
+        self.wanted: list[IndexSpec] = []
 
     def flush(self, rows: int) -> None:
         self.sequence += 1
@@ -93,14 +93,14 @@ class Growing:
             self.schema = min(self.schema + 1, len(SCHEMAS) - 1)
         elif name == "drop":
             count = min(number, len(self.table.view.sizes))
-            dropped = upkeep.drop_first(self.table, count) if count else 0
+            dropped = operations.drop_first(self.table, count) if count else 0
             self.start, self.rows = self.start + dropped, self.rows[dropped:]
         elif name == "index":
             if WANTED[number] not in self.wanted:
                 self.wanted.append(WANTED[number])
-            upkeep.build_indexes(self.table, self.wanted)
+            operations.build_indexes(self.table, self.wanted)
         elif name == "optimize":
-            upkeep.optimize_indexes(self.table, whole=bool(number))
+            operations.optimize_indexes(self.table, whole=bool(number))
         else:
             self.compact(name, number)
 
@@ -115,7 +115,7 @@ class Growing:
         if not count:
             return
         kept = [fragment.id for fragment in view.fragments[:-count]]
-        upkeep.compact(self.table, fs.current(), count, limit)
+        operations.compact(self.table, fs.current(), count, limit)
         after = self.table.view
         assert [fragment.id for fragment in after.fragments[: len(kept)]] == kept
         assert (after.start, after.end) == (view.start, view.end)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records import NAMES, SCALARS
 from support.buckets import PERSISTING, WAL_ZSTD, Bucket, Kind
 from support.comparing import equal_but_for_absent
+from support.record_strategies import NAMES, SCALARS
 
 EXAMPLES = 25
 NIGHTLY_EXAMPLES = 1500

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.hostile_files import documents
 
+from persisting.bucket.group_offsets import read_committed
+from persisting.bucket.shared_schema import SharedSchema
 from persisting.errors import StorageError
 from persisting.fs import FileSystem
 from persisting.lock import left_note, owner_of
 from persisting.queue import read_queue, write_queue
-from persisting.storage.holds import read_committed
-from persisting.storage.shared_schema import SharedSchema
 from persisting.table import indexes
-from persisting.topic import backup, config, progress, tags
-from persisting.topic.folder import TopicFolder
+from persisting.topic import backup, group_admin, spec, tags
+from persisting.topic.topic_files import TopicFolder
 
 FS = FileSystem()
 MOST_BYTES = 64 << 20
@@ -75,14 +75,14 @@ def use_topic(home: Path) -> None:
 
 Reader = Callable[[Path], Any]
 FILES: dict[str, tuple[str, Reader]] = {
-    "topic": ("t/topic.json", lambda home: config.load(home / "t", FS)),
+    "topic": ("t/topic.json", lambda home: spec.load(home / "t", FS)),
     "schema": ("t/schema.json", lambda home: SharedSchema(home / "t/schema.json", FS).read()),
     "tag": ("t/tags/tagged.json", lambda home: tags.load(home / "t", "tagged", FS)),
     "tags": ("t/tags/tagged.json", lambda home: tags.all_in(home / "t", FS)),
     "group": ("t/groups/g/bucket_0.json", lambda home: read_committed(home / "t/groups/g", 0, FS)),
     "progress": (
         "t/groups/g/bucket_0.json",
-        lambda home: progress.groups(home / "t", {0: progress.Span(0, 5, [])}, FS),
+        lambda home: group_admin.groups(home / "t", {0: group_admin.Span(0, 5, [])}, FS),
     ),
     "indexes": ("t/bucket_0/indexes.json", lambda home: indexes.load(home / "t/bucket_0", FS)),
     "backup": ("copy/backup.json", lambda home: backup.load(home / "copy")),

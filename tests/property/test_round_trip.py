@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from records import tables
 from support.buckets import LANCE, PERSISTING, WAL_SYNCED, WAL_ZSTD, Bucket, Kind
 from support.comparing import assert_same, canonical, equal_but_for_absent
+from support.record_strategies import tables
 
 EXAMPLES = 30
 NIGHTLY_EXAMPLES = 1500

@@ -29,9 +29,9 @@ from hypothesis.stateful import (
 from support.buckets import LANCE, PERSISTING, WAL_ZSTD, Bucket, Kind
 from support.comparing import equal_but_for_absent
 
+from persisting.bucket import maintenance as bucket_upkeep
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.queue import BucketLocked
-from persisting.storage import upkeep as bucket_upkeep
 from persisting.table import compaction, indexes
 from persisting.table.compaction import Limit
 

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.topic_homes import Home, home_in
+from support.topic_places import Place
 
-pytest.register_assert_rewrite("homes", "queue_contract", "places")
-
-from homes import Home, home_in  # noqa: E402
-from places import Place  # noqa: E402
-
-from persisting.topic import local  # noqa: E402
+from persisting.topic import local
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from places import numbered
+from support.topic_places import numbered
 
 from persisting.errors import InvalidArgument, SchemaError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue

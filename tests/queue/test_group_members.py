@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import ids, numbered
-from queue_contract import shared_out
 from support.children import python, wait_for_line
 from support.faults import FaultyFileSystem
+from support.queue_contract import shared_out
+from support.topic_places import ids, numbered
 
 from persisting import fs
 from persisting.errors import StorageError

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import WAL, ids, numbered, streamed
 from support.children import python
 from support.faults import FaultyFileSystem
+from support.topic_places import WAL, ids, numbered, streamed
 
 from persisting.errors import BucketClosed, StorageError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import WAL, Place, ids, numbered, streamed
+from support.topic_places import WAL, Place, ids, numbered, streamed
 
 from persisting.errors import StorageError
 from persisting.queue import write_queue

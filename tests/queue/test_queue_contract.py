@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queue_contract import (
+from support.queue_contract import (
     FindingContract,
     GroupContract,
     OnceContract,

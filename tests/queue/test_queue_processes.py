@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import ids, numbered, streamed
+from support import TESTS
 from support.children import python, run, wait_for_line
+from support.topic_places import ids, numbered, streamed
 
 from persisting.errors import BucketLocked
 from persisting.queue import read_queue, write_queue
@@ -154,17 +155,17 @@ async def test_a_custom_backend_is_named_when_it_is_missing(tmp_path: Path) -> N
     code = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[2])
-from only_protocol import OnlyProtocol
+from support.protocol_only_backend import OnlyProtocol
 from persisting.queue import write_queue
 async def main():
     async with await write_queue(topic="t", storage_path=sys.argv[1], backend=OnlyProtocol) as w:
         await w.put([{"id": n} for n in range(10)])
 asyncio.run(main())
 """
-    run(code, tmp_path, Path(__file__).parent)
+    run(code, tmp_path, TESTS)
     with pytest.raises(ValueError, match="OnlyProtocol"):
         await read_queue(topic="t", storage_path=str(tmp_path))
-    from only_protocol import OnlyProtocol
+    from support.protocol_only_backend import OnlyProtocol
 
     async with await read_queue(
         topic="t", storage_path=str(tmp_path), backend=OnlyProtocol

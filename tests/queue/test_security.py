@@ -13,7 +13,7 @@ import pytest
 
 import persisting
 from persisting import metrics
-from persisting.cli.exporter import serve
+from persisting.cli.metrics_exporter import serve
 from persisting.errors import StorageError
 from persisting.queue import read_queue, write_queue
 

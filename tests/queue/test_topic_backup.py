@@ -15,7 +15,7 @@ from support.children import python
 from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import read_queue, write_queue
 from persisting.topic import backup
-from persisting.topic.folder import TopicFolder
+from persisting.topic.topic_files import TopicFolder
 
 LOGGED = {"enable_wal": True, "wal_sync_interval": 0.0}
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from only_protocol import OnlyProtocol
-from places import WAL, ids, numbered, streamed
 from support.faults import FaultyFileSystem
+from support.protocol_only_backend import OnlyProtocol
+from support.topic_places import WAL, ids, numbered, streamed
 
 from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue

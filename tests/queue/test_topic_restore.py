@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import BUCKETS, Following, Home, flat, home_in, taken
-from places import WAL, drained, ids, numbered, streamed
 from support.children import python, wait_for_line
+from support.topic_homes import BUCKETS, Following, Home, flat, home_in, taken
+from support.topic_places import WAL, drained, ids, numbered, streamed
 
 from persisting.errors import BucketLocked, InvalidArgument
 from persisting.queue import LanceBackend, read_queue, write_queue

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from homes import BUCKETS, Home, flat, home_in
-from places import Place, drained, ids, numbered
+from support.topic_homes import BUCKETS, Home, flat, home_in
+from support.topic_places import Place, drained, ids, numbered
 
 from persisting.errors import BucketClosed, InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.queue import read_queue

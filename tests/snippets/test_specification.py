@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specification import Around, Snippet, is_signature, snippets
+from support.specification import Around, Snippet, is_signature, snippets
 
 ALL = snippets()
 RUNNABLE = [snippet for snippet in ALL if not is_signature(snippet.code)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import Run, path_without_java
+from support.spark.launching import Run, path_without_java
 
 from persisting.spark import session
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from filled import content, load, put, records, refused, rows, stored, writer
 from support.children import python, wait_for_line
+from support.spark.filled import content, load, put, records, refused, rows, stored, writer
 
 from persisting.errors import OffsetOutOfRange, StorageError
 from persisting.spark import read_topic
-from persisting.spark.reading import read_slice
-from persisting.topic.slices import Slice
+from persisting.spark.topic_scan import read_slice
+from persisting.topic.scan import Slice
 
 # One Spark job after the other takes minutes: by night.
 pytestmark = pytest.mark.nightly
@@ -560,7 +560,7 @@ class TestRegistration:
         assert out.split() == [str(ROWS), str(ROWS // 2)], err
 
     def test_by_hand_does_no_harm(self, spark: SparkSession, home: Path) -> None:
-        from persisting.spark.source import PersistingSource
+        from persisting.spark.data_source import PersistingSource
 
         spark.dataSource.register(PersistingSource)
         assert load(spark, home).count() == ROWS

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from filled import (
+from support.children import python, wait_for_line
+from support.spark.filled import (
     content,
     ids,
     is_sound,
@@ -26,14 +27,13 @@ from filled import (
     unreferenced,
     writer,
 )
-from gates import Beside, Gate
-from storing import DirectStore, SparkStore, Store
-from support.children import python, wait_for_line
+from support.spark.gates import Beside, Gate
+from support.spark.storing import DirectStore, SparkStore, Store
 from test_batch_read import CRASHES
 
-from persisting.storage.writers import ANONYMOUS, WRITERS, Writers
-from persisting.topic.folder import TopicFolder
+from persisting.bucket.producer_sequences import ANONYMOUS, WRITERS, Writers
 from persisting.topic.routing import bucket_of
+from persisting.topic.topic_files import TopicFolder
 
 # One Spark job after the other takes minutes: by night.
 pytestmark = pytest.mark.nightly

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from filled import ids, put, rows, stored, writer
-from launching import Run
+from support.spark.filled import ids, put, rows, stored, writer
+from support.spark.launching import Run
 
 from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic, StorageError
 from persisting.spark import jobs

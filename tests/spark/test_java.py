@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launching import Run
 from support import children
+from support.spark.launching import Run
 
 from persisting.errors import StorageError
 from persisting.spark import java

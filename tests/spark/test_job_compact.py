@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 import pytest
-from filled import content, put, reader, rows, writer
-from launching import Run
+from support.spark.filled import content, put, reader, rows, writer
+from support.spark.launching import Run
 
 from persisting import fs
 from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic, TableError

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from filled import put, writer
+from support.spark.filled import put, writer
 
 from persisting.errors import InvalidArgument
 from persisting.spark import jobs, read_topic
-from persisting.spark.jobs import minhash, near
+from persisting.spark.jobs import minhash, near_dedupe
 
 # One Spark job after the other takes minutes: by night.
 pytestmark = pytest.mark.nightly
@@ -106,7 +106,7 @@ def texts(seed: int, count: int) -> list[str | None]:
 
 
 def similarity(one: str, other: str) -> float:
-    a, b = (set(minhash.shingles(text, near.SHINGLE).tolist()) for text in (one, other))
+    a, b = (set(minhash.shingles(text, near_dedupe.SHINGLE).tolist()) for text in (one, other))
     return len(a & b) / len(a | b)
 
 
@@ -198,7 +198,7 @@ class TestNearDuplicates:
     def test_in_a_crowd_are_compared_with_its_first(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(near, "CROWD", 3)
+        monkeypatch.setattr(near_dedupe, "CROWD", 3)
         common = " ".join(WORDS[:60])
         made: list[Any] = [f"{common} {WORDS[100 + n]}" for n in range(12)]
         kept = jobs.drop_near_duplicates(frame(spark, made), "text", 0.8, order_by="n")

@@ -12,12 +12,12 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from filled import ids, put, rows, stored
+from support.spark.filled import ids, put, rows, stored
 
 from persisting.errors import InvalidArgument, SchemaError
 from persisting.spark import jobs
-from persisting.spark.jobs.formats import folder_columns, lance_folders, layouts
-from persisting.spark.jobs.targets import part_targets, target_of
+from persisting.spark.jobs.export_targets import part_targets, target_of
+from persisting.spark.jobs.file_formats import folder_columns, lance_folders, layouts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,12 +17,12 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from filled import content, ids, put, reader, rows, stored, writer
+from support.spark.filled import content, ids, put, reader, rows, stored, writer
 
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.spark import jobs, read_topic
-from persisting.spark.jobs.formats import found_format, named_format
-from persisting.spark.jobs.spreading import spread
+from persisting.spark.jobs.distribute import spread
+from persisting.spark.jobs.file_formats import found_format, named_format
 
 # One Spark job after the other takes minutes: by night.
 pytestmark = pytest.mark.nightly

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from filled import put, rows
+from support.spark.filled import put, rows
 
 from persisting.errors import BucketLocked, StorageError
-from persisting.spark.jobs import Summary, progress, watch
-from persisting.spark.jobs.progress import Batch, lag_of, lag_text
+from persisting.spark.jobs import Summary, stream_progress, watch
+from persisting.spark.jobs.stream_progress import Batch, lag_of, lag_text
 
 # One Spark job after the other takes minutes: by night.
 pytestmark = pytest.mark.nightly
@@ -79,14 +79,14 @@ class TestErrors:
             "persisting.errors.BucketLocked: first\n\nThe above exception was the direct cause\n"
             "persisting.errors.BucketLocked: bucket /x is open; close it\n SQLSTATE: 38000\n"
         )
-        found = progress._ours(ValueError(text))
+        found = stream_progress._ours(ValueError(text))
         assert type(found) is BucketLocked
         assert str(found) == "bucket /x is open; close it"
 
     def test_of_others_stay(self) -> None:
         other = ValueError("division by zero")
-        assert progress._ours(other) is other
-        unknown = progress._ours(ValueError("persisting.errors.Any: text"))
+        assert stream_progress._ours(other) is other
+        unknown = stream_progress._ours(ValueError("persisting.errors.Any: text"))
         assert type(unknown) is StorageError
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from filled import ids, is_sound
-from storing import DirectStore
+from support.spark.filled import ids, is_sound
+from support.spark.storing import DirectStore
 
-from persisting.spark import tasks
-from persisting.topic.folder import TopicFolder
+from persisting.spark import write_task
+from persisting.topic.topic_files import TopicFolder
 
 ROWS = 40_000
 
@@ -25,7 +25,7 @@ def test_beyond_the_bound_the_fullest_bucket_is_written_and_all_rows_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int | None
 ) -> None:
     if bound is not None:
-        monkeypatch.setattr(tasks, "_TASK_BYTES", bound)
+        monkeypatch.setattr(write_task, "_TASK_BYTES", bound)
     rows = pa.table({"id": range(ROWS), "text": ["some text"] * ROWS})
     DirectStore(tmp_path).save(rows, numBuckets=4)
     assert ids(tmp_path) == list(range(ROWS))

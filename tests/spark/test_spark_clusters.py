@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filled import content, ids, is_sound, rows, unreferenced, writer
-from launching import Run, plain_environment
+from support import TESTS
+from support.spark.filled import content, ids, is_sound, rows, unreferenced, writer
+from support.spark.launching import Run, plain_environment
 from test_session import spark_home
 
 import persisting
@@ -154,7 +155,7 @@ def drive(folder: Path, code: str, master: str, topics: Path, **env: str) -> Run
     """Run a program that has the helpers of these tests."""
     place = folder / "driver"
     place.mkdir()
-    helpers = str(Path(__file__).parent)
+    helpers = str(TESTS)
     with Driver(place, code, master, topics, os.getpid(), PYTHONPATH=helpers, **env) as run:
         run.finish()
     return run
@@ -165,9 +166,9 @@ import os, signal, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from filled import load, records, refused, save
+from support.spark.filled import load, records, refused, save
 from persisting.spark import jobs, read_topic, session
-from storing import SparkPipe
+from support.spark.storing import SparkPipe
 
 master, folder, owner = sys.argv[1], Path(sys.argv[2]), f"process {sys.argv[3]} on "
 spark = session(master=master)
@@ -377,7 +378,7 @@ INSIDE = """
 import sys
 from pathlib import Path
 
-from filled import load, records, save
+from support.spark.filled import load, records, save
 from persisting.spark import session
 
 master, folder = sys.argv[1], Path(sys.argv[2])
@@ -393,7 +394,7 @@ SENT = (
 import shutil
 
 import persisting
-from persisting.spark.source import PersistingSource
+from persisting.spark.data_source import PersistingSource
 
 try:
     save(spark.range(5), folder)

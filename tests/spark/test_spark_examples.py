@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from filled import ids, stored
+from support.spark.filled import ids, stored
 
 # One Spark job after the other takes minutes: by night.
 pytestmark = pytest.mark.nightly

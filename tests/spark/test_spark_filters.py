@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from filled import load, put, records, refused, rows, writer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.spark.filled import load, put, records, refused, rows, writer
 
 from persisting.spark import read_topic
-from persisting.spark.reading import read_slice
-from persisting.topic.folder import TopicFolder
-from persisting.topic.slices import Filter, Slice
+from persisting.spark.topic_scan import read_slice
+from persisting.topic.scan import Filter, Slice
+from persisting.topic.topic_files import TopicFolder
 
 # One Spark job after the other takes minutes: by night.
 pytestmark = pytest.mark.nightly

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from filled import content, ids, is_sound, load, put, rows, unreferenced, writer
-from launching import plain_environment
-from storing import SparkPipe
+from support.spark.filled import content, ids, is_sound, load, put, rows, unreferenced, writer
+from support.spark.launching import plain_environment
+from support.spark.storing import SparkPipe
 from test_session import spark_home
 
 from persisting.topic.routing import bucket_of
@@ -64,8 +64,8 @@ print("done", flush=True)
 HOLDS = """
 # Whoever comes to a point that has a file takes it, and waits there until it is let go.
 import os, time
-from persisting.storage import adoption
-from persisting.table import bulk
+from persisting.bucket import bulk_import
+from persisting.table import bulk_write
 
 def hold(point):
     here = os.path.join(os.environ["HOLDS"], point)

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persisting.spark.offsets import Place, decode, encode, shares
+from persisting.spark.stream_offsets import Place, decode, encode, shares
 
 PLACES = st.dictionaries(
     st.integers(0, 50), st.builds(Place, st.integers(0, 2**62), st.integers(0, 3)), max_size=8

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from persisting.errors import InvalidArgument
-from persisting.spark.options import (
+from persisting.spark.source_options import (
     EARLIEST,
     LATEST,
     READ,

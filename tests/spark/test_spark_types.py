@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conformance.test_values import GOOD_NAMES, VALUES
-from filled import content, load, put, records, save, stored
 from hypothesis import HealthCheck, given, settings
-from property.records import tables
+from support.record_strategies import tables
 from support.comparing import assert_same, canonical
+from support.spark.filled import content, load, put, records, save, stored
 
 from persisting.spark.types import spark_schema, to_spark
 
@@ -204,7 +204,7 @@ def test_vectors_that_come_back_as_arrays_go_into_the_topic_they_are_of(
     save(load(spark, tmp_path).selectExpr("id + 5 AS id", "v", "u"), tmp_path)
     put(tmp_path, [{"id": 10, "v": [0.0, 0.0], "u": np.float32([9])}])
     assert load(spark, tmp_path).count() == 11
-    from filled import writer
+    from support.spark.filled import writer
 
     with writer(tmp_path) as queue:
         assert {r["id"] for r in queue.search(vector=[0.5, 2.0], column="v", k=2)} == {4, 9}
@@ -293,11 +293,11 @@ def test_many_records_of_any_schema_come_back(
 @given(table=tables(lacking=True))
 def test_batches_of_any_schema_and_any_slice_have_sparks_types(table: list[dict[str, Any]]) -> None:
     """The conversion alone, without Spark: slices have offsets into shared buffers."""
-    from persisting.schema import EMPTY, Rules, Shaper
-    from persisting.storage.chunk import prepare
+    from persisting.bucket.chunk import prepare
+    from persisting.records import EMPTY, RecordEncoder, Rules
 
     keyed = [{"the key": i, **record} for i, record in enumerate(table * 2)]
-    prepared = prepare(Shaper(EMPTY, Rules(evolving=True)), keyed)
+    prepared = prepare(RecordEncoder(EMPTY, Rules(evolving=True)), keyed)
     whole = pa.Table.from_batches([c.batch for c in prepared.chunks]).combine_chunks()
     target = spark_schema(whole.schema)
     for batch in whole.to_batches():

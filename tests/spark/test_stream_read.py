@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from filled import content, ids, load, put, refused, rows, save, writer
-from flowing import DirectFlow, Flow, SparkFlow
 from support.children import python, wait_for_line
+from support.spark.filled import content, ids, load, put, refused, rows, save, writer
+from support.spark.flowing import DirectFlow, Flow, SparkFlow
 from test_batch_read import CRASHES
 
 from persisting.errors import StorageError
-from persisting.spark import offsets
+from persisting.spark import stream_offsets
 from persisting.topic.routing import bucket_of
 
 # One Spark job after the other takes minutes: by night.
@@ -62,7 +62,7 @@ def numbers(found: list[dict[str, Any]]) -> list[int]:
 
 
 def rows_up_to(offset: dict[str, Any]) -> int:
-    return sum(place.offset for place in offsets.decode(offset).values())
+    return sum(place.offset for place in stream_offsets.decode(offset).values())
 
 
 class TestARun:

@@ -8,8 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from filled import content, ids, is_sound, put, reader, refused, rows, stored, unreferenced, writer
-from storing import DirectPipe, SparkPipe
+from support.spark.filled import (
+    content,
+    ids,
+    is_sound,
+    put,
+    reader,
+    refused,
+    rows,
+    stored,
+    unreferenced,
+    writer,
+)
+from support.spark.storing import DirectPipe, SparkPipe
 
 from persisting.topic.routing import bucket_of
 

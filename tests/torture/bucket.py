@@ -8,10 +8,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from crash import test_kill, test_upkeep_kill, workloads
-from crash.checking import Broken, Explorer
-from crash.test_upkeep_power_loss import replayed
-from crash.workloads import Durable, Scribe, wal
+import test_kill
+import test_upkeep_kill
+from support.crash import workloads
+from support.crash.checking import Broken, Explorer
+from support.crash.maintenance_replay import replayed
+from support.crash.workloads import Durable, Scribe, wal
 
 from torture.repeating import again
 from torture.topic import MEMORY

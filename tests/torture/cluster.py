@@ -10,26 +10,19 @@ import asyncio
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from crash.checking import Broken
+from support.cluster_nodes import Cluster, Process
+from support.crash.checking import Broken
 
 from persisting import fs
+from persisting.bucket.group_offsets import read_committed
 from persisting.queue import read_queue, write_queue
-from persisting.storage.holds import read_committed
 from torture.repeating import again
-
-TESTS = Path(__file__).parents[1]
-sys.path += [
-    str(TESTS / name) for name in ("cluster", "queue") if str(TESTS / name) not in sys.path
-]
-
-from nodes import Cluster, Process  # noqa: E402
 
 BUCKETS = 4
 DEEDS = (

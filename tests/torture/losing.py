@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from crash.disk import (
+from support.crash.disk import (
     COME_BACK,
     FIXED,
     NAMES,
@@ -19,7 +19,7 @@ from crash.disk import (
     only_in,
     sampled,
 )
-from crash.recording import RecordingFileSystem
+from support.crash.recording import RecordingFileSystem
 
 PLACES = ("data", "_indices", "_versions", "_transactions", "_refs", "wal", "tags", "groups")
 

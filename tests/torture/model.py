@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from crash.checking import Broken, same
+from support.crash.checking import Broken, same
 
 from persisting.topic.routing import bucket_of
 from torture.plan import Round

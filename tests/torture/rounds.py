@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from crash.checking import Broken
+from support.crash.checking import Broken
 
 from persisting import fs
+from persisting.bucket.group_offsets import read_committed
 from persisting.errors import BucketLocked, StorageError
 from persisting.queue import read_queue, write_queue
-from persisting.storage.holds import read_committed
 from persisting.topic import backup
 from torture import injector, plan
 from torture.home import Home

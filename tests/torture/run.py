@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from crash.checking import Broken
+from support.crash.checking import Broken
 
 from torture import bucket, cluster, plan, soak, spark, topic
 

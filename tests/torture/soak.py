@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from crash.checking import Broken
+from support.crash.checking import Broken
 
 from persisting.demo.charts import Series, page
 from persisting.queue import OffsetOutOfRange, read_queue, write_queue

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from crash.checking import Broken
+from support.crash.checking import Broken
 
 from torture.home import Home
 from torture.model import Ledger

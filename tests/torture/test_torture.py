@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash.checking import Broken
+from support.crash.checking import Broken
 
 from torture import bucket, cluster, plan, soak, topic
 from torture.model import Ledger

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-from crash.checking import Broken
+from support.crash.checking import Broken
 
 from torture import injector, plan
 from torture.home import Home

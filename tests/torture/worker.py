@@ -29,7 +29,7 @@ from persisting import fs
 from persisting.errors import OffsetOutOfRange, StorageError
 from persisting.queue import read_queue, write_queue
 from persisting.topic import backup
-from persisting.topic.folder import TopicFolder
+from persisting.topic.topic_files import TopicFolder
 from torture import plan
 from torture.home import Home
 from torture.injector import Control

@@ -12,43 +12,42 @@ from typing import Any
 
 import click
 
-from persisting.cli import (
-    backups,
-    benching,
+from persisting.cli import exit_codes, output
+from persisting.cli.commands import (
+    backup,
+    bench,
     demo,
-    exits,
-    exporting,
+    export,
     groups,
     maintenance,
     metrics,
-    peeking,
     pipeline,
-    printing,
-    putting,
+    read,
     schemas,
-    searching,
+    search,
     topics,
     versions,
     wal,
+    write,
 )
 from persisting.errors import StorageError
 
 _SECTIONS: dict[str, list[click.Command]] = {
-    "Look": [topics.topics, topics.describe, peeking.head, peeking.tail, peeking.get],
-    "Find": [searching.search, searching.query],
-    "Write": [putting.put, putting.import_, exporting.export],
+    "Look": [topics.topics, topics.describe, read.head, read.tail, read.get],
+    "Find": [search.search, search.query],
+    "Write": [write.put, write.import_, export.export],
     "Versions": [versions.tag, versions.versions, versions.restore],
     "Consumers": [groups.groups],
     "Upkeep": [
         maintenance.compact,
         maintenance.retain,
         maintenance.verify,
-        backups.backup,
+        backup.backup,
         wal.wal,
         metrics.metrics,
     ],
     "Spark": [pipeline.pipeline],
-    "Try": [demo.demo, benching.bench],
+    "Try": [demo.demo, bench.bench],
     "Tools": [schemas.json_schema, schemas.completion],
 }
 
@@ -64,7 +63,7 @@ class _Sections(click.Group):
         except BrokenPipeError:
             # Here, since click would end with 1; and Python complains if it cannot flush.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise exits.Ended(exits.BROKEN_PIPE) from None
+            raise exit_codes.Ended(exit_codes.BROKEN_PIPE) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(len(name) for name in self.commands)
@@ -116,14 +115,14 @@ def run(argv: Sequence[str]) -> int:
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _Remarks()
             cli.main(args=args, prog_name="persisting", standalone_mode=False, obj=debug)
-        return exits.OK
-    except exits.Ended as exc:
+        return exit_codes.OK
+    except exit_codes.Ended as exc:
         return exc.code
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except (KeyboardInterrupt, click.Abort):
-        printing.say("stopped")
-        return exits.INTERRUPTED
+        output.say("stopped")
+        return exit_codes.INTERRUPTED
     except Exception as exc:
         if debug:
             raise
@@ -146,19 +145,19 @@ def _told(exc: Exception) -> int:
     """Say in one line what went wrong."""
     if isinstance(exc, click.exceptions.NoArgsIsHelpError):
         exc.show()
-        return exits.USAGE
+        return exit_codes.USAGE
     if isinstance(exc, click.UsageError):
         asked = exc.ctx.command_path if exc.ctx else "persisting"
         _error(f"{exc.format_message()} See '{asked} --help'.")
-        return exits.USAGE
+        return exit_codes.USAGE
     if isinstance(exc, click.ClickException):
         _error(exc.format_message())
         return exc.exit_code
     if isinstance(exc, (StorageError, OSError)):
         _error(_one_line(exc))
-        return exits.code_of(exc)
+        return exit_codes.code_of(exc)
     _error(f"{type(exc).__name__}: {_one_line(exc)}; this should not happen: see it with --debug")
-    return exits.FAILED
+    return exit_codes.FAILED
 
 
 def _one_line(exc: Exception) -> str:
@@ -169,8 +168,8 @@ def _one_line(exc: Exception) -> str:
 
 
 def _error(text: str) -> None:
-    printing.err().print("error:", style="bold red", end=" ")
-    printing.say(text)
+    output.err().print("error:", style="bold red", end=" ")
+    output.say(text)
 
 
 class _Remarks:
@@ -182,7 +181,7 @@ class _Remarks:
     def __call__(self, message: Any, *_: Any, **__: Any) -> None:
         if str(message) not in self._said:
             self._said.add(str(message))
-            printing.say(f"warning: {message}")
+            output.say(f"warning: {message}")
 
 
 def _quiet(debug: bool) -> None:

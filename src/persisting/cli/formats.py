@@ -38,7 +38,7 @@ def batches(name: str, kind: str, rows: int) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     from persisting.errors import StorageError
-    from persisting.table.guard import reason
+    from persisting.table.lance_errors import reason
 
     try:
         if kind == "parquet":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from persisting.cli import printing
+from persisting.cli import output
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from persisting.topic.config import TopicConfig
+    from persisting.topic.spec import TopicConfig
 
 _LONG_LIST = 8
 _LONG_TEXT = 200
@@ -21,7 +21,7 @@ def records(
     """Rows as the queue gives them: with all fields, and the defaults of the topic."""
     import pyarrow as pa
 
-    from persisting.schema.arrow import align
+    from persisting.records.arrow import align
 
     target = pa.schema([schema.field(name) for name in names])
     found: list[dict[str, Any]] = align(
@@ -32,8 +32,8 @@ def records(
 
 def brief(record: dict[str, Any]) -> str:
     """A record on a line: whole in a pipe, with long values cut on a terminal."""
-    shown = _cut(record) if printing.out().is_terminal else record
-    return printing.encoded(shown).decode()
+    shown = _cut(record) if output.out().is_terminal else record
+    return output.encoded(shown).decode()
 
 
 def _cut(value: Any) -> Any:

@@ -15,12 +15,16 @@ import msgspec
 import pulsing as pul
 import pyarrow as pa
 
+from persisting.bucket.producer_sequences import ANONYMOUS
+from persisting.bucket.put_cost import is_light
+from persisting.bucket.snapshot import Page
 from persisting.cluster import wire
 from persisting.cluster.host import HOST_NAME, host_here, living_hosts
 from persisting.cluster.peers import Unreachable, ask, ask_stream, plain
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.service import KEEPALIVE_SECONDS, LANES, BucketService
 from persisting.cluster.wire import Reply, Request
+from persisting.concurrency.pool import within
 from persisting.errors import (
     BucketClosed,
     BucketLocked,
@@ -29,14 +33,10 @@ from persisting.errors import (
     SchemaError,
     StorageError,
 )
-from persisting.schema import Rules
-from persisting.schema.arrow import align, merge
-from persisting.storage.snapshot import Page
-from persisting.storage.weight import is_light
-from persisting.storage.writers import ANONYMOUS
-from persisting.topic.config import TopicConfig
-from persisting.topic.port import Mark, Rows
-from persisting.work import within
+from persisting.records import Rules
+from persisting.records.arrow import align, merge
+from persisting.topic.bucket_client import ProducerSequence, Rows
+from persisting.topic.spec import TopicConfig
 
 PATIENCE_SECONDS = 30.0
 """How long a call looks for a bucket's owner before it raises."""
@@ -70,7 +70,7 @@ class RemoteTopic:
         """``home`` is the node that holds a topic in memory, which cannot move."""
         self._system, self._place, self._config, self._home = system, place, config, home
         self._storage_path = storage_path
-        self._ports: dict[int, RemotePort] = {}
+        self._ports: dict[int, RemoteBucketClient] = {}
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class RemoteTopic:
     def folder(self) -> Path | None:
         return None if self._home is not None else Path(self._place)
 
-    def port(self, bucket: int) -> RemotePort:
+    def port(self, bucket: int) -> RemoteBucketClient:
         if bucket not in self._ports:
             opening = Request(
                 "open",
@@ -103,7 +103,7 @@ class RemoteTopic:
                     "bucket": bucket,
                 },
             )
-            self._ports[bucket] = RemotePort(
+            self._ports[bucket] = RemoteBucketClient(
                 self._system, bucket_key(self._place, bucket), opening, self._home
             )
         return self._ports[bucket]
@@ -125,7 +125,7 @@ class Owner:
         self.node, self.ref = node, ref
 
 
-class RemotePort:
+class RemoteBucketClient:
     """A bucket of a cluster."""
 
     def __init__(self, system: Any, key: str, opening: Request, home: str | None) -> None:
@@ -232,7 +232,7 @@ class RemotePort:
 
     # Putting
 
-    async def put(self, rows: Rows, mark: Mark | None = None) -> None:
+    async def put(self, rows: Rows, mark: ProducerSequence | None = None) -> None:
         service = self._service()
         if service is not None and (self._sending is None or self._sending.done()):
             try:
@@ -246,7 +246,7 @@ class RemotePort:
         else:
             await self._put_together(rows)
 
-    async def _put_marked(self, parts: list[bytes], is_arrow: bool, mark: Mark) -> None:
+    async def _put_marked(self, parts: list[bytes], is_arrow: bool, mark: ProducerSequence) -> None:
         """Send a put, in several messages where one cannot hold it; it is stored as a whole."""
         *before, last = wire.in_messages(parts)
         for _ in range(_SENDINGS):

@@ -17,17 +17,17 @@ import pulsing as pul
 
 from persisting import fs as filesystem
 from persisting import lock
-from persisting.cluster import exits, wire
+from persisting.cluster import interpreter_exit, wire
 from persisting.cluster.peers import Unreachable, ask
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.service import LANES, BucketActor, BucketService, answered
 from persisting.cluster.wire import Reply, Request
+from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
-from persisting.topic import config as topics
-from persisting.topic.config import TopicConfig, Wanted
+from persisting.topic import spec as topics
 from persisting.topic.local import LocalHandle, open_for_writing
 from persisting.topic.registry import list_backends
-from persisting.work import in_thread
+from persisting.topic.spec import TopicConfig, TopicSpec
 
 log = logging.getLogger("persisting")
 
@@ -140,7 +140,7 @@ class Host:
                 "register_backend(name, cls) there, in every process that serves"
             )
         handle = await open_for_writing(
-            Wanted(
+            TopicSpec(
                 topic=wanted.topic,
                 num_buckets=wanted.num_buckets,
                 bucket_column=wanted.bucket_column,
@@ -256,9 +256,9 @@ async def serve(system: Any) -> Host:
 
 
 async def _start(system: Any, node: str) -> Host:
-    from persisting.cluster.sockets import send_at_once
+    from persisting.cluster.tcp_nodelay import send_at_once
 
-    exits.install()
+    interpreter_exit.install()
     host = Host(system)
     await host.start()
     send_at_once(str(system.addr))

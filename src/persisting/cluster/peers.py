@@ -12,7 +12,7 @@ import pulsing as pul
 
 from persisting.cluster import wire
 from persisting.cluster.wire import Reply, Request
-from persisting.work import within
+from persisting.concurrency.pool import within
 
 MAX_IN_FLIGHT = 8
 """Calls under way to one node; Pulsing's connection pool gives up at about twice as many."""

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import pulsing as pul
 
+from persisting.bucket.snapshot import Page
 from persisting.cluster import wire
 from persisting.cluster.wire import Reply, Request
+from persisting.concurrency.pool import within
 from persisting.errors import BucketClosed, BucketLocked, StorageError
-from persisting.storage.snapshot import Page
-from persisting.topic.local import LocalPort
-from persisting.work import within
+from persisting.topic.local import LocalBucketClient
 
 _T = TypeVar("_T")
 
@@ -38,7 +38,7 @@ _MOST_ROWS = 8192
 class BucketService:
     """Answers for a bucket while this node owns it."""
 
-    def __init__(self, port: LocalPort, place: str, bucket: int) -> None:
+    def __init__(self, port: LocalBucketClient, place: str, bucket: int) -> None:
         self.port, self.place, self.bucket = port, place, bucket
         self.closed = False
         self._page_rows = _FIRST_ROWS
@@ -70,7 +70,7 @@ class BucketService:
         self.closed = True
         return BucketClosed(f"bucket {self.bucket} is no longer here")
 
-    async def direct(self, call: Callable[[LocalPort], Awaitable[_T]]) -> _T:
+    async def direct(self, call: Callable[[LocalBucketClient], Awaitable[_T]]) -> _T:
         """A call from this very process, without the detour over bytes."""
         with self._under_way():
             return await call(self.port)

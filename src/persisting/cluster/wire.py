@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from persisting import errors
 from persisting.errors import SchemaError, StorageError
-from persisting.schema.values import Values
+from persisting.records.values import Values
 
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 _NAIVE, _AWARE, _DATE, _TIME, _DELTA, _DECIMAL, _UUID, _VECTOR = range(1, 9)

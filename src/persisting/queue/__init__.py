@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from persisting.backends.protocol import StorageBackend
 from persisting.errors import (
     BucketClosed,
     BucketLocked,
@@ -19,13 +20,12 @@ from persisting.errors import (
     TableError,
     WALError,
 )
-from persisting.storage.protocol import StorageBackend
 
 if TYPE_CHECKING:
+    from persisting.backends.lance import LanceBackend
+    from persisting.backends.memory import MemoryBackend
+    from persisting.backends.persisting import PersistingBackend
     from persisting.queue.api import read_queue, write_queue
-    from persisting.storage.lance import LanceBackend
-    from persisting.storage.memory import MemoryBackend
-    from persisting.storage.persisting import PersistingBackend
     from persisting.topic.reader import QueueReader
     from persisting.topic.registry import get_backend_class, list_backends, register_backend
     from persisting.topic.writer import QueueWriter
@@ -54,9 +54,9 @@ __all__ = [
 ]
 
 _LAZY = {
-    "LanceBackend": "persisting.storage.lance",
-    "MemoryBackend": "persisting.storage.memory",
-    "PersistingBackend": "persisting.storage.persisting",
+    "LanceBackend": "persisting.backends.lance",
+    "MemoryBackend": "persisting.backends.memory",
+    "PersistingBackend": "persisting.backends.persisting",
     "QueueReader": "persisting.topic.reader",
     "QueueWriter": "persisting.topic.writer",
     "get_backend_class": "persisting.topic.registry",

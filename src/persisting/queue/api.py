@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from persisting.errors import InvalidArgument
-from persisting.topic.opening import BucketChoice, read_here, wanted_topic, write_here
+from persisting.topic.open_local import BucketChoice, read_here, wanted_topic, write_here
 from persisting.topic.reader import QueueReader
 from persisting.topic.writer import QueueWriter, check_writer_id
 
@@ -59,7 +59,7 @@ async def write_queue(
         backend_options=backend_options,
     )
     if system is not None:
-        from persisting.cluster.opening import write_there
+        from persisting.cluster.open_remote import write_there
 
         return await write_there(system, wanted, cls, storage_path, writer_id)
     return await write_here(wanted, cls, storage_path, writer_id)
@@ -110,7 +110,7 @@ async def read_queue(
     )
     buckets = BucketChoice(bucket_id, bucket_ids, rank, world_size)
     if system is not None:
-        from persisting.cluster.opening import read_there
+        from persisting.cluster.open_remote import read_there
 
         return await read_there(
             system,

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persisting.spark import jobs
-    from persisting.spark.reading import read_topic
-    from persisting.spark.starting import session
+    from persisting.spark.spark_session import session
+    from persisting.spark.topic_scan import read_topic
 
 __all__ = ["jobs", "read_topic", "session"]
 
-_HOMES = {"read_topic": "persisting.spark.reading", "session": "persisting.spark.starting"}
+_HOMES = {"read_topic": "persisting.spark.topic_scan", "session": "persisting.spark.spark_session"}
 
 
 def __getattr__(name: str) -> Any:

@@ -21,18 +21,18 @@ from pyspark.sql.datasource import (
 )
 
 from persisting import fs as filesystem
+from persisting.bucket import bulk_import
+from persisting.bucket.producer_sequences import ANONYMOUS
 from persisting.errors import InvalidArgument, TableError
-from persisting.schema import EMPTY, Rules
-from persisting.spark.options import WriteOptions
-from persisting.spark.owners import owner_of
-from persisting.spark.planning import EVOLVING, INSTEAD, Plan, plan, shared_schema
-from persisting.spark.tasks import Written, unlink, write_task
-from persisting.storage import adoption
-from persisting.storage.writers import ANONYMOUS
+from persisting.records import EMPTY, Rules
+from persisting.spark.bucket_owner import owner_of
+from persisting.spark.scan_plan import EVOLVING, INSTEAD, Plan, plan, shared_schema
+from persisting.spark.source_options import WriteOptions
+from persisting.spark.write_task import Written, unlink, write_task
 from persisting.table.files import DATA, data_paths, versions_on_disk
 from persisting.table.table import Table
-from persisting.topic.config import bucket_folder
-from persisting.topic.folder import TopicFolder
+from persisting.topic.spec import bucket_folder
+from persisting.topic.topic_files import TopicFolder
 
 
 def commit(
@@ -52,7 +52,9 @@ def commit(
         if fragments or overwrite:
             written_for = [one.columns[bucket] for one in ordered if bucket in one.columns]
             with owner_of(folder, config, bucket, INSTEAD) as owner:
-                new = adoption.adopt(owner.bucket, fragments, written_for, *mark, replace=overwrite)
+                new = bulk_import.adopt(
+                    owner.bucket, fragments, written_for, *mark, replace=overwrite
+                )
             if not new:  # stored before, from other files
                 _discard_bucket(folder, bucket, fragments)
             rows += new

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from persisting.errors import StorageError
-from persisting.schema.conversion import convert
-from persisting.schema.values import UUID
+from persisting.records.arrow_casts import convert
+from persisting.records.values import UUID
 
 _WIDER = {
     pa.float16(): pa.float32(),

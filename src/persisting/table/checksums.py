@@ -20,7 +20,7 @@ import msgspec
 
 from persisting.fs import FileSystem
 from persisting.table import files
-from persisting.table.guard import indices_of
+from persisting.table.lance_errors import indices_of
 
 LOOSE = "persisting-checksums"
 """Configuration key: checksums of files without one in their name, by path under the table."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from persisting.errors import TableError
 from persisting.fs import FileSystem
 from persisting.table import checksums, files
-from persisting.table.guard import indices_of
+from persisting.table.lance_errors import indices_of
 from persisting.table.view import Size, TableView
 
 FULL_ROWS = 262_144

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from persisting import notes
+from persisting import json_files
 from persisting.errors import TableError
 from persisting.fs import FileSystem
 
@@ -129,7 +129,7 @@ def finish_cleaning(fs: FileSystem, root: Path) -> None:
     """Remove what is left of versions that were being removed, and make all of it durable."""
     path = root.parent / CLEANING
     try:
-        going = notes.decode(fs.read(path), list[int])
+        going = json_files.decode(fs.read(path), list[int])
     except FileNotFoundError:
         return
     except msgspec.DecodeError:

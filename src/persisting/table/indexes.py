@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from persisting import notes
+from persisting import json_files
 from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem
-from persisting.table.guard import indices_of
+from persisting.table.lance_errors import indices_of
 
 log = logging.getLogger("persisting")
 
@@ -49,7 +49,7 @@ _PARTITION_ROWS = 1024
 _RETRAIN = 8
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class IndexSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An index as it was asked for."""
 
     column: str
@@ -69,7 +69,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return f"persisting_{self.family}_{self.kind}_{self.metric}_{self.column}"
 
 
-def wanted_for(schema: pa.Schema, column: Any, kind: Any, metric: Any) -> Wanted:
+def wanted_for(schema: pa.Schema, column: Any, kind: Any, metric: Any) -> IndexSpec:
     """Check what was asked for against the fields of the records."""
     if kind is not None and kind not in KINDS:
         raise InvalidArgument(f"kind must be None or one of {', '.join(KINDS)}, got {kind!r}")
@@ -78,7 +78,7 @@ def wanted_for(schema: pa.Schema, column: Any, kind: Any, metric: Any) -> Wanted
     dtype = field_of(schema, column).type
     if kind is None:
         kind = _natural_kind(dtype)
-    found = Wanted(column=column, kind=_specific(kind), metric=metric)
+    found = IndexSpec(column=column, kind=_specific(kind), metric=metric)
     if not fits(found.family, dtype):
         raise InvalidArgument(
             f"field {column!r} is {dtype}, which takes no {found.family} index"
@@ -117,10 +117,10 @@ def is_scalar(dtype: pa.DataType) -> bool:
     return not pa.types.is_nested(dtype) and not pa.types.is_null(dtype)
 
 
-def load(folder: Path, fs: FileSystem) -> list[Wanted]:
+def load(folder: Path, fs: FileSystem) -> list[IndexSpec]:
     """The indexes that are wanted for the table in ``folder``."""
     try:
-        return notes.decode(fs.read(folder / FILE), list[Wanted])
+        return json_files.decode(fs.read(folder / FILE), list[IndexSpec])
     except FileNotFoundError:
         return []
     except (OSError, msgspec.DecodeError) as exc:
@@ -129,7 +129,7 @@ def load(folder: Path, fs: FileSystem) -> list[Wanted]:
         ) from exc
 
 
-def save(folder: Path, wanted: list[Wanted], fs: FileSystem) -> None:
+def save(folder: Path, wanted: list[IndexSpec], fs: FileSystem) -> None:
     try:
         fs.write_file(folder / FILE, msgspec.json.encode(wanted) + b"\n")
     except OSError as exc:
@@ -152,7 +152,7 @@ def built(dataset: Any) -> dict[str, Built]:
     }
 
 
-def missing(dataset: Any, wanted: list[Wanted], rows: int) -> list[Wanted]:
+def missing(dataset: Any, wanted: list[IndexSpec], rows: int) -> list[IndexSpec]:
     """Those that are to be built now: not there, or trained when the table was much smaller."""
     if not wanted or not rows:
         return []
@@ -167,7 +167,7 @@ def missing(dataset: Any, wanted: list[Wanted], rows: int) -> list[Wanted]:
     return [one for one in found if _takes(dataset.schema, one)]
 
 
-def _takes(schema: pa.Schema, wanted: Wanted) -> bool:
+def _takes(schema: pa.Schema, wanted: IndexSpec) -> bool:
     """Whether a table has the column, and of a type that can be indexed so (still)."""
     if wanted.column not in schema.names:
         return False
@@ -179,7 +179,7 @@ def fits(family: str, dtype: pa.DataType) -> bool:
     return {"vector": is_vector, "text": is_text, "scalar": is_scalar}[family](dtype)
 
 
-def _trained_rows(dataset: Any, there: dict[str, Built], wanted: Wanted) -> int:
+def _trained_rows(dataset: Any, there: dict[str, Built], wanted: IndexSpec) -> int:
     if wanted.name not in there:
         return 0
     os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")  # else Lance warns
@@ -188,7 +188,7 @@ def _trained_rows(dataset: Any, there: dict[str, Built], wanted: Wanted) -> int:
     return max(partitions, default=1) * _PARTITION_ROWS
 
 
-def build(dataset: Any, wanted: Wanted, rows: int) -> None:
+def build(dataset: Any, wanted: IndexSpec, rows: int) -> None:
     """Build an index over all rows, in place of one of the same name."""
     if wanted.family == "vector":
         dataset.create_index(
@@ -211,7 +211,7 @@ def build_text(dataset: Any, column: str, name: str) -> None:
     dataset.create_scalar_index(column, "INVERTED", name=name, replace=True, **TOKENS)
 
 
-def unwanted(dataset: Any, wanted: list[Wanted]) -> list[str]:
+def unwanted(dataset: Any, wanted: list[IndexSpec]) -> list[str]:
     """Indexes of ours that nobody wants any more."""
     names = {one.name for one in wanted}
     return [n for n in built(dataset) if n.startswith("persisting_") and n not in names]

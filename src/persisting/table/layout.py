@@ -16,9 +16,9 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from persisting.errors import TableError
-from persisting.schema.arrow import no_columns
-from persisting.schema.conversion import convert
-from persisting.schema.names import ARRIVAL
+from persisting.records.arrow import no_columns
+from persisting.records.arrow_casts import convert
+from persisting.records.field_names import ARRIVAL
 from persisting.table.alignment import aligned
 
 FORMAT = 1

@@ -17,7 +17,7 @@ import msgspec
 
 from persisting.errors import TableError
 from persisting.table import files
-from persisting.table.guard import own_handle, translated
+from persisting.table.lance_errors import own_handle, translated
 
 SEQUENCE = "persisting.sequence"
 """The last log sequence whose records the table holds. Marks a transaction as one of ours."""

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from persisting.errors import InvalidArgument, StorageError
-from persisting.schema.names import ARRIVAL
-from persisting.table.guard import indices_of, translated
+from persisting.records.field_names import ARRIVAL
+from persisting.table.lance_errors import indices_of, translated
 from persisting.table.view import TableView, sizes_of
 
 _ADDRESS = "_rowaddr"
@@ -41,7 +41,7 @@ class UnknownField(InvalidArgument):
         self.name = name
 
 
-class Ask(NamedTuple):
+class SearchRequest(NamedTuple):
     """One search, by a vector or by words, in one field."""
 
     column: str
@@ -79,7 +79,7 @@ def in_memory(table: pa.Table, schema: pa.Schema, start: int) -> TableView:
     return TableView(dataset, schema, sizes, start)
 
 
-def hits(view: TableView, ask: Ask) -> list[Hit]:
+def hits(view: TableView, ask: SearchRequest) -> list[Hit]:
     """The best ``k`` rows of a view, best first."""
     if view.dataset is None or not view.rows or ask.column not in view.dataset.schema.names:
         return []

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from persisting.errors import StorageError, TableError
 from persisting.fs import FileSystem
-from persisting.schema import EMPTY
-from persisting.table import checksums, evolve, files, layout, properties
-from persisting.table.guard import indices_of, translated
+from persisting.records import EMPTY
+from persisting.table import checksums, files, layout, properties, schema_change
+from persisting.table.lance_errors import indices_of, translated
 from persisting.table.properties import RESTORES, SEQUENCE, START, Restored
 from persisting.table.versions import NOTHING
 from persisting.table.view import Size, TableView, sizes_of
@@ -486,34 +486,34 @@ class Table:
     def evolve(self, schema: pa.Schema) -> None:
         """Bring the columns to a changed schema of the records."""
         target = self.physical(schema)
-        same_columns = not any(evolve.steps(self.view.dataset.schema, target))  # type: ignore[union-attr]
+        same_columns = not any(schema_change.steps(self.view.dataset.schema, target))  # type: ignore[union-attr]
         if same_columns and schema.equals(self.view.schema):
             return
         self._finish_evolution()
         dataset = self._fresh()
-        added, replaced = evolve.steps(dataset.schema, target)
+        added, replaced = schema_change.steps(dataset.schema, target)
         if added:
             # A field that was known and had no type so far holds Nones that were put as such.
             known = set(self.view.schema.names)
             fresh = {k: v for k, v in self._defaults.items() if k not in known and v is not None}
             empty = [field for field in added if field.name not in fresh]
             if empty:
-                evolve.add(dataset, empty)
+                schema_change.add(dataset, empty)
                 self._settle(dataset)
             for field in added:
                 if field.name in fresh:
-                    evolve.write_default(dataset, field, fresh)
+                    schema_change.write_default(dataset, field, fresh)
                     self._settle(dataset)
-                    evolve.name_default(dataset, field)
+                    schema_change.name_default(dataset, field)
                     self._settle(dataset)
         for field in replaced:
-            evolve.write_wide(dataset, field)
+            schema_change.write_wide(dataset, field)
             self._settle(dataset)
-            evolve.swap(dataset, field)
+            schema_change.swap(dataset, field)
             self._settle(dataset)
-            dataset.drop_columns(evolve.leftovers(dataset.schema))
+            dataset.drop_columns(schema_change.leftovers(dataset.schema))
             self._settle(dataset)
-        evolve.replace_metadata(dataset, schema)
+        schema_change.replace_metadata(dataset, schema)
         self._settle(dataset)
         self.note_checksums()
 
@@ -521,7 +521,7 @@ class Table:
         """Drop the spare columns that an interrupted widening left."""
         with translated("finish a schema change of", self.root):
             dataset = self._fresh()
-            spare = evolve.leftovers(dataset.schema)
+            spare = schema_change.leftovers(dataset.schema)
             if spare:
                 dataset.drop_columns(spare)
                 self._settle(dataset)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from persisting.errors import InvalidArgument
 from persisting.table import properties
-from persisting.table.guard import own_handle, translated, unless_it_went
+from persisting.table.lance_errors import own_handle, translated, unless_it_went
 
 Version: TypeAlias = "int | str | dt.datetime"
 """A number, the name of a tag, or a moment: the newest version that was there then."""

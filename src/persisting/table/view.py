@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from persisting.schema.names import ARRIVAL
+from persisting.records.field_names import ARRIVAL
 from persisting.table import layout
-from persisting.table.guard import translated
+from persisting.table.lance_errors import translated
 
 SCAN_ROWS = 4096
 """Rows per batch of a scan; bounds what a reader holds at once."""

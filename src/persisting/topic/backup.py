@@ -27,18 +27,18 @@ from typing import Any
 import msgspec
 
 from persisting import fs as filesystem
-from persisting import notes
+from persisting import json_files
+from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.errors import InvalidArgument, StorageError, TableError
-from persisting.storage.shared_schema import FILE as SCHEMA_FILE
 from persisting.table import checksums, files, versions
 from persisting.table import indexes as index_file
 from persisting.table.table import FOLDER as TABLE
 from persisting.table.table import Table
-from persisting.topic import config as topics
 from persisting.topic import groups, tags
-from persisting.topic.config import BACKUP_FILE as FILE
-from persisting.topic.config import bucket_folder
-from persisting.topic.folder import TopicFolder
+from persisting.topic import spec as topics
+from persisting.topic.spec import BACKUP_FILE as FILE
+from persisting.topic.spec import bucket_folder
+from persisting.topic.topic_files import TopicFolder
 from persisting.wal import FOLDER as LOG
 from persisting.wal.segment import SUFFIX
 
@@ -152,9 +152,9 @@ def load(folder: Path) -> Backup:
         ) from exc
     except OSError as exc:
         raise StorageError(f"cannot read {folder / FILE}: {exc.strerror}") from exc
-    notes.check_format(data, folder / FILE, FORMAT)
+    json_files.check_format(data, folder / FILE, FORMAT)
     try:
-        found = notes.decode(data, Backup)
+        found = json_files.decode(data, Backup)
     except msgspec.DecodeError as exc:
         raise StorageError(f"{folder / FILE} is damaged ({exc}); use another backup") from exc
     return found

@@ -21,18 +21,18 @@ from typing import NamedTuple
 
 import msgspec
 
+from persisting.bucket.group_offsets import Committed, read_committed
 from persisting.errors import StorageError
 from persisting.fs import FileSystem, told
 from persisting.lock import LockedFile
-from persisting.storage.holds import Committed, read_committed
-from persisting.topic.names import check_name
+from persisting.topic.topic_names import check_name
 
 FOLDER = "groups"
 MEMBER = "member-"
 _PAUSE = 0.001
 
 
-class Held(NamedTuple):
+class Assignment(NamedTuple):
     """A bucket that is a member's: since which generation, and where (in which epoch) it began."""
 
     generation: int
@@ -57,13 +57,13 @@ class Membership:
         self.folder = group_folder(topic_folder, group)
         self._buckets, self._fs = buckets, fs
         self._guard = threading.Lock()
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, Assignment] = {}
         self._files: dict[str, LockedFile] = {}
         self._left = False
         weakref.finalize(self, _close_all, self._files)
 
     @property
-    def held(self) -> dict[int, Held]:
+    def held(self) -> dict[int, Assignment]:
         """The buckets that are this member's now."""
         return dict(self._held)
 
@@ -159,7 +159,7 @@ class Membership:
             file.free()
             raise
         self._files[name] = file
-        self._held[bucket] = Held(known.generation + 1, known.offset, known.epoch)
+        self._held[bucket] = Assignment(known.generation + 1, known.offset, known.epoch)
 
     def _let_go(self, bucket: int) -> None:
         del self._held[bucket]

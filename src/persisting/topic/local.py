@@ -13,22 +13,22 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from persisting import fs as filesystem
+from persisting.backends.table_backend import TableBackend
+from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
+from persisting.bucket.shared_schema import SharedSchema
+from persisting.bucket.snapshot import Page
+from persisting.concurrency.pool import in_thread, in_thread_or_undo
 from persisting.errors import BucketClosed, InvalidArgument, SchemaError, StorageError
 from persisting.fs import FileSystem
 from persisting.lock import file_lock
-from persisting.schema import EMPTY, Rules
-from persisting.schema.arrow import check_defaults
-from persisting.storage.backend import TableBackend
-from persisting.storage.shared_schema import FILE as SCHEMA_FILE
-from persisting.storage.shared_schema import SharedSchema
-from persisting.storage.snapshot import Page
-from persisting.topic import config as topics
-from persisting.topic.config import TopicConfig, Wanted
-from persisting.topic.custom import custom_pages, wait_by_polling
+from persisting.records import EMPTY, Rules
+from persisting.records.arrow import check_defaults
+from persisting.topic import spec as topics
+from persisting.topic.backend_adapter import custom_pages, wait_by_polling
+from persisting.topic.bucket_client import TABLE_CALLS, ProducerSequence, Rows
 from persisting.topic.groups import FOLDER as GROUPS_FOLDER
-from persisting.topic.port import TABLE_CALLS, Mark, Rows
 from persisting.topic.registry import get_backend_class
-from persisting.work import in_thread, in_thread_or_undo
+from persisting.topic.spec import TopicConfig, TopicSpec
 
 _T = TypeVar("_T")
 _PAUSE = 0.01
@@ -73,7 +73,9 @@ class LocalTopic:
             bucket_id=bucket, storage_path=path, batch_size=self.config.batch_size, **options
         )
 
-    async def put_marked(self, bucket: int, backend: Any, rows: Rows, mark: Mark) -> None:
+    async def put_marked(
+        self, bucket: int, backend: Any, rows: Rows, mark: ProducerSequence
+    ) -> None:
         """Store rows once per mark, also on a backend that keeps no marks (while it is open)."""
         if hasattr(backend, "put_once"):
             await backend.put_once(rows, *mark)
@@ -144,7 +146,7 @@ _of_the_parent: list[LocalTopic] = []
 """Kept as they are: to close them is the parent's."""
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     """A forked process owns no bucket that its parent opened."""
     global _live, _live_guard, _opening_guard
     _live_guard, _opening_guard = threading.Lock(), threading.Lock()
@@ -152,7 +154,7 @@ def _begin_anew() -> None:
     _live = {key: topic for key, topic in _live.items() if topic.folder is None}
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class LocalHandle:
@@ -160,7 +162,7 @@ class LocalHandle:
 
     def __init__(self, topic: LocalTopic) -> None:
         self._topic = topic
-        self._ports: dict[int, LocalPort] = {}
+        self._ports: dict[int, LocalBucketClient] = {}
 
     @property
     def name(self) -> str:
@@ -193,9 +195,9 @@ class LocalHandle:
     async def close_bucket(self, bucket: int) -> None:
         await self._topic.close_bucket(bucket)
 
-    def port(self, bucket: int) -> LocalPort:
+    def port(self, bucket: int) -> LocalBucketClient:
         if bucket not in self._ports:
-            self._ports[bucket] = LocalPort(self._topic, bucket)
+            self._ports[bucket] = LocalBucketClient(self._topic, bucket)
         return self._ports[bucket]
 
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
@@ -217,7 +219,7 @@ class LocalHandle:
                     del _live[self._topic.key]
 
 
-class LocalPort:
+class LocalBucketClient:
     """A bucket of this process."""
 
     def __init__(self, topic: LocalTopic, bucket: int) -> None:
@@ -237,7 +239,7 @@ class LocalPort:
                     raise
                 await asyncio.sleep(_PAUSE)
 
-    async def put(self, rows: Rows, mark: Mark | None = None) -> None:
+    async def put(self, rows: Rows, mark: ProducerSequence | None = None) -> None:
         if mark is not None:
             await self._on_backend(
                 lambda backend: self._topic.put_marked(self._bucket, backend, rows, mark)
@@ -372,7 +374,7 @@ async def _put_plain(backend: Any, rows: Rows) -> None:
 
 
 async def open_for_writing(
-    wanted: Wanted, storage_path: Any, backend_class: type | None
+    wanted: TopicSpec, storage_path: Any, backend_class: type | None
 ) -> LocalHandle:
     """A hold on the topic, which is made if it does not exist."""
     wanted.check()
@@ -403,7 +405,7 @@ _undoing: set[asyncio.Task[None]] = set()
 
 
 def agreed_config(
-    wanted: Wanted, storage_path: Any, backend_class: type | None = None
+    wanted: TopicSpec, storage_path: Any, backend_class: type | None = None
 ) -> tuple[Path | None, TopicConfig, bool]:
     """The topic's folder and configuration on disk, made or changed as wanted; blocking.
 
@@ -426,14 +428,14 @@ def agreed_config(
     return folder, config, changed
 
 
-def _check_options(cls: type, wanted: Wanted, config: TopicConfig) -> None:
+def _check_options(cls: type, wanted: TopicSpec, config: TopicConfig) -> None:
     """Raise for wrong options before they are kept, where the class can tell."""
     if issubclass(cls, TableBackend):
         topics.refuse_openers(wanted.options or {})
         cls.check_options(batch_size=config.batch_size, **config.options)
 
 
-def _check_defaults(folder: Path, wanted: Wanted, fs: FileSystem) -> None:
+def _check_defaults(folder: Path, wanted: TopicSpec, fs: FileSystem) -> None:
     """Raise for defaults that contradict the topic's fields, before they are kept."""
     defaults = (wanted.options or {}).get("schema_defaults")
     if defaults:
@@ -445,7 +447,7 @@ def _check_defaults(folder: Path, wanted: Wanted, fs: FileSystem) -> None:
 
 
 def _hold(
-    wanted: Wanted, storage_path: Any, backend_class: type | None
+    wanted: TopicSpec, storage_path: Any, backend_class: type | None
 ) -> tuple[LocalHandle, TopicConfig, type] | None:
     """Find or make the topic, on disk and in this process; None while it is being closed."""
     with _opening_guard:
@@ -467,7 +469,7 @@ def _hold(
 
 
 def _save(
-    folder: Path, wanted: Wanted, config: TopicConfig, fs: filesystem.FileSystem
+    folder: Path, wanted: TopicSpec, config: TopicConfig, fs: filesystem.FileSystem
 ) -> TopicConfig:
     """Write the topic file; if another process has just made the topic, its own counts."""
     try:

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from persisting.bucket.group_offsets import Committed
+from persisting.bucket.snapshot import Page
+from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketClosed, InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.metrics import GroupMetrics
 from persisting.options import check_timeout, check_window
-from persisting.storage.holds import Committed
-from persisting.storage.snapshot import Page
 from persisting.table.versions import utc
+from persisting.topic.bucket_client import Topic
 from persisting.topic.groups import Membership
-from persisting.topic.merging import Ended, Merged
-from persisting.topic.port import Topic
-from persisting.topic.table import TopicTable, TopicVersion
-from persisting.topic.totals import summed
-from persisting.work import in_thread
+from persisting.topic.stats import summed
+from persisting.topic.stream_merge import Ended, Merged
+from persisting.topic.topic_table import TopicTable, TopicVersion
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from persisting.topic.sync import SyncQueue
+    from persisting.topic.synchronous import SyncQueue
 
 log = logging.getLogger("persisting")
 
@@ -533,7 +533,7 @@ class QueueReader(TopicTable):
 
     def sync(self) -> SyncQueue:
         """The same reader for code without an event loop: every method blocks."""
-        from persisting.topic.sync import SyncQueue
+        from persisting.topic.synchronous import SyncQueue
 
         return SyncQueue(self, self._loop)
 

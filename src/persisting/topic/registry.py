@@ -9,9 +9,9 @@ from typing import Any
 from persisting.errors import InvalidArgument
 
 _OURS = {
-    "memory": ("persisting.storage.memory", "MemoryBackend"),
-    "lance": ("persisting.storage.lance", "LanceBackend"),
-    "persisting": ("persisting.storage.persisting", "PersistingBackend"),
+    "memory": ("persisting.backends.memory", "MemoryBackend"),
+    "lance": ("persisting.backends.lance", "LanceBackend"),
+    "persisting": ("persisting.backends.persisting", "PersistingBackend"),
 }
 _METHODS = ("put", "put_batch", "get", "get_stream", "flush", "stats", "total_count")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from persisting import notes
+from persisting import json_files
 from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem, told
 from persisting.lock import file_lock
@@ -87,7 +87,7 @@ def load(folder: Path, name: str, fs: FileSystem) -> TopicTag:
     """The tag of that name, or raise."""
     path = folder / FOLDER / f"{check_tag(name)}.json"
     try:
-        return notes.decode(fs.read(path), TopicTag)
+        return json_files.decode(fs.read(path), TopicTag)
     except FileNotFoundError:
         names = ", ".join(map(repr, names_in(folder, fs))) or "none"
         raise InvalidArgument(f"there is no tag {name!r}; there are: {names}") from None

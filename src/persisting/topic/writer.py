@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from persisting.bucket.producer_sequences import ANONYMOUS, check_number, check_writer
 from persisting.errors import BucketClosed, InvalidArgument
-from persisting.storage.writers import ANONYMOUS, check_number, check_writer
-from persisting.topic.port import Mark, Rows, Topic
+from persisting.topic.bucket_client import ProducerSequence, Rows, Topic
 from persisting.topic.routing import by_bucket, route, table_by_bucket
-from persisting.topic.table import TopicTable
-from persisting.topic.totals import summed
+from persisting.topic.stats import summed
+from persisting.topic.topic_table import TopicTable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from persisting.topic.sync import SyncQueue
+    from persisting.topic.synchronous import SyncQueue
 
 _ROUTED_PER_TURN = 2000
 
@@ -138,7 +138,7 @@ class QueueWriter(TopicTable):
             if isinstance(result, BaseException):
                 raise result
 
-    async def _put(self, bucket: int, rows: Rows, mark: Mark | None = None) -> None:
+    async def _put(self, bucket: int, rows: Rows, mark: ProducerSequence | None = None) -> None:
         port = self._topic.port(bucket)
         if mark is not None:
             async with self._in_order.setdefault(bucket, asyncio.Lock()):
@@ -179,7 +179,7 @@ class QueueWriter(TopicTable):
 
     def sync(self) -> SyncQueue:
         """The same writer for code without an event loop: every method blocks."""
-        from persisting.topic.sync import SyncQueue
+        from persisting.topic.synchronous import SyncQueue
 
         return SyncQueue(self, self._loop)
 

@@ -35,7 +35,7 @@ class Payload(NamedTuple):
     data: bytes | memoryview
 
 
-class Kept(NamedTuple):
+class SealedSegment(NamedTuple):
     """A segment that is no longer written to and waits for its release."""
 
     path: Path
@@ -52,7 +52,7 @@ class Log:
         fs: FileSystem,
         *,
         next_sequence: int,
-        kept: Sequence[Kept] = (),
+        kept: Sequence[SealedSegment] = (),
     ) -> None:
         """``kept`` are the segments that recovery found; they are released like any other."""
         self.folder = folder
@@ -134,7 +134,7 @@ class Log:
             return Segment(self.folder, self._fs, name)
         except BaseException:
             # Its file may have been made and not removed: the reset that must follow does it.
-            self._kept.append(Kept(self.folder / str(name), first - 1, 0))
+            self._kept.append(SealedSegment(self.folder / str(name), first - 1, 0))
             raise
 
     def _write(
@@ -212,7 +212,7 @@ class Log:
         with self._guard:
             if self._active is not None:
                 active, self._active = self._active, None
-                self._kept.append(Kept(active.path, active.last_sequence, active.size))
+                self._kept.append(SealedSegment(active.path, active.last_sequence, active.size))
                 self._unpromised = None
                 self._unsynced.append(active)
             return self._next_sequence - 1
@@ -233,7 +233,7 @@ class Log:
         for kept in done:
             self._remove(kept)
 
-    def _remove(self, kept: Kept) -> None:
+    def _remove(self, kept: SealedSegment) -> None:
         try:
             self._fs.remove(kept.path)
         except OSError as exc:

@@ -29,7 +29,7 @@ from persisting.wal.frame import (
     decode_segment_header,
     later_headers,
 )
-from persisting.wal.log import Kept, Log
+from persisting.wal.log import Log, SealedSegment
 from persisting.wal.segment import SUFFIX, parse_name
 
 log = logging.getLogger("persisting")
@@ -61,7 +61,7 @@ class Recovery:
     folder: Path
     fs: FileSystem
     after: int
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[SealedSegment] = field(default_factory=list)
     last_sequence: int = 0
     trimmed_bytes: int = 0
     copies: list[Path] = field(default_factory=list)
@@ -170,7 +170,7 @@ class Recovery:
             return
         if scan.whole < len(data):
             self.fs.cut_file(path, scan.whole)
-        self.kept.append(Kept(path, scan.next_sequence - 1, scan.whole))
+        self.kept.append(SealedSegment(path, scan.next_sequence - 1, scan.whole))
 
     def _proof(
         self, paths: list[Path], data: memoryview, position: int, expected: int
@@ -254,7 +254,7 @@ class Recovery:
                 if _first_sequence(paths[index - 1]) == first:
                     continue
                 for path in paths[:index]:
-                    self.kept.append(Kept(path, self.after, path.stat().st_size))
+                    self.kept.append(SealedSegment(path, self.after, path.stat().st_size))
                 return paths[index:]
         return paths
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from persisting.table import evolve
+from persisting.table import schema_change
 
 
 def schema(**fields: pa.DataType) -> pa.Schema:
@@ -20,11 +20,11 @@ INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
 
 
 def test_the_same_columns_in_any_order_need_no_step() -> None:
-    assert evolve.steps(schema(a=INT, b=TEXT), schema(b=TEXT, a=INT)) == ([], [])
+    assert schema_change.steps(schema(a=INT, b=TEXT), schema(b=TEXT, a=INT)) == ([], [])
 
 
 def test_a_new_field_is_added_and_a_wider_one_replaced() -> None:
-    added, replaced = evolve.steps(schema(a=INT), schema(a=FLOAT, b=TEXT))
+    added, replaced = schema_change.steps(schema(a=INT), schema(a=FLOAT, b=TEXT))
     assert [f.name for f in added] == ["b"]
     assert replaced == [pa.field("a", FLOAT)]
 
@@ -40,7 +40,7 @@ def test_a_new_field_is_added_and_a_wider_one_replaced() -> None:
 def test_a_new_field_inside_dicts_is_added_without_the_old_ones(
     old: pa.DataType, new: pa.DataType, part: pa.DataType
 ) -> None:
-    added, replaced = evolve.steps(schema(a=old), schema(a=new))
+    added, replaced = schema_change.steps(schema(a=old), schema(a=new))
     assert replaced == []
     assert [f.type for f in added] == [part]
 
@@ -55,10 +55,10 @@ def test_a_new_field_inside_dicts_is_added_without_the_old_ones(
     ],
 )
 def test_whatever_else_differs_is_replaced(old: pa.DataType, new: pa.DataType) -> None:
-    added, replaced = evolve.steps(schema(a=old), schema(a=new))
+    added, replaced = schema_change.steps(schema(a=old), schema(a=new))
     assert (added, replaced) == ([], [pa.field("a", new)])
 
 
 def test_spare_columns_are_recognised() -> None:
     names = schema(a=INT, _persisting_wide_a=FLOAT, _persisting_old_b=INT, _persisting_time=INT)
-    assert evolve.leftovers(names) == ["_persisting_wide_a", "_persisting_old_b"]
+    assert schema_change.leftovers(names) == ["_persisting_wide_a", "_persisting_old_b"]

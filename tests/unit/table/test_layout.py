@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from persisting.queue import TableError
-from persisting.schema import EMPTY
-from persisting.schema.names import ARRIVAL
+from persisting.records import EMPTY
+from persisting.records.field_names import ARRIVAL
 from persisting.table import layout
 
 SCHEMA = pa.schema(

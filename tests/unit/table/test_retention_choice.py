@@ -11,7 +11,7 @@ import pytest
 
 from persisting import fs
 from persisting.errors import InvalidArgument
-from persisting.schema import EMPTY
+from persisting.records import EMPTY
 from persisting.table.layout import ARRIVAL_FIELD
 from persisting.table.retention import Limits, droppable
 from persisting.table.table import Table
@@ -111,10 +111,10 @@ def test_everything_goes_when_all_is_too_old(tmp_path: Path) -> None:
 
 
 def test_age_is_that_of_the_rows_that_are_left(tmp_path: Path) -> None:
-    from persisting.table import upkeep
+    from persisting.table import operations
 
     table = arrived(tmp_path, (4, 4, 4), (3, 3), 2, 1)
-    assert upkeep.drop_first(table, 2) == 5
+    assert operations.drop_first(table, 2) == 5
     assert table.view.start == 5
     assert droppable(table.view, Limits(seconds=2.5 * HOUR)) == 0
     assert droppable(table.view, Limits(seconds=1.5 * HOUR)) == 1

@@ -15,7 +15,7 @@ from support.buckets import Bucket
 
 from persisting import fs
 from persisting.errors import InvalidArgument
-from persisting.table import properties, upkeep, versions
+from persisting.table import operations, properties, versions
 from persisting.table.compaction import Limit
 from persisting.table.layout import ARRIVAL_FIELD
 from persisting.table.table import Table
@@ -60,25 +60,25 @@ class Kept:
     def compact(self) -> None:
         count = len(self.table.view.sizes)
         if count > 1:
-            upkeep.compact(self.table, fs.current(), count, Limit())
+            operations.compact(self.table, fs.current(), count, Limit())
             self.note()
 
     def drop_first(self) -> None:
         if self.table.view.sizes:
-            upkeep.drop_first(self.table, 1)
+            operations.drop_first(self.table, 1)
             self.note()
 
     def tag(self, name: str) -> int:
-        version = upkeep.tag(self.table, fs.current(), name)
+        version = operations.tag(self.table, fs.current(), name)
         self.note()
         return version
 
     def restore(self, version: int) -> None:
-        upkeep.restore(self.table, version, f"token-{self.table.view.version}")
+        operations.restore(self.table, version, f"token-{self.table.view.version}")
         self.note()
 
     def clean(self, keep_seconds: float) -> int:
-        removed = upkeep.clean(self.table, keep_seconds)
+        removed = operations.clean(self.table, keep_seconds)
         self.note()
         return removed
 
@@ -204,7 +204,7 @@ def test_every_version_that_stays_reads_as_before_whatever_happened(kept: Kept, 
             tags[name] = kept.tag(name)
         elif action == "untag":
             name = rng.choice("abc")
-            assert upkeep.delete_tag(kept.table, fs.current(), name) == (name in tags)
+            assert operations.delete_tag(kept.table, fs.current(), name) == (name in tags)
             tags.pop(name, None)
         elif action == "restore":
             known = [version for version in kept.there if version in kept.held]
@@ -251,7 +251,7 @@ def test_a_version_goes_when_its_tag_is_gone(kept: Kept) -> None:
     kept.append()
     kept.clean(0.0)
     assert tagged in kept.there
-    assert upkeep.delete_tag(kept.table, fs.current(), "kept")
+    assert operations.delete_tag(kept.table, fs.current(), "kept")
     kept.clean(0.0)
     assert tagged not in kept.there
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.log_builder import content, make_log, recover, segments_in, write
 
 from persisting.errors import WALError
 from persisting.wal.frame import SEGMENT_HEADER_SIZE, SegmentHeader, encode_segment_header
 from persisting.wal.segment import SegmentName
-
-from .building import content, make_log, recover, segments_in, write
 
 PIECES = st.one_of(
     st.binary(max_size=80),

@@ -6,13 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from persisting.errors import WALError
-from persisting.wal import Recovery
-from persisting.wal.frame import SEGMENT_HEADER_SIZE
-from persisting.wal.inspection import RepairReport, inspect, repair
-
-from .building import (
+from support.log_builder import (
     PREAMBLE_END,
     QuickFileSystem,
     content,
@@ -23,6 +17,11 @@ from .building import (
     trimmed,
     write,
 )
+
+from persisting.errors import WALError
+from persisting.wal import Recovery
+from persisting.wal.frame import SEGMENT_HEADER_SIZE
+from persisting.wal.inspection import RepairReport, inspect, repair
 
 A, B, C, D = b"aaaa", b"bbbb", b"cccc", b"dddd"
 FRAME = size_of(A)

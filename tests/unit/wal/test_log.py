@@ -8,11 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-
-from persisting.errors import WALError
-from persisting.wal.frame import SEGMENT_HEADER_SIZE
-
-from .building import (
+from support.log_builder import (
     PREAMBLE,
     PREAMBLE_END,
     FailingFileSystem,
@@ -24,6 +20,9 @@ from .building import (
     size_of,
     write,
 )
+
+from persisting.errors import WALError
+from persisting.wal.frame import SEGMENT_HEADER_SIZE
 
 
 def on_disk(folder: Path) -> int:

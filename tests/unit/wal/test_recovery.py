@@ -12,19 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from persisting.errors import WALError
-from persisting.fs import FileSystem
-from persisting.wal.frame import (
-    FRAME_HEADER_SIZE,
-    SEGMENT_HEADER_SIZE,
-    SegmentHeader,
-    decode_segment_header,
-    encode_segment_header,
-)
-from persisting.wal.segment import Segment, new_name
-
-from .building import (
+from support.log_builder import (
     PREAMBLE_END,
     FailingFileSystem,
     content,
@@ -36,6 +24,17 @@ from .building import (
     trimmed,
     write,
 )
+
+from persisting.errors import WALError
+from persisting.fs import FileSystem
+from persisting.wal.frame import (
+    FRAME_HEADER_SIZE,
+    SEGMENT_HEADER_SIZE,
+    SegmentHeader,
+    decode_segment_header,
+    encode_segment_header,
+)
+from persisting.wal.segment import Segment, new_name
 
 A, B, C, D = b"aaaa", b"bbbb", b"cccc", b"dddd"
 FRAME = size_of(A)

@@ -16,16 +16,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from persisting.spark.jobs.compacting import compact
-    from persisting.spark.jobs.deduplicating import deduplicate
-    from persisting.spark.jobs.exporting import export
-    from persisting.spark.jobs.increments import incremental
-    from persisting.spark.jobs.indexing import build_index
-    from persisting.spark.jobs.ingesting import ingest
-    from persisting.spark.jobs.near import drop_near_duplicates, near_duplicates
-    from persisting.spark.jobs.profiling import profile
-    from persisting.spark.jobs.progress import Summary, watch
-    from persisting.spark.jobs.splitting import assign_splits, split, split_topic
+    from persisting.spark.jobs.compact_job import compact
+    from persisting.spark.jobs.dedupe_job import deduplicate
+    from persisting.spark.jobs.export_job import export
+    from persisting.spark.jobs.incremental_job import incremental
+    from persisting.spark.jobs.index_job import build_index
+    from persisting.spark.jobs.ingest_job import ingest
+    from persisting.spark.jobs.near_dedupe import drop_near_duplicates, near_duplicates
+    from persisting.spark.jobs.profile_job import profile
+    from persisting.spark.jobs.split_job import assign_splits, split, split_topic
+    from persisting.spark.jobs.stream_progress import Summary, watch
 
 __all__ = [
     "Summary",
@@ -46,20 +46,20 @@ __all__ = [
 
 # No module has the name of a job: importing it would put it in the job's place.
 _HOMES = {
-    "Summary": "progress",
-    "assign_splits": "splitting",
-    "build_index": "indexing",
-    "compact": "compacting",
-    "deduplicate": "deduplicating",
-    "drop_near_duplicates": "near",
-    "export": "exporting",
-    "incremental": "increments",
-    "ingest": "ingesting",
-    "near_duplicates": "near",
-    "profile": "profiling",
-    "split": "splitting",
-    "split_topic": "splitting",
-    "watch": "progress",
+    "Summary": "stream_progress",
+    "assign_splits": "split_job",
+    "build_index": "index_job",
+    "compact": "compact_job",
+    "deduplicate": "dedupe_job",
+    "drop_near_duplicates": "near_dedupe",
+    "export": "export_job",
+    "incremental": "incremental_job",
+    "ingest": "ingest_job",
+    "near_duplicates": "near_dedupe",
+    "profile": "profile_job",
+    "split": "split_job",
+    "split_topic": "split_job",
+    "watch": "stream_progress",
 }
 
 

@@ -21,9 +21,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from persisting.errors import InvalidArgument, SchemaError, StorageError
-from persisting.schema import EMPTY, Rules, Shaper
-from persisting.schema.arrow import merge
-from persisting.schema.rules import integers_become_floats
+from persisting.records import EMPTY, RecordEncoder, Rules
+from persisting.records.arrow import merge
+from persisting.records.evolution import integers_become_floats
 from persisting.spark.jobs.columns import named
 from persisting.spark.jobs.spark_files import Files, with_columns
 from persisting.spark.types import spark_schema, to_spark
@@ -128,7 +128,7 @@ def _looking(start: pa.Schema | None) -> Any:
     """Runs in an executor."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        shaper, again = Shaper(start or EMPTY, _RULES, defined=bool(start)), False
+        shaper, again = RecordEncoder(start or EMPTY, _RULES, defined=bool(start)), False
         for batch in batches:
             lines = list(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
             try:
@@ -143,7 +143,7 @@ def _looking(start: pa.Schema | None) -> Any:
     return run
 
 
-def _after(shaper: Shaper, records: list[dict[str, Any]]) -> Shaper:
+def _after(shaper: RecordEncoder, records: list[dict[str, Any]]) -> RecordEncoder:
     """What a shaper has become with records; all of them fit it then."""
     _, found = shaper.take(records)
     if found is not shaper:
@@ -152,7 +152,7 @@ def _after(shaper: Shaper, records: list[dict[str, Any]]) -> Shaper:
 
 
 def _first_problem(
-    shaper: Shaper, lines: Iterable[tuple[bytes, str]], *, learns: bool
+    shaper: RecordEncoder, lines: Iterable[tuple[bytes, str]], *, learns: bool
 ) -> Problem | None:
     """The line that a batch failed for: the first that does not go with those before it."""
     good: list[dict[str, Any]] = []
@@ -209,7 +209,7 @@ def _decoding(schema: pa.Schema) -> Any:
     """Runs in an executor."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        shaper, target = Shaper(schema, _RULES), spark_schema(schema)
+        shaper, target = RecordEncoder(schema, _RULES), spark_schema(schema)
         for batch in batches:
             rows, now = shaper.take([_object(line) for line in batch.column(0).to_pylist()])
             for made in to_spark([now.to_batch(rows)], target):

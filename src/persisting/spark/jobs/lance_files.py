@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from persisting.errors import InvalidArgument
 from persisting.fs import remove_all
-from persisting.schema import EMPTY
-from persisting.schema.arrow import accept
+from persisting.records import EMPTY
+from persisting.records.arrow import accept
 from persisting.spark.jobs.columns import named
-from persisting.spark.jobs.formats import is_lance, lance_folders
+from persisting.spark.jobs.file_formats import is_lance, lance_folders
 from persisting.spark.jobs.spark_files import NULL
-from persisting.spark.options import ROWS_PER_PARTITION
+from persisting.spark.source_options import ROWS_PER_PARTITION
 from persisting.spark.types import spark_schema, to_spark
-from persisting.table.guard import translated
+from persisting.table.lance_errors import translated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,8 +19,8 @@ from pyspark.sql.types import (
 )
 
 from persisting.errors import InvalidArgument, SchemaError
-from persisting.schema import EMPTY, Rules
-from persisting.schema.arrow import merge
+from persisting.records import EMPTY, Rules
+from persisting.records.arrow import merge
 from persisting.spark.jobs.spark_files import Files, literal, with_columns
 
 if TYPE_CHECKING:

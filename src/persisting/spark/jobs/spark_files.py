@@ -24,8 +24,8 @@ from pyspark.sql.types import (
 
 from persisting.errors import InvalidArgument
 from persisting.spark.jobs.columns import check_times, named
-from persisting.spark.jobs.counting import counted
-from persisting.spark.jobs.formats import JSONL, folder_columns
+from persisting.spark.jobs.file_formats import JSONL, folder_columns
+from persisting.spark.jobs.row_count import counted
 from persisting.spark.types import MOMENT
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The backends that a user opens."""

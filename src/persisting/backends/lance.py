@@ -1,0 +1,66 @@
+"""LanceBackend: a buffer in front of a Lance table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from persisting.backends.table_backend import TableBackend
+from persisting.bucket.bucket import Bucket
+from persisting.bucket.group_commit import has_log
+from persisting.errors import StorageError
+from persisting.options import BucketOptions, storage_folder, take_known
+from persisting.records import Rules
+from persisting.records.values import vector_item
+
+
+class LanceBackend(TableBackend):
+    """Lance-based storage backend for Pulsing queues.
+
+    Records are buffered and become durable with :meth:`flush`, which also runs by itself at
+    ``flush_threshold`` records. The first record defines the schema; a later one that differs
+    raises at put and changes nothing.
+    """
+
+    def __init__(
+        self,
+        bucket_id: int,
+        storage_path: str,
+        batch_size: int = 100,
+        flush_threshold: int = 1000,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Initialize Lance backend: take the bucket's lock and open what is there. Blocks.
+
+        Parameters
+        ----------
+        bucket_id : int
+            Unique identifier for this bucket.
+        storage_path : str
+            Folder of the bucket; the table is ``data.lance`` in it.
+        batch_size : int, optional
+            Batch size for operations (default: 100).
+        flush_threshold : int, optional
+            Number of records before auto-flush (default: 1000).
+        **kwargs
+            The further options of :class:`~persisting.options.BucketOptions`; others are ignored
+            with a warning.
+        """
+        options = self._options(
+            bucket_id=bucket_id,
+            storage_path=storage_path,
+            batch_size=batch_size,
+            flush_threshold=flush_threshold,
+            **kwargs,
+        )
+        if not options.read_only and has_log(options.storage_path):
+            raise StorageError(
+                f"{options.storage_path} holds a write-ahead log with records that may not be in "
+                "the table yet; open it once with PersistingBackend and close it, then again here"
+            )
+        super().__init__(Bucket(options, Rules(vector=vector_item(options.vector_type))))
+
+    @classmethod
+    def _options(cls, **given: Any) -> BucketOptions:
+        known = take_known(BucketOptions, given)
+        return BucketOptions(**known | {"storage_path": storage_folder(given["storage_path"])})

@@ -1,0 +1,152 @@
+"""PersistingBackend: the Lance table behind a write-ahead log, with an evolving schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from persisting import metrics
+from persisting.backends.table_backend import TableBackend
+from persisting.bucket.bucket import Bucket
+from persisting.bucket.group_commit import GroupCommit, has_log, recover
+from persisting.errors import InvalidArgument, SchemaError, WALError
+from persisting.options import MIB, PersistingOptions, storage_folder, take_known
+from persisting.records import EMPTY, RecordEncoder, Rules
+from persisting.records.values import vector_item
+
+
+class PersistingBackend(TableBackend):
+    """Enhanced storage backend with enterprise features.
+
+    Everything :class:`~persisting.queue.LanceBackend` does, and: with ``enable_wal`` an
+    acknowledged record survives a crash (see ``wal_sync_interval``), records may bring new fields
+    and wider types, and Prometheus metrics are exported.
+    """
+
+    def __init__(
+        self,
+        bucket_id: int,
+        storage_path: str,
+        batch_size: int = 100,
+        enable_wal: bool = False,
+        compression: str | None = None,
+        enable_metrics: bool = False,
+        wal_sync_interval: float = 1.0,
+        max_wal_size: int = 100 * MIB,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Initialize Persisting backend: take the lock, open the table, recover the log. Blocks.
+
+        Parameters
+        ----------
+        bucket_id : int
+            Unique identifier for this bucket.
+        storage_path : str
+            Folder of the bucket: the table ``data.lance`` and the log ``wal/`` are in it.
+        batch_size : int, optional
+            Batch size for operations (default: 100).
+        enable_wal : bool, optional
+            Enable Write-Ahead Log (default: False).
+        compression : str | None, optional
+            Compression algorithm: "zstd", "lz4", "snappy" (default: None).
+        enable_metrics : bool, optional
+            Enable Prometheus metrics (default: False).
+        wal_sync_interval : float, optional
+            WAL sync interval in seconds (default: 1.0); 0.0 syncs before every acknowledgement.
+        max_wal_size : int, optional
+            Maximum WAL file size in bytes (default: 100MB).
+        **kwargs
+            The further options of :class:`~persisting.options.PersistingOptions`; others are
+            ignored with a warning.
+        """
+        options = self._options(
+            bucket_id=bucket_id,
+            storage_path=storage_path,
+            batch_size=batch_size,
+            enable_wal=enable_wal,
+            compression=compression,
+            enable_metrics=enable_metrics,
+            wal_sync_interval=wal_sync_interval,
+            max_wal_size=max_wal_size,
+            **kwargs,
+        )
+        super().__init__(_open(options))
+
+    @classmethod
+    def _options(cls, **given: Any) -> PersistingOptions:
+        known = take_known(PersistingOptions, given)
+        batch_size = given.get("batch_size", 100)
+        if isinstance(batch_size, int):
+            known.setdefault("flush_threshold", max(1000, batch_size))
+        options = PersistingOptions(
+            **known | {"storage_path": storage_folder(given["storage_path"])}
+        )
+        _checked_defaults(options)
+        return options
+
+    async def stats(self) -> dict[str, Any]:
+        """Get storage statistics, with the state of the log."""
+        options, journal = self._bucket.options, self._bucket.journal
+        assert isinstance(options, PersistingOptions)
+        return {
+            **await super().stats(),
+            "wal_enabled": journal is not None,
+            "wal_size": journal.size if journal is not None else 0,
+            "wal_sync_interval": options.wal_sync_interval,
+            "wal_failed": journal is not None and journal.failed,
+            "metrics_enabled": options.enable_metrics,
+        }
+
+
+def _open(options: PersistingOptions) -> Bucket:
+    rules = Rules(
+        evolving=True,
+        vector=vector_item(options.vector_type),
+        defaults=_checked_defaults(options),
+    )
+    meter = metrics.NO_METRICS
+    if options.enable_metrics:
+        meter = metrics.PrometheusMetrics(metrics.topic_of(options.storage_path), options.bucket_id)
+    try:
+        bucket = Bucket(options, rules, meter)
+    except BaseException:
+        meter.remove()
+        raise
+    if not options.read_only:
+        try:
+            _attach_log(bucket, options)
+        except BaseException:
+            bucket.abandon()
+            meter.remove()
+            raise
+    return bucket
+
+
+def _attach_log(bucket: Bucket, options: PersistingOptions) -> None:
+    """Recover what a log holds, whatever the options; keep logging if they say so."""
+    if not options.enable_wal and not has_log(options.storage_path):
+        return
+    try:
+        found = recover(bucket, bucket.fs)
+    except OSError as exc:
+        raise WALError(
+            f"cannot read or mend the log in {options.storage_path}: {exc}; nothing is lost, free "
+            "the cause and open it again"
+        ) from exc
+    bucket.check_defaults()
+    journal = GroupCommit(bucket, found, options)
+    if options.enable_wal:
+        bucket.attach(journal)
+        return
+    bucket.flush_recovered()
+    journal.restart(bucket.table.sequence)
+    journal.close()
+
+
+def _checked_defaults(options: PersistingOptions) -> dict[str, Any]:
+    defaults = dict(options.schema_defaults)
+    try:
+        RecordEncoder(EMPTY, Rules(evolving=True)).take([defaults])
+    except SchemaError as exc:
+        raise InvalidArgument(f"schema_defaults: {exc}") from exc
+    return defaults

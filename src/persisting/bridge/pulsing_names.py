@@ -1,0 +1,171 @@
+"""The names that users of Pulsing's queues expect, added where Pulsing has none.
+
+``pul.queue`` gets the registry and ``write_queue`` / ``read_queue``, and ``pulsing.queue`` can be
+imported from. Nothing that Pulsing offers is replaced. Pulsing's own queues find our backends
+under their names too, and those that are registered there, through classes that turn its call
+order into ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import types
+from collections.abc import AsyncIterator
+from typing import Any
+
+from persisting import queue
+from persisting.bucket.snapshot import Page
+from persisting.cluster import interpreter_exit
+from persisting.concurrency.pool import within
+from persisting.topic.backend_adapter import custom_pages, wait_by_polling
+from persisting.topic.registry import get_backend_class
+
+_NAMES = (
+    "register_backend",
+    "get_backend_class",
+    "list_backends",
+    "write_queue",
+    "read_queue",
+    "StorageBackend",
+    "MemoryBackend",
+)
+_MODULE = "pulsing.queue"
+
+
+def complete(pulsing: types.ModuleType) -> None:
+    """Add what is missing to an imported ``pulsing``; may be called twice."""
+    interpreter_exit.install()
+    target = getattr(pulsing, "queue", None)
+    if target is None:
+        return
+    if isinstance(target, types.ModuleType):
+        _add_missing(target)
+        return
+    _add_missing(target)
+    if _MODULE not in sys.modules:
+        module = types.ModuleType(_MODULE, __doc__)
+        for name in ("write", "read"):
+            if hasattr(target, name):
+                setattr(module, name, getattr(target, name))
+        _add_missing(module)
+        sys.modules[_MODULE] = module
+
+
+def register_native() -> None:
+    """Let Pulsing's own queues use our backends by name."""
+    from pulsing import streaming
+    from pulsing.streaming import backend as registry
+
+    if type(getattr(registry, "_REGISTERED_BACKENDS", None)) is dict:
+        registry._REGISTERED_BACKENDS = _Registered(registry._REGISTERED_BACKENDS)
+    for name, cls in (("lance", NativeLance), ("persisting", NativePersisting)):
+        if name not in streaming.list_backends():
+            streaming.register_backend(name, cls)
+
+
+def _add_missing(target: Any) -> None:
+    for name in _NAMES:
+        if not hasattr(target, name):
+            setattr(target, name, getattr(queue, name))
+
+
+class _Registered(dict[str, type]):
+    """Pulsing's registry; a class with our order of arguments is kept in its native form."""
+
+    def __init__(self, known: dict[str, type]) -> None:
+        super().__init__()
+        for name, cls in known.items():
+            self[name] = cls
+
+    def __setitem__(self, name: str, cls: type) -> None:
+        super().__setitem__(name, native(cls))
+
+
+def native(cls: type) -> type:
+    """A backend as Pulsing's bucket actor calls it; one that is made for it is left as it is."""
+    try:
+        order = list(inspect.signature(cls.get).parameters)  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, ValueError):
+        return cls
+    if order[1:3] != ["offset", "limit"]:
+        return cls
+    return type(cls.__name__, (_Native,), {"_backend": cls, "__doc__": cls.__doc__})
+
+
+class _Native:
+    """One of our backends as Pulsing's bucket actor calls it."""
+
+    _backend: str | type = ""
+
+    def __init__(self, bucket_id: int, storage_path: str, batch_size: int = 100, **options: Any):
+        cls = get_backend_class(self._backend)
+        self._inner = cls(
+            bucket_id=bucket_id, storage_path=storage_path, batch_size=batch_size, **options
+        )
+
+    async def put(self, record: dict[str, Any]) -> None:
+        await self._inner.put(record)
+
+    async def put_batch(self, records: list[dict[str, Any]]) -> None:
+        await self._inner.put_batch(records)
+
+    async def get(self, limit: int, offset: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await self._inner.get(offset, limit)
+        return found
+
+    async def get_stream(
+        self, limit: int, offset: int, wait: bool = False, timeout: float | None = None
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        async for first, page, _ in _pages(self._inner, offset, limit):
+            offset, limit = first + len(page), limit - len(page)
+            yield page
+        while wait and limit > 0:
+            try:
+                await within(_beyond(self._inner, offset), timeout)
+            except asyncio.TimeoutError:
+                return
+            page = await self._inner.get(offset, limit)
+            offset, limit = offset + len(page), limit - len(page)
+            yield page
+
+    async def flush(self) -> None:
+        await self._inner.flush()
+
+    async def stats(self) -> dict[str, Any]:
+        found: dict[str, Any] = await self._inner.stats()
+        return found
+
+    def total_count(self) -> int:
+        return int(self._inner.total_count())
+
+    async def close(self) -> None:
+        if hasattr(self._inner, "close"):
+            await self._inner.close()
+
+
+def _pages(backend: Any, offset: int, limit: int) -> AsyncIterator[Page]:
+    if hasattr(backend, "get_pages"):
+        found: AsyncIterator[Page] = backend.get_pages(offset, limit, False)
+        return found
+    return custom_pages(backend, offset, limit, False)
+
+
+async def _beyond(backend: Any, offset: int) -> None:
+    if hasattr(backend, "wait_beyond"):
+        await backend.wait_beyond(offset)
+    else:
+        await wait_by_polling(backend, offset)
+
+
+class NativeLance(_Native):
+    """LanceBackend for Pulsing's own queues."""
+
+    _backend = "lance"
+
+
+class NativePersisting(_Native):
+    """PersistingBackend for Pulsing's own queues."""
+
+    _backend = "persisting"

@@ -1,0 +1,95 @@
+"""One schema for all buckets of a topic, kept in a small file beside them.
+
+A bucket asks here before it changes its schema: the change is merged with what other buckets, in
+this process or another, have agreed on, or it is refused at the put. Changes are rare, so a file
+under a lock is enough, and it works wherever the buckets' storage is shared.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from persisting import json_files
+from persisting.errors import SchemaError, StorageError
+from persisting.fs import FileSystem, told
+from persisting.lock import file_lock
+from persisting.records import EMPTY, Rules
+from persisting.records.arrow import merge
+from persisting.records.evolution import integers_become_floats
+
+FILE = "schema.json"
+FORMAT = 1
+
+
+class _Kept(msgspec.Struct):
+    """What the file says. ``large`` are fields with whole numbers that cannot become floats."""
+
+    format: int
+    schema: str
+    large: list[str]
+
+
+class SharedSchema:
+    """The schema in ``path``; every method may block and be called from any thread."""
+
+    def __init__(self, path: Path, fs: FileSystem) -> None:
+        self._path, self._fs = path, fs
+
+    def read(self) -> pa.Schema | None:
+        """The agreed schema, None if no record has defined it."""
+        kept = self._load()
+        return None if kept is None else _decoded(kept.schema)
+
+    def agree(self, wanted: pa.Schema, large: frozenset[str], rules: Rules) -> pa.Schema:
+        """Merge a bucket's new schema into the topic's, or raise :class:`SchemaError`."""
+        with file_lock(self._path.with_name(self._path.name + ".lock")):
+            kept = self._load()
+            old = EMPTY if kept is None else _decoded(kept.schema)
+            merged = merge(old, wanted, rules, defined=kept is not None)
+            all_large = large | set(kept.large if kept is not None else ())
+            for field in old:
+                self._check_large(field, merged.field(field.name), all_large)
+            if kept is None or merged is not old or all_large != set(kept.large):
+                self._save(merged, all_large)
+            return merged
+
+    def _check_large(self, old: pa.Field, new: pa.Field, large: set[str] | frozenset[str]) -> None:
+        if old.name in large and integers_become_floats(old.type, new.type):
+            raise SchemaError(
+                f"field {old.name!r} cannot change from int to float: a bucket of the topic holds "
+                "whole numbers beyond 2**53 in it; put the floats into another field"
+            )
+
+    def _load(self) -> _Kept | None:
+        try:
+            data = self._fs.read(self._path)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise StorageError(f"cannot read {self._path}: {exc.strerror}") from exc
+        json_files.check_format(data, self._path, FORMAT)
+        try:
+            kept = json_files.decode(data, _Kept)
+        except msgspec.DecodeError as exc:
+            raise StorageError(
+                f"the topic's schema file {self._path} is damaged ({exc}); remove it to have it "
+                "written anew with the next change of schema"
+            ) from exc
+        return kept
+
+    def _save(self, schema: pa.Schema, large: set[str] | frozenset[str]) -> None:
+        encoded = base64.b64encode(schema.serialize().to_pybytes()).decode()
+        kept = _Kept(format=FORMAT, schema=encoded, large=sorted(large))
+        with told("write", self._path):
+            self._fs.write_file(self._path, msgspec.json.encode(kept))
+
+
+def _decoded(text: str) -> pa.Schema:
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    except (ValueError, OSError, pa.ArrowException) as exc:
+        raise StorageError(f"a topic's schema cannot be read: {exc}") from exc

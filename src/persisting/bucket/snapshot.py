@@ -1,0 +1,175 @@
+"""One consistent view of a bucket: a version of the table and the chunks behind it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from persisting.bucket.chunk import CONVERT_BYTES, ROWS_AT_ONCE, Chunk, rows_at_once
+from persisting.errors import OffsetOutOfRange
+from persisting.records.arrow import align
+from persisting.table.view import TableView
+
+
+class Page(NamedTuple):
+    """Rows that were read: the offset of the first, and the epoch they are of.
+
+    The epoch rises when the bucket is restored to an older version: offsets of another epoch may
+    mean other rows.
+    """
+
+    first: int
+    rows: Any
+    epoch: int = 0
+
+
+class Snapshot:
+    """Rows ``start`` to ``end`` as they stood at one moment. Reading it blocks; use a thread."""
+
+    def __init__(
+        self,
+        view: TableView,
+        chunks: Sequence[tuple[Chunk, int]],
+        schema: pa.Schema,
+        defaults: Mapping[str, Any],
+        epoch: int = 0,
+    ) -> None:
+        """``chunks`` come with their count at that moment: the last one may still grow."""
+        self.view, self._chunks = view, chunks
+        self.schema, self.defaults = schema, defaults
+        self.epoch = epoch
+        self.start, self.persisted = view.start, view.end
+        self.end = view.end + sum(count for _, count in chunks)
+
+    def first(self, offset: int) -> int:
+        """Where a read from ``offset`` begins: 0 means the earliest row that is left."""
+        if offset == 0 or offset >= self.start:
+            return max(offset, self.start)
+        raise OffsetOutOfRange(
+            f"offset {offset} was removed by retention: the first one left is {self.start}. Read "
+            "from there, or from 0, which means the earliest"
+        )
+
+    def window(self, offset: int, limit: int | None) -> int:
+        """How many rows a read from ``offset`` finds."""
+        left = max(0, self.end - offset)
+        return left if limit is None else min(limit, left)
+
+    def batches(
+        self, offset: int, limit: int | None, columns: list[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a window as Arrow batches of the snapshot's schema, or some columns of it."""
+        schema = self.schema
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns])
+        left = self.window(offset, limit)
+        if left and offset < self.persisted:
+            for batch in self.view.batches(offset, left, schema.names):
+                left -= batch.num_rows
+                offset += batch.num_rows
+                yield align(batch, schema, self.defaults)
+        start = self.persisted
+        for chunk, count in self._chunks:
+            if left and offset < start + count:
+                first = offset - start
+                batch = chunk.batch_slice(first, min(count, first + left))
+                left -= batch.num_rows
+                offset += batch.num_rows
+                yield align(batch, schema, self.defaults)
+            start += count
+
+    def table(self, offset: int, limit: int | None) -> pa.Table:
+        """A window as one Arrow table."""
+        return pa.Table.from_batches(list(self.batches(offset, limit)), schema=self.schema)
+
+    def pages(self, offset: int, limit: int | None) -> Iterator[list[dict[str, Any]]]:
+        """A window as lists of records, each made in one short step."""
+        for batch in self.batches(offset, limit):
+            step = rows_at_once(batch.nbytes, batch.num_rows)
+            for start in range(0, batch.num_rows, step):
+                yield batch.slice(start, step).to_pylist()
+
+    def take(self, offsets: Sequence[int], schema: pa.Schema | None = None) -> list[Any]:
+        """The records at ``offsets``, in that order, with the fields of ``schema``."""
+        schema = self.schema if schema is None else schema
+        for offset in offsets:
+            if not self.start <= offset < self.end:
+                raise OffsetOutOfRange(
+                    f"there is no offset {offset}; there are {self.start} to {self.end - 1}"
+                    if self.end > self.start
+                    else f"there is no offset {offset}: nothing is stored"
+                )
+        stored = [offset for offset in offsets if offset < self.persisted]
+        found: dict[int, Any] = {}
+        for start in range(0, len(stored), ROWS_AT_ONCE):
+            some = stored[start : start + ROWS_AT_ONCE]
+            batch = align(self.view.take(some, schema.names), schema, self.defaults)
+            found |= zip(some, batch.to_pylist(), strict=True)
+        return [
+            found[offset] if offset in found else self._buffered(offset, schema)
+            for offset in offsets
+        ]
+
+    def _buffered(self, offset: int, schema: pa.Schema) -> Any:
+        firsts = self._firsts
+        index = bisect_right(firsts, offset) - 1
+        row = offset - firsts[index]
+        batch = self._chunks[index][0].batch_slice(row, row + 1)
+        return align(batch, schema, self.defaults).to_pylist()[0]
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """The first offset of each chunk."""
+        return list(accumulate((count for _, count in self._chunks), initial=self.persisted))[:-1]
+
+    def buffered_arrivals(self) -> np.ndarray:
+        """When each buffered row was accepted, in µs of Unix time."""
+        times = [chunk.arrivals(count) for chunk, count in self._chunks]
+        return np.concatenate(times) if times else np.zeros(0, "int64")
+
+    @property
+    def buffer_key(self) -> tuple[tuple[Chunk, int], ...]:
+        """Two snapshots with equal keys have the same buffered rows."""
+        return tuple(self._chunks)
+
+    def records(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
+        """A window as records."""
+        found: list[dict[str, Any]] = []
+        for page in self.pages(offset, limit):
+            found += page
+        return found
+
+    def offset_at(self, timestamp: int) -> int:
+        """The first offset whose record arrived at ``timestamp`` (µs of Unix time) or later.
+
+        Times of arrival never fall from one record to the next.
+        """
+        low, high = self.start, self.persisted
+        while low < high:
+            middle = (low + high) // 2
+            if self.view.arrival(middle) < timestamp:
+                low = middle + 1
+            else:
+                high = middle
+        for chunk, count in self._chunks if low == self.persisted else ():
+            if chunk.arrival >= timestamp:
+                low += int(np.searchsorted(chunk.arrivals(count), timestamp))
+                break
+            low += count
+        return low
+
+    def is_quick(self, offset: int, limit: int | None) -> bool:
+        """Whether a read needs no disk and few conversions, so that a thread costs more."""
+        if offset < self.persisted:
+            return False
+        rows = self.window(offset, limit)
+        if rows > ROWS_AT_ONCE // 10 or rows * len(self.schema) > 2 * ROWS_AT_ONCE:
+            return rows == 0
+        size = sum(chunk.nbytes for chunk, _ in islice(self._chunks, 100))
+        return len(self._chunks) <= 100 and size <= CONVERT_BYTES

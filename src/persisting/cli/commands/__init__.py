@@ -1,0 +1,1 @@
+"""The commands of ``persisting``, one module for each family."""

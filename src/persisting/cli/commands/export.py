@@ -1,0 +1,226 @@
+"""``export``."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from persisting.cli import output, parameters, topics_access
+from persisting.cli.formats import FORMATS, format_of
+from persisting.cli.json_contract import prints
+from persisting.cli.parameters import Moment, OwnPath
+from persisting.fs import remove_all
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from persisting.topic.scan import Slice
+    from persisting.topic.topic_files import TopicFolder
+
+
+class Exported(msgspec.Struct):
+    """What was written."""
+
+    topic: str
+    file: str
+    format: str
+    rows: int
+    bytes: int
+    seconds: float
+
+
+@click.command()
+@parameters.topic
+@click.argument("file", type=OwnPath(allow_dash=True))
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="Default: by the file's name.")
+@parameters.where
+@parameters.columns
+@parameters.bucket
+@click.option("--tag", metavar="NAME", help="As the topic was at a tag.")
+@click.option("--at", "moment", type=Moment(), help="As it was at a time: 2h, or 2026-11-15.")
+@click.option("--metadata", is_flag=True, help="Add _bucket, _offset and _time.")
+@click.option("--overwrite", is_flag=True, help="Replace what is there.")
+@parameters.storage
+@parameters.as_json
+@prints("export", "persisting.cli.commands.export:Exported")
+def export(
+    topic: str,
+    file: str,
+    kind: str | None,
+    where: str | None,
+    columns: list[str] | None,
+    bucket: int | None,
+    tag: str | None,
+    moment: dt.datetime | None,
+    metadata: bool,
+    overwrite: bool,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Write the records of a topic to a file: Parquet, Lance or JSON lines.
+
+    Bucket after bucket, in order, a part at a time: a topic of any size fits. The file appears
+    when it is whole. '-' writes JSON lines to the output. For partitioned exports and clusters see
+    'persisting pipeline export'.
+
+    \b
+    Examples:
+      persisting export events events.parquet
+      persisting export events good.jsonl --where "score > 0.5" --columns id,text
+      persisting export events - --tag v1 | wc -l
+    """
+    if tag is not None and moment is not None:
+        raise click.UsageError("Give --tag or --at, not both.")
+    chosen = kind or ("jsonl" if file == "-" else format_of(file))
+    if file == "-" and chosen != "jsonl":
+        raise click.UsageError(f"{chosen} cannot be written to the output; name a file.")
+    if file != "-" and os.path.exists(file) and not overwrite:
+        raise click.UsageError(f"{file} is there already: name another one, or say --overwrite.")
+    source = topics_access.readable(topic, storage)
+    if tag is None and moment is None:
+        topics_access.tell_of_owner(source)
+    parts = _parts(source, bucket, tag if tag is not None else moment)
+    total = None if where is not None else sum(part.end - part.start for part in parts)
+    started = time.monotonic()
+    with topics_access.progress(f"from {source.config.topic}", total, quiet=as_json) as progress:
+        schema, rows = _rows(source, parts, columns, where, metadata, progress.advance)
+        size = _written(rows, schema, file, chosen)
+    seconds = time.monotonic() - started
+    result = Exported(source.config.topic, file, chosen, progress.done, size, seconds)
+    if file != "-":
+        output.show(
+            result,
+            as_json,
+            lambda: output.line(
+                f"{output.plural(result.rows, 'record')} to {file} "
+                f"({output.size(size)}, {output.seconds(seconds)})"
+            ),
+        )
+
+
+def _parts(
+    source: TopicFolder, bucket: int | None, version: str | dt.datetime | None
+) -> list[Slice]:
+    """What is to be read: everything that is there now, or was at the version."""
+    from persisting.topic.scan import Slice
+
+    chosen = None if version is None else source.versions(version)
+    found = []
+    for number in topics_access.buckets(source, bucket):
+        table = source.table(number)
+        at = None if chosen is None else chosen[number]
+        view = table.view if at is None else table.at(at)
+        if view.rows:
+            found.append(
+                Slice(str(source.folder), number, view.start, view.end, len(table.restores), at)
+            )
+    return found
+
+
+def _rows(
+    source: TopicFolder,
+    parts: list[Slice],
+    columns: list[str] | None,
+    where: str | None,
+    metadata: bool,
+    count: Callable[[int], None],
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    import pyarrow as pa
+
+    from persisting.records.arrow import align
+    from persisting.topic.scan import METADATA, Filter, divided, read
+
+    known, names = source.schema(), topics_access.columns(source, columns)
+    taken = [name for name in names if metadata and name in METADATA.names]
+    if taken:
+        raise click.UsageError(f"--metadata adds {taken[0]!r}, which the records have already.")
+    target = pa.schema([known.field(name) for name in names])
+    condition = None if where is None else Filter.checked(where, known)
+    defaults: dict[str, Any] = source.config.options.get("schema_defaults") or {}
+    whole = pa.schema([*target, *METADATA]) if metadata else target
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            for batch in read(part, names, condition, metadata=metadata):
+                plain, *places = divided(batch) if metadata else (batch,)
+                aligned = align(plain, target, defaults)
+                count(batch.num_rows)
+                yield pa.RecordBatch.from_arrays([*aligned.columns, *places], schema=whole)
+
+    return whole, rows()
+
+
+def _written(rows: Iterator[pa.RecordBatch], schema: pa.Schema, file: str, kind: str) -> int:
+    """Write to a file that gets its name when it is whole; its bytes."""
+    if file == "-":
+        return _jsonl(rows, sys.stdout.buffer)
+    target = Path(file)
+    draft = target.with_name(f".{target.name}.partial")
+    remove_all(draft)
+    try:
+        with _refused(kind):
+            _write(rows, schema, draft, kind)
+        remove_all(target)
+        os.replace(draft, target)
+    finally:
+        remove_all(draft)
+    if target.is_dir():
+        return sum(one.stat().st_size for one in target.rglob("*") if one.is_file())
+    return target.stat().st_size
+
+
+@contextmanager
+def _refused(kind: str) -> Iterator[None]:
+    """Say of a type that a format does not have what can be done."""
+    import pyarrow as pa
+
+    from persisting.errors import InvalidArgument, StorageError
+    from persisting.table.lance_errors import reason
+
+    try:
+        yield
+    except StorageError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        if isinstance(exc, OSError) and exc.errno is not None:
+            raise
+        raise InvalidArgument(
+            f"cannot be written as {kind}: {reason(exc)}. Leave the field out with --columns, or "
+            "export as jsonl"
+        ) from exc
+
+
+def _write(rows: Iterator[pa.RecordBatch], schema: pa.Schema, draft: Path, kind: str) -> None:
+    if kind == "jsonl":
+        with draft.open("wb") as out:
+            _jsonl(rows, out)
+    elif kind == "parquet":
+        import pyarrow.parquet as pq
+
+        with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
+            for batch in rows:
+                writer.write_batch(batch)
+    else:
+        import lance
+        import pyarrow as pa
+
+        lance.write_dataset(pa.RecordBatchReader.from_batches(schema, rows), str(draft))
+
+
+def _jsonl(rows: Iterator[pa.RecordBatch], out: Any) -> int:
+    total = 0
+    for batch in rows:
+        for start in range(0, batch.num_rows, 1000):
+            for record in batch.slice(start, 1000).to_pylist():
+                total += out.write(output.encoded(record) + b"\n")
+    out.flush()
+    return total

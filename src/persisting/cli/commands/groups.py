@@ -1,0 +1,118 @@
+"""``groups``."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING
+
+import click
+
+from persisting.cli import output, parameters, topics_access
+from persisting.cli.json_contract import prints
+from persisting.cli.parameters import Moment
+
+if TYPE_CHECKING:
+    from persisting.topic.group_admin import GroupProgress, Span
+    from persisting.topic.topic_files import TopicFolder
+
+
+@click.command()
+@parameters.topic
+@click.argument("group", required=False)
+@click.option(
+    "--reset-to",
+    metavar="WHERE",
+    help="Go on elsewhere: earliest, latest, an offset, or a time (2h, 2026-11-15T14:30).",
+)
+@click.option("--delete", is_flag=True, help="Forget the group.")
+@parameters.bucket
+@parameters.dry_run
+@parameters.yes
+@parameters.storage
+@parameters.as_json
+@prints("groups", "persisting.topic.group_admin:GroupProgress", many=True)
+def groups(
+    topic: str,
+    group: str | None,
+    reset_to: str | None,
+    delete: bool,
+    bucket: int | None,
+    dry_run: bool,
+    yes: bool,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Show the consumer groups and their lag; reset or forget one.
+
+    A group with a living member cannot be changed: close its readers first.
+
+    \b
+    Examples:
+      persisting groups events
+      persisting groups events trainers
+      persisting groups events trainers --reset-to earliest
+      persisting groups events trainers --reset-to 2h --dry-run
+    """
+    from persisting import fs
+    from persisting.topic import group_admin, inspect
+
+    if group is None and (reset_to is not None or delete):
+        raise click.UsageError("Name the group.")
+    if reset_to is not None and delete:
+        raise click.UsageError("Give --reset-to or --delete, not both.")
+    source = topics_access.readable(topic, storage)
+    spans = inspect.spans_of(source)
+    if delete and group is not None:
+        found = [group_admin.progress(source.folder, group, spans, fs.current())]
+        if not dry_run:
+            topics_access.confirm(f"Forget group {group} and how far it has come?", yes)
+            group_admin.delete(source.folder, group, list(source.buckets), fs.current())
+            found = []
+        output.say(f"group {group} {'would be' if dry_run else 'is'} forgotten")
+        output.show(found, as_json, lambda: _tell(found, details=True) if found else None)
+        return
+    if reset_to is not None and group is not None:
+        offsets = _offsets(source, spans, reset_to, bucket)
+        if dry_run:
+            found = [group_admin.after_reset(source.folder, group, offsets, spans, fs.current())]
+            output.show(found, as_json, lambda: _tell(found, details=True))
+            return
+        topics_access.confirm(f"Set group {group} to {reset_to}?", yes)
+        group_admin.reset(source.folder, group, offsets, spans, fs.current())
+    if group is None:
+        found = group_admin.groups(source.folder, spans, fs.current())
+    else:
+        found = [group_admin.progress(source.folder, group, spans, fs.current())]
+    output.show(found, as_json, lambda: _tell(found, details=group is not None))
+
+
+def _tell(found: list[GroupProgress], *, details: bool) -> None:
+    if not found:
+        output.say("no groups")
+        return
+    output.table(
+        ["group", "#members", "#lag"], [[one.group, one.members, one.lag] for one in found]
+    )
+    if details:
+        output.table(
+            ["#bucket", "#committed", "#end", "#lag"],
+            [
+                [one.bucket, one.committed, one.end_offset, one.lag]
+                for known in found
+                for one in known.buckets
+            ],
+        )
+
+
+def _offsets(
+    source: TopicFolder, spans: dict[int, Span], where: str, bucket: int | None
+) -> dict[int, int]:
+    chosen = {b: spans[b] for b in topics_access.buckets(source, bucket)}
+    if where == "earliest":
+        return {b: span.start for b, span in chosen.items()}
+    if where == "latest":
+        return {b: span.end for b, span in chosen.items()}
+    if where.isdecimal():
+        return {b: min(max(int(where), span.start), span.end) for b, span in chosen.items()}
+    moment: dt.datetime = Moment().convert(where, None, None)
+    return {b: source.offset_at(b, moment) for b in chosen}

@@ -1,0 +1,164 @@
+"""``search`` and ``query``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from persisting.cli import output, parameters, topics_access
+from persisting.cli.json_contract import prints
+from persisting.cli.parameters import Place
+from persisting.cli.records import brief
+
+
+@click.command()
+@parameters.topic
+@click.option("--text", "-t", help="Words to look for.")
+@click.option("--vector", "-v", metavar="JSON|@FILE", help="A vector, or a file that holds one.")
+@click.option("--like", type=Place(), help="The vector of the record at bucket:offset.")
+@click.option("--column", "-f", help="Field to search; needed where several would do.")
+@click.option("-k", default=10, show_default=True, type=click.IntRange(1), help="How many.")
+@click.option("--metric", type=click.Choice(["l2", "cosine", "dot"]), help="Distance of vectors.")
+@click.option("--exact", is_flag=True, help="Compare with every vector, without an index.")
+@parameters.where
+@parameters.columns
+@parameters.storage
+@parameters.as_json
+@prints("search", "persisting.cli.json_contract:Hit", lines=True)
+def search(
+    topic: str,
+    text: str | None,
+    vector: str | None,
+    like: tuple[int, int] | None,
+    column: str | None,
+    k: int,
+    metric: str | None,
+    exact: bool,
+    where: str | None,
+    columns: list[str] | None,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Find the records nearest to a vector, best for words, or both.
+
+    \b
+    Examples:
+      persisting search notes --text "lost update"
+      persisting search rollouts --vector "[0.1, 0.9]" -k 5 --where "reward > 0"
+      persisting search rollouts --like 0:12 --column embedding
+    """
+    if vector is not None and like is not None:
+        raise click.UsageError("Give --vector or --like, not both.")
+    if text is None and vector is None and like is None:
+        raise click.UsageError("Say what to look for: --text, --vector or --like.")
+
+    topics_access.tell_of_owner(topics_access.stored(topic, storage))
+
+    async def find() -> list[dict[str, Any]]:
+        async with topics_access.reader(topic, storage) as reader:
+            wanted = None if vector is None else _vector(vector)
+            if like is not None:
+                wanted = _vector_in((await reader.take([like]))[0], column)
+            return await reader.search(
+                wanted, text, column, k, where, columns, metric=metric, exact=exact
+            )
+
+    for hit in topics_access.run(find()):
+        _print(hit, as_json)
+
+
+@click.command()
+@parameters.topic
+@click.argument("condition", required=False)
+@parameters.columns
+@click.option(
+    "--limit", "-n", default=100, show_default=True, type=click.IntRange(0), help="How many."
+)
+@parameters.bucket
+@parameters.storage
+@parameters.as_json
+@prints("query", "persisting.cli.json_contract:Row", lines=True)
+def query(
+    topic: str,
+    condition: str | None,
+    columns: list[str] | None,
+    limit: int,
+    bucket: int | None,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Show the records that an SQL condition keeps, in order within each bucket.
+
+    \b
+    Examples:
+      persisting query events "score > 0.5 AND kind = 'answer'"
+      persisting query events "meta.model LIKE 'a%'" --columns id,score --json
+    """
+    topics_access.tell_of_owner(topics_access.stored(topic, storage))
+
+    async def find() -> list[dict[str, Any]]:
+        async with topics_access.reader(topic, storage, bucket) as reader:
+            return await reader.query(condition, columns, limit)
+
+    for record in topics_access.run(find()):
+        if as_json:
+            output.json_line({"record": record})
+        else:
+            output.line(brief(record))
+
+
+def _print(hit: dict[str, Any], as_json: bool) -> None:
+    bucket, offset = hit.pop("_bucket"), hit.pop("_offset")
+    distance, score = hit.pop("_distance", None), hit.pop("_score", None)
+    if as_json:
+        output.json_line(
+            {
+                "bucket": bucket,
+                "offset": offset,
+                "distance": distance,
+                "score": score,
+                "record": hit,
+            }
+        )
+        return
+    place = f"{bucket}:{offset}"
+    value = distance if score is None else score
+    output.out().print(f"{place:>8}", style="cyan", end="  ", markup=False)
+    output.out().print(f"{value:>10.4f}", style="green", end="  ", markup=False)
+    output.line(brief(hit))
+
+
+def _vector(given: str) -> list[float]:
+    text = Path(given[1:]).read_text() if given.startswith("@") else given
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise click.UsageError(f"--vector is no JSON list: {exc}") from exc
+    if not isinstance(found, list) or not all(
+        isinstance(one, (int, float)) and not isinstance(one, bool) for one in found
+    ):
+        raise click.UsageError("--vector must be a JSON list of numbers, as in [0.1, 0.9].")
+    return found
+
+
+def _vector_in(record: dict[str, Any], column: str | None) -> list[float]:
+    """The vector of a record, by its field or as its only list of numbers."""
+    if column is not None:
+        if not isinstance(record.get(column), list):
+            raise click.UsageError(f"The record has no vector in {column!r}.")
+        found: list[float] = record[column]
+        return found
+    fields = [
+        name
+        for name, value in record.items()
+        if isinstance(value, list) and value and all(isinstance(one, float) for one in value)
+    ]
+    if len(fields) != 1:
+        raise click.UsageError(
+            f"Say which field's vector with --column: {', '.join(fields) or 'there is none'}."
+        )
+    chosen: list[float] = record[fields[0]]
+    return chosen

@@ -1,0 +1,158 @@
+"""``topics`` and ``describe``."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from persisting.cli import output, parameters, topics_access
+from persisting.cli.json_contract import prints
+from persisting.cli.output import plural, size
+
+if TYPE_CHECKING:
+    from persisting.topic.inspect import Description, TopicFacts
+
+
+def _owner(one: dict[str, Any]) -> str:
+    known = f"pid {one.get('pid', '?')}@{one.get('host', '?')}"
+    return (
+        f"{known} ({one['node']} {one.get('address', '')})".replace(" )", ")")
+        if ("node" in one)
+        else known
+    )
+
+
+@click.command()
+@parameters.storage
+@parameters.as_json
+@prints("topics", "persisting.topic.inspect:TopicFacts", many=True)
+def topics(storage: str, as_json: bool) -> None:
+    """List the topics: rows, size, buckets, owner, lag of the groups.
+
+    \b
+    Examples:
+      persisting topics
+      persisting topics -s /data/queues --json | jq '.[].topic'
+    """
+    from persisting.topic.inspect import topics_in
+
+    found = topics_in(storage)
+    output.show(found, as_json, lambda: _list(found, storage))
+
+
+def _list(found: list[TopicFacts], storage: str) -> None:
+    if not found:
+        output.say(f"no topics in {storage}")
+        return
+    output.table(
+        ["topic", "#rows", "#size", "#log", "#buckets", "backend", "owner", "lag", "problem"][
+            : 9 if any(one.problem for one in found) else 8
+        ],
+        [
+            [
+                one.topic,
+                one.rows,
+                size(one.bytes),
+                size(one.log_bytes),
+                one.num_buckets,
+                one.backend,
+                ", ".join(map(_owner, one.owners)) or "-",
+                ", ".join(f"{name} {lag:,}" for name, lag in one.lag.items()) or "-",
+                one.problem,
+            ][: 9 if any(one.problem for one in found) else 8]
+            for one in found
+        ],
+    )
+
+
+@click.command()
+@parameters.topic
+@parameters.storage
+@parameters.as_json
+@prints("describe", "persisting.topic.inspect:Description")
+def describe(topic: str, storage: str, as_json: bool) -> None:
+    """Tell all about a topic: fields, buckets, versions, indexes, groups, log.
+
+    \b
+    Examples:
+      persisting describe events
+      persisting describe /data/queues/events --json
+    """
+    from persisting.topic.inspect import describe as look
+
+    found = look(topics_access.stored(topic, storage))
+    output.show(found, as_json, lambda: _tell(found))
+
+
+def _tell(found: Description) -> None:
+    output.facts(
+        [
+            ("topic", found.topic),
+            ("path", found.path),
+            ("backend", found.backend),
+            ("rows", f"{found.rows:,}"),
+            ("size", size(found.bytes)),
+            ("buckets", f"{found.num_buckets} by {found.bucket_column!r}"),
+            ("page", f"{found.batch_size} rows"),
+            ("options", ", ".join(f"{k}={v!r}" for k, v in found.options.items()) or "defaults"),
+            ("versions", found.versions),
+        ]
+    )
+    _section("fields", ["field", "type"], [[one.name, one.type] for one in found.fields])
+    _section(
+        "buckets",
+        ["#bucket", "#rows", "#from", "#to", "#version", "#fragments", "#size", "owner", "problem"],
+        [
+            [
+                one.bucket,
+                one.rows,
+                one.start_offset,
+                one.end_offset,
+                one.version,
+                one.fragments,
+                size(one.bytes),
+                "-" if one.owner is None else _owner(one.owner),
+                one.problem,
+            ]
+            for one in found.buckets
+        ],
+    )
+    _section(
+        "tags",
+        ["tag", "time", "#rows"],
+        [
+            [one.name, output.moment(dt.datetime.fromisoformat(one.timestamp)), one.rows]
+            for one in found.tags
+        ],
+    )
+    _section(
+        "indexes",
+        ["field", "kind", "metric", "buckets"],
+        [
+            [one.column, one.kind, one.metric, ", ".join(map(str, one.buckets))]
+            for one in found.indexes
+        ],
+    )
+    _section(
+        "groups",
+        ["group", "#members", "#lag"],
+        [[one.group, one.members, one.lag] for one in found.groups],
+    )
+    _section(
+        "log",
+        ["#bucket", "state", "#size", "#segments", "#frames to flush", "problem"],
+        [
+            [one.bucket, one.state, size(one.bytes), one.segments, one.pending_frames, one.problem]
+            for one in found.logs
+            if one.state != "empty"
+        ],
+    )
+
+
+def _section(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    if rows:
+        output.line()
+        output.heading(f"{title} ({plural(len(rows), 'entry', 'entries')})")
+        output.table(columns, rows)

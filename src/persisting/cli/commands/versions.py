@@ -1,0 +1,254 @@
+"""``tag``, ``versions`` and ``restore``."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import click
+import msgspec
+
+from persisting.cli import output, parameters, topics_access
+from persisting.cli.json_contract import prints
+from persisting.cli.parameters import Json, Moment
+
+
+class TagResult(msgspec.Struct):
+    """A tag of a topic."""
+
+    name: str
+    timestamp: dt.datetime
+    rows: int
+    buckets: dict[str, dict[str, int]]
+    """By bucket: version, start_offset, end_offset."""
+
+
+class TopicVersion(msgspec.Struct):
+    """A version of a bucket that can be read."""
+
+    bucket: int
+    version: int
+    timestamp: dt.datetime
+    rows: int
+    operation: str | None
+
+
+class BucketRestore(msgspec.Struct):
+    """What a restore does to a bucket."""
+
+    bucket: int
+    version: int
+    end_offset: int
+    """Where the bucket ends afterwards."""
+    removed: int
+    """Records that are not there any more then."""
+
+
+class Restore(msgspec.Struct):
+    """What a restore did, or would do."""
+
+    topic: str
+    removed: int
+    buckets: list[BucketRestore]
+    groups: list[dict[str, Any]] = []
+    """Groups that had come further, and go on at the new end."""
+    dry_run: bool = False
+
+
+@click.command()
+@parameters.topic
+@click.argument("name", required=False)
+@click.option("--delete", is_flag=True, help="Remove the tag.")
+@parameters.storage
+@parameters.as_json
+@prints("tag", "persisting.cli.commands.versions:TagResult", many=True)
+def tag(topic: str, name: str | None, delete: bool, storage: str, as_json: bool) -> None:
+    """Pin what a topic holds now under a name; without a name, list the tags.
+
+    A tagged state outlives retention and the cleaning of old versions. The topic must not be open
+    for writing elsewhere; there, call tag() on the queue.
+
+    \b
+    Examples:
+      persisting tag events before-cleanup
+      persisting tag events
+      persisting tag events before-cleanup --delete
+    """
+    if delete and name is None:
+        raise click.UsageError("Name the tag to delete.")
+
+    async def work() -> list[dict[str, Any]]:
+        async with topics_access.reader(topic, storage) as reader:
+            if name is None:
+                return await reader.tags()
+            if not delete:
+                return [await reader.tag(name)]
+            if not await reader.delete_tag(name):
+                raise click.UsageError(f"There is no tag {name!r}.")
+            return []
+
+    found = [
+        TagResult(
+            one["name"],
+            one["timestamp"],
+            one["rows"],
+            {str(bucket): place for bucket, place in one["buckets"].items()},
+        )
+        for one in topics_access.run(work())
+    ]
+    output.show(found, as_json, lambda: _tags(found, name, delete))
+
+
+def _tags(found: list[TagResult], name: str | None, deleted: bool) -> None:
+    if deleted:
+        output.line(f"tag {name} is removed")
+    elif not found:
+        output.say("no tags")
+    else:
+        output.table(
+            ["tag", "time", "#rows"],
+            [[one.name, output.moment(one.timestamp), one.rows] for one in found],
+        )
+
+
+@click.command()
+@parameters.topic
+@parameters.bucket
+@parameters.storage
+@parameters.as_json
+@prints("versions", "persisting.cli.commands.versions:TopicVersion", many=True)
+def versions(topic: str, bucket: int | None, storage: str, as_json: bool) -> None:
+    """List the versions of the buckets that can be read, oldest first.
+
+    \b
+    Examples:
+      persisting versions events
+      persisting versions events --bucket 0 --json
+    """
+
+    async def work() -> list[dict[str, Any]]:
+        async with topics_access.reader(topic, storage, bucket) as reader:
+            return await reader.versions()
+
+    found = msgspec.convert(topics_access.run(work()), list[TopicVersion])
+    output.show(
+        found,
+        as_json,
+        lambda: output.table(
+            ["time", "#bucket", "#version", "#rows", "operation"],
+            [
+                [output.moment(one.timestamp), one.bucket, one.version, one.rows, one.operation]
+                for one in found
+            ],
+        ),
+    )
+
+
+@click.command()
+@parameters.topic
+@click.option("--tag", "name", metavar="NAME", help="To a tag.")
+@click.option("--at", "moment", type=Moment(), help="To what was flushed by a time.")
+@click.option("--version", "numbers", type=Json(), metavar="JSON", help='As in {"0": 7, "1": 5}.')
+@parameters.dry_run
+@parameters.yes
+@parameters.storage
+@parameters.as_json
+@prints("restore", "persisting.cli.commands.versions:Restore")
+def restore(
+    topic: str,
+    name: str | None,
+    moment: dt.datetime | None,
+    numbers: Any,
+    dry_run: bool,
+    yes: bool,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Bring a topic back to a tag, a time or versions.
+
+    The old content becomes a new version: what is removed can still be read by its version until
+    that is cleaned up, or for good if it was tagged before. Groups beyond the new end go on there.
+
+    \b
+    Examples:
+      persisting restore events --tag before-cleanup --dry-run
+      persisting restore events --at 2h --yes
+    """
+    given = [one for one in (name, moment, numbers) if one is not None]
+    if len(given) != 1:
+        raise click.UsageError("Give one of --tag, --at and --version.")
+    version = _by_bucket(numbers) if numbers is not None else given[0]
+    plan = _plan(topic, storage, version)
+    if dry_run:
+        plan.dry_run = True
+        output.show(plan, as_json, lambda: _told(plan))
+        return
+    topics_access.confirm(
+        f"Restore {plan.topic}? {output.plural(plan.removed, 'record')} will be gone.", yes
+    )
+
+    async def work() -> dict[str, Any]:
+        async with topics_access.reader(topic, storage) as reader:
+            return await reader.restore(version)
+
+    done = topics_access.run(work())
+    plan.removed, plan.groups = done["removed"], done["groups"]
+    for one in plan.buckets:
+        known = done["buckets"][one.bucket]
+        one.end_offset, one.removed = known["end_offset"], known["removed"]
+    output.show(plan, as_json, lambda: _told(plan))
+
+
+def _by_bucket(given: Any) -> Any:
+    if isinstance(given, dict):
+        numbers = [version for version in given.values() if type(version) is int]
+        if len(numbers) == len(given) and all(bucket.isdecimal() for bucket in given):
+            return {int(bucket): version for bucket, version in given.items()}
+    elif isinstance(given, int) and not isinstance(given, bool):
+        return given
+    raise click.UsageError('--version must be a number, or as in {"0": 7, "1": 5}.')
+
+
+def _plan(topic: str, storage: str, version: Any) -> Restore:
+    source = topics_access.readable(topic, storage)
+    if isinstance(version, dict):
+        unknown = [bucket for bucket in version if bucket not in source.buckets]
+        if unknown:
+            raise click.UsageError(f"There is no bucket {unknown[0]}.")
+        chosen = {bucket: _resolved(source, bucket, number) for bucket, number in version.items()}
+    elif isinstance(version, int) and len(source.buckets) > 1:
+        raise click.UsageError(
+            "The buckets count their versions each for itself: give --tag, --at, or "
+            '--version \'{"0": 7, "1": 5}\'.'
+        )
+    else:
+        chosen = source.versions(version)
+    buckets = []
+    for bucket, number in chosen.items():
+        table = source.table(bucket)
+        end = table.at(number).end
+        buckets.append(BucketRestore(bucket, number, end, max(0, table.view.end - end)))
+    removed = sum(one.removed for one in buckets)
+    return Restore(source.config.topic, removed, buckets)
+
+
+def _resolved(source: Any, bucket: int, number: int) -> int:
+    from persisting.table import versions as table_versions
+
+    dataset = source.view(bucket).dataset
+    if dataset is None:
+        return table_versions.NOTHING
+    return table_versions.resolve(dataset, number)
+
+
+def _told(plan: Restore) -> None:
+    output.table(
+        ["#bucket", "#version", "#ends at", "#removed"],
+        [[one.bucket, one.version, one.end_offset, one.removed] for one in plan.buckets],
+    )
+    for group in plan.groups:
+        output.line(
+            f"group {group['group']} goes on at {group['end']} instead of {group['committed']} in "
+            f"bucket {group['bucket']}"
+        )
+    output.line(output.happens(plan.removed, "record", "removed", dry_run=plan.dry_run))

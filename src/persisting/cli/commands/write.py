@@ -1,0 +1,229 @@
+"""``put`` and ``import``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from persisting.cli import output, parameters, topics_access
+from persisting.cli.formats import format_of
+from persisting.cli.ingest import ArrowRows, Feed, JsonLines, Source
+from persisting.cli.json_contract import prints
+from persisting.cli.parameters import Setting
+from persisting.topic.spec import DEFAULT_COLUMN
+
+if TYPE_CHECKING:
+    from persisting.queue import QueueWriter
+
+DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0}
+"""A topic that is made here loses nothing that was acknowledged, also with the power."""
+
+
+class PutResult(msgspec.Struct):
+    """What was stored."""
+
+    topic: str
+    path: str
+    acknowledged: int
+    """Records that are stored durably."""
+    repeated: int
+    """Those among them that a put under the same write id had stored before."""
+    seconds: float
+    made: bool
+    """Whether the topic was made."""
+
+
+def _target_options(command: Any) -> Any:
+    for option in (
+        parameters.as_json,
+        parameters.storage,
+        click.option(
+            "--write-id",
+            metavar="NAME",
+            help="Remember what was put under this name: a repetition stores nothing twice.",
+        ),
+        click.option(
+            "--set",
+            "settings",
+            type=Setting(),
+            multiple=True,
+            help="Option of the backend; again for more.",
+        ),
+        click.option("--backend", help="Of a new topic.  [default: persisting]"),
+        click.option("--bucket-column", metavar="FIELD", help="Of a new topic.  [default: id]"),
+        click.option("--buckets", type=click.IntRange(1), help="Of a new topic.  [default: 4]"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@parameters.topic
+@click.argument("file", default="-", type=click.Path(exists=True, allow_dash=True, dir_okay=False))
+@_target_options
+@prints("put", "persisting.cli.commands.write:PutResult")
+def put(
+    topic: str,
+    file: str,
+    buckets: int | None,
+    bucket_column: str | None,
+    backend: str | None,
+    settings: tuple[tuple[str, Any], ...],
+    write_id: str | None,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Put JSON lines from a pipe or a file into a topic, durably.
+
+    Says how many records are stored for good; that also holds if it stops in the middle, by an
+    error or by Ctrl-C. A topic that does not exist is made, with a log that is synced before each
+    acknowledgement. The topic must not be open for writing elsewhere.
+
+    \b
+    Examples:
+      echo '{"id": "a", "score": 1.5}' | persisting put events
+      persisting put events records.jsonl --buckets 8 --bucket-column user
+      persisting put events records.jsonl --write-id load-2026-11-15
+    """
+    new = {"buckets": buckets, "bucket_column": bucket_column, "backend": backend}
+    with _opened(file) as source:
+        lines = JsonLines(source.fileno())
+        _feed(topic, storage, new, dict(settings), write_id, as_json, iter([lines]))
+
+
+@click.command("import")
+@parameters.topic
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True))
+@_target_options
+@prints("import", "persisting.cli.commands.write:PutResult")
+def import_(
+    topic: str,
+    files: tuple[str, ...],
+    buckets: int | None,
+    bucket_column: str | None,
+    backend: str | None,
+    settings: tuple[tuple[str, Any], ...],
+    write_id: str | None,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Put the rows of files into a topic: Parquet, Lance, JSON lines, by their names.
+
+    With --write-id an import that was stopped can be repeated: what is stored is not doubled.
+
+    \b
+    Examples:
+      persisting import events january.parquet february.parquet
+      persisting import events old.lance --write-id from-old
+    """
+    kinds = {name: format_of(name) for name in files}
+    new = {"buckets": buckets, "bucket_column": bucket_column, "backend": backend}
+
+    def sources() -> Iterator[Source]:
+        for name, kind in kinds.items():
+            if kind == "jsonl":
+                with _opened(name) as file:
+                    yield JsonLines(file.fileno())
+            else:
+                yield ArrowRows(name, kind)
+
+    _feed(topic, storage, new, dict(settings), write_id, as_json, sources())
+
+
+def _opened(file: str) -> Any:
+    if file == "-" and sys.stdin is None:
+        raise click.UsageError("There is no input: it is closed. Name a file.")
+    return os.fdopen(os.dup(sys.stdin.fileno()), "rb") if file == "-" else open(file, "rb")
+
+
+def _feed(
+    topic: str,
+    storage: str,
+    new: dict[str, Any],
+    settings: dict[str, Any],
+    write_id: str | None,
+    as_json: bool,
+    sources: Iterator[Source],
+) -> None:
+    """Open the topic, put everything, and say what is stored, whatever comes."""
+    path = topics_access.folder_of(topic, storage)
+    made = not (path / "topic.json").exists()
+    state: dict[str, Feed] = {}
+    started = time.monotonic()
+
+    async def run() -> None:
+        first = next(sources)
+        if made:
+            await first.check(new["bucket_column"] or DEFAULT_COLUMN)
+        async with _writer(path, made, new, settings, write_id) as writer:
+            stats = await writer.stats()
+            at_once = bool(stats.get("wal_enabled")) and stats.get("wal_sync_interval") == 0
+            known = None if write_id is None else await writer.last_sequences()
+            state["feed"] = Feed(writer, at_once=at_once, known=known)
+            with topics_access.progress(f"into {path.name}", quiet=as_json) as progress:
+                for source in chain([first], sources):
+                    await source.feed(state["feed"], progress)
+
+    def result() -> PutResult:
+        feed, seconds = state["feed"], time.monotonic() - started
+        return PutResult(path.name, str(path), feed.acknowledged, feed.repeated, seconds, made)
+
+    try:
+        topics_access.run(run())
+    except BaseException:
+        if "feed" in state:
+            _tell(result(), as_json)
+        raise
+    _tell(result(), as_json)
+
+
+def _tell(result: PutResult, as_json: bool) -> None:
+    def tell() -> None:
+        rate = result.acknowledged / result.seconds if result.seconds else 0.0
+        records = output.plural(result.acknowledged, "record")
+        output.line(
+            f"{records} acknowledged in {'the new ' if result.made else ''}topic {result.topic} "
+            f"({output.seconds(result.seconds)}, {rate:,.0f}/s)"
+        )
+        if result.repeated:
+            output.line(
+                f"{result.repeated:,} of them were stored before under this write id, and are not "
+                "stored again: use one name for one input"
+            )
+
+    output.show(result, as_json, tell)
+
+
+@asynccontextmanager
+async def _writer(
+    path: Path, made: bool, new: dict[str, Any], settings: dict[str, Any], write_id: str | None
+) -> AsyncIterator[QueueWriter]:
+    from persisting.queue import write_queue
+
+    options: dict[str, Any] | None = settings or None
+    backend = new["backend"]
+    if made:
+        backend = backend or "persisting"
+        if backend == "memory":
+            raise click.UsageError("The backend 'memory' keeps nothing beyond this command.")
+        options = {**DURABLE, **settings} if backend == "persisting" else options
+    writer = await write_queue(
+        topic=path.name,
+        storage_path=str(path.parent),
+        num_buckets=new["buckets"],
+        bucket_column=new["bucket_column"],
+        backend=backend,
+        backend_options=options,
+        writer_id=write_id,
+    )
+    async with writer:
+        yield writer

@@ -1,0 +1,1 @@
+"""Threads, timers and the bridge between event loops and threads."""

@@ -1,0 +1,28 @@
+"""Owning a bucket while Spark changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from persisting.backends.table_backend import TableBackend
+from persisting.errors import BucketLocked
+from persisting.topic.ownership import owned
+from persisting.topic.spec import TopicConfig
+
+
+@contextmanager
+def owner_of(
+    folder: Path, config: TopicConfig, bucket: int, instead: str
+) -> Iterator[TableBackend]:
+    """Own a bucket for a moment; who has it open is named, with what to do ``instead``."""
+    try:
+        with owned(folder, config, bucket) as owner:
+            yield owner
+    except BucketLocked as exc:
+        raise BucketLocked(
+            f"{str(exc).split(';')[0]}. Spark changes a topic that nobody has open for writing: "
+            f"close it there, or {instead}",
+            owner=exc.owner,
+        ) from exc

@@ -1,0 +1,312 @@
+"""The facts about stored topics, for people and tools that look from outside. Blocking.
+
+Nothing is opened for writing and nothing is recovered: an owner is not disturbed, and what a
+crashed one left in its log is counted as such.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from persisting import fs as filesystem
+from persisting.errors import StorageError
+from persisting.lock import owner_of
+from persisting.options import storage_folder
+from persisting.table import indexes as index_file
+from persisting.table import versions
+from persisting.topic import group_admin, tags
+from persisting.topic import spec as topics
+from persisting.topic.group_admin import GroupProgress, Span
+from persisting.topic.spec import DEFAULT_ROOT, bucket_folder
+from persisting.topic.topic_files import TopicFolder
+from persisting.wal import FOLDER as LOG_FOLDER
+from persisting.wal.inspection import LogReport, inspect
+
+
+class BucketFacts(msgspec.Struct):
+    """One bucket."""
+
+    bucket: int
+    rows: int = 0
+    """Rows in the table; what its owner has buffered is not among them."""
+    start_offset: int = 0
+    end_offset: int = 0
+    version: int = 0
+    fragments: int = 0
+    bytes: int = 0
+    """Everything on disk: all versions of the table, indexes and log."""
+    log_bytes: int = 0
+    owner: dict[str, Any] | None = None
+    """Who has it open for writing: process, host, node."""
+    problem: str | None = None
+    """Why the bucket cannot be read, if it cannot."""
+
+
+class TopicFacts(msgspec.Struct):
+    """One topic, as a list of topics shows it."""
+
+    topic: str
+    path: str
+    backend: str | None = None
+    num_buckets: int = 0
+    rows: int = 0
+    bytes: int = 0
+    log_bytes: int = 0
+    owners: list[dict[str, Any]] = []
+    lag: dict[str, int] = {}
+    """By group, the records it has not committed yet."""
+    problem: str | None = None
+
+
+class FieldFacts(msgspec.Struct):
+    name: str
+    type: str
+
+
+class IndexFacts(msgspec.Struct):
+    column: str
+    kind: str
+    metric: str | None
+    buckets: list[int]
+
+
+class TagFacts(msgspec.Struct):
+    name: str
+    timestamp: str
+    rows: int
+
+
+class BucketLog(msgspec.Struct):
+    """The log of one bucket."""
+
+    bucket: int
+    state: str
+    bytes: int
+    segments: int
+    pending_frames: int
+    problem: str | None = None
+
+
+class Description(msgspec.Struct):
+    """All that can be said of a topic from outside."""
+
+    topic: str
+    path: str
+    backend: str
+    num_buckets: int
+    bucket_column: str
+    batch_size: int
+    options: dict[str, Any]
+    rows: int
+    bytes: int
+    fields: list[FieldFacts]
+    buckets: list[BucketFacts]
+    versions: int
+    """Versions that can be read, in all buckets."""
+    tags: list[TagFacts]
+    indexes: list[IndexFacts]
+    groups: list[GroupProgress]
+    logs: list[BucketLog]
+
+
+class Look(NamedTuple):
+    """A topic with its buckets and groups, as far as they can be read."""
+
+    facts: TopicFacts
+    buckets: list[BucketFacts]
+    groups: list[GroupProgress]
+
+
+def topics_in(root: str | Path | None) -> list[TopicFacts]:
+    """Every topic in a storage folder; one that cannot be read says why."""
+    return [look.facts for look in looks_in(root)]
+
+
+def looks_in(root: str | Path | None) -> list[Look]:
+    """The same with what was seen of each."""
+    place = storage_folder(root or DEFAULT_ROOT)
+    if not place.is_dir():
+        raise StorageError(
+            f"there is no folder {place}: name the folder of the topics, as write_queue() has it "
+            "in storage_path"
+        )
+    return [
+        _look(place / name)
+        for name in sorted(os.listdir(place))
+        if (place / name / topics.FILE).exists()
+    ]
+
+
+def _look(folder: Path) -> Look:
+    facts = TopicFacts(folder.name, str(folder))
+    look = Look(facts, [], [])
+    try:
+        stored = TopicFolder.open(folder)
+        facts.backend, facts.num_buckets = stored.config.backend, stored.config.num_buckets
+        look = Look(facts, found := buckets_of(stored), [])
+        facts.problem = next((one.problem for one in found if one.problem), None)
+        facts.rows = sum(one.rows for one in found)
+        facts.bytes = sum(one.bytes for one in found)
+        facts.log_bytes = sum(one.log_bytes for one in found)
+        facts.owners = distinct_owners(found)
+        if facts.problem is None:
+            look = look._replace(groups=groups_of(stored))
+            facts.lag = {one.group: one.lag for one in look.groups}
+    except StorageError as exc:
+        facts.problem = str(exc)
+    return look
+
+
+def describe(stored: TopicFolder) -> Description:
+    """Everything about one topic; of a bucket that cannot be read, why."""
+    config, fs = stored.config, filesystem.current()
+    found = buckets_of(stored)
+    sound = [one.bucket for one in found if one.problem is None]
+    return Description(
+        topic=config.topic,
+        path=str(stored.folder),
+        backend=config.backend,
+        num_buckets=config.num_buckets,
+        bucket_column=config.bucket_column,
+        batch_size=config.batch_size,
+        options=config.options,
+        rows=sum(one.rows for one in found),
+        bytes=sum(one.bytes for one in found),
+        fields=[FieldFacts(field.name, str(field.type)) for field in stored.schema(sound)],
+        buckets=found,
+        versions=sum(_versions(stored, bucket) for bucket in sound),
+        tags=[
+            TagFacts(one.name, one.timestamp.isoformat(), one.rows)
+            for one in tags.all_in(stored.folder, fs)
+        ],
+        indexes=_indexes(stored),
+        groups=groups_of(stored, sound),
+        logs=[_log(bucket, log_of(stored, bucket)) for bucket in sound],
+    )
+
+
+def buckets_of(stored: TopicFolder) -> list[BucketFacts]:
+    """The buckets of a topic; one that cannot be read says why."""
+    return [_bucket(stored, bucket) for bucket in stored.buckets]
+
+
+def distinct_owners(buckets: list[BucketFacts]) -> list[dict[str, Any]]:
+    """The owners of a topic's buckets, each once."""
+    found: list[dict[str, Any]] = []
+    for one in buckets:
+        if one.owner is not None and one.owner not in found:
+            found.append(one.owner)
+    return found
+
+
+def groups_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> list[GroupProgress]:
+    """The consumer groups of a topic and how far they have come, in all or some buckets."""
+    return group_admin.groups(stored.folder, spans_of(stored, buckets), filesystem.current())
+
+
+def spans_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> dict[int, Span]:
+    """The offsets of each bucket, or of some."""
+    found = {}
+    for bucket in stored.buckets if buckets is None else buckets:
+        table = stored.table(bucket)
+        restores = [one.end for one in table.restores]
+        found[bucket] = Span(table.view.start, table.view.end, restores)
+    return found
+
+
+def log_of(stored: TopicFolder, bucket: int) -> LogReport:
+    """A look at the log of a bucket, judged by the table as it is at the same time."""
+    folder = bucket_folder(stored.folder, bucket) / LOG_FOLDER
+    while True:
+        sequence = stored.table(bucket).sequence
+        report = inspect(folder, sequence)
+        # Its owner may have flushed in between, and released what the log begins with.
+        if report.state != "damaged" or stored.table(bucket).sequence == sequence:
+            return report
+
+
+def find(topic: str, root: str | Path | None) -> TopicFolder:
+    """A topic by its name in ``root``, or by the path of its folder."""
+    return TopicFolder.open(storage_folder(topic) if _is_path(topic) else folder_of(topic, root))
+
+
+def folder_of(topic: str, root: str | Path | None) -> Path:
+    """The folder that a topic has or would have, by its name in ``root`` or by a path."""
+    if _is_path(topic):
+        folder = storage_folder(topic)
+        return topics.topic_folder(folder.parent, folder.name)
+    return topics.topic_folder(root, topic)
+
+
+def _is_path(topic: str) -> bool:
+    return os.sep in topic or topic in (".", "..")
+
+
+def _bucket(stored: TopicFolder, number: int) -> BucketFacts:
+    folder = bucket_folder(stored.folder, number)
+    facts = BucketFacts(number, bytes=_size(folder), log_bytes=_size(folder / LOG_FOLDER))
+    try:
+        facts.owner = _plain_owner(owner_of(folder))
+        view = stored.view(number)
+    except StorageError as exc:
+        facts.problem = str(exc)
+        return facts
+    facts.rows, facts.start_offset, facts.end_offset = view.rows, view.start, view.end
+    facts.version, facts.fragments = view.version, len(view.sizes)
+    return facts
+
+
+def _plain_owner(note: dict[str, Any] | None) -> dict[str, Any] | None:
+    """An owner as it names itself; what the lock file keeps for the next one is left out."""
+    if note is None:
+        return None
+    return {name: value for name, value in note.items() if name in _OWNER_NAMES}
+
+
+_OWNER_NAMES = ("pid", "host", "node", "address")
+
+
+def _log(bucket: int, report: LogReport) -> BucketLog:
+    return BucketLog(
+        bucket,
+        report.state,
+        report.size,
+        len(report.segments),
+        report.pending_frames,
+        report.problem,
+    )
+
+
+def _versions(stored: TopicFolder, bucket: int) -> int:
+    dataset = stored.view(bucket).dataset
+    return 0 if dataset is None else len(versions.listing(dataset))
+
+
+def _indexes(stored: TopicFolder) -> list[IndexFacts]:
+    found: dict[tuple[str, str], IndexFacts] = {}
+    for bucket in stored.buckets:
+        folder = bucket_folder(stored.folder, bucket)
+        for one in index_file.load(folder, filesystem.current()):
+            metric = one.metric if one.family == "vector" else None
+            known = found.setdefault(
+                (one.column, one.kind), IndexFacts(one.column, one.kind, metric, [])
+            )
+            known.buckets.append(bucket)
+    return list(found.values())
+
+
+def _size(folder: Path) -> int:
+    """The bytes of all files below a folder; files may go meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except OSError:
+                continue
+    return total

@@ -1,0 +1,234 @@
+"""Opening topics in this process, for writing and for reading."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import time
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from persisting import fs as filesystem
+from persisting.backends.table_backend import TableBackend
+from persisting.concurrency.pool import in_thread
+from persisting.errors import InvalidArgument, NoSuchTopic
+from persisting.metrics import GroupMetrics
+from persisting.topic import spec as topics
+from persisting.topic.bucket_client import Topic
+from persisting.topic.groups import Membership
+from persisting.topic.local import hold_live, live_topic, live_topics, open_for_writing
+from persisting.topic.reader import QueueReader
+from persisting.topic.readonly import ReadonlyTopic
+from persisting.topic.registry import backend_name, check_class, get_backend_class
+from persisting.topic.spec import TopicSpec
+from persisting.topic.writer import QueueWriter
+
+_WAIT_STEP = 0.05
+
+
+def wanted_topic(
+    topic: Any,
+    *,
+    bucket_column: str | None = None,
+    num_buckets: int | None = None,
+    batch_size: int | None = None,
+    backend: str | type | None = None,
+    backend_options: dict[str, Any] | None = None,
+) -> tuple[TopicSpec, type | None]:
+    """What a call says of a topic, and the class it brings."""
+    if backend is not None and not isinstance(backend, (str, type)):
+        raise InvalidArgument(f"backend must be a name or a class, got {backend!r}")
+    cls = check_class(backend) if isinstance(backend, type) else None
+    wanted = TopicSpec(
+        topic=topic,
+        bucket_column=bucket_column,
+        num_buckets=num_buckets,
+        batch_size=batch_size,
+        backend=None if backend is None else backend_name(backend),
+        also=None if cls is None else cls.__name__,
+        options=backend_options,
+    )
+    wanted.check()
+    return wanted, cls
+
+
+async def write_here(
+    wanted: TopicSpec, cls: type | None, storage_path: Any, writer_id: str | None
+) -> QueueWriter:
+    """A writer of a topic of this process."""
+    return QueueWriter(await open_for_writing(wanted, storage_path, cls), writer_id=writer_id)
+
+
+async def read_here(
+    wanted: TopicSpec,
+    cls: type | None,
+    storage_path: Any,
+    buckets: BucketChoice,
+    wait_for_topic: bool | float,
+    group: str | None,
+    auto_commit: bool,
+    enable_metrics: bool,
+) -> QueueReader:
+    """A reader of a topic of this process, or of one on disk."""
+    deadline = deadline_of(wait_for_topic)
+    while True:
+        try:
+            topic = await _find(wanted, cls, storage_path)
+            break
+        except NoSuchTopic:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(_WAIT_STEP)
+    return await reader_of(topic, buckets, group, auto_commit, enable_metrics)
+
+
+def deadline_of(wait_for_topic: bool | float) -> float | None:
+    """Until when a topic that does not exist is waited for; None: for ever."""
+    if not isinstance(wait_for_topic, (bool, int, float)) or not wait_for_topic >= 0:
+        raise InvalidArgument(
+            f"wait_for_topic must be True, False or a number of seconds, got {wait_for_topic!r}"
+        )
+    return None if wait_for_topic is True else time.monotonic() + wait_for_topic
+
+
+async def reader_of(
+    topic: Topic,
+    buckets: BucketChoice,
+    group: str | None,
+    auto_commit: bool,
+    enable_metrics: bool,
+) -> QueueReader:
+    """A reader of an open topic, alone or as a member of a group."""
+    try:
+        chosen = buckets.of(topic.num_buckets)
+        membership = None
+        if group is not None:
+            if not buckets.all:
+                raise InvalidArgument(
+                    "the members of a group share all buckets of a topic; give a group, or "
+                    "bucket_id, bucket_ids or rank"
+                )
+            if topic.folder is None:
+                raise InvalidArgument(
+                    f"topic {topic.name!r} is in memory and cannot remember a group's offsets; "
+                    "use the backend 'lance' or 'persisting'"
+                )
+            membership = Membership(Path(topic.folder), group, chosen, filesystem.current())
+        elif auto_commit:
+            raise InvalidArgument("auto_commit needs a group: read_queue(…, group='name')")
+    except BaseException:
+        await topic.close()
+        raise
+    metrics = GroupMetrics(topic.name, group) if enable_metrics and group is not None else None
+    return QueueReader(
+        topic, chosen, membership=membership, auto_commit=auto_commit, metrics=metrics
+    )
+
+
+class BucketChoice:
+    """Which buckets a reader reads: some by number, a rank's share, or all."""
+
+    def __init__(
+        self,
+        bucket_id: int | None = None,
+        bucket_ids: list[int] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if bucket_id is not None and bucket_ids is not None:
+            raise InvalidArgument("give bucket_id or bucket_ids, not both")
+        if (rank is None) != (world_size is None):
+            raise InvalidArgument("rank and world_size belong together")
+        if rank is not None and (bucket_id is not None or bucket_ids is not None):
+            raise InvalidArgument("give buckets or a rank, not both")
+        self._ids = [bucket_id] if bucket_id is not None else _listed(bucket_ids)
+        self._rank, self._world = _whole("rank", rank), _whole("world_size", world_size)
+        if self._rank is not None and self._world is not None:
+            if not 0 <= self._rank < self._world:
+                raise InvalidArgument(f"rank must lie from 0 to world_size - 1, got {rank}")
+
+    @property
+    def all(self) -> bool:
+        """Whether nothing was chosen."""
+        return self._ids is None and self._rank is None
+
+    def of(self, num_buckets: int) -> list[int]:
+        """The chosen buckets of a topic."""
+        if self._rank is not None and self._world is not None:
+            if self._rank >= num_buckets:
+                warnings.warn(
+                    f"rank {self._rank} of {self._world} has no bucket to read: the topic has "
+                    f"{num_buckets}. Make it with at least as many buckets as there are ranks",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            return [b for b in range(num_buckets) if b % self._world == self._rank]
+        chosen = list(range(num_buckets)) if self._ids is None else list(self._ids)
+        for bucket in chosen:
+            if type(bucket) is not int or not 0 <= bucket < num_buckets:
+                raise InvalidArgument(
+                    f"bucket {bucket!r} does not exist; the topic has 0 to {num_buckets - 1}"
+                )
+        return sorted(set(chosen))
+
+
+def _listed(bucket_ids: Any) -> list[int] | None:
+    if bucket_ids is None:
+        return None
+    if not isinstance(bucket_ids, Iterable) or isinstance(bucket_ids, (str, bytes)):
+        raise InvalidArgument(f"bucket_ids must be a list of buckets, got {bucket_ids!r}")
+    listed = list(bucket_ids)
+    if not listed:
+        raise InvalidArgument("bucket_ids names no bucket; leave it out to read all")
+    return listed
+
+
+def _whole(name: str, value: Any) -> int | None:
+    if isinstance(value, str):
+        raise InvalidArgument(
+            f"{name} must be a whole number, got the text {value!r}; write int({value!r})"
+        )
+    try:
+        return None if value is None else operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{name} must be a whole number, got {value!r}") from None
+
+
+async def _find(wanted: TopicSpec, cls: type | None, storage_path: Any) -> Topic:
+    """The live topic, else the one on disk."""
+    if storage_path is None:
+        live = live_topics(wanted.topic)
+        if len(live) > 1:
+            places = ", ".join(str(t.folder or "memory") for t in live)
+            raise InvalidArgument(
+                f"there are several open topics {wanted.topic!r} ({places}); say which with "
+                "storage_path"
+            )
+        if live:
+            wanted.applied_to(live[0].config)
+        handle = hold_live(live[0]) if live else None
+        if handle is not None:
+            return handle
+    folder = topics.topic_folder(storage_path, wanted.topic)
+    live_here = live_topic(folder)
+    if live_here is not None:
+        wanted.applied_to(live_here.config)
+        handle = hold_live(live_here)
+        if handle is not None:
+            return handle
+    config = await in_thread(topics.load, folder, filesystem.current())
+    if config is None:
+        in_memory = [t for t in live_topics(wanted.topic) if t.folder is None]
+        handle = hold_live(in_memory[0]) if in_memory else None
+        if handle is not None:
+            return handle
+        raise NoSuchTopic(
+            f"there is no topic {wanted.topic!r} in {folder.parent}: check the name and the "
+            "storage_path, or wait for it with wait_for_topic=True"
+        )
+    config = wanted.applied_to(config)
+    if issubclass(cls or get_backend_class(config.backend), TableBackend):
+        return ReadonlyTopic(folder, config)
+    return await open_for_writing(wanted, storage_path, cls)

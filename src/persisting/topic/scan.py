@@ -1,0 +1,200 @@
+"""A part of a bucket as Arrow batches: what one task of Spark, or one export, reads.
+
+It holds one batch at a time, whatever the size of the bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persisting import fs as filesystem
+from persisting.bucket.snapshot_search import laid_out, typed
+from persisting.errors import OffsetOutOfRange, StorageError
+from persisting.records.field_names import ARRIVAL
+from persisting.table import layout
+from persisting.table.lance_errors import translated
+from persisting.table.search import check_condition, check_where, enclosed, matching
+from persisting.table.table import Table
+from persisting.table.view import TableView
+from persisting.topic.spec import bucket_folder
+
+BUCKET, OFFSET, TIME = "_bucket", "_offset", "_time"
+METADATA = pa.schema(
+    [(BUCKET, pa.int32()), (OFFSET, pa.int64()), (TIME, pa.timestamp("us", tz="UTC"))]
+)
+"""What can be added to a record: where it lies, and when it arrived."""
+
+_BATCH_ROWS = 65536
+_BATCH_BYTES = 16 * 1024 * 1024
+_USUAL_BYTES = 32
+"""What a value takes in memory, roughly, if nothing better is known."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Offsets of one bucket that are read together."""
+
+    folder: str
+    bucket: int
+    start: int
+    end: int
+    epoch: int = 0
+    version: int | None = None
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A condition, and all fields that it may name."""
+
+    where: str
+    known: pa.Schema
+
+    @classmethod
+    def checked(cls, where: str, known: pa.Schema) -> Filter:
+        """The filter, if it is one that the fields allow; else raise."""
+        check_where(where)
+        check_condition(layout.physical_schema(typed(known), None), where)
+        return cls(where, known)
+
+
+def read(
+    part: Slice, names: Sequence[str], where: Filter | None = None, *, metadata: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a slice with the fields ``names``, as far as the bucket has them.
+
+    With ``metadata`` they end with the columns of :data:`METADATA`.
+    """
+    view, wanted = _view(part), list(names)
+    if where is None:
+        return _plain(view, part, wanted, metadata=metadata)
+    return _filtered(view, part, wanted, where, metadata=metadata)
+
+
+def divided(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array, pa.Array, pa.Array]:
+    """A batch with metadata as the fields of its records, and their buckets, offsets and times.
+
+    By position: records may have fields of the same names.
+    """
+    count = batch.num_columns - len(METADATA)
+    fields = batch.select(list(range(count)))
+    bucket, offset, time = (batch.column(place) for place in range(count, batch.num_columns))
+    return fields, bucket, offset, time
+
+
+def _view(part: Slice) -> TableView:
+    table = Table(bucket_folder(Path(part.folder), part.bucket), filesystem.current())
+    if part.version is not None:
+        return table.at(part.version)
+    table.refresh()
+    if len(table.restores) != part.epoch:
+        raise StorageError(
+            f"bucket {part.bucket} of {part.folder} was overwritten, or restored to an older "
+            "version, since the read was planned; load it again"
+        )
+    view = table.view
+    if part.start < view.start:
+        raise OffsetOutOfRange(
+            f"offsets {part.start} to {view.start} of bucket {part.bucket} of {part.folder} were "
+            "removed by retention while they were read"
+        )
+    return view
+
+
+def _plain(
+    view: TableView, part: Slice, names: list[str], *, metadata: bool
+) -> Iterator[pa.RecordBatch]:
+    offset = part.start
+    count = part.end - part.start
+    for batch in view.batches(offset, count, names, rows=_rows(view, names), arrival=metadata):
+        yield _described(batch, part.bucket, offset) if metadata else batch
+        offset += batch.num_rows
+
+
+def _rows(view: TableView, names: list[str]) -> int:
+    """Rows that make a batch of some MiB: who takes it, as Spark's Java, may hold more than one."""
+    wide = sum(
+        f.type.list_size * 8 if pa.types.is_fixed_size_list(f.type) else _USUAL_BYTES
+        for f in view.schema
+        if f.name in names
+    )
+    stored = sum(size.nbytes for size in view.sizes) // max(1, view.rows)
+    return max(64, min(_BATCH_ROWS, _BATCH_BYTES // max(1, wide, stored)))
+
+
+def _described(batch: pa.RecordBatch, bucket: int, first: int) -> pa.RecordBatch:
+    offsets = np.arange(first, first + batch.num_rows, dtype=np.int64)
+    return _with_metadata(batch, bucket, offsets)
+
+
+def _with_metadata(batch: pa.RecordBatch, bucket: int, offsets: np.ndarray) -> pa.RecordBatch:
+    times = batch.column(ARRIVAL)
+    batch = batch.drop_columns([ARRIVAL])
+    batch = batch.append_column(BUCKET, pa.array(np.full(len(offsets), bucket, np.int32)))
+    batch = batch.append_column(OFFSET, pa.array(offsets))
+    return batch.append_column(TIME, times)
+
+
+def _filtered(
+    view: TableView, part: Slice, names: list[str], where: Filter, *, metadata: bool
+) -> Iterator[pa.RecordBatch]:
+    """The rows that the condition keeps; Lance looks for them where its table has the fields."""
+    if view.schema.equals(where.known) and not any(pa.types.is_null(f.type) for f in view.schema):
+        yield from _filtered_by_lance(view, part, names, where.where, metadata=metadata)
+        return
+    offset = part.start
+    count = part.end - part.start
+    for batch in view.batches(offset, count, rows=_rows(view, view.schema.names), arrival=True):
+        rows = pa.Table.from_batches([batch.drop_columns([ARRIVAL])])
+        inside = laid_out(rows, where.known, offset, batch.column(ARRIVAL))
+        found = np.array(matching(inside, where.where, None), dtype=np.int64)
+        kept = batch.take(pa.array(found - offset))
+        if metadata:
+            kept = _with_metadata(kept, part.bucket, found)
+        yield kept
+        offset += batch.num_rows
+
+
+def _filtered_by_lance(
+    view: TableView, part: Slice, names: list[str], where: str, *, metadata: bool
+) -> Iterator[pa.RecordBatch]:
+    """Lance filters the fragments that the slice touches; rows outside of it are left out."""
+    wanted = pa.schema([f for f in view.schema if f.name in names])
+    columns = wanted.names
+    if metadata or not columns:
+        columns = [*columns, ARRIVAL]
+    first = view.start
+    for fragment, size in zip(view.fragments, view.sizes, strict=True):
+        if first < part.end and first + size.rows > part.start:
+            low, high = max(0, part.start - first), min(size.rows, part.end - first)
+            for batch in _matching(view, fragment.id, columns, where, _rows(view, wanted.names)):
+                rows = batch.column("_rowaddr").to_numpy() & np.uint64(0xFFFFFFFF)
+                keep = (rows >= low) & (rows < high)
+                batch = batch.filter(pa.array(keep))
+                known = layout.to_logical(batch, wanted)
+                if metadata:
+                    known = known.append_column(layout.ARRIVAL_FIELD, batch.column(ARRIVAL))
+                    offsets = rows[keep].astype(np.int64) + first
+                    known = _with_metadata(known, part.bucket, offsets)
+                yield known
+        first += size.rows
+
+
+def _matching(
+    view: TableView, fragment: int, columns: list[str], where: str, rows: int
+) -> Iterator[pa.RecordBatch]:
+    dataset: Any = view.dataset
+    with translated("read", dataset.uri):
+        yield from dataset.scanner(
+            columns=columns,
+            filter=enclosed(where),
+            fragments=[dataset.get_fragment(fragment)],
+            batch_size=rows,
+            with_row_address=True,
+            scan_in_order=True,
+        ).to_batches()

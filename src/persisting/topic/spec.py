@@ -1,0 +1,236 @@
+"""What a topic is: its buckets, their backend and options, kept in one small file."""
+
+from __future__ import annotations
+
+import uuid
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from persisting import json_files
+from persisting.errors import InvalidArgument, StorageError
+from persisting.fs import FileSystem
+from persisting.options import storage_folder
+from persisting.topic.topic_names import check_name
+
+FILE = "topic.json"
+BACKUP_FILE = "backup.json"
+"""Beside it in a copy of a topic, which is left as it is."""
+FORMAT = 1
+DEFAULT_ROOT = "./queue_storage"
+DEFAULT_COLUMN = "id"
+DEFAULT_BUCKETS = 4
+DEFAULT_BATCH = 100
+_MAX_BUCKETS = 65536
+_TABLES = ("lance", "persisting")
+
+_ARGUMENTS = ("bucket_id", "storage_path", "batch_size")
+"""What a bucket of any backend is told by its topic."""
+_OF_THE_OPENER = ("read_only", "schema_path", "groups_path")
+"""What a bucket of the table backends is told by who opens it."""
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of ``topic.json``."""
+
+    topic: str
+    num_buckets: int
+    bucket_column: str
+    backend: str
+    batch_size: int = DEFAULT_BATCH
+    options: dict[str, Any] = {}
+    format: int = FORMAT
+    id: str = ""
+    """Random: a topic that is made again under the same name is another one."""
+
+
+class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller said of a topic; None where it said nothing."""
+
+    topic: str
+    num_buckets: int | None = None
+    bucket_column: str | None = None
+    backend: str | None = None
+    also: str | None = None
+    """Another name of the same backend: a class's own, beside the registered one."""
+    batch_size: int | None = None
+    options: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        check_name("topic", self.topic)
+        if self.num_buckets is not None:
+            if type(self.num_buckets) is not int or not 1 <= self.num_buckets <= _MAX_BUCKETS:
+                raise InvalidArgument(
+                    f"num_buckets must be a whole number from 1 to {_MAX_BUCKETS}, "
+                    f"got {self.num_buckets!r}"
+                )
+        if self.bucket_column is not None:
+            if not isinstance(self.bucket_column, str) or not self.bucket_column:
+                raise InvalidArgument(
+                    f"bucket_column must name a field, got {self.bucket_column!r}"
+                )
+        if self.batch_size is not None:
+            if type(self.batch_size) is not int or self.batch_size < 1:
+                raise InvalidArgument(
+                    f"batch_size must be a whole number from 1, got {self.batch_size!r}"
+                )
+        if self.options is not None:
+            _check_options(self.options)
+
+    def new(self) -> TopicConfig:
+        """The configuration of a topic that does not exist yet."""
+        backend = self.backend or "memory"
+        self._check_for(backend)
+        return TopicConfig(
+            topic=self.topic,
+            num_buckets=self.num_buckets or DEFAULT_BUCKETS,
+            bucket_column=self.bucket_column or DEFAULT_COLUMN,
+            backend=backend,
+            batch_size=self.batch_size or DEFAULT_BATCH,
+            options=dict(self.options or {}),
+            id=uuid.uuid4().hex,
+        )
+
+    def applied_to(self, known: TopicConfig) -> TopicConfig:
+        """An existing topic's configuration with what was said, or raise where it contradicts."""
+        self._must_equal("num_buckets", known.num_buckets)
+        self._must_equal("bucket_column", known.bucket_column)
+        backend = self._backend_after(known.backend)
+        self._check_for(backend)
+        return msgspec.structs.replace(
+            known,
+            backend=backend,
+            batch_size=self.batch_size or known.batch_size,
+            options={**known.options, **(self.options or {})},
+        )
+
+    def _check_for(self, backend: str) -> None:
+        if backend in _TABLES:
+            refuse_openers(self.options or {})
+
+    def _must_equal(self, name: str, known: Any) -> None:
+        said = getattr(self, name)
+        if said is not None and said != known:
+            raise InvalidArgument(
+                f"topic {self.topic!r} has {name}={known!r}, not {said!r}: it is fixed when the "
+                "topic is made. Leave it out, or use another topic"
+            )
+
+    def _backend_after(self, known: str) -> str:
+        if self.backend is None or known in (self.backend, self.also):
+            return known
+        if (known, self.backend) == ("lance", "persisting"):
+            return self.backend
+        raise InvalidArgument(
+            f"topic {self.topic!r} has the backend {known!r}, which cannot become "
+            f"{self.backend!r}"
+            + ("; its log and evolved schema need 'persisting'" if known == "persisting" else "")
+        )
+
+
+def _check_options(options: Any) -> None:
+    if not isinstance(options, dict):
+        raise InvalidArgument(f"backend_options must be a dict, got {type(options).__name__}")
+    for name in options:
+        if not isinstance(name, str):
+            raise InvalidArgument(f"backend_options must have names as keys, got {name!r}")
+    if "bucket_id" in options:
+        raise InvalidArgument(
+            "bucket_id is no option of a topic: each of its buckets has a number of its own"
+        )
+    for name in _ARGUMENTS:
+        if name in options:
+            raise InvalidArgument(
+                f"{name} is an argument of write_queue, not a backend option: "
+                f"write_queue(…, {name}={options[name]!r})"
+            )
+
+
+def refuse_openers(options: dict[str, Any]) -> None:
+    """Raise for an option that would close a topic for all its writers, or lead it elsewhere."""
+    if "read_only" in options:
+        raise InvalidArgument(
+            "read_only is no option of a topic: read_queue reads one without its lock, "
+            "write_queue opens it for writing"
+        )
+    for name in _OF_THE_OPENER:
+        if name in options:
+            raise InvalidArgument(f"{name} is no option of a topic, which sets it; leave it out")
+
+
+def warn_of_changes(old: TopicConfig, new: TopicConfig) -> None:
+    """Say that an existing topic goes on with other options."""
+    if new.options != old.options:
+        warnings.warn(
+            f"topic {old.topic!r} had the options {old.options}; {new.options} apply to what is "
+            "written from now on",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def topic_folder(storage_path: str | Path | None, topic: str) -> Path:
+    """The folder of a topic."""
+    root = DEFAULT_ROOT if storage_path is None else storage_path
+    return storage_folder(root) / check_name("topic", topic)
+
+
+def bucket_folder(folder: Path, bucket: int) -> Path:
+    return folder / f"bucket_{bucket}"
+
+
+def load(folder: Path, fs: FileSystem) -> TopicConfig | None:
+    """The configuration of the topic in ``folder``, None if there is none."""
+    if (folder / BACKUP_FILE).exists():
+        raise StorageError(
+            f"{folder} is a backup, which stays as it is: make a topic of it with 'persisting "
+            "backup restore'"
+        )
+    return load_any(folder, fs)
+
+
+def load_any(folder: Path, fs: FileSystem) -> TopicConfig | None:
+    """The same, also of a backup."""
+    try:
+        data = fs.read(folder / FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as exc:
+        raise StorageError(f"cannot read {folder / FILE}: {exc.strerror}") from exc
+    json_files.check_format(data, folder / FILE, FORMAT)
+    try:
+        config = json_files.decode(data, TopicConfig)
+    except msgspec.DecodeError as exc:
+        raise StorageError(
+            f"the topic file {folder / FILE} is damaged ({exc}); restore it from a copy"
+        ) from exc
+    if not 1 <= config.num_buckets <= _MAX_BUCKETS:
+        raise StorageError(f"{folder / FILE} says num_buckets={config.num_buckets}: it is damaged")
+    return _without_strays(config)
+
+
+def _without_strays(config: TopicConfig) -> TopicConfig:
+    """Without options that earlier versions kept, though they are none of a topic."""
+    strays = _ARGUMENTS + (_OF_THE_OPENER if config.backend in _TABLES else ())
+    kept = {name: value for name, value in config.options.items() if name not in strays}
+    return msgspec.structs.replace(config, options=kept)
+
+
+def save(folder: Path, config: TopicConfig, fs: FileSystem) -> None:
+    """Put the topic file in place, atomically and synced."""
+    try:
+        data = msgspec.json.format(msgspec.json.encode(config), indent=2)
+        if msgspec.json.decode(data, type=TopicConfig) != config:
+            raise TypeError("a value would come back as another")
+    except (TypeError, msgspec.ValidationError) as exc:
+        raise InvalidArgument(
+            f"backend_options of topic {config.topic!r} cannot be kept in its file: {exc}; use "
+            "numbers, text, lists and dicts"
+        ) from exc
+    try:
+        fs.make_folder(folder)
+        fs.write_file(folder / FILE, data + b"\n")
+    except OSError as exc:
+        raise StorageError(f"cannot write {folder / FILE}: {exc.strerror or exc}") from exc

@@ -1,0 +1,108 @@
+"""A topic on disk, read without its owner: configuration, schema, offsets, versions. Blocking."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from persisting import fs as filesystem
+from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
+from persisting.bucket.shared_schema import SharedSchema
+from persisting.bucket.snapshot import Snapshot
+from persisting.errors import InvalidArgument, NoSuchTopic
+from persisting.records import EMPTY, Rules
+from persisting.records.arrow import merge
+from persisting.table import versions
+from persisting.table.table import Table
+from persisting.table.view import TableView
+from persisting.topic import spec as topics
+from persisting.topic import tags
+from persisting.topic.ownership import recover
+from persisting.topic.spec import TopicConfig, bucket_folder
+
+_EVOLVING = Rules(evolving=True)
+
+
+class TopicFolder:
+    """The tables of a topic; nothing is locked and nothing changes."""
+
+    def __init__(self, folder: Path, config: TopicConfig) -> None:
+        self.folder, self.config = folder, config
+        self._tables: dict[int, Table] = {}
+
+    @classmethod
+    def open(cls, folder: Path) -> TopicFolder:
+        config = topics.load(folder, filesystem.current())
+        if config is None:
+            raise NoSuchTopic(
+                f"there is no topic in {folder}: no {topics.FILE} there. Check the name, and the "
+                "folder of the topics"
+            )
+        if config.backend not in ("lance", "persisting"):
+            raise InvalidArgument(
+                f"topic {config.topic!r} has the backend {config.backend!r}, whose files only its "
+                "owner can read; topics of the backends 'lance' and 'persisting' have tables"
+            )
+        return cls(folder, config)
+
+    def recover(self) -> None:
+        """Bring what a crashed owner left in its logs into the tables."""
+        for bucket in self.buckets:
+            if bucket_folder(self.folder, bucket).is_dir():
+                recover(self.folder, self.config, bucket)
+
+    @property
+    def buckets(self) -> range:
+        return range(self.config.num_buckets)
+
+    def table(self, bucket: int) -> Table:
+        """The bucket's table, at its newest version."""
+        if bucket not in self._tables:
+            folder = bucket_folder(self.folder, bucket)
+            self._tables[bucket] = Table(folder, filesystem.current())
+        self._tables[bucket].refresh()
+        return self._tables[bucket]
+
+    def view(self, bucket: int) -> TableView:
+        return self.table(bucket).view
+
+    def schema(self, buckets: Iterable[int] | None = None) -> pa.Schema:
+        """All fields of the topic, as far as these buckets tell."""
+        agreed = SharedSchema(self.folder / SCHEMA_FILE, filesystem.current()).read() or EMPTY
+        for bucket in self.buckets if buckets is None else buckets:
+            agreed = merge(agreed, self.view(bucket).schema, _EVOLVING)
+        return agreed
+
+    def schema_at(self, wanted: int | str | dt.datetime) -> pa.Schema:
+        """All fields that the records had in some version."""
+        schema = EMPTY
+        for bucket, version in self.versions(wanted).items():
+            schema = merge(schema, self.table(bucket).at(version).schema, _EVOLVING)
+        return schema
+
+    def offset_at(self, bucket: int, moment: dt.datetime, view: TableView | None = None) -> int:
+        """The first offset that arrived at a moment or later, now or in an older view."""
+        view = self.view(bucket) if view is None else view
+        return Snapshot(view, [], view.schema, {}).offset_at(round(moment.timestamp() * 1e6))
+
+    def versions(self, wanted: int | str | dt.datetime) -> dict[int, int]:
+        """By bucket, the version that is meant."""
+        if isinstance(wanted, str):
+            tag = tags.load(self.folder, wanted, filesystem.current())
+            return {b: tag.versions.get(b, versions.NOTHING) for b in self.buckets}
+        if isinstance(wanted, int) and len(self.buckets) > 1:
+            raise InvalidArgument(
+                f"option version={wanted}: the topic has {len(self.buckets)} buckets, which count "
+                "their versions each for itself; use the option tag or timestamp"
+            )
+        found: dict[int, int] = {}
+        for bucket in self.buckets:
+            dataset: Any = self.view(bucket).dataset
+            found[bucket] = (
+                versions.NOTHING if dataset is None else versions.resolve(dataset, wanted)
+            )
+        return found

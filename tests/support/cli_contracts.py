@@ -1,0 +1,62 @@
+"""``--json`` against what ``json-schema`` promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from persisting.cli import app
+from persisting.cli.json_contract import CONTRACT, schema_of
+
+assert app, "importing it fills the contract"
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "null": type(None),
+}
+
+
+def decoded(command: str, text: str) -> Any:
+    """What a command printed, if it is what it promises: one value, or a list of its lines."""
+    promised, schema = CONTRACT[command], schema_of(command)
+    parts = text.splitlines() if promised.lines else [text]
+    for part in parts:
+        fits(msgspec.json.decode(part), schema, schema.get("$defs", {}), command)
+    values = [msgspec.json.decode(part, type=promised.type, strict=True) for part in parts]
+    return values if promised.lines else values[0]
+
+
+def fits(value: Any, schema: dict[str, Any], known: dict[str, Any], where: str) -> None:
+    """Fail if a value is not what a schema says; a key that it does not name is a fault."""
+    if "$ref" in schema:
+        schema = known[schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        problems = []
+        for one in schema["anyOf"]:
+            try:
+                return fits(value, one, known, where)
+            except AssertionError as exc:
+                problems.append(exc)
+        raise AssertionError(f"{where}: {problems}")
+    if "type" in schema:
+        kind = _KINDS[schema["type"]]
+        assert isinstance(value, kind), f"{where}: {value!r} is no {schema['type']}"
+        assert kind is bool or not isinstance(value, bool), f"{where}: {value!r}"
+    if isinstance(value, dict) and "properties" in schema:
+        assert set(value) <= set(schema["properties"]), f"{where}: {set(value)}"
+        assert set(schema.get("required", [])) <= set(value), f"{where}: {set(value)}"
+        for name, item in value.items():
+            fits(item, schema["properties"][name], known, f"{where}.{name}")
+    elif isinstance(value, dict) and isinstance(schema.get("additionalProperties"), dict):
+        for name, item in value.items():
+            fits(item, schema["additionalProperties"], known, f"{where}.{name}")
+    elif isinstance(value, list) and isinstance(schema.get("items"), dict):
+        for number, item in enumerate(value):
+            fits(item, schema["items"], known, f"{where}[{number}]")
+    return None

@@ -1,0 +1,166 @@
+"""Topics that queues fill and read, and the same topics through Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from persisting.errors import StorageError
+from persisting.queue import read_queue, write_queue
+from persisting.topic.synchronous import SyncQueue
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+QUIET: dict[str, Any] = {"flush_interval": None, "compaction": False}
+"""Nothing reaches the table, and nothing is changed there, but on demand."""
+
+
+def writer(
+    folder: Path,
+    topic: str = "t",
+    *,
+    buckets: int | None = None,
+    column: str | None = None,
+    backend: str | None = None,
+    writer_id: str | None = None,
+    **options: Any,
+) -> SyncQueue:
+    """A queue that owns the topic until it is closed; a new one has two buckets."""
+    new = not (folder / topic / "topic.json").exists()
+    opening = write_queue(
+        topic=topic,
+        storage_path=str(folder),
+        num_buckets=buckets or (2 if new else None),
+        bucket_column=column,
+        backend=backend or ("persisting" if new else None),
+        backend_options={**QUIET, **options} if new else (options or None),
+        writer_id=writer_id,
+    )
+    return _sync(opening)
+
+
+def reader(folder: Path, topic: str = "t", **given: Any) -> SyncQueue:
+    return _sync(read_queue(topic=topic, storage_path=str(folder), **given))
+
+
+def _sync(opening: Any) -> SyncQueue:
+    async def opened() -> SyncQueue:
+        found: SyncQueue = (await opening).sync()
+        return found
+
+    return asyncio.run(opened())
+
+
+def put(
+    folder: Path, records: Iterable[dict[str, Any]] | pa.Table, topic: str = "t", **given: Any
+) -> Path:
+    """Put records to the topic, as one flush, and close it; its folder."""
+    with writer(folder, topic, **given) as queue:
+        if isinstance(records, pa.Table):
+            queue.put_arrow(records)
+        else:
+            queue.put_batch(list(records))
+    return folder / topic
+
+
+def content(folder: Path, topic: str = "t") -> dict[int, list[dict[str, Any]]]:
+    """All records of the topic as ``read_queue`` has them, by bucket."""
+    found = {}
+    with reader(folder, topic) as whole:
+        buckets = list(whole.buckets)
+    for bucket in buckets:
+        with reader(folder, topic, bucket_id=bucket) as queue:
+            found[bucket] = queue.get(None)
+    return found
+
+
+def stored(folder: Path, topic: str = "t") -> list[dict[str, Any]]:
+    """All records of the topic, bucket by bucket."""
+    return [record for records in content(folder, topic).values() for record in records]
+
+
+def ids(folder: Path, topic: str = "t") -> list[Any]:
+    """The ids of all records, sorted."""
+    return sorted(record["id"] for record in stored(folder, topic))
+
+
+def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
+    """Plain records with ids from ``first`` on."""
+    return [
+        {"id": i, "text": f"row {i}", "score": i / 4, "even": i % 2 == 0}
+        for i in range(first, first + count)
+    ]
+
+
+def load(spark: SparkSession, folder: Path, topic: str = "t", **options: Any) -> DataFrame:
+    """The topic as Spark reads it."""
+    return spark.read.format("persisting").options(**texts(options)).load(str(folder / topic))
+
+
+def save(df: DataFrame, folder: Path, topic: str = "t", mode: str = "append", **given: Any) -> Path:
+    """Write to the topic; its folder."""
+    df.write.format("persisting").mode(mode).options(**texts(given)).save(str(folder / topic))
+    return folder / topic
+
+
+def texts(options: dict[str, Any]) -> dict[str, str]:
+    """Options as Spark has them."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+    }
+
+
+def records(df: DataFrame) -> list[dict[str, Any]]:
+    """The rows as records, in Spark's order, with the values that Arrow has for them."""
+    return df.toArrow().to_pylist()
+
+
+_OURS = re.compile(r"^persisting\.errors\.(\w+): (.*)$", re.MULTILINE)
+
+
+@contextmanager
+def refused(error: str, words: str) -> Iterator[pytest.ExceptionInfo[BaseException]]:
+    """What is done inside fails with our error of this name in these words, also through Spark."""
+    from pyspark.errors import PySparkException
+
+    with pytest.raises((PySparkException, StorageError)) as raised:
+        yield raised
+    if isinstance(raised.value, StorageError):
+        found = [(type(raised.value).__name__, str(raised.value))]
+    else:
+        found = _OURS.findall(str(raised.value))
+    assert found, f"no error of ours: {raised.value}"
+    name, text = found[-1]
+    assert name == error, f"{name}: {text}"
+    assert re.search(words, text), f"{words!r} is not in {text!r}"
+
+
+def unreferenced(folder: Path, topic: str = "t") -> list[str]:
+    """Data files that no version of their table names."""
+    import lance
+
+    found = []
+    for root in sorted((folder / topic).glob("bucket_*/data.lance")):
+        named = set()
+        for version in lance.dataset(str(root)).versions():
+            dataset = lance.dataset(str(root), version=version["version"])
+            for fragment in dataset.get_fragments():
+                named |= {file.path for file in fragment.metadata.files}
+        found += [f.name for f in (root / "data").glob("*") if f.name not in named]
+    return found
+
+
+def is_sound(folder: Path, topic: str = "t") -> bool:
+    """Whether every file of the topic is checked, and as it was written."""
+    with writer(folder, topic) as queue:
+        found = queue.verify()
+    return bool(found["ok"]) and not found["unchecked"]

@@ -1,0 +1,236 @@
+"""Writes to a topic: by Spark, and by the same calls without Spark, which are quicker by far."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from support.spark.filled import texts
+from support.spark.flowing import DirectFlow
+from support.spark.gates import Gate
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+Meanwhile = Callable[[], Any]
+
+
+class Store(Protocol):
+    """Writes Arrow tables to topics of a folder."""
+
+    def save(
+        self,
+        rows: pa.Table,
+        topic: str = "t",
+        *,
+        mode: str = "append",
+        parts: int = 1,
+        meanwhile: Meanwhile | None = None,
+        **options: Any,
+    ) -> None:
+        """Write in one go; ``meanwhile`` happens when that is planned and no task has written."""
+
+
+class DirectStore:
+    """What Spark calls, in the order and with the copies that Spark makes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(
+        self,
+        rows: pa.Table,
+        topic: str = "t",
+        *,
+        mode: str = "append",
+        parts: int = 1,
+        meanwhile: Meanwhile | None = None,
+        **options: Any,
+    ) -> None:
+        source, schema = sink_source(self._folder / topic, options), struct(rows.schema)
+        writer = copied(source.writer(schema, mode == "overwrite"))
+        if meanwhile is not None:
+            meanwhile()
+        messages = [copied(copied(writer).write(iter(p))) for p in partitions(rows, schema, parts)]
+        for number, message in enumerate(messages):
+            message.part = number
+        try:
+            copied(writer).commit(messages)
+        except BaseException:
+            copied(writer).abort(messages)
+            raise
+
+
+class SparkStore:
+    """Spark itself."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark, self._folder, self._gates = spark, folder, 0
+
+    def save(
+        self,
+        rows: pa.Table,
+        topic: str = "t",
+        *,
+        mode: str = "append",
+        parts: int = 1,
+        meanwhile: Meanwhile | None = None,
+        **options: Any,
+    ) -> None:
+        # By itself Spark takes times without a zone for moments.
+        df = self._spark.createDataFrame(rows, struct(rows.schema)).coalesce(1)
+        if parts > 1:
+            df = df.repartitionByRange(parts, rows.schema.names[0])
+        gate = None
+        if meanwhile is not None:
+            self._gates += 1
+            gate = Gate(self._folder / f"gate{self._gates}")
+            df = gate.hold(df)
+
+        def write() -> None:
+            made = df.write.format("persisting").mode(mode).options(**texts(options))
+            made.save(str(self._folder / topic))
+
+        if gate is None or meanwhile is None:
+            write()
+            return
+        with gate.holding(self._spark, write):
+            meanwhile()
+
+
+class DirectSink:
+    """A streaming sink, batch by batch, as Spark calls it."""
+
+    def __init__(self, folder: Path, query: str) -> None:
+        self._folder, self._query = folder, query
+
+    def store(
+        self,
+        parts: list[list[pa.RecordBatch]],
+        schema: pa.Schema,
+        number: int,
+        meanwhile: Meanwhile | None = None,
+        **options: Any,
+    ) -> None:
+        source = sink_source(self._folder, {"writeId": self._query, **options})
+        taken = struct(schema)
+        writer = copied(source.streamWriter(taken, False))
+        if meanwhile is not None:
+            meanwhile()
+        messages = [copied(copied(writer).write(iter(part))) for part in parts]
+        for number_of_part, message in enumerate(messages):
+            message.part = number_of_part
+        try:
+            source.streamWriter(taken, False).commit(messages, number)
+        except BaseException:
+            source.streamWriter(taken, False).abort(messages, number)
+            raise
+
+
+class DirectPipe:
+    """A stream from the topic ``in`` to the topic ``out``, by the calls that Spark makes."""
+
+    def __init__(self, folder: Path, name: str = "pipe") -> None:
+        self.folder, self._name = folder, name
+        self._flow = DirectFlow(folder, "in")
+        self._number = 0
+
+    def run(
+        self,
+        source: dict[str, Any] | None = None,
+        meanwhile: Meanwhile | None = None,
+        **sink: Any,
+    ) -> None:
+        for parts, schema in self._flow.micro_batches(**source or {}):
+            target = DirectSink(self.folder / "out", self._name)
+            target.store(parts, schema, self._number, meanwhile, **sink)
+            self._number += 1
+
+    def forget_last_commit(self) -> None:
+        self._flow.step_back()
+        self._number -= 1
+
+
+class SparkPipe:
+    """The same as a query of Spark's."""
+
+    def __init__(self, spark: SparkSession, folder: Path, name: str = "pipe") -> None:
+        self.spark, self.folder = spark, folder
+        self._checkpoint = folder / f"{name}.checkpoint"
+        self._gates = 0
+
+    def run(
+        self,
+        source: dict[str, Any] | None = None,
+        meanwhile: Meanwhile | None = None,
+        change: Callable[[DataFrame], DataFrame] | None = None,
+        **sink: Any,
+    ) -> None:
+        """Bring over what is there and was not yet; what fails raises."""
+        given = self.spark.readStream.format("persisting").options(**texts(source or {}))
+        df = given.load(str(self.folder / "in"))
+        df = df if change is None else change(df)
+        if meanwhile is None:
+            self._run(df, sink)
+            return
+        self._gates += 1
+        gate = Gate(self.folder / f"{self._checkpoint.name}.gate{self._gates}")
+        with gate.holding(self.spark, lambda: self._run(gate.hold(df), sink)):
+            meanwhile()
+
+    def _run(self, df: DataFrame, sink: dict[str, Any]) -> None:
+        query = (
+            df.writeStream.format("persisting")
+            .option("checkpointLocation", str(self._checkpoint))
+            .options(**texts(sink))
+            .trigger(availableNow=True)
+            .start(str(self.folder / "out"))
+        )
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    def forget_last_commit(self) -> None:
+        """As if the driver had died after our commit, before Spark noted that the batch is done."""
+        done = [f for f in (self._checkpoint / "commits").iterdir() if f.name.isdigit()]
+        last = max(done, key=lambda file: int(file.name))
+        last.unlink()
+        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def sink_source(topic: Path, options: dict[str, Any]) -> Any:
+    from pyspark.sql.datasource import CaseInsensitiveDict
+
+    from persisting.spark.data_source import PersistingSource
+
+    return PersistingSource(CaseInsensitiveDict({"path": str(topic), **texts(options)}))
+
+
+def struct(schema: pa.Schema) -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema)
+
+
+def partitions(rows: pa.Table, schema: StructType, parts: int) -> Iterator[list[pa.RecordBatch]]:
+    """The rows in order, in so many parts, through the streams of bytes that Spark sends."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    spark_rows = rows.cast(to_arrow_schema(schema, timezone="UTC"))
+    size = -(-max(1, rows.num_rows) // parts)
+    for start in range(0, max(1, rows.num_rows), size):
+        part = spark_rows.slice(start, size)
+        stream = pa.BufferOutputStream()
+        with pa.ipc.new_stream(stream, part.schema) as out:
+            out.write_table(part, max_chunksize=1000)
+        yield list(pa.ipc.open_stream(stream.getvalue()))
+
+
+def copied(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))  # noqa: S301

@@ -1,0 +1,115 @@
+"""Places whose topics are tables, and what the contracts of tables ask of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pulsing as pul
+
+from persisting.cluster.host import host_here
+from persisting.queue import QueueReader, QueueWriter
+from support.topic_places import Place
+
+BUCKETS = 3
+
+
+class Home(Place):
+    """A place with tables, which are flushed on demand only."""
+
+    async def open(self, **options: Any) -> QueueWriter:
+        """A writer of the topic, which is made with these options of its backend."""
+        given = {"flush_interval": None, "compaction": False, **(self.options or {}), **options}
+        return await self.write(num_buckets=BUCKETS, backend_options=given)
+
+    async def reopen(self) -> QueueWriter:
+        """A writer after every handle was closed; embedded, the buckets were closed as well."""
+        await self.close()
+        return await self.write(backend_options={})
+
+    async def content(self) -> dict[int, list[dict[str, Any]]]:
+        """All records, bucket by bucket."""
+        found = {}
+        for bucket in range(BUCKETS):
+            reader = await self.read(bucket_id=bucket)
+            found[bucket] = await reader.get(None)
+        return found
+
+
+async def home_in(where: str, kind: str, folder: Path) -> AsyncIterator[Home]:
+    """A home embedded in this process, or on a Pulsing system of its own."""
+    system = await pul.actor_system("127.0.0.1:0") if where == "one" else None
+    made = Home(kind, folder, system)
+    yield made
+    await made.close()
+    if system is not None:
+        host = host_here(system._inner)
+        if host is not None:
+            await host.close()
+        await system.shutdown()
+
+
+def flat(content: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [record for bucket in sorted(content) for record in content[bucket]]
+
+
+async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Return when it is true; fails if that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not await true():
+        assert time.monotonic() < deadline, "it never became true"
+        await asyncio.sleep(0.02)
+
+
+async def taken(reader: QueueReader, count: int, seconds: float = 20.0) -> list[Any]:
+    """The ids of the next ``count`` records, waiting for them; fewer if they do not come."""
+    found: list[Any] = []
+    deadline = time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < deadline:
+        found += [r["id"] for r in await reader.get(count - len(found), wait=True, timeout=1.0)]
+    return found
+
+
+class Following:
+    """A stream that is read beside the test, with the ids it gave so far."""
+
+    def __init__(self, stream: AsyncIterator[dict[str, Any]]) -> None:
+        self.found: list[Any] = []
+        self._more = asyncio.Event()
+        self._task = asyncio.create_task(self._follow(stream))
+
+    async def _follow(self, stream: AsyncIterator[dict[str, Any]]) -> None:
+        async for record in stream:
+            self.found.append(record["id"])
+            self._more.set()
+
+    async def reaches(self, count: int, seconds: float = 20.0) -> list[Any]:
+        """What it gave, once that is ``count`` records; fails if they do not come."""
+        deadline = time.monotonic() + seconds
+        while len(self.found) < count:
+            if self._task.done():
+                self._task.result()
+                raise AssertionError(f"the stream ended after {self.found}")
+            self._more.clear()
+            try:
+                await asyncio.wait_for(self._more.wait(), max(0.0, deadline - time.monotonic()))
+            except asyncio.TimeoutError:
+                raise AssertionError(f"the stream gave only {self.found}") from None
+        return list(self.found)
+
+    async def fails(self) -> BaseException:
+        """What it raised."""
+        try:
+            await asyncio.wait_for(self._task, 20)
+        except asyncio.TimeoutError:
+            raise AssertionError(f"the stream goes on; it gave {self.found}") from None
+        except Exception as exc:
+            return exc
+        raise AssertionError(f"the stream ended well after {self.found}")
+
+    async def aclose(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
