@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from support.doc_pages import ROOT, both, code, tables
+from corebench import records
+from support.doc_pages import both, code, tables
 
 from persisting.options import COMPRESSIONS
 from persisting.queue import LanceBackend, PersistingBackend
 from persisting.table.layout import _ENCODINGS, EFFECTIVE
-
-sys.path.append(str(ROOT / "benchmarks"))
-from corebench import records
 
 OPTIONS = [None, *COMPRESSIONS]
 
