@@ -151,9 +151,9 @@ def test_upgrade_page_states_the_format_numbers_of_the_code(page: Path):
 
 @pages("guide/upgrade.md")
 def test_upgrade_page_names_the_required_lance_release(page: Path):
-    wanted = re.search(r'"pylance==([\d.]+)\.\*"', (ROOT / "pyproject.toml").read_text())
-    assert wanted is not None
-    assert wanted[1] in page.read_text("utf-8")
+    required = re.search(r'"pylance==([\d.]+)\.\*"', (ROOT / "pyproject.toml").read_text())
+    assert required is not None
+    assert required[1] in page.read_text("utf-8")
 
 
 # Declarative pipelines

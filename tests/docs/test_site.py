@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.doc_pages import DOCS, ROOT, chinese, english_pages
 
-yaml = pytest.importorskip("yaml")  # comes with mkdocs, and with Spark's pipelines
+yaml = pytest.importorskip("yaml")  # installed with mkdocs and with Spark's pipelines
 
 
 class Loader(yaml.SafeLoader):

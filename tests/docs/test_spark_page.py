@@ -68,9 +68,9 @@ def test_spark_page_lists_every_type_with_its_spark_and_stored_type(page: Path):
     assert set(rows) == {str(dtype) for dtype in TYPES}
     assert set(_WIDER) <= set(TYPES)
     for dtype in TYPES:
-        _, there, afterwards = rows[str(dtype)]
+        _, spark_name, afterwards = rows[str(dtype)]
         name, given = in_spark(dtype)
-        assert code(there) == name
+        assert code(spark_name) == name
         stored = accept(given.empty_table(), EMPTY).field("x").type
         assert (code(afterwards) or str(dtype)) == str(stored).replace("<element:", "<item:")
 

@@ -165,8 +165,8 @@ async def test_index_spec_is_in_indexes_json_and_in_the_index_name(tmp_path):
     async with LanceBackend(0, str(tmp_path)) as backend:
         await backend.put({"n": 1})
         await backend.create_index("n")
-    (wanted,) = json.loads((tmp_path / indexes.FILE).read_text())
-    assert wanted == {"column": "n", "kind": "btree", "metric": "l2"}
+    (spec,) = json.loads((tmp_path / indexes.FILE).read_text())
+    assert spec == {"column": "n", "kind": "btree", "metric": "l2"}
     (index,) = lance.dataset(str(tmp_path / FOLDER)).describe_indices()
     assert index.name == "persisting_scalar_btree_l2_n"
 
