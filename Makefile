@@ -1,5 +1,5 @@
-# Everything runs in .venv, which is made on first use and refreshed when
-# pyproject.toml or constraints.txt change.
+# Everything runs in .venv, which is created on first use and updated when pyproject.toml or
+# constraints.txt change.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,6 +7,7 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
 TORTURE_ARGS ?=
+NIGHTLY_ARGS ?=
 
 BIN := $(VENV)/bin
 # Errors are still shown; pip's progress and warnings are not.
@@ -16,29 +17,33 @@ DOCS_INSTALLED := $(VENV)/.installed-docs
 BENCH_INSTALLED := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture lint format bench docs clean distclean
+.PHONY: help install demo test nightly torture lint format bench docs clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) ## make .venv with every extra and the tools
+install: $(INSTALLED) ## create .venv with every extra and the development tools
 
-demo: $(INSTALLED) ## show what it does, within two minutes
+demo: $(INSTALLED) ## show what persisting does, in less than two minutes
 	@$(BIN)/persisting demo
 
 test: $(INSTALLED) ## run the tests (PYTEST_ARGS="-k name", PYTEST_WORKERS=0)
 	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
-torture: $(INSTALLED) ## random work under faults (TORTURE_ARGS="--seconds 600 --seed 7")
+nightly: $(INSTALLED) ## run the long tests, for hours (NIGHTLY_ARGS="--torture-seconds 60")
+	@$(BIN)/python tests/nightly.py --workers $(PYTEST_WORKERS) $(NIGHTLY_ARGS)
+
+torture: $(INSTALLED) ## random work under random faults (TORTURE_ARGS="--seconds 600 --seed 7")
 	@PYTHONPATH=tests $(BIN)/python -m torture $(TORTURE_ARGS)
 
-lint: $(INSTALLED) ## ruff, mypy and the import contracts
+lint: $(INSTALLED) ## ruff, mypy, the import contracts and the commit subjects
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy src
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python tools/check_commit_subjects.py
 
-format: $(INSTALLED) ## let ruff format and fix the code
+format: $(INSTALLED) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
@@ -63,16 +68,16 @@ distclean: clean ## remove .venv too
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "persisting needs Python 3.10 or newer, but $(PYTHON) is: $$($(PYTHON) -V 2>&1)" >&2; \
-	  echo "Name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
+	  echo "Use another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
 	  exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
-	@echo "installing persisting and its tools into $(VENV) (minutes at the first time)"
+	@echo "installing persisting and its tools into $(VENV) (takes minutes the first time)"
 	@$(PIP) install -c constraints.txt -e ".[all,dev]"
 	@command -v cc >/dev/null || $(PIP) install -c constraints.txt ziglang  # some tests compile C
 	@touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)
-	@echo "installing what the benchmarks are compared with into $(VENV)"
+	@echo "installing the systems that the benchmarks compare with into $(VENV)"
 	@$(PIP) install -c constraints.txt -e ".[bench]"
 	@touch $@
 

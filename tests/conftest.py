@@ -1,4 +1,4 @@
-"""Fixtures for every folder of tests."""
+"""Fixtures and settings for all tests."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from support.faults import FaultyFileSystem  # noqa: E402
 from persisting import fs  # noqa: E402
 from persisting.topic import registry  # noqa: E402
 
-# A busy machine takes longer now and then, which says nothing of the code.
+# A busy machine is sometimes slow, which is not a fault of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run by several processes (``make test``), a file's tests stay together, and all that need
-    Spark do, so that it starts once; they come first, since they take longest."""
+    """Group tests for several processes (``make test``): the tests of a file stay in one process,
+    and so do all tests that need Spark, which then starts once. Spark tests run first, since they
+    take longest."""
     for item in items:
         spark = "spark" in getattr(item, "fixturenames", ()) or "spark" in item.path.parts
         item.add_marker(pytest.mark.xdist_group("spark" if spark else item.path.name))
@@ -35,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def own_registry() -> Iterator[None]:
-    """What a test registers is known to that test only."""
+    """Forget the backends that a test registers."""
     before = dict(registry._registered)
     yield
     registry._registered.clear()
@@ -44,13 +45,13 @@ def own_registry() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A bucket folder as a topic lays it out; it does not exist yet."""
+    """The folder of a bucket inside a topic; it does not exist yet."""
     return tmp_path / "topic" / "bucket_0"
 
 
 @pytest.fixture
 async def lance(folder: Path) -> AsyncIterator[Bucket]:
-    """A bucket for LanceBackend."""
+    """A bucket that LanceBackend opens."""
     bucket = Bucket(LANCE, folder)
     yield bucket
     await bucket.close()
@@ -58,7 +59,7 @@ async def lance(folder: Path) -> AsyncIterator[Bucket]:
 
 @pytest.fixture
 async def persisting(folder: Path) -> AsyncIterator[Bucket]:
-    """A bucket for PersistingBackend."""
+    """A bucket that PersistingBackend opens."""
     bucket = Bucket(PERSISTING, folder)
     yield bucket
     await bucket.close()
@@ -66,7 +67,7 @@ async def persisting(folder: Path) -> AsyncIterator[Bucket]:
 
 @pytest.fixture
 def faults() -> Iterator[FaultyFileSystem]:
-    """Buckets opened in this test are on a file system that fails on demand."""
+    """A file system that fails on demand; buckets opened in the test use it."""
     with fs.use(FaultyFileSystem()) as replaced:
         assert isinstance(replaced, FaultyFileSystem)
         yield replaced
@@ -75,7 +76,7 @@ def faults() -> Iterator[FaultyFileSystem]:
 
 @pytest.fixture
 async def spawned() -> AsyncIterator[Any]:
-    """Start tasks that are cancelled, if need be, when the test ends."""
+    """A function that starts tasks, which are cancelled when the test ends."""
     tasks: list[asyncio.Task[Any]] = []
 
     def spawn(coroutine: Any) -> asyncio.Task[Any]:

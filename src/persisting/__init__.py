@@ -14,7 +14,7 @@ from persisting.errors import (
     WALError,
 )
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "BucketClosed",

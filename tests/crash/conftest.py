@@ -1,4 +1,4 @@
-"""Fixtures of the crash tests."""
+"""Fixtures for the crash tests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MEMORY = Path("/dev/shm")
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A folder in memory where there is such a thing: these tests open thousands of buckets.
+    """A folder in memory, if the machine has /dev/shm: these tests open thousands of buckets.
 
-    What a sync does is the business of the recorded disk, not of the real one.
+    Syncs of the real disk do not matter here; the recorded disk models them.
     """
     usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
     folder = Path(tempfile.mkdtemp(prefix="persisting-", dir=MEMORY if usable else None))
@@ -28,11 +28,11 @@ def tmp_path() -> Iterator[Path]:
 
 @pytest.fixture
 def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder on the real disk, for what is large."""
+    """A folder on the real disk, for large files."""
     return tmp_path_factory.mktemp("disk")
 
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Torn tails and failed flushes are the daily bread here."""
+    """Hide the warnings about torn tails and failed flushes, which these tests cause."""
     caplog.set_level(logging.CRITICAL, "persisting")

@@ -1,4 +1,4 @@
-"""A clock that is set back, and a crash: times of arrival never fall."""
+"""Arrival times never decrease, even if the clock is set back before a crash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def opened(folder: Path) -> PersistingBackend:
 
 
 @pytest.mark.parametrize("flushed", [True, False])
-async def test_times_do_not_fall_where_the_log_was_written_by_a_clock_behind(
+async def test_arrival_times_stay_monotonic_after_the_clock_was_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushed: bool
 ) -> None:
     backend = opened(tmp_path / "live")
@@ -33,18 +33,18 @@ async def test_times_do_not_fall_where_the_log_was_written_by_a_clock_behind(
         clock.setattr(time, "time_ns", lambda: real() - HOUR)
         for n in (1, 2):
             await backend.put({"n": n})
-        await backend.put({"n": 3, "new": n})  # recovered in a group of its own
+        await backend.put({"n": 3, "new": n})  # a new schema, so it is recovered in its own chunk
     shutil.copytree(tmp_path / "live", tmp_path / "crashed", ignore=shutil.ignore_patterns(".lock"))
-    moment = (real() - HOUR // 2) // 1000
-    assert await backend.offset_at(moment) == 0
+    timestamp = (real() - HOUR // 2) // 1000
+    assert await backend.offset_at(timestamp) == 0
     await backend.close()
 
     recovered = opened(tmp_path / "crashed")
-    assert await recovered.offset_at(moment) == 0
+    assert await recovered.offset_at(timestamp) == 0
     await recovered.flush()
-    assert await recovered.offset_at(moment) == 0
+    assert await recovered.offset_at(timestamp) == 0
     assert (await recovered.verify())["ok"]
-    assert [one["n"] for one in await recovered.get()] == [0, 1, 2, 3]
+    assert [record["n"] for record in await recovered.get()] == [0, 1, 2, 3]
     await recovered.close()
 
 
@@ -66,7 +66,7 @@ asyncio.run(main())
 """
 
 
-async def test_an_opening_that_failed_writes_nothing_when_its_program_ends(tmp_path: Path) -> None:
+async def test_failed_open_writes_nothing_when_its_process_exits(tmp_path: Path) -> None:
     backend = opened(tmp_path / "live")
     for n in (0, 1):
         await backend.put({"n": n})
@@ -77,5 +77,5 @@ async def test_an_opening_that_failed_writes_nothing_when_its_program_ends(tmp_p
         _, complaints = child.communicate(timeout=60)
         assert (child.returncode, complaints) == (0, "")
     async with opened(tmp_path / "crashed") as backend:
-        assert [one["n"] for one in await backend.get()] == [0, 1, 2]
+        assert [record["n"] for record in await backend.get()] == [0, 1, 2]
         assert (await backend.verify())["ok"]

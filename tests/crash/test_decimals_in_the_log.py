@@ -1,4 +1,4 @@
-"""Values of 16 bytes lie in a recovered log where Lance would not take them."""
+"""Decimals (16 bytes) are unaligned in a recovered log and must be aligned for Lance."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 100])
-async def test_decimals_that_were_only_in_the_log_reach_the_table(
-    tmp_path: Path, count: int
-) -> None:
+async def test_decimals_recovered_from_the_log_can_be_flushed(tmp_path: Path, count: int) -> None:
     run(KILLED, tmp_path, count)
     expected = [
         {"id": "x" * n, "exact": Decimal(n) / 8, "deep": [{"d": Decimal(n)}]} for n in range(count)
@@ -45,7 +43,7 @@ async def test_decimals_that_were_only_in_the_log_reach_the_table(
 
 
 @pytest.mark.parametrize("shift", [0, 1, 8, 15])
-async def test_arrow_data_may_lie_anywhere(tmp_path: Path, shift: int) -> None:
+async def test_unaligned_arrow_decimals_can_be_flushed(tmp_path: Path, shift: int) -> None:
     values = [Decimal(n) / 4 for n in range(10)]
     whole = pa.array(values, pa.decimal128(38, 18))
     raw = bytes(shift) + whole.buffers()[1].to_pybytes()
@@ -53,4 +51,4 @@ async def test_arrow_data_may_lie_anywhere(tmp_path: Path, shift: int) -> None:
     async with LanceBackend(0, str(tmp_path)) as backend:
         await backend.put_arrow(pa.table({"d": moved}))
         await backend.flush()
-        assert [one["d"] for one in await backend.get()] == values
+        assert [record["d"] for record in await backend.get()] == values

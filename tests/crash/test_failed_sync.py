@@ -1,6 +1,6 @@
-"""A failed sync: the kernel may have given the pages up, and the next sync of the file succeeds.
+"""After a failed sync the kernel may drop the dirty pages, and the next sync of the file succeeds.
 
-Nothing may be acknowledged on the strength of that later sync.
+Nothing may be acknowledged because of that later sync.
 """
 
 from __future__ import annotations
@@ -11,48 +11,56 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.crash.checking import BUCKET, Handle, Open, Story, check_folder
-from support.crash.disk import FIXED, NOTHING, Disk, after_power_loss, lay_out, sampled
-from support.crash.recording import Moment, RecordingFileSystem
+from support.crash.checks import BUCKET, CrashableBucket, ExpectedRecords, Open, check_folder
+from support.crash.disk_model import (
+    FIXED_LOSSES,
+    LOSE_UNSYNCED,
+    Disk,
+    after_power_loss,
+    sampled,
+    write_tree,
+)
+from support.crash.recording import CrashPoint, RecordingFileSystem
 from support.crash.workloads import lance, no_log, wal
 
 from persisting import fs
 from persisting.errors import StorageError
 
 
-class ForgetfulDisk(Disk):
-    """What was dirty when a sync failed is clean afterwards, and not on the disk."""
+class PageDroppingDisk(Disk):
+    """A disk that drops dirty pages when a sync fails: they are clean afterwards, but not
+    durable."""
 
     def __init__(self, root: Path) -> None:
-        self._given_up: dict[int, list[tuple[int, int]]] = {}
+        self._dropped: dict[int, list[tuple[int, int]]] = {}
         super().__init__(root)
 
-    def give_up(self, path: Path) -> None:
+    def drop_dirty_pages(self, path: Path) -> None:
         file = self._find(path)
         assert file is not None
-        known = file.durable or b""
-        same = next(
-            (i for i, (a, b) in enumerate(zip(known, file.data, strict=False)) if a != b),
-            min(len(known), len(file.data)),
+        durable = file.durable or b""
+        unchanged = next(
+            (i for i, (a, b) in enumerate(zip(durable, file.data, strict=False)) if a != b),
+            min(len(durable), len(file.data)),
         )
-        self._given_up.setdefault(file.number, []).append((same, len(file.data)))
+        self._dropped.setdefault(file.number, []).append((unchanged, len(file.data)))
 
     def sync_file(self, path: Path) -> None:
         file = self._find(path)
         super().sync_file(path)
         if file is not None and file.durable is not None:
             kept = bytearray(file.durable)
-            for start, end in self._given_up.get(file.number, []):
+            for start, end in self._dropped.get(file.number, []):
                 kept[start:end] = bytes(len(kept[start:end]))
             file.durable = bytes(kept)
 
 
 class FailingSyncs(RecordingFileSystem):
-    """The sync with a given number fails; folders keep their entries unsynced then."""
+    """Fails the sync with a given number, of a file or a folder."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.disk: ForgetfulDisk = ForgetfulDisk(root)
+        self.disk: PageDroppingDisk = PageDroppingDisk(root)
         self.index: int | None = None
         self.lasting = False
         self.syncs = 0
@@ -64,7 +72,7 @@ class FailingSyncs(RecordingFileSystem):
         return self.lasting or self.syncs - 1 == self.index
 
     def remove(self, path: Path) -> None:
-        """While a fault lasts, nothing can be removed either."""
+        """Fail too while a lasting fault is active."""
         if self.lasting and self.index is not None and self.syncs > self.index:
             raise OSError(errno.EIO, "Input/output error")
         super().remove(path)
@@ -81,7 +89,7 @@ class FailingSyncs(RecordingFileSystem):
         with self.guard:
             if self._fails():
                 self.disk.observe()
-                self.disk.give_up(path)
+                self.disk.drop_dirty_pages(path)
                 raise OSError(errno.EIO, "Input/output error")
             real()
 
@@ -92,20 +100,23 @@ class FailingSyncs(RecordingFileSystem):
             super().sync_folder(path)
 
 
-async def run(root: Path, open_bucket: Open, index: int, logged: bool) -> tuple[Any, Story, bool]:
-    """Puts and flushes with one failing sync, each tried again; what was promised when."""
+async def run(
+    root: Path, open_bucket: Open, index: int, logged: bool
+) -> tuple[Any, ExpectedRecords, bool]:
+    """Put and flush with one failing sync, and repeat each failed call. Return the recording, the
+    records, and whether the sync failed."""
     disk = FailingSyncs(root)
     with fs.use(disk):
-        handle = Handle(root / BUCKET, open_bucket)
+        handle = CrashableBucket(root / BUCKET, open_bucket)
         disk.index, disk.syncs = index, 0
-        story = Story()
+        expected = ExpectedRecords()
         for number in range(6):
             record = {"id": f"r{number}", "n": number}
             try:
                 await handle.backend.put(record)
             except StorageError:
                 await handle.backend.put(record)
-            story.tell(record)
+            expected.add(record)
             if logged:
                 disk.promise(record["id"])
             if number in (1, 3):
@@ -120,17 +131,21 @@ async def run(root: Path, open_bucket: Open, index: int, logged: bool) -> tuple[
         except StorageError:
             await handle.backend.close()
         disk.promise(record["id"])
-    return disk.recording, story, fired
+    return disk.recording, expected, fired
 
 
-async def check_promises(tmp_path: Path, recording: Any, story: Story, open_bucket: Open) -> None:
-    """Nothing unsynced survives; look at every moment at which something was promised."""
-    promises: list[Moment] = [m for m in recording.moments if m.label.startswith("promised")]
-    for moment in promises:
-        least = max(map(story.position, recording.promises[: moment.promised]))
+async def check_promises(
+    tmp_path: Path, recording: Any, expected: ExpectedRecords, open_bucket: Open
+) -> None:
+    """Lose everything unsynced at every point where something was promised."""
+    promises: list[CrashPoint] = [
+        m for m in recording.crash_points if m.label.startswith("promised")
+    ]
+    for point in promises:
+        required = max(map(expected.position, recording.promises[: point.promised]))
         root = tmp_path / "lost"
-        lay_out(after_power_loss(moment.disk, NOTHING), root)
-        await check_folder(root / BUCKET, open_bucket, story, least)
+        write_tree(after_power_loss(point.disk, LOSE_UNSYNCED), root)
+        await check_folder(root / BUCKET, open_bucket, expected, required)
         shutil.rmtree(root)
 
 
@@ -142,36 +157,37 @@ async def check_promises(tmp_path: Path, recording: Any, story: Story, open_buck
         pytest.param(lance(), False, id="lance"),
     ],
 )
-async def test_nothing_is_promised_on_the_strength_of_a_sync_after_a_failed_one(
+async def test_sync_after_a_failed_sync_makes_nothing_durable(
     tmp_path: Path, open_bucket: Open, logged: bool
 ) -> None:
     for index in range(1000):
         root = tmp_path / str(index)
         root.mkdir()
-        recording, story, fired = await run(root, open_bucket, index, logged)
+        recording, expected, fired = await run(root, open_bucket, index, logged)
         if not fired:
             assert index > 15
             return
         try:
-            await check_promises(tmp_path, recording, story, open_bucket)
+            await check_promises(tmp_path, recording, expected, open_bucket)
         except Exception as exc:
             raise AssertionError(f"sync {index} failed: {exc}") from exc
-    raise AssertionError("the run never ended")
+    raise AssertionError("the fault was hit in every run")
 
 
-async def test_an_opening_that_fails_half_way_does_not_call_the_bucket_clean(
+async def test_open_that_fails_half_way_does_not_mark_the_bucket_clean(
     tmp_path: Path,
 ) -> None:
-    """Another compression is a new version; if it cannot be synced or removed, it may be torn."""
+    """Another compression makes a new version. If it can be neither synced nor removed, it may be
+    torn."""
     for index in range(1000):
         root = tmp_path / str(index)
         root.mkdir()
         disk = FailingSyncs(root)
-        story = Story()
-        story.tell({"id": "r0", "n": 0})
+        expected = ExpectedRecords()
+        expected.add({"id": "r0", "n": 0})
         with fs.use(disk):
-            handle = Handle(root / BUCKET, wal())
-            await handle.backend.put(story.records[0])
+            handle = CrashableBucket(root / BUCKET, wal())
+            await handle.backend.put(expected.records[0])
             await handle.backend.close()
             disk.index, disk.syncs, disk.lasting = index, 0, True
             try:
@@ -183,30 +199,30 @@ async def test_an_opening_that_fails_half_way_does_not_call_the_bucket_clean(
                 await handle.drop()
             disk.index = None
             disk.disk.observe()
-        for loss in (*FIXED, sampled(index)):
+        for loss in (*FIXED_LOSSES, sampled(index)):
             lost = tmp_path / "lost"
-            lay_out(after_power_loss(disk.disk.freeze(), loss), lost)
+            write_tree(after_power_loss(disk.disk.freeze(), loss), lost)
             try:
-                await check_folder(lost / BUCKET, wal(), story, 1)
+                await check_folder(lost / BUCKET, wal(), expected, 1)
             except Exception as exc:
                 raise AssertionError(f"from sync {index} on, {loss}: {exc}") from exc
             shutil.rmtree(lost)
         if opened:
             assert index > 5
             return
-    raise AssertionError("the opening never ended")
+    raise AssertionError("the fault was hit in every run")
 
 
-async def test_a_forgetful_disk_would_be_noticed(tmp_path: Path) -> None:
-    """The model itself: a second sync does not bring back what the first one gave up."""
-    disk = ForgetfulDisk(tmp_path)
+async def test_model_of_a_failed_sync_loses_the_dropped_pages(tmp_path: Path) -> None:
+    """The model itself: a second sync does not restore what the first sync dropped."""
+    disk = PageDroppingDisk(tmp_path)
     path = tmp_path / "file"
     path.write_bytes(b"given up")
     disk.observe()
     disk.sync_folder(tmp_path)
-    disk.give_up(path)
+    disk.drop_dirty_pages(path)
     path.write_bytes(b"given up, then more")
     disk.observe()
     disk.sync_file(path)
-    left = after_power_loss(disk.freeze(), NOTHING)
+    left = after_power_loss(disk.freeze(), LOSE_UNSYNCED)
     assert left[Path("file")] == bytes(8) + b", then more"

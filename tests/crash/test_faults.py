@@ -1,7 +1,7 @@
-"""The disk fails at any call: the put or flush raises, and nothing that was acknowledged suffers.
+"""A disk fault at any call makes the put or flush raise, and affects no acknowledged record.
 
-Earlier records stay readable at once and are persisted once the fault is gone; a put that raised
-is not stored; nothing is doubled.
+Earlier records stay readable and are persisted once the fault is over. A put that raised is not
+stored, and nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -23,8 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.crash.checking import Handle, Open, Story, check_story, read_checked
-from support.crash.faulty import ERRORS, FaultyFileSystem
+from support.crash.checks import (
+    PATIENCE,
+    CrashableBucket,
+    ExpectedRecords,
+    Open,
+    check_records,
+    read_checked,
+    stats_when,
+)
+from support.crash.failing_disk import ERRORS, FaultyFileSystem
 from support.crash.recording import QuickFileSystem
 from support.crash.workloads import lance, no_log, wal
 
@@ -73,43 +81,43 @@ STRICT = [
 ]
 
 
-async def run_steps(backend: Any, disk: FaultyFileSystem, steps: list[Step]) -> Story:
-    """Every step, healing the disk after the first that raised; what was acknowledged."""
-    story = Story()
+async def run_steps(backend: Any, disk: FaultyFileSystem, steps: list[Step]) -> ExpectedRecords:
+    """Run every step and heal the disk after the first error. Return the acknowledged records."""
+    expected = ExpectedRecords()
     for _, step, records in steps:
         try:
             await step(backend)
         except StorageError:
             if not disk.fired:
                 raise
-            check_story(await read_checked(backend), story, len(story.records))
+            check_records(await read_checked(backend), expected, len(expected.records))
             disk.heal()
         else:
             if records:
-                story.tell(*records)
-        check_story(await read_checked(backend), story, len(story.records))
-    return story
+                expected.add(*records)
+        check_records(await read_checked(backend), expected, len(expected.records))
+    return expected
 
 
 async def healed_run(
     folder: Path, open_bucket: Open, steps: list[Step], index: int, code: int, *, lasting: bool
 ) -> bool:
-    """One fault in one run; whether there was a call with that number."""
+    """Inject one fault; return whether the run had a call with that number."""
     disk = FaultyFileSystem()
     with fs.use(disk):
-        handle = Handle(folder, open_bucket)
+        handle = CrashableBucket(folder, open_bucket)
     disk.arm(index, code, lasting=lasting)
-    story = await run_steps(handle.backend, disk, steps)
+    expected = await run_steps(handle.backend, disk, steps)
     fired = disk.fired
     disk.heal()
     await handle.backend.flush()
     stats = await handle.backend.stats()
-    assert stats["persisted_count"] == stats["total_count"] == len(story.records)
+    assert stats["persisted_count"] == stats["total_count"] == len(expected.records)
     assert stats.get("wal_size", 0) == sum(p.stat().st_size for p in folder.glob("wal/*.wal"))
     await handle.drop()
     for _ in range(2):
-        handle = Handle(folder, open_bucket)
-        check_story(await read_checked(handle.backend), story, len(story.records))
+        handle = CrashableBucket(folder, open_bucket)
+        check_records(await read_checked(handle.backend), expected, len(expected.records))
         await handle.backend.close()
     return fired
 
@@ -123,7 +131,7 @@ async def every_fault(
     lasting: bool,
     step: int = 1,
 ) -> int:
-    """A fault at every call (or every ``step``-th) of a run; how many there were."""
+    """Inject a fault at every call (or every ``step``-th) of a run; return how many there were."""
     for number, index in enumerate(range(0, 10_000, step)):
         folder = tmp_path / str(index)
         try:
@@ -133,22 +141,22 @@ async def every_fault(
                 return number
         except Exception as exc:
             raise AssertionError(f"{error} at call {index}: {exc}") from exc
-    raise AssertionError("the run never ended")
+    raise AssertionError("the fault was hit in every run")
 
 
-async def test_a_fault_at_any_call_loses_nothing_with_a_log(tmp_path: Path) -> None:
-    """Every third call here; every call of every kind by night."""
+async def test_fault_at_any_call_loses_nothing_with_a_log(tmp_path: Path) -> None:
+    """Every third call; the nightly test covers every call and every error."""
     assert await every_fault(tmp_path, wal(), LOGGED, "EIO", lasting=False, step=3) > 13
 
 
 @pytest.mark.parametrize(("error", "step"), [("ENOSPC", 4), ("EROFS", 9), ("EMFILE", 9)])
-async def test_a_lasting_fault_loses_nothing_with_a_log(
+async def test_lasting_fault_loses_nothing_with_a_log(
     tmp_path: Path, error: str, step: int
 ) -> None:
     assert await every_fault(tmp_path, wal(), LOGGED, error, lasting=True, step=step) > 4
 
 
-async def test_a_fault_at_any_call_loses_nothing_with_an_interval(tmp_path: Path) -> None:
+async def test_fault_at_any_call_loses_nothing_with_a_sync_interval(tmp_path: Path) -> None:
     opener = wal(wal_sync_interval=0.01)
     assert await every_fault(tmp_path, opener, LOGGED, "EIO", lasting=False, step=5) > 7
 
@@ -160,7 +168,7 @@ async def test_a_fault_at_any_call_loses_nothing_with_an_interval(tmp_path: Path
         pytest.param(no_log(), "ENOSPC", id="no_log-ENOSPC"),
     ],
 )
-async def test_a_fault_at_any_call_loses_nothing_without_a_log(
+async def test_fault_at_any_call_loses_nothing_without_a_log(
     tmp_path: Path, opener: Open, error: str
 ) -> None:
     lasting = error == "ENOSPC"
@@ -185,17 +193,17 @@ async def test_every_fault_at_every_call_loses_nothing(
 
 
 @pytest.mark.parametrize(("error", "lasting"), [("ENOSPC", True), ("EIO", False)])
-async def test_a_process_that_dies_with_the_fault_loses_nothing(
+async def test_process_that_dies_at_the_fault_loses_nothing(
     tmp_path: Path, error: str, lasting: bool
 ) -> None:
-    """Dropped right after the first error. A put whose outcome nobody was told may be there."""
+    """The process is dropped right after the first error. The put that failed may be stored."""
     for index in range(int(lasting), 10_000, 5):
         folder = tmp_path / str(index)
         disk = FaultyFileSystem()
         with fs.use(disk):
-            handle = Handle(folder, wal())
+            handle = CrashableBucket(folder, wal())
         disk.arm(index, ERRORS[error], lasting=lasting)
-        story, failed = Story(), []
+        expected, failed = ExpectedRecords(), []
         for _, step, records in LOGGED:
             try:
                 await step(handle.backend)
@@ -203,39 +211,39 @@ async def test_a_process_that_dies_with_the_fault_loses_nothing(
                 failed = records
                 break
             if records:
-                story.tell(*records)
+                expected.add(*records)
         await handle.drop()
         disk.heal()
-        acknowledged = len(story.records)
+        acknowledged = len(expected.records)
         if failed and lasting:
-            story.tell(*failed)
-        handle = Handle(folder, wal())
+            expected.add(*failed)
+        handle = CrashableBucket(folder, wal())
         try:
-            check_story(await read_checked(handle.backend), story, acknowledged)
+            check_records(await read_checked(handle.backend), expected, acknowledged)
         except AssertionError as exc:
             raise AssertionError(f"{error} at call {index}: {exc}") from exc
         await handle.backend.close()
         if not disk.fired:
             return
-    raise AssertionError("the run never ended")
+    raise AssertionError("the fault was hit in every run")
 
 
-# Faults while opening
+# Faults during open
 
 
-async def left_behind(folder: Path) -> Story:
-    """A bucket with a table and a log whose tail is torn."""
-    story = Story()
-    handle = Handle(folder, wal())
+async def left_behind(folder: Path) -> ExpectedRecords:
+    """Create a bucket with a table and a log with a torn tail."""
+    expected = ExpectedRecords()
+    handle = CrashableBucket(folder, wal())
     for number in range(4):
-        story.tell(record(number))
-        await handle.backend.put(story.records[-1])
+        expected.add(record(number))
+        await handle.backend.put(expected.records[-1])
         if number == 1:
             await handle.backend.flush()
     await handle.drop()
     (segment,) = folder.glob("wal/*.wal")
     segment.write_bytes(segment.read_bytes() + b"torn")
-    return story
+    return expected
 
 
 @pytest.mark.parametrize(
@@ -247,11 +255,11 @@ async def left_behind(folder: Path) -> Story:
         pytest.param(no_log(), "EIO", False, id="no_log-EIO"),
     ],
 )
-async def test_a_fault_while_opening_raises_and_the_next_opening_has_everything(
+async def test_fault_during_open_raises_and_the_next_open_has_everything(
     tmp_path: Path, opener: Open, error: str, lasting: bool
 ) -> None:
     source = tmp_path / "source"
-    story = await left_behind(source)
+    expected = await left_behind(source)
     for index in range(10_000):
         folder = tmp_path / str(index)
         shutil.copytree(source, folder)
@@ -259,26 +267,26 @@ async def test_a_fault_while_opening_raises_and_the_next_opening_has_everything(
         disk.arm(index, ERRORS[error], lasting=lasting)
         with fs.use(disk):
             try:
-                handle = Handle(folder, opener)
+                handle = CrashableBucket(folder, opener)
             except StorageError:
                 pass
             except Exception as exc:
                 raise AssertionError(f"call {index}: {type(exc).__name__}: {exc}") from exc
             else:
-                check_story(await read_checked(handle.backend), story, 4)
+                check_records(await read_checked(handle.backend), expected, 4)
                 await handle.drop()
         disk.heal()
-        handle = Handle(folder, opener)
-        check_story(await read_checked(handle.backend), story, 4)
+        handle = CrashableBucket(folder, opener)
+        check_records(await read_checked(handle.backend), expected, 4)
         await handle.backend.close()
         shutil.rmtree(folder)
         if not disk.fired:
             assert index > 5
             return
-    raise AssertionError("the opening never ended")
+    raise AssertionError("the fault was hit in every run")
 
 
-async def test_a_lock_that_cannot_be_written_is_not_held(
+async def test_lock_that_cannot_be_written_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: Any) -> int:
@@ -291,7 +299,7 @@ async def test_a_lock_that_cannot_be_written_is_not_held(
     await wal()(tmp_path).close()
 
 
-async def test_a_close_that_cannot_write_its_note_gives_the_bucket_back_and_says_so(
+async def test_close_that_cannot_write_the_lock_file_releases_the_lock_and_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*args: Any) -> int:
@@ -309,11 +317,11 @@ async def test_a_close_that_cannot_write_its_note_gives_the_bucket_back_and_says
     await again.close()
 
 
-# Between any two lines
+# Calls held back at a chosen point
 
 
 class Gates(QuickFileSystem):
-    """Holds calls back until the test lets them go, and fails those that it names."""
+    """Blocks calls until the test releases them, and fails calls by name."""
 
     def __init__(self) -> None:
         self.failing: set[str] = set()
@@ -321,16 +329,16 @@ class Gates(QuickFileSystem):
         self._open: dict[str, threading.Event] = {}
 
     def hold(self, name: str) -> None:
-        """Calls of this name wait from now on."""
+        """Block calls of this name from now on."""
         self._reached[name], self._open[name] = threading.Event(), threading.Event()
 
-    def let_go(self, *names: str) -> None:
-        """They go on, and later ones do not wait."""
+    def release(self, *names: str) -> None:
+        """Release blocked calls; later calls of these names do not block."""
         for name in names or list(self._open):
             self._open.pop(name).set()
 
     async def reached(self, name: str) -> None:
-        """Return when a call of this name waits."""
+        """Wait until a call of this name is blocked."""
         event = self._reached[name]
         assert await asyncio.get_running_loop().run_in_executor(None, event.wait, 30)
 
@@ -360,7 +368,7 @@ def gates() -> Iterator[Gates]:
     disk = Gates()
     with fs.use(disk):
         yield disk
-    disk.let_go()
+    disk.release()
 
 
 def start(coroutine: Any) -> asyncio.Task[Any]:
@@ -368,7 +376,7 @@ def start(coroutine: Any) -> asyncio.Task[Any]:
 
 
 async def outcome(task: asyncio.Task[Any]) -> bool:
-    """Whether a put was acknowledged; it may only fail with our errors."""
+    """Return whether a put was acknowledged; it may fail only with a StorageError."""
     try:
         await task
     except (StorageError, asyncio.CancelledError):
@@ -376,7 +384,7 @@ async def outcome(task: asyncio.Task[Any]) -> bool:
     return True
 
 
-async def test_nothing_is_acknowledged_before_its_sync_ended(tmp_path: Path, gates: Gates) -> None:
+async def test_put_is_not_acknowledged_before_its_sync_ends(tmp_path: Path, gates: Gates) -> None:
     backend = wal()(tmp_path)
     await backend.put(record(0))
     gates.hold("sync")
@@ -386,13 +394,13 @@ async def test_nothing_is_acknowledged_before_its_sync_ended(tmp_path: Path, gat
     assert not putting.done()
     assert [r["id"] for r in await backend.get()] == ["r0"]
     assert backend.total_count() == 1
-    gates.let_go()
+    gates.release()
     await putting
     assert backend.total_count() == 2
     await backend.close()
 
 
-async def test_a_put_under_way_when_the_bucket_is_closed_is_stored_or_refused(
+async def test_put_in_flight_during_close_is_stored_or_refused(
     tmp_path: Path, gates: Gates
 ) -> None:
     backend = wal()(tmp_path)
@@ -403,7 +411,7 @@ async def test_a_put_under_way_when_the_bucket_is_closed_is_stored_or_refused(
     closing = start(backend.close())
     await asyncio.sleep(0.1)
     assert not closing.done()
-    gates.let_go()
+    gates.release()
     await closing
     expected = ["r0", "r1"] if await outcome(putting) else ["r0"]
     again = wal()(tmp_path)
@@ -412,11 +420,11 @@ async def test_a_put_under_way_when_the_bucket_is_closed_is_stored_or_refused(
     await again.close()
 
 
-async def test_puts_under_way_when_the_bucket_is_closed_at_once_are_stored_or_refused(
+async def test_puts_in_flight_during_a_blocking_close_are_stored_or_refused(
     tmp_path: Path, gates: Gates
 ) -> None:
-    """The blocking close: one put is being written, another waits behind it."""
-    handle = Handle(tmp_path, wal())
+    """One put is being written and another is queued during a blocking close."""
+    handle = CrashableBucket(tmp_path, wal())
     await handle.backend.put(record(0))
     await handle.backend.flush()
     gates.hold("write")
@@ -426,7 +434,7 @@ async def test_puts_under_way_when_the_bucket_is_closed_at_once_are_stored_or_re
     await asyncio.sleep(0)
     closing = asyncio.get_running_loop().run_in_executor(None, handle.backend.close_now)
     await asyncio.sleep(0.05)
-    gates.let_go()
+    gates.release()
     try:
         await closing
     except StorageError:
@@ -442,10 +450,10 @@ async def test_puts_under_way_when_the_bucket_is_closed_at_once_are_stored_or_re
     await handle.backend.close()
 
 
-async def test_a_dropped_bucket_keeps_its_lock_until_its_last_write_is_done(
+async def test_dropped_bucket_keeps_its_lock_until_its_last_write_ends(
     tmp_path: Path, gates: Gates
 ) -> None:
-    handle = Handle(tmp_path, wal())
+    handle = CrashableBucket(tmp_path, wal())
     await handle.backend.put(record(0))
     gates.hold("write")
     putting = start(handle.backend.put(record(1)))
@@ -458,12 +466,11 @@ async def test_a_dropped_bucket_keeps_its_lock_until_its_last_write_is_done(
     gc.collect()
     with pytest.raises(StorageError, match="open for writing"):
         wal()(tmp_path)
-    gates.let_go()
-    for _ in range(500):
+    gates.release()
+    deadline = time.monotonic() + PATIENCE
+    while bucket() is not None and time.monotonic() < deadline:
         gc.collect()
         await asyncio.sleep(0.01)
-        if bucket() is None:
-            break
     handle.open()
     found = [r["id"] for r in await handle.backend.get()]
     assert found in (["r0"], ["r0", "r1"])
@@ -474,8 +481,8 @@ async def test_a_dropped_bucket_keeps_its_lock_until_its_last_write_is_done(
     await handle.backend.close()
 
 
-async def test_a_cancelled_put_is_stored_once_or_not_at_all(tmp_path: Path, gates: Gates) -> None:
-    handle = Handle(tmp_path, wal())
+async def test_cancelled_put_is_stored_once_or_not_at_all(tmp_path: Path, gates: Gates) -> None:
+    handle = CrashableBucket(tmp_path, wal())
     await handle.backend.put(record(0))
     gates.hold("sync")
     cancelled = start(handle.backend.put(record(1)))
@@ -483,7 +490,7 @@ async def test_a_cancelled_put_is_stored_once_or_not_at_all(tmp_path: Path, gate
     behind = start(handle.backend.put(record(2)))
     await asyncio.sleep(0)
     cancelled.cancel()
-    gates.let_go()
+    gates.release()
     assert not await outcome(cancelled)
     await behind
     del cancelled, behind
@@ -497,13 +504,13 @@ async def test_a_cancelled_put_is_stored_once_or_not_at_all(tmp_path: Path, gate
 
 
 @pytest.mark.parametrize("flush_fails", [False, True])
-async def test_puts_beside_a_failing_sync_survive_a_kill_if_they_were_acknowledged(
+async def test_acknowledged_puts_concurrent_with_a_failing_sync_survive_a_kill(
     tmp_path: Path, gates: Gates, flush_fails: bool
 ) -> None:
-    """At an interval: the sync fails while one put is being written and another one waits."""
+    """With a sync interval, the sync fails while one put is being written and others are queued."""
     for attempt in range(6):
         folder = tmp_path / str(attempt)
-        handle = Handle(folder, wal(wal_sync_interval=0.02))
+        handle = CrashableBucket(folder, wal(wal_sync_interval=0.02))
         gates.hold("sync")
         await handle.backend.put(record(0))
         await gates.reached("sync")
@@ -514,15 +521,15 @@ async def test_puts_beside_a_failing_sync_survive_a_kill_if_they_were_acknowledg
         puts += [start(handle.backend.put(record(n))) for n in (3, 4)]
         await asyncio.sleep(0.001)
         gates.failing = {"sync", "sync_file"} if flush_fails else {"sync"}
-        gates.let_go("sync")
+        gates.release("sync")
         await asyncio.sleep(0.001 * attempt)
-        gates.let_go("write")
+        gates.release("write")
         stored = [0, 1]
         for number in (2, 3, 4):
             if await outcome(puts.pop(0)):
                 stored.append(number)
         dead = tmp_path / f"dead-{attempt}"
-        if flush_fails:  # else the flush that brings them to the table may be at work
+        if flush_fails:  # otherwise a background flush may be running
             shutil.copytree(folder, dead)
         else:
             await handle.drop()
@@ -537,15 +544,15 @@ async def test_puts_beside_a_failing_sync_survive_a_kill_if_they_were_acknowledg
             await handle.backend.close()
 
 
-async def test_an_error_while_encoding_leaves_the_log_as_it_was(
+async def test_error_while_encoding_leaves_the_log_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also what the log knows of the schema."""
+    """The schema that the log has recorded stays unchanged too."""
     opener = wal(compression="zstd")
-    handle = Handle(tmp_path, opener)
-    story = Story()
-    story.tell(record(0))
-    await handle.backend.put(story.records[0])
+    handle = CrashableBucket(tmp_path, opener)
+    expected = ExpectedRecords()
+    expected.add(record(0))
+    await handle.backend.put(expected.records[0])
 
     def exhausted(*args: Any) -> bytes:
         raise MemoryError
@@ -554,91 +561,75 @@ async def test_an_error_while_encoding_leaves_the_log_as_it_was(
         patched.setattr(codec, "compress", exhausted)
         with pytest.raises(StorageError):
             await handle.backend.put(record(1, text="a" * 2000))
-    story.tell(record(2, text="b" * 2000))
-    story.tell(record(3))
-    for told in story.records[1:]:
-        await handle.backend.put(told)
-    check_story(await read_checked(handle.backend), story, 3)
+    expected.add(record(2, text="b" * 2000))
+    expected.add(record(3))
+    for later in expected.records[1:]:
+        await handle.backend.put(later)
+    check_records(await read_checked(handle.backend), expected, 3)
     await handle.drop()
     handle.open()
-    check_story(await read_checked(handle.backend), story, 3)
+    check_records(await read_checked(handle.backend), expected, 3)
     await handle.backend.close()
 
 
-async def test_records_acknowledged_before_a_failed_put_reach_the_disk_by_themselves(
+async def test_records_acknowledged_before_a_failed_put_are_flushed_in_the_background(
     tmp_path: Path, gates: Gates
 ) -> None:
-    """At an interval, with no further put: a flush brings them to the table."""
+    """With a sync interval and no further put, a background flush persists them."""
     backend = wal(wal_sync_interval=0.1)(tmp_path)
     await backend.put(record(0))
     gates.failing = {"write"}
     with pytest.raises(StorageError):
         await backend.put(record(1))
     gates.failing = set()
-    for _ in range(100):
-        if (await backend.stats())["persisted_count"] == 1:
-            break
-        await asyncio.sleep(0.05)
-    assert (await backend.stats())["persisted_count"] == 1
+    await stats_when(backend, lambda stats: stats["persisted_count"] == 1)
     await backend.put(record(2))
     assert [r["id"] for r in await backend.get()] == ["r0", "r2"]
     await backend.close()
 
 
-async def test_a_flush_that_failed_is_tried_again_by_itself(tmp_path: Path) -> None:
+async def test_failed_interval_flush_is_retried(tmp_path: Path) -> None:
     disk = FaultyFileSystem()
     with fs.use(disk):
         backend = wal(flush_interval=0.05)(tmp_path)
     await backend.put(record(0))
     disk.arm(0, ERRORS["ENOSPC"], lasting=True)
-    for _ in range(100):
-        await asyncio.sleep(0.02)
-        if (await backend.stats())["flush_error"]:
-            break
-    assert (await backend.stats())["flush_error"]
+    await stats_when(backend, lambda stats: stats["flush_error"] is not None)
     disk.heal()
-    for _ in range(200):
-        await asyncio.sleep(0.02)
-        if (await backend.stats())["persisted_count"] == 1:
-            break
-    stats = await backend.stats()
-    assert (stats["persisted_count"], stats["flush_error"]) == (1, None)
+    await stats_when(backend, lambda stats: stats["persisted_count"] == 1)
+    await stats_when(backend, lambda stats: stats["flush_error"] is None)
     await backend.close()
 
 
-async def test_recovered_records_are_flushed_by_the_interval(tmp_path: Path) -> None:
-    handle = Handle(tmp_path, wal(flush_interval=0.1))
+async def test_recovered_records_are_flushed_after_the_interval(tmp_path: Path) -> None:
+    handle = CrashableBucket(tmp_path, wal(flush_interval=0.1))
     await handle.backend.put(record(0))
     await handle.drop()
     handle.open()
-    for _ in range(100):
-        await asyncio.sleep(0.02)
-        if (await handle.backend.stats())["persisted_count"] == 1:
-            break
-    assert (await handle.backend.stats())["persisted_count"] == 1
+    await stats_when(handle.backend, lambda stats: stats["persisted_count"] == 1)
     await handle.backend.close()
 
 
-async def test_recovered_records_keep_their_times_of_arrival(tmp_path: Path) -> None:
-    handle = Handle(tmp_path, wal())
-    between = []
+async def test_recovered_records_keep_their_arrival_times(tmp_path: Path) -> None:
+    handle = CrashableBucket(tmp_path, wal())
+    timestamps = []
     for number in range(3):
         await handle.backend.put(record(number))
         await asyncio.sleep(0.005)
-        between.append(time.time_ns() // 1000)
+        timestamps.append(time.time_ns() // 1000)
         await asyncio.sleep(0.005)
-    expected = [await handle.backend.offset_at(moment) for moment in between]
+    expected = [await handle.backend.offset_at(timestamp) for timestamp in timestamps]
     assert expected == [1, 2, 3]
     for _ in range(2):
         await handle.drop()
         handle.open()
-        assert [await handle.backend.offset_at(moment) for moment in between] == expected
+        assert [await handle.backend.offset_at(timestamp) for timestamp in timestamps] == expected
     await handle.backend.flush()
-    assert [await handle.backend.offset_at(moment) for moment in between] == expected
+    assert [await handle.backend.offset_at(timestamp) for timestamp in timestamps] == expected
     await handle.backend.close()
 
 
-# Limits of the real system, which Lance meets too
+# Limits of the operating system, which apply to Lance too
 
 LIMITED = """
 import asyncio, json, os, resource, sys
@@ -690,10 +681,11 @@ asyncio.run(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))
 
 @pytest.mark.parametrize("limit", ["files", "size"])
 @pytest.mark.parametrize("logged", [True, False], ids=["wal", "no_log"])
-def test_real_limits_of_the_system_raise_and_lose_nothing(
+def test_operating_system_limits_raise_and_lose_nothing(
     tmp_path: Path, limit: str, logged: bool
 ) -> None:
-    """No more open files, or no file may grow: Lance meets these past the seam."""
+    """No more open files, or no file may grow. Lance hits these limits outside
+    ``persisting.fs``."""
     options = {"enable_wal": logged, "wal_sync_interval": 0.0, "flush_interval": None}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(LIMITED), str(tmp_path), limit, json.dumps(options)],
@@ -703,9 +695,9 @@ def test_real_limits_of_the_system_raise_and_lose_nothing(
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["raised"], "nothing failed, so nothing was tested"
-    assert told["after"][:4] == ["r0", "r1", "r2", "r3"]
-    assert told["found"] == [*told["after"], "last"]
-    assert len(set(told["found"])) == len(told["found"])
-    assert told["readable"] in (None, told["after"][3:])
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["raised"], "nothing failed, so nothing was tested"
+    assert result["after"][:4] == ["r0", "r1", "r2", "r3"]
+    assert result["found"] == [*result["after"], "last"]
+    assert len(set(result["found"])) == len(result["found"])
+    assert result["readable"] in (None, result["after"][3:])

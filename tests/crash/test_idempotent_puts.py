@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.crash.checking import BUCKET, Handle, Open, Story, check_story, read_checked
-from support.crash.disk import FIXED, after_power_loss, lay_out, sampled
+from support.crash.checks import (
+    BUCKET,
+    CrashableBucket,
+    ExpectedRecords,
+    Open,
+    check_records,
+    read_checked,
+)
+from support.crash.disk_model import FIXED_LOSSES, after_power_loss, sampled, write_tree
 from support.crash.recording import QuickFileSystem, RecordingFileSystem
 from support.crash.workloads import no_log, wal
 
@@ -24,17 +31,17 @@ async def put_all(backend: Any, *, numbers: range) -> None:
         await backend.put_once(PUTS[number], "writer", number)
 
 
-def whole_story() -> Story:
-    story = Story()
+def all_puts() -> ExpectedRecords:
+    expected = ExpectedRecords()
     for records in PUTS:
-        story.tell(*records)
-    return story
+        expected.add(*records)
+    return expected
 
 
 async def recorded_run(root: Path, open_bucket: Open) -> RecordingFileSystem:
     disk = RecordingFileSystem(root)
     with fs.use(disk):
-        handle = Handle(root / BUCKET, open_bucket)
+        handle = CrashableBucket(root / BUCKET, open_bucket)
         await put_all(handle.backend, numbers=range(0, 2))
         await handle.backend.flush()
         await put_all(handle.backend, numbers=range(2, 4))
@@ -55,39 +62,39 @@ async def test_puts_repeated_after_power_loss_are_stored_once(
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    moments = (await recorded_run(disk, open_bucket)).recording.moments
-    story, seen = whole_story(), set()
-    for index, moment in enumerate(moments):
-        for loss in (*FIXED, sampled(index)):
-            tree = after_power_loss(moment.disk, loss)
+    crash_points = (await recorded_run(disk, open_bucket)).recording.crash_points
+    expected, seen = all_puts(), set()
+    for index, point in enumerate(crash_points):
+        for loss in (*FIXED_LOSSES, sampled(index)):
+            tree = after_power_loss(point.disk, loss)
             key = hash(frozenset(tree.items()))
             if key in seen:
                 continue
             seen.add(key)
             root = tmp_path / "state"
-            lay_out(tree, root)
+            write_tree(tree, root)
             try:
                 with fs.use(QuickFileSystem()):
-                    await check_repeated(root / BUCKET, open_bucket, story)
+                    await check_repeated(root / BUCKET, open_bucket, expected)
             except Exception as exc:
-                raise AssertionError(f"moment {index} ({moment.label}), {loss}: {exc}") from exc
+                raise AssertionError(f"point {index} ({point.label}), {loss}: {exc}") from exc
             shutil.rmtree(root)
     assert len(seen) > 40
 
 
-async def check_repeated(folder: Path, open_bucket: Open, story: Story) -> None:
-    """The writer begins again from its first put, twice, with a kill in between."""
-    handle = Handle(folder, open_bucket)
-    check_story(await read_checked(handle.backend), story, 0)
+async def check_repeated(folder: Path, open_bucket: Open, expected: ExpectedRecords) -> None:
+    """Repeat all puts from the first, twice, with a kill in between."""
+    handle = CrashableBucket(folder, open_bucket)
+    check_records(await read_checked(handle.backend), expected, 0)
     await put_all(handle.backend, numbers=range(0, 5))
     await handle.drop()
     handle.open()
     assert handle.backend.last_number("writer") <= len(PUTS) - 1
     await put_all(handle.backend, numbers=range(0, 7))
-    check_story(await read_checked(handle.backend), story, len(story.records))
+    check_records(await read_checked(handle.backend), expected, len(expected.records))
     assert handle.backend.last_number("writer") == len(PUTS) - 1
     await handle.backend.close()
     handle.open()
     await put_all(handle.backend, numbers=range(0, 7))
-    check_story(await read_checked(handle.backend), story, len(story.records))
+    check_records(await read_checked(handle.backend), expected, len(expected.records))
     await handle.backend.close()

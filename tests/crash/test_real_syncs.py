@@ -1,7 +1,7 @@
-"""The real calls of the process, Lance's too: what is promised was synced after its last write.
+"""The real system calls, including Lance's: promised data is synced after its last write.
 
-The other tests trust the seam. This one looks past it, with a recorder that is loaded before the
-C library.
+The other tests trust ``persisting.fs``. This test records the calls of the whole process with a
+shared object that is loaded before the C library.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ asyncio.run(main(sys.argv[1]))
 
 @dataclass
 class Seen:
-    """The calls up to one mark."""
+    """The calls up to a mark."""
 
     written: dict[int, int] = field(default_factory=dict)
     """Number of the last write, by inode."""
     bytes: dict[int, int] = field(default_factory=dict)
     synced: dict[int, int] = field(default_factory=dict)
     named: dict[str, int] = field(default_factory=dict)
-    """Number of the call that gave a path its file, or of the first that found it there: some of
-    Lance's renames reach the kernel past the C library."""
+    """Number of the call that created or renamed a path, or of the first call that used it: some
+    renames of Lance bypass the C library."""
 
 
 def marks(record: Path) -> Iterator[tuple[str, Seen]]:
-    """What had been seen when the program made each of its marks."""
+    """Yield each mark of the program with the calls before it."""
     seen = Seen()
     lines = [line.split("\t") for line in record.read_text().splitlines()]
     for number, call, inode, count, path in sorted(lines, key=lambda line: int(line[0])):
@@ -95,7 +95,7 @@ def marks(record: Path) -> Iterator[tuple[str, Seen]]:
 
 
 def must_be_synced(bucket: Path, version: int) -> list[Path]:
-    """What the newest version refers to: itself, where it came from, and its data."""
+    """Return the files of a version: its manifest, its transaction and its data files."""
     import lance
 
     root = bucket / "data.lance"
@@ -108,7 +108,7 @@ def must_be_synced(bucket: Path, version: int) -> list[Path]:
 
 
 def check(path: Path, base: Path, seen: Seen) -> None:
-    """A file, its name, and the names of the folders above it are durable."""
+    """Raise unless a file, its name, and the names of its parent folders are durable."""
     node = path.stat().st_ino
     assert seen.bytes.get(node, 0) >= path.stat().st_size, f"the recorder missed writes to {path}"
     assert seen.synced.get(node, 0) > seen.written[node], f"{path} was written after its last sync"
@@ -145,7 +145,7 @@ VERSIONS = {
 
 
 @pytest.mark.parametrize("kind", VERSIONS)
-def test_everything_a_flush_promised_was_synced_after_its_last_write(
+def test_flushed_files_are_synced_after_their_last_write(
     recorded: tuple[Path, Path], kind: str
 ) -> None:
     import lance
@@ -164,10 +164,10 @@ def test_everything_a_flush_promised_was_synced_after_its_last_write(
     assert checked >= 3 * len(versions)
 
 
-def test_every_older_version_was_synced_before_the_next_was_begun(
+def test_every_version_is_synced_before_the_next_is_started(
     recorded: tuple[Path, Path],
 ) -> None:
-    """So that a torn newest one can always be stepped over."""
+    """This makes it possible to roll back a torn newest version."""
     import lance
 
     disk, record = recorded
@@ -192,7 +192,7 @@ def test_every_older_version_was_synced_before_the_next_was_begun(
                 assert synced, f"{older} of {kind} was not synced before version {version + 1}"
 
 
-def test_the_note_of_a_clean_close_was_synced(recorded: tuple[Path, Path]) -> None:
+def test_lock_file_is_synced_by_a_clean_close(recorded: tuple[Path, Path]) -> None:
     disk, record = recorded
     seen = {name: state for name, state in marks(record) if name.endswith("-close")}
     assert len(seen) == 3
@@ -203,7 +203,7 @@ def test_the_note_of_a_clean_close_was_synced(recorded: tuple[Path, Path]) -> No
         assert state.synced[node] > state.written[node]
 
 
-def test_an_acknowledged_put_was_synced_after_its_last_write(recorded: tuple[Path, Path]) -> None:
+def test_acknowledged_put_is_synced_after_its_last_write(recorded: tuple[Path, Path]) -> None:
     disk, record = recorded
     log = str(disk / "made" / "topic" / "bucket_wal" / "wal")
     lines = [line.split("\t") for line in record.read_text().splitlines()]

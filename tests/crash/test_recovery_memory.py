@@ -1,4 +1,4 @@
-"""Recovering a long log takes bounded memory."""
+"""Recovery of a long log needs bounded memory."""
 
 from __future__ import annotations
 
@@ -74,18 +74,19 @@ def child(code: str, *args: object) -> str:
 
 
 def recover(base: Path, size: int, **options: Any) -> tuple[int, int]:
-    """Fill a log to ``size`` bytes, kill its owner, open it: bytes of memory that this took."""
+    """Fill a log to ``size`` bytes, kill its owner and open it. Return the growth in memory and the
+    number of records."""
     folder = base / "bucket"
     count = int(child(FILL, folder, size))
-    told = json.loads(child(OPEN, folder, json.dumps(options)))
-    assert told["count"] == count
-    assert told["ends"] == [0, count - 1]
-    assert told["middle"]["id"] == count // 2
-    assert told["middle"]["text"] == f"{count // 2:012d}" * 80
-    return told["grew"], count
+    result = json.loads(child(OPEN, folder, json.dumps(options)))
+    assert result["count"] == count
+    assert result["ends"] == [0, count - 1]
+    assert result["middle"]["id"] == count // 2
+    assert result["middle"]["text"] == f"{count // 2:012d}" * 80
+    return result["grew"], count
 
 
-def test_recovering_a_long_log_takes_memory_for_the_log_and_the_buffer_only(
+def test_recovery_of_a_long_log_needs_memory_for_log_and_buffer_only(
     on_disk: Path,
 ) -> None:
     size = 24 * MIB
@@ -96,7 +97,7 @@ def test_recovering_a_long_log_takes_memory_for_the_log_and_the_buffer_only(
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_recovering_a_full_log_takes_bounded_memory(on_disk: Path) -> None:
+def test_recovery_of_a_full_log_needs_bounded_memory(on_disk: Path) -> None:
     size = 100 * MIB
     grew, _ = recover(on_disk, size)
     print(f"{grew / MIB:.0f} MiB")

@@ -1,7 +1,7 @@
-"""A disk that takes a part of a file and no more, at every size: nothing acknowledged is lost.
+"""Writes that fail at any file size lose nothing that was acknowledged.
 
-The limit on the size of files is the operating system's own, so Lance meets it as we do. Lance does
-not always notice that its last write to a file failed.
+The file size limit is set in the operating system, so it applies to Lance too. Lance does not
+always report that its last write to a file failed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.children import run
 
-SCENE = """
+PROGRAM = """
 import asyncio, resource, signal, sys
 from persisting.errors import StorageError
 from persisting.queue import LanceBackend, PersistingBackend
@@ -41,7 +41,7 @@ async def change(backend, number):
         await backend.create_index("id")
 
 
-async def life(number, limit):
+async def run_once(number, limit):
     global refused
     place = f"{folder}/{number}"
     options = {"compaction": False, "flush_interval": None}
@@ -61,17 +61,17 @@ async def life(number, limit):
     await backend.close()
     backend = PersistingBackend(0, place, **options)
     assert await backend.get() == before, limit
-    assert [one["id"] for one in before][:60] == list(range(60)), limit
+    assert [r["id"] for r in before][:60] == list(range(60)), limit
     assert (await backend.verify())["ok"], limit
     found = await backend.search(text="7919", column="text", k=3)
-    assert [one["id"] for one in found] == [1], (limit, found)
+    assert [r["id"] for r in found] == [1], (limit, found)
     await backend.close()
 
 
 async def main():
     limits = range(100, int(sys.argv[3]), int(sys.argv[4]))
     for number, limit in enumerate(limits):
-        await life(number, limit)
+        await run_once(number, limit)
     print(refused, len(limits))
 
 asyncio.run(main())
@@ -82,15 +82,17 @@ asyncio.run(main())
     ("what", "below", "step"),
     [("flush", 6000, 170), ("evolve", 16000, 1590), ("compact", 9000, 890), ("index", 9000, 890)],
 )
-def test_a_file_that_cannot_be_written_to_its_end_is_never_committed(
+def test_incompletely_written_file_is_never_committed(
     tmp_path: Path, what: str, below: int, step: int
 ) -> None:
-    refused, tried = map(int, run(SCENE, tmp_path, what, below, step).split())
+    refused, tried = map(int, run(PROGRAM, tmp_path, what, below, step).split())
     assert 0 < refused < tried
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("what", ["flush", "evolve", "compact", "index"])
-def test_at_every_size(tmp_path: Path, what: str) -> None:
-    run(SCENE, tmp_path, what, 9000, 37)
+def test_incompletely_written_file_of_any_size_is_never_committed(
+    tmp_path: Path, what: str
+) -> None:
+    run(PROGRAM, tmp_path, what, 9000, 37)

@@ -1,6 +1,6 @@
-"""A crash tears the newest manifest of the table: the version before it and the log have it all.
+"""A crash may tear the newest manifest of a table: the previous version and the log have all rows.
 
-Damage after a clean close is no torn write: it raises and changes nothing.
+Damage after a clean close is not a torn write: opening raises and changes nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.crash.checking import Handle, Story, check_folder, check_story, read_checked
-from support.crash.disk import SECTOR
+from support.crash.checks import (
+    CrashableBucket,
+    ExpectedRecords,
+    check_folder,
+    check_records,
+    read_checked,
+)
+from support.crash.disk_model import SECTOR
 from support.crash.recording import QuickFileSystem
 from support.crash.workloads import lance, no_log, wal
 
@@ -30,12 +36,13 @@ def _no_syncs() -> Iterator[None]:
 
 
 def manifests(folder: Path) -> list[Path]:
-    """Newest first, as their names sort."""
+    """Return the manifests, newest first."""
     return sorted((folder / "data.lance" / "_versions").glob("*.manifest"))
 
 
-def lose_note(folder: Path) -> None:
-    """Power loss that tears a manifest takes the note that it was durable, which came later."""
+def remove_durable_note(folder: Path) -> None:
+    """Remove the note that the manifest is durable: it is written later, so power loss takes it
+    too."""
     (folder / "newest").unlink(missing_ok=True)
 
 
@@ -48,23 +55,24 @@ WIDE = {f"field_number_{i}": i for i in range(60)}
 
 async def crashed_after_a_commit(
     folder: Path, *, flushes: int, **fields: Any
-) -> tuple[Story, Path]:
-    """A bucket that died after the commit of its last flush, before the log was let go."""
-    story = Story()
-    handle = Handle(folder, wal())
+) -> tuple[ExpectedRecords, Path]:
+    """Create a bucket that crashed between the commit of its last flush and the release of the
+    log."""
+    expected = ExpectedRecords()
+    handle = CrashableBucket(folder, wal())
     for number in range(flushes):
         if number:
             await handle.backend.flush()
-        story.tell(record(2 * number, **fields))
-        story.tell(record(2 * number + 1, **fields))
-        for told in story.records[-2:]:
-            await handle.backend.put(told)
+        expected.add(record(2 * number, **fields))
+        expected.add(record(2 * number + 1, **fields))
+        for latest in expected.records[-2:]:
+            await handle.backend.put(latest)
     shutil.copytree(folder / "wal", folder / "copy")
     await handle.backend.flush()
     await handle.drop()
     shutil.rmtree(folder / "wal")
     (folder / "copy").rename(folder / "wal")
-    return story, manifests(folder)[0]
+    return expected, manifests(folder)[0]
 
 
 Tear = Callable[[bytes], bytes]
@@ -98,51 +106,53 @@ def without_sectors(data: bytes, lost: set[int]) -> bytes:
     return b"".join(bytes(len(p)) if i in lost else p for i, p in enumerate(parts))
 
 
-async def check_torn(source: Path, story: Story, manifest: Path, torn: bytes, copy: Path) -> None:
+async def check_torn(
+    source: Path, expected: ExpectedRecords, manifest: Path, torn: bytes, copy: Path
+) -> None:
     shutil.copytree(source, copy)
     (copy / manifest.relative_to(source)).write_bytes(torn)
-    lose_note(copy)
-    handle = Handle(copy, wal())
-    check_story(await read_checked(handle.backend), story, len(story.records))
+    remove_durable_note(copy)
+    handle = CrashableBucket(copy, wal())
+    check_records(await read_checked(handle.backend), expected, len(expected.records))
     await handle.backend.close()
     handle.open()
-    check_story(await read_checked(handle.backend), story, len(story.records))
+    check_records(await read_checked(handle.backend), expected, len(expected.records))
     await handle.backend.close()
     shutil.rmtree(copy)
 
 
 @pytest.mark.parametrize("flushes", [1, 2])
-async def test_a_torn_newest_manifest_gives_way_to_the_version_before_and_the_log(
+async def test_torn_newest_manifest_is_replaced_by_the_previous_version_and_the_log(
     tmp_path: Path, flushes: int
 ) -> None:
     source = tmp_path / "bucket"
-    story, manifest = await crashed_after_a_commit(source, flushes=flushes)
+    expected, manifest = await crashed_after_a_commit(source, flushes=flushes)
     data = manifest.read_bytes()
     for name, tear in tears(len(data)).items():
         try:
-            await check_torn(source, story, manifest, tear(data), tmp_path / "copy")
+            await check_torn(source, expected, manifest, tear(data), tmp_path / "copy")
         except Exception as exc:
             raise AssertionError(f"the manifest is {name}: {exc}") from exc
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-async def test_a_manifest_cut_at_every_byte_gives_way_to_the_version_before_and_the_log(
+async def test_manifest_truncated_at_any_byte_is_replaced_by_the_previous_version_and_the_log(
     tmp_path: Path,
 ) -> None:
     source = tmp_path / "bucket"
-    story, manifest = await crashed_after_a_commit(source, flushes=2)
+    expected, manifest = await crashed_after_a_commit(source, flushes=2)
     data = manifest.read_bytes()
     for length in range(len(data)):
-        await check_torn(source, story, manifest, data[:length], tmp_path / "copy")
+        await check_torn(source, expected, manifest, data[:length], tmp_path / "copy")
         torn = bytes(length) + data[length:]
-        await check_torn(source, story, manifest, torn, tmp_path / "copy")
+        await check_torn(source, expected, manifest, torn, tmp_path / "copy")
 
 
-async def test_a_manifest_with_sectors_missing_is_never_believed_wrongly(tmp_path: Path) -> None:
-    """A wide schema makes it long; some sectors had reached the disk, some had not."""
+async def test_manifest_with_missing_sectors_is_recognised_as_torn(tmp_path: Path) -> None:
+    """A wide schema makes the manifest long; some of its sectors have not reached the disk."""
     source = tmp_path / "bucket"
-    story, manifest = await crashed_after_a_commit(source, flushes=2, **WIDE)
+    expected, manifest = await crashed_after_a_commit(source, flushes=2, **WIDE)
     data = manifest.read_bytes()
     sectors = (len(data) + SECTOR - 1) // SECTOR
     assert sectors >= 8
@@ -152,21 +162,21 @@ async def test_a_manifest_with_sectors_missing_is_never_believed_wrongly(tmp_pat
     for lost in masks:
         try:
             torn = without_sectors(data, lost)
-            await check_torn(source, story, manifest, torn, tmp_path / "copy")
+            await check_torn(source, expected, manifest, torn, tmp_path / "copy")
         except Exception as exc:
             raise AssertionError(f"sectors {lost} of {sectors} lost: {exc}") from exc
 
 
-async def test_a_manifest_with_sectors_missing_is_never_believed_wrongly_without_a_log(
+async def test_manifest_with_missing_sectors_is_recognised_as_torn_without_a_log(
     tmp_path: Path,
 ) -> None:
-    """Nobody was told of the last flush; the one before must be as it was."""
+    """The last flush was not acknowledged; the previous one must be intact."""
     source = tmp_path / "bucket"
-    story = Story()
-    handle = Handle(source, no_log())
+    expected = ExpectedRecords()
+    handle = CrashableBucket(source, no_log())
     for number in range(2):
-        story.tell(record(number, **WIDE))
-        await handle.backend.put(story.records[-1])
+        expected.add(record(number, **WIDE))
+        await handle.backend.put(expected.records[-1])
         await handle.backend.flush()
     await handle.drop()
     manifest = manifests(source)[0]
@@ -175,24 +185,24 @@ async def test_a_manifest_with_sectors_missing_is_never_believed_wrongly_without
         copy = tmp_path / "copy"
         shutil.copytree(source, copy)
         (copy / manifest.relative_to(source)).write_bytes(without_sectors(data, {sector}))
-        lose_note(copy)
+        remove_durable_note(copy)
         try:
-            await check_folder(copy, no_log(), story, 1)
+            await check_folder(copy, no_log(), expected, 1)
         except Exception as exc:
             raise AssertionError(f"sector {sector} lost: {exc}") from exc
         shutil.rmtree(copy)
 
 
-async def test_the_torn_manifest_is_kept_aside_and_the_step_back_is_logged(
+async def test_torn_manifest_is_set_aside_and_the_rollback_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "bucket"
     _, manifest = await crashed_after_a_commit(folder, flushes=2)
     torn = manifest.read_bytes()[:100]
     manifest.write_bytes(torn)
-    lose_note(folder)
+    remove_durable_note(folder)
     with caplog.at_level(logging.WARNING, "persisting"):
-        handle = Handle(folder, wal())
+        handle = CrashableBucket(folder, wal())
     assert "version 2" in caplog.text
     assert torn in [path.read_bytes() for path in (folder / "damaged").iterdir()]
     await handle.backend.close()
@@ -202,7 +212,7 @@ async def test_the_torn_manifest_is_kept_aside_and_the_step_back_is_logged(
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Everything but the lock's note, which every owner writes."""
+    """Return all files but the lock file, which every owner writes."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -210,15 +220,15 @@ def tree(folder: Path) -> dict[str, bytes]:
     }
 
 
-async def closed_bucket(folder: Path, open_bucket: Any) -> Story:
-    story = Story()
-    handle = Handle(folder, open_bucket)
+async def closed_bucket(folder: Path, open_bucket: Any) -> ExpectedRecords:
+    expected = ExpectedRecords()
+    handle = CrashableBucket(folder, open_bucket)
     for number in range(2):
-        story.tell(record(number))
-        await handle.backend.put(story.records[-1])
+        expected.add(record(number))
+        await handle.backend.put(expected.records[-1])
         await handle.backend.flush()
     await handle.backend.close()
-    return story
+    return expected
 
 
 OPENERS = [pytest.param(wal(), id="wal"), pytest.param(lance(), id="lance")]
@@ -226,30 +236,30 @@ OPENERS = [pytest.param(wal(), id="wal"), pytest.param(lance(), id="lance")]
 
 @pytest.mark.parametrize("open_bucket", OPENERS)
 @pytest.mark.parametrize("tear", ["empty", "zero-filled", "first half zero", "cut at 14"])
-async def test_a_damaged_manifest_after_a_clean_close_raises_and_changes_nothing(
+async def test_damaged_manifest_after_a_clean_close_raises_and_changes_nothing(
     tmp_path: Path, open_bucket: Any, tear: str
 ) -> None:
     folder = tmp_path / "bucket"
-    story = await closed_bucket(folder, open_bucket)
+    expected = await closed_bucket(folder, open_bucket)
     manifest = manifests(folder)[0]
     whole = manifest.read_bytes()
     manifest.write_bytes(tears(len(whole))[tear](whole))
     before = tree(folder)
-    for _ in range(2):  # a second try is no crash that would excuse it
+    for _ in range(2):  # the failed open must not count as a crash
         with pytest.raises(TableError, match=r"data\.lance"):
             open_bucket(folder)
         assert tree(folder) == before
     manifest.write_bytes(whole)
-    await check_folder(folder, open_bucket, story, 2)
+    await check_folder(folder, open_bucket, expected, 2)
 
 
 @pytest.mark.parametrize("open_bucket", OPENERS)
 @pytest.mark.parametrize("how", ["missing", "empty", "cut", "longer"])
-async def test_a_damaged_data_file_after_a_clean_close_raises_and_changes_nothing(
+async def test_damaged_data_file_after_a_clean_close_raises_and_changes_nothing(
     tmp_path: Path, open_bucket: Any, how: str
 ) -> None:
     folder = tmp_path / "bucket"
-    story = await closed_bucket(folder, open_bucket)
+    expected = await closed_bucket(folder, open_bucket)
     for path in sorted((folder / "data.lance" / "data").iterdir()):
         whole = path.read_bytes()
         if how == "missing":
@@ -263,15 +273,15 @@ async def test_a_damaged_data_file_after_a_clean_close_raises_and_changes_nothin
             assert path.name in str(raised.value)
             assert tree(folder) == before
         path.write_bytes(whole)
-    await check_folder(folder, open_bucket, story, 2)
+    await check_folder(folder, open_bucket, expected, 2)
 
 
-async def test_a_data_file_that_was_synced_before_its_version_is_damage_also_after_a_kill(
+async def test_damaged_synced_data_file_is_refused_even_after_a_kill(
     tmp_path: Path,
 ) -> None:
-    """Going back a version would lose rows that were flushed, and whose log is gone."""
+    """A rollback would lose flushed rows whose log is gone."""
     folder = tmp_path / "bucket"
-    handle = Handle(folder, wal())
+    handle = CrashableBucket(folder, wal())
     for number in range(2):
         await handle.backend.put(record(number))
         await handle.backend.flush()
@@ -287,7 +297,7 @@ async def test_a_data_file_that_was_synced_before_its_version_is_damage_also_aft
 
 
 @pytest.mark.parametrize("open_bucket", OPENERS)
-async def test_a_table_that_no_backend_wrote_is_refused_and_left_alone(
+async def test_foreign_lance_table_is_refused_and_unchanged(
     tmp_path: Path, open_bucket: Any
 ) -> None:
     import lance as raw
@@ -303,13 +313,13 @@ async def test_a_table_that_no_backend_wrote_is_refused_and_left_alone(
         assert tree(folder) == before
 
 
-async def test_a_table_of_a_newer_format_is_refused_and_left_alone_also_after_a_kill(
+async def test_table_of_a_newer_format_is_refused_and_unchanged_even_after_a_kill(
     tmp_path: Path,
 ) -> None:
     import lance as raw
 
     folder = tmp_path / "bucket"
-    handle = Handle(folder, lance())
+    handle = CrashableBucket(folder, lance())
     await handle.backend.put(record(0))
     await handle.backend.flush()
     await handle.drop()
@@ -320,14 +330,14 @@ async def test_a_table_of_a_newer_format_is_refused_and_left_alone_also_after_a_
     assert tree(folder) == before
 
 
-async def test_an_error_of_the_system_is_not_taken_for_a_torn_version(
+async def test_operating_system_error_is_not_mistaken_for_a_torn_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many open files, once, at the wrong moment."""
+    """Too many open files, once, while the newest version is read."""
     import lance as raw
 
     folder = tmp_path / "bucket"
-    handle = Handle(folder, wal())
+    handle = CrashableBucket(folder, wal())
     for number in range(2):
         await handle.backend.put(record(number))
         await handle.backend.flush()
@@ -349,12 +359,29 @@ async def test_an_error_of_the_system_is_not_taken_for_a_torn_version(
     await handle.backend.close()
 
 
-# A log where none is expected
-
-
-async def test_lance_backend_on_a_left_over_log_raises_and_says_how(tmp_path: Path) -> None:
+async def test_changed_durable_manifest_is_damage_even_after_a_crash(
+    tmp_path: Path,
+) -> None:
+    """The file ``newest`` records the checksum of a durable manifest."""
     folder = tmp_path / "bucket"
-    handle = Handle(folder, wal())
+    handle = CrashableBucket(folder, lance())
+    for number in range(2):
+        await handle.backend.put(record(number))
+        await handle.backend.flush()
+    await handle.drop()
+    manifests(folder)[0].write_bytes(b"garbage")
+    before = tree(folder)
+    with pytest.raises(TableError, match="manifest"):
+        lance()(folder)
+    assert tree(folder) == before
+
+
+# Leftover logs
+
+
+async def test_lance_backend_refuses_a_leftover_log_and_names_the_remedy(tmp_path: Path) -> None:
+    folder = tmp_path / "bucket"
+    handle = CrashableBucket(folder, wal())
     await handle.backend.put(record(0))
     await handle.drop()
     before = tree(folder)
@@ -363,20 +390,20 @@ async def test_lance_backend_on_a_left_over_log_raises_and_says_how(tmp_path: Pa
     assert tree(folder) == before
 
 
-async def test_a_left_over_log_is_recovered_also_when_logging_is_off_now(tmp_path: Path) -> None:
+async def test_leftover_log_is_recovered_even_with_logging_disabled(tmp_path: Path) -> None:
     folder = tmp_path / "bucket"
-    story = Story()
-    handle = Handle(folder, wal())
+    expected = ExpectedRecords()
+    handle = CrashableBucket(folder, wal())
     for number in range(4):
-        story.tell(record(number))
-        await handle.backend.put(story.records[-1])
+        expected.add(record(number))
+        await handle.backend.put(expected.records[-1])
         if number == 1:
             await handle.backend.flush()
     await handle.drop()
-    handle = Handle(folder, no_log())
-    check_story(await read_checked(handle.backend), story, 4)
+    handle = CrashableBucket(folder, no_log())
+    check_records(await read_checked(handle.backend), expected, 4)
     assert list((folder / "wal").glob("*.wal")) == []
     await handle.drop()
-    handle = Handle(folder, lance())
-    check_story(await read_checked(handle.backend), story, 4)
+    handle = CrashableBucket(folder, lance())
+    check_records(await read_checked(handle.backend), expected, 4)
     await handle.backend.close()

@@ -1,4 +1,4 @@
-"""verify() finds every file that is not what was written, and says which offsets it holds."""
+"""verify() reports every file that differs from what was written, with its offsets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from support.crash import workloads
-from support.crash.checking import Handle
+from support.crash.checks import CrashableBucket
 from support.crash.recording import QuickFileSystem
-from support.crash.workloads import History, Keeper, lance, no_log, wal
+from support.crash.workloads import History, RecordedTable, lance, no_log, wal
 
 from persisting import fs
 from persisting.queue import PersistingBackend
@@ -31,11 +31,11 @@ def record(number: int, **fields: Any) -> dict[str, Any]:
     return {"id": f"r{number}", "n": number, "text": f"{WORDS[number % 3]} thing", **fields}
 
 
-async def built(folder: Path, vectors: int = 0) -> None:
-    """A bucket with every kind of file, all in use by its newest version or by a tag.
+async def create_bucket(folder: Path, vectors: int = 0) -> None:
+    """Create a bucket with every kind of file, all used by the newest version or by a tag.
 
-    ``narrow`` tags three fragments. The newest version has one that was compacted, one behind it,
-    a column that was widened, and indexes; it begins at offset 2.
+    ``narrow`` tags three fragments. The newest version has a compacted fragment, one after it, a
+    widened column and indexes, and starts at offset 2.
     """
     backend = PersistingBackend(0, str(folder), flush_interval=None, compaction=False)
     for number in range(0, 6, 2):
@@ -61,7 +61,7 @@ async def built(folder: Path, vectors: int = 0) -> None:
 
 
 def expected(folder: Path) -> dict[str, list[int] | None]:
-    """By file, the offsets that it holds, as Lance tells of them; None for those of indexes."""
+    """Return the offsets in each file as reported by Lance; None for index files."""
     import lance as raw
 
     root = folder / "data.lance"
@@ -83,7 +83,7 @@ def expected(folder: Path) -> dict[str, list[int] | None]:
 
 
 async def verified(folder: Path) -> dict[str, Any]:
-    """What a reader finds who has seen nothing before."""
+    """Return the report of a new reader."""
     reader = PersistingBackend(0, str(folder), read_only=True)
     report: dict[str, Any] = await reader.verify()
     await reader.close()
@@ -92,16 +92,16 @@ async def verified(folder: Path) -> dict[str, Any]:
 
 def damaged_files(report: dict[str, Any]) -> dict[str, list[int] | None]:
     assert report["ok"] is (not report["damaged"])
-    return {one["file"]: one["offsets"] for one in report["damaged"]}
+    return {entry["file"]: entry["offsets"] for entry in report["damaged"]}
 
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:
-    await built(tmp_path / "bucket")
+    await create_bucket(tmp_path / "bucket")
     return tmp_path / "bucket"
 
 
-async def test_a_healthy_bucket_is_ok_and_every_file_has_a_checksum(folder: Path) -> None:
+async def test_intact_bucket_verifies_and_every_file_has_a_checksum(folder: Path) -> None:
     files = expected(folder)
     kinds = [name.split("/")[0] for name in files]
     assert kinds.count("data") >= 6
@@ -113,19 +113,19 @@ async def test_a_healthy_bucket_is_ok_and_every_file_has_a_checksum(folder: Path
     assert report["files"] == len(files)
 
 
-async def test_a_flipped_bit_anywhere_in_any_file_is_found_with_its_offsets(folder: Path) -> None:
-    await flips_are_found(folder, 6)
+async def test_flipped_bit_in_any_file_is_reported_with_its_offsets(folder: Path) -> None:
+    await check_flipped_bits(folder, 6)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-async def test_thousands_of_flipped_bits_are_found_with_their_offsets(tmp_path: Path) -> None:
+async def test_thousands_of_flipped_bits_are_reported_with_their_offsets(tmp_path: Path) -> None:
     folder = tmp_path / "bucket"
-    await built(folder, vectors=1100)
-    await flips_are_found(folder, 200)
+    await create_bucket(folder, vectors=1100)
+    await check_flipped_bits(folder, 200)
 
 
-async def flips_are_found(folder: Path, times: int) -> None:
+async def check_flipped_bits(folder: Path, times: int) -> None:
     rng = random.Random(times)
     for name, offsets in expected(folder).items():
         path = folder / "data.lance" / name
@@ -142,9 +142,7 @@ async def flips_are_found(folder: Path, times: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "empty", "cut", "longer", "zeroed", "another's bytes"])
-async def test_a_file_that_is_no_longer_whole_is_found_with_its_offsets(
-    folder: Path, how: str
-) -> None:
+async def test_incomplete_file_is_reported_with_its_offsets(folder: Path, how: str) -> None:
     files = expected(folder)
     for name, offsets in files.items():
         path = folder / "data.lance" / name
@@ -170,7 +168,7 @@ async def test_a_file_that_is_no_longer_whole_is_found_with_its_offsets(
     assert (await verified(folder))["ok"]
 
 
-async def test_all_damaged_files_are_named_at_once(folder: Path) -> None:
+async def test_all_damaged_files_are_reported_together(folder: Path) -> None:
     files = expected(folder)
     for name in files:
         path = folder / "data.lance" / name
@@ -178,7 +176,7 @@ async def test_all_damaged_files_are_named_at_once(folder: Path) -> None:
     assert damaged_files(await verified(folder)) == files
 
 
-async def test_the_owner_finds_damage_that_came_after_it_had_read_everything(
+async def test_owner_reports_damage_to_files_it_has_already_read(
     folder: Path,
 ) -> None:
     files = expected(folder)
@@ -196,7 +194,7 @@ async def test_the_owner_finds_damage_that_came_after_it_had_read_everything(
     await backend.close()
 
 
-async def test_verifying_changes_nothing_on_disk(folder: Path) -> None:
+async def test_verify_changes_nothing_on_disk(folder: Path) -> None:
     def tree() -> dict[str, bytes]:
         return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -208,10 +206,10 @@ async def test_verifying_changes_nothing_on_disk(folder: Path) -> None:
     assert tree() == before
 
 
-async def test_damage_that_only_an_untagged_old_version_has_is_no_damage_of_the_bucket(
+async def test_damage_to_an_untagged_old_version_is_not_reported(
     folder: Path,
 ) -> None:
-    """Nothing that is promised to stay is touched."""
+    """The damaged files belong to no tag and not to the newest version."""
     backend = PersistingBackend(0, str(folder), flush_interval=None)
     only_tagged = set(expected(folder))
     await backend.delete_tag("narrow")
@@ -224,9 +222,9 @@ async def test_damage_that_only_an_untagged_old_version_has_is_no_damage_of_the_
     await backend.close()
 
 
-async def test_buffered_rows_have_no_file_and_an_empty_bucket_is_ok(tmp_path: Path) -> None:
+async def test_empty_and_buffered_buckets_verify(tmp_path: Path) -> None:
     for open_bucket in (wal(), no_log(), lance()):
-        handle = Handle(tmp_path / str(id(open_bucket)), open_bucket)
+        handle = CrashableBucket(tmp_path / str(id(open_bucket)), open_bucket)
         report = await handle.backend.verify()
         assert (report["ok"], report["rows"], report["files"]) == (True, 0, 0)
         await handle.backend.put(record(0))
@@ -234,18 +232,18 @@ async def test_buffered_rows_have_no_file_and_an_empty_bucket_is_ok(tmp_path: Pa
         await handle.backend.close()
 
 
-async def test_looking_at_a_table_beside_its_upkeep_finds_no_damage_and_raises_nothing(
+async def test_inspection_during_maintenance_raises_nothing_and_reports_no_damage(
     tmp_path: Path,
 ) -> None:
     backend = PersistingBackend(0, str(tmp_path), flush_interval=None, keep_versions=0.001)
     await backend.put(record(0))
     await backend.create_index("n", "scalar")
-    ended = False
+    done = False
 
-    async def look(call: Callable[[], Awaitable[Any]]) -> int:
-        """How often it was looked."""
+    async def inspect(call: Callable[[], Awaitable[Any]]) -> int:
+        """Call until the maintenance ends; return how often."""
         times = 0
-        while not ended:
+        while not done:
             found = await call()
             if isinstance(found, dict) and "damaged" in found:
                 assert found["ok"], found
@@ -253,7 +251,7 @@ async def test_looking_at_a_table_beside_its_upkeep_finds_no_damage_and_raises_n
         return times
 
     calls = (backend.verify, backend.versions, backend.tags, backend.indexes, backend.get)
-    looks = [asyncio.create_task(look(call)) for call in calls]
+    inspections = [asyncio.create_task(inspect(call)) for call in calls]
     try:
         for number in range(1, 25):
             await backend.put(record(number))
@@ -263,12 +261,12 @@ async def test_looking_at_a_table_beside_its_upkeep_finds_no_damage_and_raises_n
                 await backend.retain(rows=5)
                 await backend.restore("some")
     finally:
-        ended = True
-        assert all(await asyncio.gather(*looks))
+        done = True
+        assert all(await asyncio.gather(*inspections))
     await backend.close()
 
 
-class Verifying(Keeper):
+class Verifying(RecordedTable):
     """Verifies after every step."""
 
     async def _done(self) -> None:
@@ -285,26 +283,26 @@ HISTORIES: dict[str, History] = {
 
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
-async def test_every_step_of_a_history_leaves_every_file_with_a_checksum(
+async def test_every_file_has_a_checksum_after_every_maintenance_step(
     tmp_path: Path, history: History
 ) -> None:
     await history(Verifying(tmp_path, wal()))
 
 
-async def test_cleaning_versions_leaves_every_file_with_a_checksum(tmp_path: Path) -> None:
+async def test_every_file_has_a_checksum_after_version_cleanup(tmp_path: Path) -> None:
     await workloads.cleaning(Verifying(tmp_path, wal(keep_versions=0.001)))
 
 
-async def test_every_step_of_a_random_history_leaves_every_file_with_a_checksum(
+async def test_every_file_has_a_checksum_after_every_step_of_a_random_history(
     tmp_path: Path,
 ) -> None:
-    await workloads.any_upkeep(1, 30)(Verifying(tmp_path, wal(keep_versions=0.5)))
+    await workloads.random_maintenance(1, 30)(Verifying(tmp_path, wal(keep_versions=0.5)))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(2, 20))
-async def test_every_step_of_a_long_random_history_leaves_every_file_with_a_checksum(
+async def test_every_file_has_a_checksum_after_every_step_of_a_long_random_history(
     tmp_path: Path, seed: int
 ) -> None:
-    await workloads.any_upkeep(seed, 150)(Verifying(tmp_path, wal(keep_versions=0.05)))
+    await workloads.random_maintenance(seed, 150)(Verifying(tmp_path, wal(keep_versions=0.05)))

@@ -1,4 +1,4 @@
-"""Every program in examples/ runs, as a user would run it."""
+"""The programs in examples/ and the benchmarks run as a user would run them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def run(name: str, *args: str) -> str:
     return done.stdout
 
 
-def test_the_tour_shows_every_part():
+def test_tour_shows_every_part():
     output = run("tour.py")
     numbers = re.findall(r"^(\d+)\. ", output, re.MULTILINE)
     assert numbers == [str(number) for number in range(1, 12)]
     assert "All of it held" in output
 
 
-def test_the_embedded_backend_prints_what_it_got(tmp_path):
+def test_embedded_backend_example_prints_its_records(tmp_path):
     assert run("embedded_backend.py").count("got {'id'") == 4
     assert run("embedded_backend.py", str(tmp_path)).count("got {'id'") == 4
     assert run("embedded_backend.py", str(tmp_path)).count("got {'id'") == 8
 
 
-def test_the_durable_producer_goes_on_where_it_was_killed(tmp_path):
+def test_durable_producer_resumes_after_kill_9(tmp_path):
     program = [sys.executable, str(EXAMPLES / "durable_producer.py"), str(tmp_path)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as child:
         for line in child.stdout:
@@ -55,17 +55,17 @@ def test_the_durable_producer_goes_on_where_it_was_killed(tmp_path):
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_every_example_says_what_it_is_and_is_run_here(example):
+def test_every_example_has_a_docstring_and_a_test(example):
     assert example.read_text().startswith('"""')
     here = {"tour.py", "embedded_backend.py", "durable_producer.py"}
-    here |= {"storage_node.py"}  # the tour starts two
+    here |= {"storage_node.py"}  # started by the tour
     queues = {"embedded_queue.py", "pulsing_queue.py", "custom_backend.py"}  # test_queue_examples
     queues |= {"trajectory_search.py", "training_snapshot.py", "rollout_buffer.py"}
     sparks = {"spark_incremental.py", "spark_embedding.py"}  # tests/spark/test_spark_examples
     assert example.name in here | queues | sparks
 
 
-def test_the_benchmarks_run_and_write_their_results(tmp_path):
+def test_core_benchmark_runs_and_writes_its_results(tmp_path):
     small = ["--records", "1000", "--repeat", "1", "--results", str(tmp_path)]
     parts = [f"--only={name}" for name in ("ingest", "reading", "compression")]
     output = run("../benchmarks/core.py", *small, *parts)
@@ -75,7 +75,7 @@ def test_the_benchmarks_run_and_write_their_results(tmp_path):
     assert all(row["name"] in output for row in rows)
 
 
-def test_the_peers_are_given_the_same_work_and_what_they_stored_is_written_down(tmp_path):
+def test_peers_benchmark_runs_and_writes_its_results(tmp_path):
     small = ["--records", "300", "--repeat", "1", "--kind", "small", "--results", str(tmp_path)]
     output = run("../benchmarks/peers.py", *small, "--only=sqlite", "--only=ours", "--seconds=1")
     (result,) = tmp_path.glob("peers-*.json")

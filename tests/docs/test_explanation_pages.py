@@ -1,4 +1,4 @@
-"""What the pages of explanation say of the code: layers, the model of scaling, who is compared."""
+"""The explanation pages match the code: layers, defaults, and the numbers of the models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pages(name: str) -> Any:
 
 
 @pages("explanation/architecture.md")
-def test_the_layers_are_those_that_imports_are_checked_against(page: Path):
+def test_architecture_page_draws_the_layers_of_the_import_contract(page: Path):
     project = (ROOT / "pyproject.toml").read_text()
     listed = re.search(r"^layers = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
     assert listed is not None
@@ -32,7 +32,7 @@ def test_the_layers_are_those_that_imports_are_checked_against(page: Path):
 
 
 @pages("explanation/scaling.md")
-def test_the_numbers_of_the_model_are_those_of_its_formula(page: Path):
+def test_scaling_page_numbers_follow_its_formula(page: Path):
     text = page.read_text("utf-8")
     assert re.search(r"\*s\* = 0\.65 (ms|毫秒)", text)
     assert re.search(r"\*c\* = 20 (µs|微秒)", text)
@@ -44,7 +44,7 @@ def test_the_numbers_of_the_model_are_those_of_its_formula(page: Path):
 
 
 @pages("explanation/scaling.md")
-def test_the_defaults_that_the_page_names_are_the_codes(page: Path):
+def test_scaling_page_defaults_match_the_code(page: Path):
     text = page.read_text("utf-8")
     interval = PersistingOptions(bucket_id=0, storage_path=Path("x")).flush_interval
     assert (
@@ -54,7 +54,7 @@ def test_the_defaults_that_the_page_names_are_the_codes(page: Path):
     assert f"{spark_options.ROWS_PER_PARTITION:,}" in text
 
 
-def test_the_benchmark_of_the_page_runs_and_writes_its_results(tmp_path: Path):
+def test_scaling_benchmark_runs_and_writes_its_results(tmp_path: Path):
     program = ROOT / "benchmarks/scaling.py"
     small = ["--records", "200", "--repeat", "1", "--results", str(tmp_path)]
     done = subprocess.run([sys.executable, str(program), *small], capture_output=True, text=True)
@@ -65,11 +65,11 @@ def test_the_benchmark_of_the_page_runs_and_writes_its_results(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
-def test_the_readme_has_the_numbers_of_the_page_about_alternatives(name: str):
+def test_readme_numbers_match_the_why_not_page(name: str):
     zh = name.endswith(".zh.md")
     page = DOCS / "explanation" / ("why-not.zh.md" if zh else "why-not.md")
     theirs = {row[0].split("(")[0].split("（")[0].strip(): row[1:] for row in tables(page)[-1][1:]}
     table = next(t for t in tables(ROOT / name) if t[0][0] == "" and len(t[0]) == 5)
     ours = {row[0].split("(")[0].split("（")[0].strip(): row[1:] for row in table[1:]}
-    del ours[next(iter(ours))]  # the row of our own
+    del ours[next(iter(ours))]  # our own row
     assert ours == theirs

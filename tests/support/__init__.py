@@ -1,6 +1,6 @@
-"""Helpers shared by all folders of tests."""
+"""Helpers that all test folders share."""
 
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-"""The folder to put on ``PYTHONPATH`` of a child process that imports these helpers."""
+"""Put this folder on the ``PYTHONPATH`` of a child process that imports these helpers."""

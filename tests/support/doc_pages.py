@@ -1,10 +1,12 @@
-"""The pages of the documentation, taken apart: fenced blocks and tables."""
+"""Read the fenced blocks and tables of the documentation pages."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -14,7 +16,7 @@ _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its text, and the line of the page on which it begins."""
+    """A fenced block: its language, its text, and the line of the page where it starts."""
 
     language: str
     text: str
@@ -30,7 +32,7 @@ def chinese(page: Path) -> Path:
 
 
 def both(name: str) -> list[Path]:
-    """A page in both languages, by its path below docs/."""
+    """Return a page in both languages, given its path below docs/."""
     return [DOCS / name, chinese(DOCS / name)]
 
 
@@ -43,7 +45,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def tables(page: Path) -> list[list[list[str]]]:
-    """The tables of a page: rows of cells, the header first, the rule left out."""
+    """Return the tables of a page as rows of cells: the header first, without the ruler."""
     found: list[list[list[str]]] = []
     inside = False
     for line in _FENCE.sub("", page.read_text(encoding="utf-8")).splitlines():
@@ -60,15 +62,25 @@ def tables(page: Path) -> list[list[list[str]]]:
 
 
 def code(cell: str) -> str:
-    """What stands in the first backticks of a cell."""
+    """Return the text in the first backticks of a cell."""
     match = re.search(r"`([^`]+)`", cell)
     return match[1] if match else ""
 
 
 def table_with(page: Path, *names: str) -> list[list[str]]:
-    """The table, without its header, whose first column holds all these names in backticks."""
+    """Return the rows of the table whose first column has all these names in backticks."""
     for table in tables(page):
         first = {code(row[0]) for row in table}
         if set(names) <= first:
             return table[1:]
     raise AssertionError(f"{page} has no table with {names} in its first column")
+
+
+def option_defaults(kind: type) -> dict[str, Any]:
+    """Return the defaults of an option class by field; MISSING for required fields."""
+    return {
+        field.name: field.default
+        if field.default_factory is dataclasses.MISSING
+        else field.default_factory()
+        for field in dataclasses.fields(kind)
+    }

@@ -1,7 +1,7 @@
-"""Runs the Python snippets of a page, one after the other, as a reader would.
+"""Run the Python snippets of a page one after another, as a reader would.
 
-``print(...)  # text`` must print that text; comment lines right below a ``print`` are what it
-prints, call by call.
+``print(...)  # text`` must print that text. Comment lines directly below a ``print`` are the output
+of its calls, one line each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from support.doc_pages import Block
 
 
 class Page:
-    """The snippets of one page share their names and their event loop."""
+    """Runs the snippets of one page, which share their names and their event loop."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -28,7 +28,7 @@ class Page:
         self._names: dict[str, Any] = {"__name__": "__main__", "print": self._print}
 
     def run(self, block: Block) -> None:
-        # Blank lines in front, so that a traceback names the line of the page.
+        # Leading blank lines make a traceback name the line of the page.
         source = "\n" * (block.line - 1) + block.text
         self._lines = dict(enumerate(source.splitlines(), 1))
         self._printed = {}

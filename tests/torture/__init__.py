@@ -1,1 +1,1 @@
-"""Random work under random faults, and a checker that knows what was acknowledged."""
+"""Random work under random faults, checked against what was acknowledged."""

@@ -1,7 +1,7 @@
-"""Three nodes on the loopback that die, pause and come back while producers and a group work.
+"""Three nodes that are killed, paused and restarted while producers and a consumer group work.
 
-Producers repeat what was not acknowledged, under their own names: all that was acknowledged is
-stored once. Members of the group say what they got before they commit it: no commit skips a record.
+Producers repeat what was not acknowledged, with producer sequences: every acknowledged record is
+stored once. Members print what they got before they commit it: no commit skips a record.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from support.cluster_nodes import Cluster, Process
-from support.crash.checking import Broken
+from support.crash.checks import PromiseBroken
 
 from persisting import fs
 from persisting.bucket.group_offsets import read_committed
 from persisting.queue import read_queue, write_queue
-from torture.repeating import again
+from torture.rerun import rerun_command
 
 BUCKETS = 4
-DEEDS = (
+ACTIONS = (
     "kill node",
     "kill two nodes",
     "pause node",
@@ -33,8 +33,8 @@ DEEDS = (
     "kill producer",
     "kill member",
 )
-QUIET = 20.0
-"""How long the drain may take when nothing is struck any more."""
+DRAIN_SECONDS = 60.0
+"""Unit of the time limits for draining after the last fault."""
 
 PRODUCER = """
 import asyncio, sys
@@ -91,7 +91,7 @@ async def main():
 asyncio.run(main())
 """
 
-KEEPER = """
+MAINTAINER = """
 import asyncio, random, sys
 import pulsing as pul
 from persisting.errors import StorageError
@@ -99,38 +99,39 @@ from persisting.queue import write_queue
 
 async def main():
     root, seed, *seeds = sys.argv[1:]
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     system = await pul.actor_system("127.0.0.1:0", seeds=seeds)
     writer = await write_queue(system, topic="t", storage_path=root)
     while True:
         await asyncio.sleep(0.3)
-        deed = dice.choice(("flush", "compact", "tag", "verify", "create_index", "query"))
-        words = {"tag": ("now",), "create_index": ("n",), "query": ("n = 3",)}.get(deed, ())
+        action = rng.choice(("flush", "compact", "tag", "verify", "create_index", "query"))
+        words = {"tag": ("now",), "create_index": ("n",), "query": ("n = 3",)}.get(action, ())
         try:
-            found = await getattr(writer, deed)(*words)
+            found = await getattr(writer, action)(*words)
         except StorageError as exc:
-            print("FAILED", deed, str(exc).replace(chr(10), " ")[:200], flush=True)
+            print("FAILED", action, str(exc).replace(chr(10), " ")[:200], flush=True)
             continue
-        print("KEPT", deed, flush=True)
-        if deed == "verify" and not found["ok"]:
+        print("MAINTAINED", action, flush=True)
+        if action == "verify" and not found["ok"]:
             print("DAMAGED", found, flush=True)
 
 asyncio.run(main())
 """
 
 
-class Actors:
-    """Processes beside the nodes; a dead one is replaced, and what it said still counts."""
+class Processes:
+    """Producers, members and the maintainer. A killed process is replaced; its output still
+    counts."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self._cluster, self._folder = cluster, folder
         self.producers: list[Process] = []
         self.members: list[Process] = []
-        self.living: list[Process] = []
-        self.keeper: Process | None = None
+        self.running: list[Process] = []
+        self.maintainer: Process | None = None
 
-    def keep(self, seed: int) -> None:
-        self.keeper = self._run(KEEPER, str(self._folder), str(seed))
+    def maintain(self, seed: int) -> None:
+        self.maintainer = self._run(MAINTAINER, str(self._folder), str(seed))
 
     def produce(self) -> None:
         name = f"p{len(self.producers)}"
@@ -141,16 +142,16 @@ class Actors:
 
     def _run(self, code: str, *args: str) -> Process:
         process = self._cluster.run("-c", code, *args, *self._cluster.seeds)
-        self.living.append(process)
+        self.running.append(process)
         return process
 
     def kill(self, process: Process) -> None:
-        self.living.remove(process)
+        self.running.remove(process)
         process.kill()
         (self.produce if process in self.producers else self.consume)()
 
     def acknowledged(self) -> dict[str, int]:
-        """By producer, how many puts."""
+        """Return the number of acknowledged puts of each producer."""
         return {f"p{n}": len(p.lines("DONE")) for n, p in enumerate(self.producers)}
 
     def begun(self) -> dict[str, int]:
@@ -161,106 +162,112 @@ class Actors:
 
 
 async def torture(seed: int, seconds: float, tally: Counter[str]) -> None:
-    """Strike for so long, then check; the topic is kept if something is broken."""
+    """Inject faults for ``seconds``, then check. If a promise is broken, the topic is kept on
+    disk."""
     folder = Path(tempfile.mkdtemp(prefix="torture-cluster-"))
     cluster = Cluster()
-    actors = Actors(cluster, folder)
+    processes = Processes(cluster, folder)
     try:
         try:
-            await _work(seed, seconds, cluster, actors, tally)
+            await _work(seed, seconds, cluster, processes, tally)
         finally:
             cluster.close()
-        await _check(actors, folder, tally)
+        await _check(processes, folder, tally)
     except AssertionError as exc:
         said = "\n".join(node.output[-1500:] for node in cluster.nodes)
-        raise Broken(
-            f"seed {seed}: {exc}\n{again('cluster', seed, f'--seconds {seconds:.0f}')}\n"
-            f"the topic is kept in {folder}\n{said}"
+        raise PromiseBroken(
+            f"seed {seed}: {exc}\n{rerun_command('cluster', seed, f'--seconds {seconds:.0f}')}\n"
+            f"topic kept in {folder}\n{said}"
         ) from exc
     shutil.rmtree(folder)
 
 
 async def _work(
-    seed: int, seconds: float, cluster: Cluster, actors: Actors, tally: Counter[str]
+    seed: int, seconds: float, cluster: Cluster, processes: Processes, tally: Counter[str]
 ) -> None:
     await asyncio.to_thread(cluster.start, 3)
     for _ in range(3):
-        actors.produce()
+        processes.produce()
     for _ in range(2):
-        actors.consume()
-    await asyncio.to_thread(actors.producers[0].wait_for, "DONE")
-    actors.keep(seed)
-    await _strike(random.Random(f"cluster/{seed}"), seconds, cluster, actors, tally)
-    await _drained(actors)
+        processes.consume()
+    await asyncio.to_thread(processes.producers[0].wait_for, "DONE")
+    processes.maintain(seed)
+    await _inject_faults(random.Random(f"cluster/{seed}"), seconds, cluster, processes, tally)
+    await _drain(processes)
 
 
-async def _strike(
-    dice: random.Random, seconds: float, cluster: Cluster, actors: Actors, tally: Counter[str]
+async def _inject_faults(
+    rng: random.Random, seconds: float, cluster: Cluster, processes: Processes, tally: Counter[str]
 ) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        await asyncio.sleep(dice.uniform(0.2, 2.0))
-        deed = dice.choice(DEEDS)
+        await asyncio.sleep(rng.uniform(0.2, 2.0))
+        action = rng.choice(ACTIONS)
         nodes = [node for node in cluster.nodes if node.popen.poll() is None]
-        node, length = dice.choice(nodes), dice.choice((0.2, 1.0, 3.0, 8.0))
-        which = dice.randrange(1000)
-        if deed == "pause node":
+        node, length = rng.choice(nodes), rng.choice((0.2, 1.0, 3.0, 8.0))
+        which = rng.randrange(1000)
+        if action == "pause node":
             node.signal(signal.SIGSTOP)
             await asyncio.sleep(length)
             node.signal(signal.SIGCONT)
-        elif deed == "kill two nodes":
+        elif action == "kill two nodes":
             next(other for other in nodes if other is not node).kill()
-            await _replaced(node, cluster, "kill node")
+            await _replace(node, cluster, "kill node")
             await asyncio.to_thread(cluster.start, 1)
-        elif deed in ("kill node", "stop node"):
-            await _replaced(node, cluster, deed)
+        elif action in ("kill node", "stop node"):
+            await _replace(node, cluster, action)
         else:
-            group = actors.producers if deed == "kill producer" else actors.members
-            there = [process for process in group if process in actors.living]
-            actors.kill(there[which % len(there)])
-        tally[deed] += 1
+            group = processes.producers if action == "kill producer" else processes.members
+            alive = [process for process in group if process in processes.running]
+            processes.kill(alive[which % len(alive)])
+        tally[action] += 1
 
 
-async def _replaced(node: Any, cluster: Cluster, deed: str) -> None:
-    """It goes, and another one comes in its place."""
-    if deed == "kill node":
+async def _replace(node: Any, cluster: Cluster, action: str) -> None:
+    """Kill or stop a node and start another one."""
+    if action == "kill node":
         node.kill()
     else:
         node.signal(signal.SIGTERM)
         code = await node.ended()
         if code != 0:
-            raise Broken(f"a node that was told to stop ended with {code}:\n{node.output[-2000:]}")
-    cluster.nodes.sort(key=lambda one: one.popen.poll() is not None)  # the living are asked first
+            raise PromiseBroken(f"a stopped node exited with status {code}:\n{node.output[-2000:]}")
+    cluster.nodes.sort(
+        key=lambda other: other.popen.poll() is not None
+    )  # a new node joins the first
     await asyncio.to_thread(cluster.start, 1)
 
 
-async def _drained(actors: Actors) -> None:
-    """Nothing is struck any more: every producer gets on, and the group reaches the end."""
-    before = actors.acknowledged()
-    living = [n for n, p in enumerate(actors.producers) if p in actors.living]
-    deadline = time.monotonic() + 3 * QUIET
-    while not all(actors.acknowledged()[f"p{n}"] > before[f"p{n}"] for n in living):
+async def _drain(processes: Processes) -> None:
+    """After the last fault: wait until every producer makes progress and the group reaches the
+    end."""
+    before = processes.acknowledged()
+    running = [n for n, p in enumerate(processes.producers) if p in processes.running]
+    deadline = time.monotonic() + 3 * DRAIN_SECONDS
+    while not all(processes.acknowledged()[f"p{n}"] > before[f"p{n}"] for n in running):
         if time.monotonic() > deadline:
-            stuck = [actors.producers[n].output[-600:] for n in living]
-            raise Broken(f"producers do not get on: {stuck}")
+            stuck = [processes.producers[n].output[-600:] for n in running]
+            raise PromiseBroken(f"producers make no progress: {stuck}")
         await asyncio.sleep(0.1)
-    for process in actors.producers:
+    for process in processes.producers:
         process.kill()
-    wanted = {
+    acknowledged = {
         f"{name}.{number}.{part}"
-        for name, count in actors.acknowledged().items()
+        for name, count in processes.acknowledged().items()
         for number in range(count)
         for part in range(5)
     }
-    while wanted - actors.got():
-        if time.monotonic() > deadline + QUIET:
-            missing = sorted(wanted - actors.got())
-            raise Broken(f"{len(missing)} of {len(wanted)} were never consumed: {missing[:9]}")
+    while acknowledged - processes.got():
+        if time.monotonic() > deadline + DRAIN_SECONDS:
+            missing = sorted(acknowledged - processes.got())
+            raise PromiseBroken(
+                f"{len(missing)} of {len(acknowledged)} records were never consumed: {missing[:9]}"
+            )
         await asyncio.sleep(0.1)
 
 
-async def _check(actors: Actors, folder: Path, tally: Counter[str]) -> None:
-    acknowledged, begun, got = actors.acknowledged(), actors.begun(), actors.got()
+async def _check(processes: Processes, folder: Path, tally: Counter[str]) -> None:
+    acknowledged, begun, got = processes.acknowledged(), processes.begun(), processes.got()
     stored: list[str] = []
     for bucket in range(BUCKETS):
         async with await read_queue(
@@ -270,32 +277,32 @@ async def _check(actors: Actors, folder: Path, tally: Counter[str]) -> None:
         stored += ids
         committed = read_committed(folder / "t" / "groups" / "g", bucket, fs.current()).offset
         if skipped := [name for name in ids[:committed] if name not in got]:
-            raise Broken(f"bucket {bucket}: the commit {committed} skips {skipped[:9]}")
+            raise PromiseBroken(f"bucket {bucket}: the commit {committed} skips {skipped[:9]}")
         _check_order(bucket, ids)
     counts = Counter(stored)
     if doubled := [name for name, count in counts.items() if count > 1]:
-        raise Broken(f"stored twice: {sorted(doubled)[:9]}")
+        raise PromiseBroken(f"stored twice: {sorted(doubled)[:9]}")
     for producer, count in acknowledged.items():
         for number in range(begun[producer]):
             parts = [counts[f"{producer}.{number}.{part}"] for part in range(5)]
             if number < count and sum(parts) != 5:
-                raise Broken(f"lost: put {number} of {producer}, {parts}")
+                raise PromiseBroken(f"lost: put {number} of {producer}, {parts}")
             if number >= count and number < begun[producer] - 1:
-                raise Broken(f"put {number} of {producer} was passed over")
-    await _check_keeping(actors, folder, tally)
+                raise PromiseBroken(f"put {number} of {producer} was skipped")
+    await _check_maintenance(processes, folder, tally)
     tally["acknowledged"] += 5 * sum(acknowledged.values())
     tally["consumed"] += len(got)
 
 
-async def _check_keeping(actors: Actors, folder: Path, tally: Counter[str]) -> None:
-    assert actors.keeper is not None
-    if damaged := actors.keeper.lines("DAMAGED"):
-        raise Broken(f"verify: {damaged}")
-    tally["pieces of upkeep"] += len(actors.keeper.lines("KEPT"))
+async def _check_maintenance(processes: Processes, folder: Path, tally: Counter[str]) -> None:
+    assert processes.maintainer is not None
+    if damaged := processes.maintainer.lines("DAMAGED"):
+        raise PromiseBroken(f"verify: {damaged}")
+    tally["maintenance steps"] += len(processes.maintainer.lines("MAINTAINED"))
     async with await write_queue(topic="t", storage_path=str(folder)) as writer:
         if not (report := await writer.verify())["ok"]:
-            raise Broken(f"verify: {report}")
-        if "tag" in actors.keeper.lines("KEPT"):
+            raise PromiseBroken(f"verify: {report}")
+        if "tag" in processes.maintainer.lines("MAINTAINED"):
             await writer.restore("now")
 
 
@@ -304,5 +311,5 @@ def _check_order(bucket: int, ids: list[str]) -> None:
     for name in ids:
         producer, number, _ = name.split(".")
         if int(number) < latest.get(producer, 0):
-            raise Broken(f"bucket {bucket}: {name} came after {latest[producer]}")
+            raise PromiseBroken(f"bucket {bucket}: {name} is stored after {latest[producer]}")
         latest[producer] = int(number)

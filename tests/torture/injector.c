@@ -1,8 +1,8 @@
-/* Fails, slows and shifts in time the calls of a process, those of Lance too:
+/* Makes system calls of a process fail or slow, and shifts its clock. Works for Lance too:
  * LD_PRELOAD=injector.so TORTURE_ROOT=folder TORTURE_CONTROL=file.
  *
- * Only calls on files below the folder are touched. What happens is said in the control file, which
- * is mapped, so that the process or another one can change it at any time (see injector.py).
+ * Only calls on files below the folder are affected. The control file is memory-mapped, so that any
+ * process can change the faults at any time (see injector.py).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -35,12 +35,12 @@ __attribute__((constructor)) static void start(void) {
     root_length = strlen(root);
     int fd = syscall(SYS_openat, AT_FDCWD, path, O_RDWR);
     if (fd < 0) return;
-    void *found = mmap(NULL, FIELDS * sizeof(long), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *mapped = mmap(NULL, FIELDS * sizeof(long), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     syscall(SYS_close, fd);
-    if (found != MAP_FAILED) control = found;
+    if (mapped != MAP_FAILED) control = mapped;
 }
 
-static int struck(int call, const char *path) {
+static int should_fail(int call, const char *path) {
     if (!control || strncmp(path, root, root_length) != 0) return 0;
     long delay = control[DELAY];
     if (delay > 0) {
@@ -56,14 +56,14 @@ static int struck(int call, const char *path) {
     return fires;
 }
 
-static int struck_fd(int call, int fd) {
+static int should_fail_fd(int call, int fd) {
     char link[64], path[PATH_MAX];
     if (!control || (control[DELAY] <= 0 && control[COUNTDOWN] < 0)) return 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, sizeof path - 1);
     if (length < 0) return 0;
     path[length] = 0;
-    return struck(call, path);
+    return should_fail(call, path);
 }
 
 #define FAIL return (errno = (int)control[CODE], -1)
@@ -75,7 +75,7 @@ static mode_t mode_of(int flags, va_list args) {
     return (flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE ? (mode_t)va_arg(args, int) : 0;
 }
 
-static int opening(int flags) { return flags & O_CREAT ? OPEN | NAME : OPEN; }
+static int open_calls(int flags) { return flags & O_CREAT ? OPEN | NAME : OPEN; }
 
 #define OPEN_CALL(function)                                          \
     int function(const char *path, int flags, ...) {                 \
@@ -84,7 +84,7 @@ static int opening(int flags) { return flags & O_CREAT ? OPEN | NAME : OPEN; }
         va_start(args, flags);                                       \
         mode_t mode = mode_of(flags, args);                          \
         va_end(args);                                                \
-        if (struck(opening(flags), path)) FAIL;                      \
+        if (should_fail(open_calls(flags), path)) FAIL;                      \
         return real(path, flags, mode);                              \
     }
 OPEN_CALL(open)
@@ -97,16 +97,16 @@ OPEN_CALL(open64)
         va_start(args, flags);                                       \
         mode_t mode = mode_of(flags, args);                          \
         va_end(args);                                                \
-        if (struck(opening(flags), path)) FAIL;                      \
+        if (should_fail(open_calls(flags), path)) FAIL;                      \
         return real(at, path, flags, mode);                          \
     }
 OPENAT_CALL(openat)
 OPENAT_CALL(openat64)
 
-/* A write that fails has written half of its bytes. */
+/* A failed write has written half of its bytes. */
 ssize_t write(int fd, const void *data, size_t size) {
     REAL(ssize_t, "write", int, const void *, size_t);
-    if (struck_fd(WRITE, fd)) {
+    if (should_fail_fd(WRITE, fd)) {
         real(fd, data, size / 2);
         FAIL;
     }
@@ -117,7 +117,7 @@ ssize_t write(int fd, const void *data, size_t size) {
     ssize_t function parameters {                                             \
         static ssize_t(*real) types = NULL;                                   \
         if (!real) real = (ssize_t(*) types)dlsym(RTLD_NEXT, #function);      \
-        if (struck_fd(call, fd)) FAIL;                                        \
+        if (should_fail_fd(call, fd)) FAIL;                                        \
         return real(__VA_ARGS__);                                             \
     }
 TRANSFER(pwrite, WRITE, (int fd, const void *data, size_t size, off_t at),
@@ -135,7 +135,7 @@ TRANSFER(pread64, READ, (int fd, void *data, size_t size, off64_t at),
 #define SYNC_CALL(function)                  \
     int function(int fd) {                   \
         REAL(int, #function, int);           \
-        if (struck_fd(SYNC, fd)) FAIL;       \
+        if (should_fail_fd(SYNC, fd)) FAIL;       \
         return real(fd);                     \
     }
 SYNC_CALL(fsync)
@@ -143,25 +143,25 @@ SYNC_CALL(fdatasync)
 
 int rename(const char *old, const char *new) {
     REAL(int, "rename", const char *, const char *);
-    if (struck(NAME, new)) FAIL;
+    if (should_fail(NAME, new)) FAIL;
     return real(old, new);
 }
 
 int link(const char *old, const char *new) {
     REAL(int, "link", const char *, const char *);
-    if (struck(NAME, new)) FAIL;
+    if (should_fail(NAME, new)) FAIL;
     return real(old, new);
 }
 
 int linkat(int old_at, const char *old, int new_at, const char *new, int flags) {
     REAL(int, "linkat", int, const char *, int, const char *, int);
-    if (struck(NAME, new)) FAIL;
+    if (should_fail(NAME, new)) FAIL;
     return real(old_at, old, new_at, new, flags);
 }
 
 int mkdir(const char *path, mode_t mode) {
     REAL(int, "mkdir", const char *, mode_t);
-    if (struck(NAME, path)) FAIL;
+    if (should_fail(NAME, path)) FAIL;
     return real(path, mode);
 }
 

@@ -1,4 +1,4 @@
-"""Faults below the library and below Lance: a small shared object that is loaded before libc."""
+"""Inject faults below the library and Lance, with a shared object loaded before libc."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORD = 8
 
 
 class Calls(IntFlag):
-    """What can be struck."""
+    """Calls that can fail."""
 
     WRITE = 1
     SYNC = 2
@@ -28,20 +28,20 @@ class Calls(IntFlag):
 
 
 CODES = {"enospc": errno.ENOSPC, "eio": errno.EIO, "emfile": errno.EMFILE}
-STRIKES = {
+AFFECTED_CALLS = {
     "enospc": Calls.WRITE | Calls.NAME,
     "eio": Calls.WRITE | Calls.SYNC | Calls.READ,
     "emfile": Calls.OPEN,
 }
 
 
-def built(folder: Path) -> Path:
-    """The shared object, made in ``folder``."""
+def build(folder: Path) -> Path:
+    """Compile the shared object into ``folder`` and return its path."""
     return shared_object(SOURCE, folder / f"injector{sysconfig.get_config_var('SHLIB_SUFFIX')}")
 
 
 class Control:
-    """The control file, mapped; the process that it steers reads it at every call."""
+    """The memory-mapped control file; the controlled process reads it at every call."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -64,10 +64,10 @@ class Control:
         at = _FIELDS.index("fired") * _WORD
         return int.from_bytes(self._map[at : at + _WORD], "little", signed=True)
 
-    def strike(self, fault: str, after: int, *, lasting: bool) -> None:
-        """Fail a call after so many more, and all that follow it if the fault is ``lasting``."""
+    def inject(self, fault: str, after: int, *, lasting: bool) -> None:
+        """Fail the call after ``after`` further calls; if ``lasting``, all later calls too."""
         self._set("code", CODES[fault])
-        self._set("calls", STRIKES[fault])
+        self._set("calls", AFFECTED_CALLS[fault])
         self._set("lasting", lasting)
         self._set("countdown", after)
 
@@ -76,11 +76,11 @@ class Control:
         self._set("countdown", -1)
 
     def slow(self, seconds: float) -> None:
-        """Every call takes so much longer."""
+        """Delay every call by ``seconds``."""
         self._set("delay", int(seconds * 1e6))
 
     def shift_clock(self, seconds: int) -> None:
-        """The time of day is another, from now on."""
+        """Shift the time of day by ``seconds`` from now on."""
         self._set("clock", seconds)
 
 

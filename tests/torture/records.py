@@ -1,4 +1,4 @@
-"""The records of a torture: their ids say who put them, their fields depend on a growing shape."""
+"""The records that the torture puts: their ids name the producer, their fields grow in number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXTRA = (
 
 
 def record(name: str, number: int, shape: int) -> Record:
-    """``shape`` is how often the fields have changed."""
+    """Create a record; ``shape`` is the number of schema changes so far."""
     made: Record = {
         "id": f"{name}.{number}",
         "n": number,
@@ -34,7 +34,7 @@ def record(name: str, number: int, shape: int) -> Record:
 
 
 def plain(made: Record) -> Record:
-    """Only what an Arrow table of any shape has."""
+    """Keep only the fields that every Arrow table has."""
     return {key: made[key] for key in ("id", "n", "text", "emb")}
 
 

@@ -1,4 +1,4 @@
-"""One round: a process works on a topic under a fault; then all that is left is checked."""
+"""One round: a process works on a topic under a fault; then everything on disk is checked."""
 
 from __future__ import annotations
 
@@ -18,45 +18,46 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from support.crash.checking import Broken
+from support.crash.checks import PromiseBroken
 
 from persisting import fs
 from persisting.bucket.group_offsets import read_committed
 from persisting.errors import BucketLocked, StorageError
 from persisting.queue import read_queue, write_queue
 from persisting.topic import backup
-from torture import injector, plan
-from torture.home import Home
-from torture.model import Ledger, Note
-from torture.plan import Round
+from torture import injector, scenario
+from torture.bucket_model import Span
 from torture.records import Record
-from torture.shelf import Span
+from torture.scenario import Round
+from torture.topic_model import Note, TopicModel
 from torture.worker import GROUP, TOPIC, spans
+from torture.workspace import Workspace
 
 TESTS = Path(__file__).parents[1]
-PATIENCE = 40.0
-WITHOUT_LOG = 0.3
-"""How often the log of a round is brought into the table by an opening without a log."""
+PATIENCE = 120.0
+"""Seconds without a note after which the process counts as hanging."""
+RECOVER_WITHOUT_LOG = 0.3
+"""Probability that the log of a round is recovered by opening the topic without a log."""
 
 
 class Child:
-    """The process of a round; its notes are read all the time."""
+    """The process of a round; a thread reads its notes."""
 
-    def __init__(self, home: Home, round_: Round, library: Path) -> None:
+    def __init__(self, workspace: Workspace, round_: Round, library: Path) -> None:
         environ = {**os.environ, "PYTHONPATH": str(TESTS)}
         self._control: injector.Control | None = None
         if round_.fault != "power":
-            home.control.unlink(missing_ok=True)
-            self._control = injector.Control(home.control)
-            environ |= injector.environment(library, home.disk, home.control)
-        self.errors = home.errors
+            workspace.control.unlink(missing_ok=True)
+            self._control = injector.Control(workspace.control)
+            environ |= injector.environment(library, workspace.disk, workspace.control)
+        self.errors = workspace.errors
         with self.errors.open("w") as errors:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
                     "torture.worker",
-                    str(home.folder),
+                    str(workspace.folder),
                     msgspec.json.encode(round_),
                 ],
                 stdout=subprocess.PIPE,
@@ -87,7 +88,8 @@ class Child:
             self._more.notify_all()
 
     def wait_for_notes(self, count: int) -> bool:
-        """Whether it has made so many, and lives."""
+        """Wait until the process has written ``count`` notes; return whether it is still
+        running."""
         deadline = time.monotonic() + PATIENCE
         with self._more:
             while len(self.notes) < count and self._reader.is_alive():
@@ -100,7 +102,7 @@ class Child:
             self._process.send_signal(number)
 
     def wait(self) -> int:
-        """Until it has ended; as long as it makes notes it may take its time."""
+        """Wait until the process exits. It may take as long as it needs while it writes notes."""
         while self._reader.is_alive():
             before = len(self.notes)
             self._reader.join(PATIENCE)
@@ -108,11 +110,13 @@ class Child:
                 raise self._hanging()
         return self._process.wait()
 
-    def _hanging(self) -> Broken:
+    def _hanging(self) -> PromiseBroken:
         for number in (signal.SIGUSR2, signal.SIGUSR1):
             self.signal(number)
             time.sleep(0.5)
-        return Broken(f"it hangs after {self.notes[-3:]}\n{self.errors.read_text()[-9000:]}")
+        return PromiseBroken(
+            f"the process hangs after {self.notes[-3:]}\n{self.errors.read_text()[-9000:]}"
+        )
 
     def close(self) -> None:
         self.signal(signal.SIGCONT)
@@ -124,124 +128,135 @@ class Child:
 
 
 async def play(
-    home: Home, round_: Round, ledger: Ledger, library: Path, tally: Counter[str]
+    workspace: Workspace, round_: Round, model: TopicModel, library: Path, tally: Counter[str]
 ) -> None:
-    """Let a process work under its fault, then check what it left."""
-    child = Child(home, round_, library)
+    """Let a process work under its fault, then check what it left on disk."""
+    child = Child(workspace, round_, library)
     try:
-        await _strike(child, round_, home.queues)
+        await _inject_faults(child, round_, workspace.queues)
         code = child.wait()
     finally:
         child.close()
-    ledger.begin_round(round_)
+    model.begin_round(round_)
     for note in child.notes:
-        ledger.follow(note)
+        model.follow(note)
     killed = code == -signal.SIGKILL
     if not killed and (code != 0 or "end" not in child.notes[-1]):
-        raise Broken(f"it ended with {code}:\n{child.errors.read_text()[-3000:]}")
-    if home.lost.exists():
-        shutil.rmtree(home.disk)
-        home.lost.rename(home.disk)
+        raise PromiseBroken(
+            f"the process exited with status {code}:\n{child.errors.read_text()[-3000:]}"
+        )
+    if workspace.lost.exists():
+        shutil.rmtree(workspace.disk)
+        workspace.lost.rename(workspace.disk)
         tally["power lost"] += 1
     elif killed:
         tally["killed"] += 1
     tally["notes"] += len(child.notes)
     tally["calls that failed"] += child.failed_calls
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the options are others than before
-        await check(home, round_, ledger)
+        warnings.simplefilter("ignore")  # about options that changed
+        await check(workspace, round_, model)
 
 
-async def _strike(child: Child, round_: Round, disk: Path) -> None:
-    """The faults that come from outside of the process."""
-    dice = round_.dice("outside")
+async def _inject_faults(child: Child, round_: Round, disk: Path) -> None:
+    """Inject the faults that come from outside the process."""
+    rng = round_.rng("outside")
     if round_.fault == "kill":
-        child.wait_for_notes(dice.choice((1, dice.randrange(40), dice.randrange(300))))
-        await asyncio.sleep(dice.choice((0.0, dice.uniform(0, 0.05))))
+        child.wait_for_notes(rng.choice((1, rng.randrange(40), rng.randrange(300))))
+        await asyncio.sleep(rng.choice((0.0, rng.uniform(0, 0.05))))
         child.signal(signal.SIGKILL)
     elif round_.fault == "pause":
-        for _ in range(dice.randint(1, 3)):
-            if not child.wait_for_notes(len(child.notes) + dice.randrange(40)):
+        for _ in range(rng.randint(1, 3)):
+            if not child.wait_for_notes(len(child.notes) + rng.randrange(40)):
                 return
             child.signal(signal.SIGSTOP)
-            await _nobody_else_may_write(disk, child)
-            await asyncio.sleep(dice.uniform(0, 0.3))
+            await _check_lock_excludes_writers(disk, child)
+            await asyncio.sleep(rng.uniform(0, 0.3))
             child.signal(signal.SIGCONT)
 
 
-async def _nobody_else_may_write(disk: Path, child: Child) -> None:
-    if _between_owners(child):
+async def _check_lock_excludes_writers(disk: Path, child: Child) -> None:
+    if _may_have_no_owner(child):
         return
     try:
         async with await write_queue(topic=TOPIC, storage_path=str(disk)) as writer:
             await writer.put({"id": "a stranger's"})
     except BucketLocked as exc:
         if str(child.pid) not in str(exc):
-            raise Broken(f"the owner is {child.pid}, but the error says {exc}") from exc
+            raise PromiseBroken(f"the owner is {child.pid}, but the error says {exc}") from exc
     else:
-        raise Broken("two processes wrote to one bucket")
+        raise PromiseBroken("two processes wrote to one bucket")
 
 
-def _between_owners(child: Child) -> bool:
-    """Whether anybody may take the topic just now: a look opens every bucket, a close ends it."""
+def _may_have_no_owner(child: Child) -> bool:
+    """Return whether the topic may have no owner now: an observation opens every bucket, a close
+    releases them."""
     changes = [
-        n for n in child.notes if n.get("begin") in ("open", "close") or {"look", "end"} & set(n)
+        n
+        for n in child.notes
+        if n.get("begin") in ("open", "close") or {"observation", "end"} & set(n)
     ]
-    return not changes or "look" not in changes[-1]
+    return not changes or "observation" not in changes[-1]
 
 
-# What is left
+# Checks
 
 
-async def check(home: Home, round_: Round, ledger: Ledger) -> None:
-    """Open, read everything, and compare."""
-    disk, num_buckets = home.queues, round_.num_buckets
+async def check(workspace: Workspace, round_: Round, model: TopicModel) -> None:
+    """Open the topic, read everything and compare it with the model."""
+    disk, num_buckets = workspace.queues, round_.num_buckets
     if not (disk / TOPIC / "topic.json").exists():
-        if ledger.records:
-            raise Broken("the topic is gone")
+        if model.records:
+            raise PromiseBroken("the topic is missing")
         return
     try:
-        async with await _opened(disk, round_) as writer:
+        async with await _open_topic(disk, round_) as writer:
             rows, found = await _read_all(disk, TOPIC, num_buckets)
-            ledger.settle_left(found, {tag["name"]: spans(tag) for tag in await writer.tags()})
-            ledger.check_rows(rows)
-            await _check_tags(disk, num_buckets, ledger)
+            model.reconcile_after_exit(
+                found, {tag["name"]: spans(tag) for tag in await writer.tags()}
+            )
+            model.check_rows(rows)
+            await _check_tags(disk, num_buckets, model)
             report = await writer.verify()
             if not report["ok"] or report["unchecked"]:
-                raise Broken(f"verify: {report}")
-            ledger.check_group(await _committed(disk, writer, num_buckets))
+                raise PromiseBroken(f"verify: {report}")
+            model.check_group(await _committed(disk, writer, num_buckets))
             await _check_indexes(writer, rows)
-        await _check_backups(home, num_buckets, ledger)
+        await _check_backups(workspace, num_buckets, model)
     except StorageError as exc:
-        raise Broken(f"it cannot be opened or read: {type(exc).__name__}: {exc}") from exc
+        raise PromiseBroken(
+            f"the topic cannot be opened or read: {type(exc).__name__}: {exc}"
+        ) from exc
 
 
-async def _opened(disk: Path, round_: Round) -> Any:
-    """The topic as it was left: retention drops nothing more, and the log may not be kept up."""
-    options: dict[str, Any] = dict(plan.NO_LIMITS) if round_.limits else {}
-    if round_.logged and round_.dice("check").random() < WITHOUT_LOG:
+async def _open_topic(disk: Path, round_: Round) -> Any:
+    """Open the topic without retention limits, and sometimes without a log."""
+    options: dict[str, Any] = dict(scenario.NO_LIMITS) if round_.limits else {}
+    if round_.logged and round_.rng("check").random() < RECOVER_WITHOUT_LOG:
         options["enable_wal"] = False
     return await write_queue(topic=TOPIC, storage_path=str(disk), backend_options=options or None)
 
 
 async def check_written(
-    home: Home, num_buckets: int, ledger: Ledger, records: list[Record]
+    workspace: Workspace, num_buckets: int, model: TopicModel, records: list[Record]
 ) -> None:
-    """What somebody else has written is behind all else, once; in which order is his affair."""
+    """Check that records of another writer were appended once, in any order."""
     for record in records:
-        ledger.records[record["id"]] = record
-    rows, spans = await _read_all(home.queues, TOPIC, num_buckets)
-    ledger.check_rows(rows)
+        model.records[record["id"]] = record
+    rows, spans = await _read_all(workspace.queues, TOPIC, num_buckets)
+    model.check_rows(rows)
     added = []
     for bucket, (start, ids) in spans.items():
-        known = ledger.shelves[bucket]
+        known = model.buckets[bucket]
         if start != known.start or ids[: len(known.ids)] != known.ids:
-            raise Broken(f"bucket {bucket}: what was there has changed")
+            raise PromiseBroken(f"bucket {bucket}: earlier rows have changed")
         added += ids[len(known.ids) :]
-        known.settle((start, ids))
+        known.reconcile((start, ids))
         known.flushed = known.end
     if sorted(added) != sorted(record["id"] for record in records):
-        raise Broken(f"written were {len(records)} records, {len(added)} came: {sorted(added)}")
+        raise PromiseBroken(
+            f"{len(records)} records were written, {len(added)} were added: {sorted(added)}"
+        )
 
 
 async def _read_all(
@@ -256,18 +271,20 @@ async def _read_all(
             stats = (await reader.stats())["buckets"][0]
         start, end = stats["start_offset"], stats["end_offset"]
         if not given and end - start != len(rows[bucket]):
-            raise Broken(f"bucket {bucket}: {start} to {end}, but {len(rows[bucket])} rows")
+            raise PromiseBroken(f"bucket {bucket}: {start} to {end}, but {len(rows[bucket])} rows")
         spans[bucket] = (start, [row["id"] for row in rows[bucket]])
     return rows, spans
 
 
-async def _check_tags(disk: Path, num_buckets: int, ledger: Ledger) -> None:
-    for name, wanted in ledger.tags.items():
+async def _check_tags(disk: Path, num_buckets: int, model: TopicModel) -> None:
+    for name, expected in model.tags.items():
         rows, spans = await _read_all(disk, TOPIC, num_buckets, version=name)
-        ledger.check_rows(rows)
-        for bucket, (_, ids) in wanted.items():
+        model.check_rows(rows)
+        for bucket, (_, ids) in expected.items():
             if spans[bucket][1] != ids:
-                raise Broken(f"tag {name}, bucket {bucket}: {spans[bucket][1]} instead of {ids}")
+                raise PromiseBroken(
+                    f"tag {name}, bucket {bucket}: {spans[bucket][1]} instead of {ids}"
+                )
 
 
 async def _committed(disk: Path, writer: Any, num_buckets: int) -> dict[int, int]:
@@ -280,42 +297,44 @@ async def _committed(disk: Path, writer: Any, num_buckets: int) -> dict[int, int
 
 
 async def _check_indexes(writer: Any, rows: dict[int, list[Record]]) -> None:
-    there = [row for found in rows.values() for row in found]
-    if not there:
+    stored = [row for found in rows.values() for row in found]
+    if not stored:
         return
     for index in await writer.indexes():
         column = index["column"]
         if column in ("n", "id"):
-            value = there[len(there) // 2][column]
+            value = stored[len(stored) // 2][column]
             found = sorted(row["id"] for row in await writer.lookup(column, value))
-            wanted = sorted(row["id"] for row in there if row[column] == value)
+            expected = sorted(row["id"] for row in stored if row[column] == value)
         elif column == "text":
-            word = there[0]["text"].split()[0]
-            hits = await writer.search(text=word, column="text", k=len(there))
+            word = stored[0]["text"].split()[0]
+            hits = await writer.search(text=word, column="text", k=len(stored))
             found = sorted(hit["id"] for hit in hits)
-            wanted = sorted(row["id"] for row in there if row["text"].startswith(word))
+            expected = sorted(row["id"] for row in stored if row["text"].startswith(word))
         else:
             continue
-        if found != wanted:
-            raise Broken(f"the index of {column} finds {found} instead of {wanted}")
+        if found != expected:
+            raise PromiseBroken(f"the index of {column} finds {found} instead of {expected}")
 
 
-async def _check_backups(home: Home, num_buckets: int, ledger: Ledger) -> None:
-    """A copy holds all that was acknowledged before it, and nothing that was never there."""
-    for name, floors in ledger.backups.items():
-        copy, again = home.queues / name, home.folder / "restored"
+async def _check_backups(workspace: Workspace, num_buckets: int, model: TopicModel) -> None:
+    """A backup holds everything acknowledged before it, and nothing that was never put."""
+    for name, floors in model.backups.items():
+        copy, restored = workspace.queues / name, workspace.folder / "restored"
         if damage := backup.damage_in(copy):
-            raise Broken(f"{name}: {damage}")
-        backup.restore(copy, again / name)
-        rows, spans = await _read_all(again, name, num_buckets)
-        ledger.check_rows(rows)
+            raise PromiseBroken(f"{name}: {damage}")
+        backup.restore(copy, restored / name)
+        rows, spans = await _read_all(restored, name, num_buckets)
+        model.check_rows(rows)
         for bucket, (start, ids) in spans.items():
             least = floors[bucket]
             if start < least[0] or start + len(ids) < least[1]:
-                raise Broken(f"{name}, bucket {bucket}: {start} to {start + len(ids)}, not {least}")
+                raise PromiseBroken(
+                    f"{name}, bucket {bucket}: {start} to {start + len(ids)}, not {least}"
+                )
             if len(set(ids)) != len(ids):
-                raise Broken(f"{name}, bucket {bucket}: doubled rows")
-        shutil.rmtree(again)
-    ledger.backups.clear()
-    for left in home.queues.glob("backup-*"):
+                raise PromiseBroken(f"{name}, bucket {bucket}: rows are stored twice")
+        shutil.rmtree(restored)
+    model.backups.clear()
+    for left in workspace.queues.glob("backup-*"):
         shutil.rmtree(left)

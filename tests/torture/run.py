@@ -1,9 +1,9 @@
-"""Torture by hand or by night.
+"""Run the torture program.
 
     make torture TORTURE_ARGS="--seconds 600 --seed 7"
 
-Every part draws its work and its faults from seeds, which are printed when something is broken:
-the same seed gives the same work and the same faults, as far as the operating system allows.
+Every part draws its work and its faults from a seed, which is printed if a promise is broken. The
+same seed gives the same work and the same faults, as far as the operating system allows.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from support.crash.checking import Broken
+from support.crash.checks import PromiseBroken
 
-from torture import bucket, cluster, plan, soak, spark, topic
+from torture import bucket, cluster, scenario, soak, spark, topic
 
 Part = Callable[[argparse.Namespace, float, "Counter[str]"], Awaitable[None]]
 
 
 async def _topic(given: argparse.Namespace, seconds: float, tally: Counter[str]) -> None:
-    between = spark.writing() if given.spark else None
-    await topic.lives(
+    between = spark.spark_writes() if given.spark else None
+    await topic.run_topics(
         given.seed,
         seconds,
         tally,
-        given.lives,
+        given.runs,
         given.fault,
         between,
         given.kind,
@@ -39,7 +39,7 @@ async def _topic(given: argparse.Namespace, seconds: float, tally: Counter[str])
 
 
 async def _bucket(given: argparse.Namespace, seconds: float, tally: Counter[str]) -> None:
-    await bucket.lives(given.seed, seconds, tally, given.lives)
+    await bucket.run_buckets(given.seed, seconds, tally, given.runs)
 
 
 async def _cluster(given: argparse.Namespace, seconds: float, tally: Counter[str]) -> None:
@@ -61,25 +61,29 @@ PARTS: dict[str, Part] = {
     "soak": _soak,
     "spark": _spark,
 }
-USUAL = ("bucket", "topic", "cluster", "soak")
+DEFAULT_PARTS = ("bucket", "topic", "cluster", "soak")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="torture", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=120.0, help="for all parts together")
-    parser.add_argument("--seed", type=int, default=None, help="by chance unless it is named")
-    parser.add_argument("--only", choices=PARTS, help="one part; without it, all but Spark")
-    parser.add_argument("--lives", type=int, default=None, help="at most so many seeds")
-    parser.add_argument("--fault", choices=plan.FAULTS, help="topics suffer from this one only")
-    parser.add_argument("--kind", choices=plan.KINDS, help="all topics are of this one")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="duration of all parts together (default: 120)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=None, help="seed of the work and the faults (default: random)"
+    )
+    parser.add_argument("--only", choices=PARTS, help="run one part (default: all parts but spark)")
+    parser.add_argument("--runs", "--lives", type=int, default=None, help="maximum number of seeds")
+    parser.add_argument("--fault", choices=scenario.FAULTS, help="the only fault of topics")
+    parser.add_argument("--kind", choices=scenario.KINDS, help="the kind of all topics")
     parser.add_argument(
         "--retention",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="all topics have retention by itself, or none",
+        help="all topics have automatic retention, or none has",
     )
-    parser.add_argument("--spark", action="store_true", help="Spark writes to the topics, too")
-    parser.add_argument("--report", default=None, help="where the soak leaves its page")
+    parser.add_argument("--spark", action="store_true", help="Spark writes to the topics too")
+    parser.add_argument("--report", default=None, help="file for the HTML page of the soak")
     given = parser.parse_args()
     if given.seed is None:
         given.seed = random.SystemRandom().randrange(1_000_000)
@@ -87,21 +91,21 @@ def arguments() -> argparse.Namespace:
 
 
 async def torture(given: argparse.Namespace) -> bool:
-    """Every chosen part for its share of the time; whether all held."""
-    chosen = [given.only] if given.only else USUAL
-    held = True
+    """Run every chosen part for its share of the time; return whether all passed."""
+    chosen = [given.only] if given.only else DEFAULT_PARTS
+    passed = True
     for name in chosen:
         tally: Counter[str] = Counter()
         started = time.monotonic()
         try:
             await PARTS[name](given, given.seconds / len(chosen), tally)
-        except Broken as exc:
-            held = False
+        except PromiseBroken as exc:
+            passed = False
             print(f"BROKEN in {name}: {exc}", file=sys.stderr, flush=True)
-        survived = ", ".join(f"{count} {what}" for what, count in sorted(tally.items()))
-        took = time.monotonic() - started
-        print(f"{name}: {survived or 'nothing'} in {took:.0f} s", flush=True)
-    return held
+        counts = ", ".join(f"{count} {what}" for what, count in sorted(tally.items()))
+        elapsed = time.monotonic() - started
+        print(f"{name}: {counts or 'nothing'} in {elapsed:.0f} s", flush=True)
+    return passed
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Mixed load for minutes: memory, file descriptors, threads and disk must not grow."""
+"""Run a mixed load for minutes: memory, file descriptors, threads and disk must not grow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.crash.checking import Broken
+from support.crash.checks import PromiseBroken
 
 from persisting.demo.charts import Series, page
 from persisting.queue import OffsetOutOfRange, read_queue, write_queue
@@ -29,7 +29,7 @@ OPTIONS = {
 }
 SAMPLES = 48
 WARM = 3
-"""The first of so many parts of the time is for warming up."""
+"""The first 1/WARM of the samples is warm-up and is ignored."""
 
 
 class Sample(NamedTuple):
@@ -43,9 +43,9 @@ class Sample(NamedTuple):
 
 
 ALLOWED = {"memory": 1.15, "files": 1.25, "threads": 1.25, "disk": 1.4}
-"""How much higher the last third may lie than the middle one."""
+"""Allowed ratio of the last third to the middle third."""
 SLACK = {"memory": 16.0, "files": 12.0, "threads": 6.0, "disk": 6.0}
-"""What is never called growth, however little there was before."""
+"""Absolute growth that is always allowed."""
 
 
 def _sample(started: float, folder: Path) -> Sample:
@@ -75,7 +75,7 @@ def _size(folder: Path) -> int:
 
 
 async def soak(seed: int, seconds: float, tally: Counter[str], report: str | None) -> None:
-    """Work for so long; raises where something grows."""
+    """Run the load for ``seconds``; raise if a resource grows."""
     folder = Path(tempfile.mkdtemp(prefix="torture-soak-"))
     samples: list[Sample] = []
     until = time.monotonic() + seconds
@@ -84,7 +84,7 @@ async def soak(seed: int, seconds: float, tally: Counter[str], report: str | Non
         for work in (
             _put(seed, folder, until, tally),
             _consume(folder, until, tally),
-            _keep_up(seed, folder, until, tally),
+            _maintain(seed, folder, until, tally),
             _watch(folder, until, seconds, samples),
         )
     ]
@@ -99,7 +99,7 @@ async def soak(seed: int, seconds: float, tally: Counter[str], report: str | Non
     if report is not None:
         page(Path(report), "Soak", _facts(seed, seconds, tally), list(_series(samples)))
     if grown := growth(samples):
-        raise Broken(f"seed {seed}: after {seconds:.0f} s {'; '.join(grown)}")
+        raise PromiseBroken(f"seed {seed}: after {seconds:.0f} s {'; '.join(grown)}")
 
 
 async def _topic(folder: Path) -> Any:
@@ -113,11 +113,11 @@ async def _topic(folder: Path) -> Any:
 
 
 async def _put(seed: int, folder: Path, until: float, tally: Counter[str]) -> None:
-    dice = random.Random(f"soak/{seed}")
+    rng = random.Random(f"soak/{seed}")
     number = 0
     async with await _topic(folder) as writer:
         while time.monotonic() < until:
-            count = dice.choice((1, 1, 20, 200))
+            count = rng.choice((1, 1, 20, 200))
             records = [plain(record("p", number + n, 0)) for n in range(count)]
             number += count
             if count == 200:
@@ -129,7 +129,7 @@ async def _put(seed: int, folder: Path, until: float, tally: Counter[str]) -> No
 
 
 async def _consume(folder: Path, until: float, tally: Counter[str]) -> None:
-    """Members that come and go."""
+    """Consume with members that join and leave."""
     while time.monotonic() < until:
         async with await read_queue(
             topic="t", storage_path=str(folder), group="g", wait_for_topic=30
@@ -144,30 +144,30 @@ async def _consume(folder: Path, until: float, tally: Counter[str]) -> None:
                 await reader.commit()
 
 
-async def _keep_up(seed: int, folder: Path, until: float, tally: Counter[str]) -> None:
-    dice = random.Random(f"soak/upkeep/{seed}")
+async def _maintain(seed: int, folder: Path, until: float, tally: Counter[str]) -> None:
+    rng = random.Random(f"soak/upkeep/{seed}")
     async with await _topic(folder) as writer:
         await writer.put(plain(record("first", 0, 0)))
         await writer.create_index("n")
         while time.monotonic() < until:
             await asyncio.sleep(0.3)
-            deed = dice.choice(("compact", "tag", "query", "search", "vector", "verify", "take"))
-            tally[deed] += 1
-            if deed == "compact":
+            action = rng.choice(("compact", "tag", "query", "search", "vector", "verify", "take"))
+            tally[action] += 1
+            if action == "compact":
                 await writer.compact()
-            elif deed == "tag":
+            elif action == "tag":
                 await writer.tag("now")
-            elif deed == "query":
+            elif action == "query":
                 await writer.query("n % 97 = 3")
-            elif deed == "search":
+            elif action == "search":
                 await writer.search(text="word3", column="text", k=5)
-            elif deed == "vector":
+            elif action == "vector":
                 await writer.search(vector=[1.0, 2.0, 1.0, 0.5], k=5)
-            elif deed == "verify":
+            elif action == "verify":
                 if not (found := await writer.verify())["ok"]:
-                    raise Broken(f"verify: {found}")
+                    raise PromiseBroken(f"verify: {found}")
             else:
-                await writer.lookup("n", dice.randrange(1000))
+                await writer.lookup("n", rng.randrange(1000))
 
 
 async def _watch(folder: Path, until: float, seconds: float, samples: list[Sample]) -> None:
@@ -178,7 +178,7 @@ async def _watch(folder: Path, until: float, seconds: float, samples: list[Sampl
 
 
 def growth(samples: list[Sample]) -> list[str]:
-    """What the last third of the samples has more of than the middle one."""
+    """Describe the resources that grew from the middle third to the last third of the samples."""
     warm = samples[len(samples) // WARM :]
     middle, last = warm[: len(warm) // 2], warm[len(warm) // 2 :]
     found = []

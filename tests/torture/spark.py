@@ -1,6 +1,6 @@
-"""Spark: drivers and workers that are killed in batches and streams, and writes between rounds.
+"""Spark: kill drivers and workers in batches and streams, and write with Spark between rounds.
 
-The cases of killing are those of tests/spark/test_spark_kill.py: a minute each.
+The cases are those of tests/spark/test_spark_kill.py, about a minute each.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from support.crash.checking import Broken
+from support.crash.checks import PromiseBroken
 
-from torture.home import Home
-from torture.model import Ledger
-from torture.plan import Round
 from torture.records import plain, record
 from torture.rounds import check_written
+from torture.scenario import Round
 from torture.topic import Between
+from torture.topic_model import TopicModel
 from torture.worker import TOPIC
+from torture.workspace import Workspace
 
 ROWS = 40
 CASES = Path(__file__).parents[1] / "spark" / "test_spark_kill.py"
 
 
 def torture(seed: int, seconds: float, tally: Counter[str]) -> None:
-    """Case after case in the order of the seed, at least one, until the time is over."""
+    """Run the cases in an order drawn from the seed until the time is over, at least one."""
     until = time.monotonic() + seconds
     cases = [line for line in _pytest("--collect-only").stdout.splitlines() if "::" in line]
     random.Random(seed).shuffle(cases)
     for case in cases:
         done = _pytest(case)
         if done.returncode:
-            raise Broken(f"seed {seed}, {case}:\n{done.stdout[-4000:]}")
-        tally["cases of killing"] += 1
+            raise PromiseBroken(f"seed {seed}, {case}:\n{done.stdout[-4000:]}")
+        tally["kill cases"] += 1
         if time.monotonic() > until:
             return
 
@@ -51,14 +51,14 @@ def _pytest(what: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def writing() -> Between:
-    """Between rounds, a batch is written by Spark, and written again as after a failure."""
+def spark_writes() -> Between:
+    """Return a function that writes a batch with Spark between rounds, twice as after a failure."""
     from persisting.spark import session
 
     spark = session(conf={"spark.ui.enabled": False})
 
-    async def write(home: Home, round_: Round, ledger: Ledger) -> None:
-        if not (home.queues / TOPIC / "topic.json").exists():
+    async def write(workspace: Workspace, round_: Round, model: TopicModel) -> None:
+        if not (workspace.queues / TOPIC / "topic.json").exists():
             return
         name = f"spark-{round_.number}"
         records = [plain(record(name, number, 0)) for number in range(ROWS)]
@@ -68,7 +68,7 @@ def writing() -> Between:
         )
         for _ in range(2):
             made = frame.write.format("persisting").mode("append").option("writeId", name)
-            made.save(str(home.queues / TOPIC))
-        await check_written(home, round_.num_buckets, ledger, records)
+            made.save(str(workspace.queues / TOPIC))
+        await check_written(workspace, round_.num_buckets, model, records)
 
     return write

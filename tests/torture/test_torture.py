@@ -1,4 +1,4 @@
-"""The small form of ``make torture``: fixed seeds, seconds; and its long form by night."""
+"""Short torture with fixed seeds, nightly long torture, and tests of the checker itself."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.crash.checking import Broken
+from support.crash.checks import PromiseBroken
 
-from torture import bucket, cluster, plan, soak, topic
-from torture.model import Ledger
+from torture import bucket, cluster, scenario, soak, topic
 from torture.soak import Sample, growth
+from torture.topic_model import TopicModel
 
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Torn tails and failed flushes are the daily bread here."""
+    """Hide the warnings about torn tails and failed flushes, which these tests cause."""
     caplog.set_level(logging.CRITICAL, "persisting")
 
 
@@ -37,34 +37,34 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
         (12, "eio", 1, "lance", True),
     ],
 )
-async def test_a_topic_keeps_what_it_promised_under_a_fault(
+async def test_topic_keeps_its_promises_under_a_fault(
     seed: int, fault: str, count: int, kind: str, retention: bool
 ) -> None:
     tally: Counter[str] = Counter()
-    await topic.live(seed, tally, count=count, fault=fault, kind=kind, retention=retention)
+    await topic.run_topic(seed, tally, count=count, fault=fault, kind=kind, retention=retention)
     assert tally[fault] == count
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(0, 400, 20))
-async def test_twenty_topics_keep_what_they_promised_under_every_fault(seed: int) -> None:
+async def test_twenty_topics_keep_their_promises_under_random_faults(seed: int) -> None:
     tally: Counter[str] = Counter()
-    await topic.lives(seed, 1800, tally, most=20)
-    assert tally["lives"] == 20
+    await topic.run_topics(seed, 1800, tally, most=20)
+    assert tally["runs"] == 20
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(1000, 1040, 8))
-async def test_eight_buckets_keep_what_they_acknowledged(seed: int) -> None:
-    await bucket.lives(seed, 1800, Counter(), most=8)
+async def test_eight_buckets_keep_acknowledged_records(seed: int) -> None:
+    await bucket.run_buckets(seed, 1800, Counter(), most=8)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_cluster_stores_once_and_consumes_at_least_once(seed: int) -> None:
+async def test_cluster_stores_records_once_and_consumes_them_at_least_once(seed: int) -> None:
     tally: Counter[str] = Counter()
     await cluster.torture(seed, 120, tally)
     assert tally["acknowledged"] > 500
@@ -72,25 +72,27 @@ async def test_a_cluster_stores_once_and_consumes_at_least_once(seed: int) -> No
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-async def test_ten_minutes_of_mixed_load_grow_nothing(tmp_path: Path) -> None:
+async def test_ten_minutes_of_mixed_load_leak_no_resources(tmp_path: Path) -> None:
     await soak.soak(1, 600, Counter(), str(tmp_path / "soak.html"))
 
 
-# The checker itself must be able to fail.
+# The checker must detect every kind of violation
 
 
-def put(ledger: Ledger, number: int, *ids: str, acknowledged: bool = True, at: float = 0.0) -> None:
+def put(
+    model: TopicModel, number: int, *ids: str, acknowledged: bool = True, at: float = 0.0
+) -> None:
     records = [{"id": name, "n": number} for name in ids]
-    ledger.follow({"records": records, "put": number, "producer": 0, "at": at})
-    ledger.follow({"begin": "put", "put": number, "producer": 0})
+    model.follow({"records": records, "put": number, "producer": 0, "at": at})
+    model.follow({"begin": "put", "put": number, "producer": 0})
     if acknowledged:
-        ledger.follow({"done": "put", "put": number, "producer": 0})
+        model.follow({"done": "put", "put": number, "producer": 0})
 
 
 @pytest.fixture
-def ledger() -> Ledger:
-    """Of a topic of one bucket: two puts were acknowledged, one was not."""
-    made = Ledger(1)
+def model() -> TopicModel:
+    """The model of a topic with one bucket: two puts were acknowledged, one was not."""
+    made = TopicModel(1)
     put(made, 1, "a")
     put(made, 2, "b", "c")
     put(made, 3, "d", "e", acknowledged=False)
@@ -98,89 +100,91 @@ def ledger() -> Ledger:
 
 
 @pytest.mark.parametrize("found", [["a", "b", "c"], ["a", "b", "c", "d", "e"]])
-def test_what_was_acknowledged_is_enough(ledger: Ledger, found: list[str]) -> None:
-    ledger.settle({0: (0, found)}, {})
+def test_checker_accepts_acknowledged_puts_with_or_without_the_failed_put(
+    model: TopicModel, found: list[str]
+) -> None:
+    model.reconcile({0: (0, found)}, {})
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         (["a"], "lost"),
-        (["b", "c", "a"], "another order"),
-        (["a", "b", "c", "a"], "doubled"),
-        (["a", "b"], "torn"),
-        (["a", "b", "c", "d"], "torn"),
+        (["b", "c", "a"], "reordered"),
+        (["a", "b", "c", "a"], "stored twice"),
+        (["a", "b"], "part of a put"),
+        (["a", "b", "c", "d"], "part of a put"),
         (["a", "b", "c", "x"], "never put"),
     ],
 )
-def test_what_is_missing_doubled_reordered_or_torn_is_told(
-    ledger: Ledger, found: list[str], said: str
+def test_checker_reports_lost_repeated_reordered_and_torn_puts(
+    model: TopicModel, found: list[str], message: str
 ) -> None:
-    with pytest.raises(Broken, match=said):
-        ledger.settle({0: (0, found)}, {})
+    with pytest.raises(PromiseBroken, match=message):
+        model.reconcile({0: (0, found)}, {})
 
 
-def test_what_was_seen_must_stay_where_it_was(ledger: Ledger) -> None:
-    ledger.settle({0: (0, ["a", "b", "c"])}, {})
-    with pytest.raises(Broken, match="begins at 1"):
-        ledger.settle({0: (1, ["b", "c"])}, {})
-    with pytest.raises(Broken, match=r"missing \['b'\]"):
-        ledger.settle({0: (0, ["a", "c"])}, {})
+def test_checker_reports_observed_rows_that_moved_or_vanished(model: TopicModel) -> None:
+    model.reconcile({0: (0, ["a", "b", "c"])}, {})
+    with pytest.raises(PromiseBroken, match="starts at 1"):
+        model.reconcile({0: (1, ["b", "c"])}, {})
+    with pytest.raises(PromiseBroken, match=r"missing \['b'\]"):
+        model.reconcile({0: (0, ["a", "c"])}, {})
 
 
-def test_a_refused_put_may_come_back_only_where_nothing_follows(ledger: Ledger) -> None:
-    ledger.settle({0: (0, ["a", "b", "c"])}, {})
-    put(ledger, 4, "f")
-    ledger.settle({0: (0, ["a", "b", "c", "f"])}, {})
-    with pytest.raises(Broken, match="never put"):
-        ledger.settle({0: (0, ["a", "b", "c", "f", "d", "e"])}, {})
+def test_checker_accepts_a_failed_put_only_at_the_end(model: TopicModel) -> None:
+    model.reconcile({0: (0, ["a", "b", "c"])}, {})
+    put(model, 4, "f")
+    model.reconcile({0: (0, ["a", "b", "c", "f"])}, {})
+    with pytest.raises(PromiseBroken, match="never put"):
+        model.reconcile({0: (0, ["a", "b", "c", "f", "d", "e"])}, {})
 
 
-def test_a_changed_row_is_told(ledger: Ledger) -> None:
-    with pytest.raises(Broken, match="came back as"):
-        ledger.check_rows({0: [{"id": "a", "n": 7}]})
+def test_checker_reports_a_changed_row(model: TopicModel) -> None:
+    with pytest.raises(PromiseBroken, match="came back as"):
+        model.check_rows({0: [{"id": "a", "n": 7}]})
 
 
-def test_a_commit_that_skips_or_is_lost_is_told(ledger: Ledger) -> None:
-    ledger.settle({0: (0, ["a", "b", "c"])}, {})
-    ledger.follow({"got": ["a", "b"], "from": {}, "to": {"0": 2}})
-    ledger.follow({"committed": {"0": 2}})
-    ledger.check_group({0: 2})
-    with pytest.raises(Broken, match="skips"):
-        ledger.check_group({0: 3})
-    with pytest.raises(Broken, match="was committed"):
-        ledger.check_group({0: 1})
+def test_checker_reports_a_commit_that_skips_or_is_lost(model: TopicModel) -> None:
+    model.reconcile({0: (0, ["a", "b", "c"])}, {})
+    model.follow({"got": ["a", "b"], "from": {}, "to": {"0": 2}})
+    model.follow({"committed": {"0": 2}})
+    model.check_group({0: 2})
+    with pytest.raises(PromiseBroken, match="skips"):
+        model.check_group({0: 3})
+    with pytest.raises(PromiseBroken, match="was committed"):
+        model.check_group({0: 1})
 
 
-def test_a_tag_that_went_or_moved_is_told(ledger: Ledger) -> None:
-    ledger.settle({0: (0, ["a", "b", "c"])}, {})
-    ledger.follow({"begin": "tag", "name": "t"})
-    ledger.follow({"done": "tag", "name": "t", "result": {"0": (0, 3)}})
-    ledger.settle({0: (0, ["a", "b", "c"])}, {"t": {0: (0, 3)}})
-    with pytest.raises(Broken, match="not there"):
-        ledger.settle({0: (0, ["a", "b", "c"])}, {})
-    with pytest.raises(Broken, match="holds"):
-        ledger.settle({0: (0, ["a", "b", "c"])}, {"t": {0: (0, 2)}})
+def test_checker_reports_a_tag_that_vanished_or_moved(model: TopicModel) -> None:
+    model.reconcile({0: (0, ["a", "b", "c"])}, {})
+    model.follow({"begin": "tag", "name": "t"})
+    model.follow({"done": "tag", "name": "t", "result": {"0": (0, 3)}})
+    model.reconcile({0: (0, ["a", "b", "c"])}, {"t": {0: (0, 3)}})
+    with pytest.raises(PromiseBroken, match="is missing"):
+        model.reconcile({0: (0, ["a", "b", "c"])}, {})
+    with pytest.raises(PromiseBroken, match="holds"):
+        model.reconcile({0: (0, ["a", "b", "c"])}, {"t": {0: (0, 2)}})
 
 
 # Without a log
 
 
-def begin_round(ledger: Ledger, **options: Any) -> None:
-    """Without a log, and with these options."""
-    ledger.begin_round(plan.Round("", 0, "kill", 1, 1, "persisting", options))
+def begin_round(model: TopicModel, **options: Any) -> None:
+    """Start a round without a log and with these options."""
+    model.begin_round(scenario.Round("", 0, "kill", 1, 1, "persisting", options))
 
 
-def flush(ledger: Ledger, *, done: bool = True) -> None:
-    ledger.follow({"begin": "flush"})
+def flush(model: TopicModel, *, done: bool = True) -> None:
+    model.follow({"begin": "flush"})
     if done:
-        ledger.follow({"done": "flush", "result": None})
+        model.follow({"done": "flush", "result": None})
 
 
 @pytest.fixture
-def unlogged() -> Ledger:
-    """The same without a log: "a" was flushed, "b" and "c" were only acknowledged."""
-    made = Ledger(1)
+def unlogged() -> TopicModel:
+    """The model of a topic without a log: "a" was flushed, "b" and "c" were only acknowledged."""
+    made = TopicModel(1)
     begin_round(made)
     put(made, 1, "a")
     flush(made)
@@ -192,53 +196,53 @@ def unlogged() -> Ledger:
 
 @pytest.mark.parametrize("found", [["a"], ["a", "b", "c"], ["a", "b", "c", "d"]])
 @pytest.mark.parametrize("seen", [False, True])
-def test_without_a_log_a_crash_may_take_the_end_that_was_not_flushed(
-    unlogged: Ledger, found: list[str], seen: bool
+def test_checker_accepts_loss_of_the_unflushed_end_without_a_log(
+    unlogged: TopicModel, found: list[str], seen: bool
 ) -> None:
     if seen:
-        unlogged.settle({0: (0, ["a", "b", "c", "d"])}, {})
-    unlogged.settle_left({0: (0, found)}, {})
+        unlogged.reconcile({0: (0, ["a", "b", "c", "d"])}, {})
+    unlogged.reconcile_after_exit({0: (0, found)}, {})
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         ([], "lost"),
         (["a", "d"], "lost"),
-        (["a", "b"], "torn"),
+        (["a", "b"], "part of a put"),
         (["b", "c"], "lost"),
-        (["a", "d", "b", "c"], "another order"),
-        (["a", "b", "c", "d", "d"], "doubled"),
+        (["a", "d", "b", "c"], "reordered"),
+        (["a", "b", "c", "d", "d"], "stored twice"),
     ],
 )
-def test_without_a_log_a_crash_takes_nothing_else(
-    unlogged: Ledger, found: list[str], said: str
+def test_checker_reports_any_other_loss_without_a_log(
+    unlogged: TopicModel, found: list[str], message: str
 ) -> None:
-    with pytest.raises(Broken, match=said):
-        unlogged.settle_left({0: (0, found)}, {})
+    with pytest.raises(PromiseBroken, match=message):
+        unlogged.reconcile_after_exit({0: (0, found)}, {})
 
 
 @pytest.mark.parametrize("found", [[], ["a", "c"], ["a", "b", "d"]])
-def test_without_a_log_what_was_seen_goes_from_the_end_only(
-    unlogged: Ledger, found: list[str]
+def test_checker_reports_loss_of_observed_rows_except_at_the_end(
+    unlogged: TopicModel, found: list[str]
 ) -> None:
-    unlogged.settle({0: (0, ["a", "b", "c", "d"])}, {})
-    with pytest.raises(Broken, match="missing"):
-        unlogged.settle_left({0: (0, found)}, {})
+    unlogged.reconcile({0: (0, ["a", "b", "c", "d"])}, {})
+    with pytest.raises(PromiseBroken, match="missing"):
+        unlogged.reconcile_after_exit({0: (0, found)}, {})
 
 
-def test_without_a_log_nothing_goes_while_the_process_lives(unlogged: Ledger) -> None:
-    with pytest.raises(Broken, match="lost"):
-        unlogged.settle({0: (0, ["a", "b", "c"])}, {})
+def test_checker_reports_loss_while_the_process_is_running(unlogged: TopicModel) -> None:
+    with pytest.raises(PromiseBroken, match="lost"):
+        unlogged.reconcile({0: (0, ["a", "b", "c"])}, {})
 
 
-def test_what_a_crash_took_stays_away(unlogged: Ledger) -> None:
-    unlogged.settle_left({0: (0, ["a"])}, {})
-    with pytest.raises(Broken, match="never put"):
-        unlogged.settle({0: (0, ["a", "b", "c"])}, {})
+def test_checker_reports_rows_that_return_after_a_crash_lost_them(unlogged: TopicModel) -> None:
+    unlogged.reconcile_after_exit({0: (0, ["a"])}, {})
+    with pytest.raises(PromiseBroken, match="never put"):
+        unlogged.reconcile({0: (0, ["a", "b", "c"])}, {})
 
 
-# With retention by itself
+# Automatic retention
 
 
 @pytest.mark.parametrize(
@@ -251,85 +255,85 @@ def test_what_a_crash_took_stays_away(unlogged: Ledger) -> None:
     ],
 )
 @pytest.mark.parametrize("seen", [False, True])
-def test_retention_goes_as_far_as_its_limits(
+def test_checker_accepts_retention_only_up_to_its_limits(
     limits: dict[str, Any], start: int, seen: bool
 ) -> None:
-    ledger, ids = Ledger(1), ["a", "b", "c"]
-    begin_round(ledger, **limits)
+    model, ids = TopicModel(1), ["a", "b", "c"]
+    begin_round(model, **limits)
     for number, name in enumerate(ids):
-        put(ledger, number, name, at=number)
-    ledger.follow({"begin": "look", "at": 6.5})
+        put(model, number, name, at=number)
+    model.follow({"begin": "observation", "at": 6.5})
     if seen:
-        ledger.settle({0: (0, ids)}, {})
-    with pytest.raises(Broken, match="begins at"):
-        ledger.settle({0: (start + 1, ids[start + 1 :])}, {})
-    with pytest.raises(Broken, match=r"lost|missing"):
-        ledger.settle({0: (start - 1, ids[start:])}, {})
-    ledger.settle({0: (start, ids[start:])}, {})
+        model.reconcile({0: (0, ids)}, {})
+    with pytest.raises(PromiseBroken, match="starts at"):
+        model.reconcile({0: (start + 1, ids[start + 1 :])}, {})
+    with pytest.raises(PromiseBroken, match=r"lost|missing"):
+        model.reconcile({0: (start - 1, ids[start:])}, {})
+    model.reconcile({0: (start, ids[start:])}, {})
 
 
 @pytest.mark.parametrize("held_by", ["groups", "tags"])
-def test_retention_leaves_what_it_waits_for(held_by: str) -> None:
-    ledger = Ledger(1)
-    begin_round(ledger, retention_rows=1, retention_waits_for=[held_by])
-    put(ledger, 1, "a", "b", "c")
-    ledger.settle({0: (0, ["a", "b", "c"])}, {})
-    ledger.follow({"begin": "tag", "name": "t"})
-    ledger.follow({"done": "tag", "name": "t", "result": {"0": (0, 3)}})
-    ledger.settle({0: (0, ["a", "b", "c"])}, {"t": {0: (0, 3)}})
-    ledger.follow({"got": ["a"], "from": {}, "to": {"0": 1}})
-    with pytest.raises(Broken, match="begins at 1"):
-        ledger.settle({0: (1, ["b", "c"])}, {"t": {0: (0, 3)}})
-    ledger.follow({"commit": {"0": 1}})
-    ledger.follow({"begin": "delete_tag", "name": "t"})
-    ledger.follow({"done": "delete_tag", "name": "t", "result": True})
-    ledger.settle({0: (1, ["b", "c"])}, {})
+def test_checker_reports_retention_of_rows_it_must_wait_for(held_by: str) -> None:
+    model = TopicModel(1)
+    begin_round(model, retention_rows=1, retention_waits_for=[held_by])
+    put(model, 1, "a", "b", "c")
+    model.reconcile({0: (0, ["a", "b", "c"])}, {})
+    model.follow({"begin": "tag", "name": "t"})
+    model.follow({"done": "tag", "name": "t", "result": {"0": (0, 3)}})
+    model.reconcile({0: (0, ["a", "b", "c"])}, {"t": {0: (0, 3)}})
+    model.follow({"got": ["a"], "from": {}, "to": {"0": 1}})
+    with pytest.raises(PromiseBroken, match="starts at 1"):
+        model.reconcile({0: (1, ["b", "c"])}, {"t": {0: (0, 3)}})
+    model.follow({"commit": {"0": 1}})
+    model.follow({"begin": "delete_tag", "name": "t"})
+    model.follow({"done": "delete_tag", "name": "t", "result": True})
+    model.reconcile({0: (1, ["b", "c"])}, {})
 
 
-def test_a_consumer_that_is_not_told_of_a_gap_is_told_here(ledger: Ledger) -> None:
-    ledger.settle({0: (0, ["a", "b", "c"])}, {})
-    with pytest.raises(Broken, match="passed over in silence"):
-        ledger.follow({"got": ["c"], "from": {"0": 1}, "to": {"0": 3}})
-    with pytest.raises(Broken, match="a came as offset 1"):
-        ledger.follow({"got": ["a"], "from": {"0": 1}, "to": {"0": 2}})
-    with pytest.raises(Broken, match="out of range"):
-        ledger.follow({"told": {"0": 2}, "starts": {"0": 2}})
-    ledger.follow({"told": {"0": 1}, "starts": {"0": 2}})
+def test_checker_reports_gaps_that_a_consumer_was_not_told_of(model: TopicModel) -> None:
+    model.reconcile({0: (0, ["a", "b", "c"])}, {})
+    with pytest.raises(PromiseBroken, match="skipped without an error"):
+        model.follow({"got": ["c"], "from": {"0": 1}, "to": {"0": 3}})
+    with pytest.raises(PromiseBroken, match="a was read at offset 1"):
+        model.follow({"got": ["a"], "from": {"0": 1}, "to": {"0": 2}})
+    with pytest.raises(PromiseBroken, match="out of range"):
+        model.follow({"out_of_range": {"0": 2}, "starts": {"0": 2}})
+    model.follow({"out_of_range": {"0": 1}, "starts": {"0": 2}})
 
 
-def test_a_seed_stands_for_the_same_work_and_the_same_faults() -> None:
-    first, second = ([plan.steps(r) for r in plan.life(5, 4)] for _ in range(2))
+def test_seed_determines_the_work_and_the_faults() -> None:
+    first, second = ([scenario.steps(r) for r in scenario.rounds_of(5, 4)] for _ in range(2))
     assert json.dumps(first) == json.dumps(second)
-    assert plan.life(5, 4) == plan.life(5, 4)
-    assert plan.life(5, 4) != plan.life(6, 4)
-    assert plan.life(5, 4, kind="lance", retention=True) == plan.life(
+    assert scenario.rounds_of(5, 4) == scenario.rounds_of(5, 4)
+    assert scenario.rounds_of(5, 4) != scenario.rounds_of(6, 4)
+    assert scenario.rounds_of(5, 4, kind="lance", retention=True) == scenario.rounds_of(
         5, 4, kind="lance", retention=True
     )
 
 
-def test_what_is_named_is_not_left_to_the_seed() -> None:
+def test_explicit_choices_override_the_seed() -> None:
     natures = {
-        round_.nature
+        round_.description
         for seed in range(20)
-        for round_ in plan.life(seed, 4, "eio", "unlogged", retention=False)
+        for round_ in scenario.rounds_of(seed, 4, "eio", "unlogged", retention=False)
     }
     assert natures == {"unlogged"}
-    drawn = {round_.nature for seed in range(40) for round_ in plan.life(seed, 4)}
+    drawn = {round_.description for seed in range(40) for round_ in scenario.rounds_of(seed, 4)}
     stores = ("logged", "unlogged", "lance")
     assert drawn == {*stores, *(f"{store} with retention" for store in stores)}
 
 
 def samples(**rising: float) -> list[Sample]:
-    dice = random.Random(1)
+    rng = random.Random(1)
     flat = {"memory": 200.0, "files": 40.0, "threads": 30.0, "disk": 20.0}
     return [
-        Sample(n, *(flat[k] + dice.random() + rising.get(k, 0.0) * n for k in Sample._fields[1:]))
+        Sample(n, *(flat[k] + rng.random() + rising.get(k, 0.0) * n for k in Sample._fields[1:]))
         for n in range(48)
     ]
 
 
 @pytest.mark.parametrize("what", Sample._fields[1:])
-def test_what_grows_in_a_soak_is_told(what: str) -> None:
+def test_soak_reports_a_growing_resource(what: str) -> None:
     assert growth(samples()) == []
-    (told,) = growth(samples(**{what: 3.0}))
-    assert told.startswith(f"{what} grew")
+    (description,) = growth(samples(**{what: 3.0}))
+    assert description.startswith(f"{what} grew")

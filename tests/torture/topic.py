@@ -1,4 +1,4 @@
-"""Lives of topics: some rounds each, every one under a fault."""
+"""Runs of topics: several rounds each, every round under a fault."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-from support.crash.checking import Broken
+from support.crash.checks import PromiseBroken
 
-from torture import injector, plan
-from torture.home import Home
-from torture.model import Ledger
-from torture.repeating import again
+from torture import injector, scenario
+from torture.rerun import rerun_command
 from torture.rounds import play
+from torture.topic_model import TopicModel
+from torture.workspace import Workspace
 
-Between = Callable[[Home, plan.Round, Ledger], Awaitable[None]]
+Between = Callable[[Workspace, scenario.Round, TopicModel], Awaitable[None]]
 MEMORY = Path("/dev/shm")
 ROUNDS = 6
 
 
-async def live(
+async def run_topic(
     seed: int,
     tally: Counter[str],
     count: int = ROUNDS,
@@ -31,39 +31,40 @@ async def live(
     kind: str | None = None,
     retention: bool | None = None,
 ) -> None:
-    """One life; what is broken is raised with the seed, and the disk is kept.
+    """Run one seed. If a promise is broken, raise with the seed and keep the disk.
 
-    ``between`` works on the topic after each round, while nobody owns it.
+    ``between`` works on the topic after each round, while the topic has no owner.
     """
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=MEMORY if MEMORY.is_dir() else None))
-    library = injector.built(folder)
-    home = Home(folder)
-    home.disk.mkdir()
-    rounds = plan.life(seed, count, fault, kind, retention)
-    ledger = Ledger(rounds[0].num_buckets)
+    library = injector.build(folder)
+    workspace = Workspace(folder)
+    workspace.disk.mkdir()
+    rounds = scenario.rounds_of(seed, count, fault, kind, retention)
+    model = TopicModel(rounds[0].num_buckets)
     for round_ in rounds:
         try:
-            await play(home, round_, ledger, library, tally)
+            await play(workspace, round_, model, library, tally)
             if between is not None:
-                await between(home, round_, ledger)
-            if ledger.leaks:
-                raise Broken(
-                    "errors that are no StorageError:\n" + "\n".join(ledger.leaks.values())
+                await between(workspace, round_, model)
+            if model.leaks:
+                raise PromiseBroken(
+                    "errors that are not a StorageError:\n" + "\n".join(model.leaks.values())
                 )
-        except Broken as exc:
+        except PromiseBroken as exc:
             forced = _forced(fault, kind, retention)
-            raise Broken(
-                f"seed {seed}, round {round_.number} ({round_.fault}, {round_.nature}): {exc}\n"
-                f"{again('topic', seed, '--lives 1', *forced)}\nthe disk is kept in {folder}"
+            raise PromiseBroken(
+                f"seed {seed}, round {round_.number} ({round_.fault}, {round_.description}): "
+                f"{exc}\n"
+                f"{rerun_command('topic', seed, '--runs 1', *forced)}\ndisk kept in {folder}"
             ) from exc
         tally[round_.fault] += 1
-        tally[round_.nature] += 1
-    tally["records"] += len(ledger.records)
+        tally[round_.description] += 1
+    tally["records"] += len(model.records)
     shutil.rmtree(folder)
 
 
 def _forced(fault: str | None, kind: str | None, retention: bool | None) -> Iterator[str]:
-    """The options that name what else the seed would choose."""
+    """Yield the command-line options for what the seed did not choose."""
     if fault:
         yield f"--fault {fault}"
     if kind:
@@ -72,7 +73,7 @@ def _forced(fault: str | None, kind: str | None, retention: bool | None) -> Iter
         yield "--retention" if retention else "--no-retention"
 
 
-async def lives(
+async def run_topics(
     first: int,
     seconds: float,
     tally: Counter[str],
@@ -82,10 +83,10 @@ async def lives(
     kind: str | None = None,
     retention: bool | None = None,
 ) -> None:
-    """Life after life, until the time is over or there were ``most``."""
+    """Run one seed after another until the time is over or ``most`` have run."""
     until = time.monotonic() + seconds
     seed = first
     while time.monotonic() < until and (most is None or seed - first < most):
-        await live(seed, tally, ROUNDS, fault, between, kind, retention)
-        tally["lives"] += 1
+        await run_topic(seed, tally, ROUNDS, fault, between, kind, retention)
+        tally["runs"] += 1
         seed += 1

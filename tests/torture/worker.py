@@ -1,9 +1,9 @@
-"""A process that works on a topic and notes what it begins and what was acknowledged.
+"""A process that works on a topic and notes what it starts and what was acknowledged.
 
-    python -m torture.worker HOME ROUND
+    python -m torture.worker WORKSPACE ROUND
 
-Every note is one line of JSON on standard output. Puts of several producers run at the same time;
-all else comes one after the other, with a look at everything in between.
+Every note is one line of JSON on standard output. Puts of several producers run concurrently; all
+other steps are sequential, with an observation of everything in between.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import lance  # loaded now, so that opening is nothing but opening
+import lance  # loaded before the topic is opened
 import msgspec
 
 from persisting import fs
@@ -30,18 +30,18 @@ from persisting.errors import OffsetOutOfRange, StorageError
 from persisting.queue import read_queue, write_queue
 from persisting.topic import backup
 from persisting.topic.topic_files import TopicFolder
-from torture import plan
-from torture.home import Home
+from torture import scenario
 from torture.injector import Control
-from torture.losing import LosingFileSystem, any_loss
-from torture.plan import Round
+from torture.power_loss import PowerLossFileSystem, random_loss
 from torture.records import Record, as_arrow, plain, record
+from torture.scenario import Round
+from torture.workspace import Workspace
 
 TOPIC, GROUP = "t", "g"
 TRIES = 30
 FLUSHED_LAST = 60
-"""So many that every bucket has something to flush."""
-RETENTION_PATIENCE = 20.0
+"""Enough records to give every bucket something to flush."""
+RETENTION_PATIENCE = 60.0
 Notes = dict[str, Any]
 
 
@@ -50,30 +50,30 @@ def note(**words: Any) -> None:
 
 
 def print_stacks() -> None:
-    """Where everything stands, for the parent that believes it hangs."""
+    """Print the stacks of all tasks; the parent asks for it if this process seems to hang."""
     for task in asyncio.all_tasks():
         task.print_stack(file=sys.stderr)
 
 
 def spans(tag: dict[str, Any]) -> dict[int, tuple[int, int]]:
-    """What a tag holds, by bucket."""
+    """Return the offsets that a tag holds, by bucket."""
     return {
-        int(bucket): (one["start_offset"], one["end_offset"])
-        for bucket, one in tag["buckets"].items()
+        int(bucket): (part["start_offset"], part["end_offset"])
+        for bucket, part in tag["buckets"].items()
     }
 
 
-class GivenUp(Exception):
-    """What failed still fails though nothing is struck any more."""
+class StillFailing(Exception):
+    """A call still fails although no fault is injected any more."""
 
 
 class Worker:
-    """Does the steps of a round."""
+    """Runs the steps of a round."""
 
     def __init__(self, disk: Path, round_: Round) -> None:
         self.disk, self.round = disk, round_
         self._control = Control.of_this_process()
-        self._faults = round_.dice("faults")
+        self._faults = round_.rng("faults")
         self._shape = round_.number
         self._puts = self._backups = 0
         self._numbers: dict[int, int] = {}
@@ -83,38 +83,38 @@ class Worker:
 
     async def run(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, print_stacks)
-        await self._surely("open", self._open)
-        await self._look()
-        for step in plan.steps(self.round):
-            self._tempt_fate()
+        await self._retry("open", self._open)
+        await self._observe()
+        for step in scenario.steps(self.round):
+            self._arm_faults()
             await getattr(self, f"_{step.pop('do')}")(**step)
         self._heal()
-        await self._see_retention_at_work()
-        await self._surely("close", self._close)
+        await self._check_retention_by_rows()
+        await self._retry("close", self._close)
         note(end=True)
 
     # Faults
 
-    def _tempt_fate(self) -> None:
-        """Before a step: perhaps something will go wrong in it."""
-        dice, control, fault = self._faults, self._control, self.round.fault
+    def _arm_faults(self) -> None:
+        """Before a step: inject a fault with some probability."""
+        rng, control, fault = self._faults, self._control, self.round.fault
         if control is None:
             return
-        if fault in ("eio", "enospc", "emfile") and dice.random() < 0.4:
-            reach = dice.choice((2, 10, 60))
-            control.strike(fault, dice.randrange(reach), lasting=dice.random() < 0.5)
-        elif fault == "slow" and dice.random() < 0.3:
-            control.slow(dice.choice((0.0, 0.001, 0.01)))
-        elif fault == "clock" and dice.random() < 0.4:
-            control.shift_clock(dice.choice((-3600, 3600, 86400 * 400, -86400 * 400, 0, 5, -5)))
-            note(another_time=True)
+        if fault in ("eio", "enospc", "emfile") and rng.random() < 0.4:
+            reach = rng.choice((2, 10, 60))
+            control.inject(fault, rng.randrange(reach), lasting=rng.random() < 0.5)
+        elif fault == "slow" and rng.random() < 0.3:
+            control.slow(rng.choice((0.0, 0.001, 0.01)))
+        elif fault == "clock" and rng.random() < 0.4:
+            control.shift_clock(rng.choice((-3600, 3600, 86400 * 400, -86400 * 400, 0, 5, -5)))
+            note(clock_shifted=True)
 
     def _heal(self) -> None:
         if self._control is not None:
             self._control.heal()
 
-    async def _surely(self, what: str, call: Any, **words: Any) -> Any:
-        """Note, do, and do again until it succeeds: soon after a failure the fault is over."""
+    async def _retry(self, what: str, call: Any, **words: Any) -> Any:
+        """Repeat a call until it succeeds. The fault is removed soon after the first failure."""
         for attempt in range(TRIES):
             note(begin=what, **words)
             try:
@@ -122,37 +122,37 @@ class Worker:
             except Exception as exc:
                 note(failed=what, error=str(exc), **words)
                 latest = exc
-                self._must_be_struck(exc)
+                self._require_injected_fault(exc)
                 if attempt >= 1 or self._faults.random() < 0.7:
                     self._heal()
                 await asyncio.sleep(0.05 * attempt)
             else:
                 return done
-        raise GivenUp(what) from latest
+        raise StillFailing(what) from latest
 
-    async def _once(self, what: str, call: Any, **words: Any) -> Any:
-        """Note and do; after a failure nothing is struck, and a look tells what became of it."""
+    async def _attempt(self, what: str, call: Any, **words: Any) -> Any:
+        """Make one call. If it fails, remove the fault and observe what became of it."""
         note(begin=what, **words)
         try:
             done = await call()
         except Exception as exc:
             note(failed=what, error=str(exc), **words)
-            self._must_be_struck(exc)
+            self._require_injected_fault(exc)
             self._heal()
-            await self._look()
+            await self._observe()
             return None
         note(done=what, result=done, **words)
         return done
 
-    def _must_be_struck(self, exc: Exception) -> None:
+    def _require_injected_fault(self, exc: Exception) -> None:
         if not isinstance(exc, StorageError):
             note(leaked=repr(exc), trace=traceback.format_exc())
         if "larger keep_versions" in str(exc) and self.round.options["keep_versions"] < 1:
-            return  # a backup that its owner's cleaning outran
+            return  # version cleanup was faster than the backup
         if self._control is None or not self._control.fired:
-            raise AssertionError(f"it failed though nothing was struck: {exc}") from exc
+            raise AssertionError(f"a call failed although no fault was injected: {exc}") from exc
 
-    # Opening and closing
+    # Open and close
 
     async def _open(self) -> None:
         with warnings.catch_warnings():
@@ -166,7 +166,7 @@ class Worker:
                     backend_options=self.round.options,
                     writer_id=f"w{self.round.number}.{producer}",
                 )
-                for producer in range(plan.PRODUCERS)
+                for producer in range(scenario.PRODUCERS)
             ]
         where: dict[str, Any] = {"topic": TOPIC, "storage_path": str(self.disk)}
         self._readers = [await read_queue(**where, group=GROUP)]
@@ -181,9 +181,9 @@ class Worker:
         note(done="close")
 
     async def _reopen(self, pick: int) -> None:
-        await self._surely("close", self._close)
-        await self._surely("open", self._open)
-        await self._look()
+        await self._retry("close", self._close)
+        await self._retry("open", self._open)
+        await self._observe()
 
     @property
     def _writer(self) -> Any:
@@ -195,14 +195,14 @@ class Worker:
 
     # Puts
 
-    async def _together(self, puts: list[list[dict[str, Any]]], beside: list[str]) -> None:
+    async def _together(self, puts: list[list[dict[str, Any]]], concurrent: list[str]) -> None:
         calls = [self._produce(producer, script) for producer, script in enumerate(puts)]
-        calls += [getattr(self, f"_{name}_beside")() for name in beside]
+        calls += [getattr(self, f"_{name}_concurrently")() for name in concurrent]
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        await self._look()
+        await self._observe()
 
     async def _produce(self, producer: int, script: list[dict[str, Any]]) -> None:
         for put in script:
@@ -217,7 +217,7 @@ class Worker:
         return plain(made) if self.round.strict else made
 
     async def _put(self, kind: str, records: list[Record], producer: int, sequence: int) -> None:
-        """Repeat it until it is acknowledged, or give it up at once; the writer knows repeats."""
+        """Put with a producer sequence: repeat until it is acknowledged, or try only once."""
         if kind == "arrow":
             records = list(map(plain, records))
         data: Any = {"one": records[0], "arrow": as_arrow(records)}.get(kind, records)
@@ -226,30 +226,31 @@ class Worker:
         words = {"put": sequence, "producer": producer}
         note(records=records, **words)
         if sequence % 2:
-            await self._surely("put", lambda: call(data, sequence=sequence), **words)
+            await self._retry("put", lambda: call(data, sequence=sequence), **words)
             note(done="put", **words)
         else:
-            await self._once_beside("put", lambda: call(data, sequence=sequence), **words)
+            await self._attempt_concurrently("put", lambda: call(data, sequence=sequence), **words)
 
     async def _evolve(self, pick: int) -> None:
         self._shape += 1
 
-    # Looks
+    # Observations
 
-    async def _look(self) -> None:
+    async def _observe(self) -> None:
         async def look() -> dict[str, Any]:
             buckets = {
-                bucket: await self._look_at(bucket, reader)
+                bucket: await self._read_bucket(bucket, reader)
                 for bucket, reader in enumerate(self._readers[1:])
             }
             return {"buckets": buckets, "tags": await self._tags()}
 
-        seen = await self._surely("look", look)
+        seen = await self._retry("observation", look)
         self._known = [name for bucket in seen["buckets"].values() for name in bucket["ids"]]
-        note(look=seen)
+        note(observation=seen)
 
-    async def _look_at(self, bucket: int, reader: Any) -> dict[str, Any]:
-        """All ids; where they begin and end, before and after: retention may come in between."""
+    async def _read_bucket(self, bucket: int, reader: Any) -> dict[str, Any]:
+        """Return all ids, and the offsets before and after the read: retention may run in
+        between."""
         before = await self._span(bucket)
         await reader.reset()
         ids = [row["id"] for row in await reader.get(None)]
@@ -271,88 +272,88 @@ class Worker:
             rows = await self._writer.query(f"n % 5 = {pick % 5}", columns=["id"])
             return [row["id"] for row in rows]
 
-        found = await self._surely("query", query)
+        found = await self._retry("query", query)
         note(asked="query", residue=pick % 5, ids=found)
 
     async def _lookup(self, pick: int) -> None:
         if not self._known:
             return
         name = self._known[pick % len(self._known)]
-        rows = await self._surely("lookup", lambda: self._writer.lookup("id", name))
+        rows = await self._retry("lookup", lambda: self._writer.lookup("id", name))
         note(asked="lookup", name=name, ids=[row["id"] for row in rows])
 
     async def _search(self, pick: int) -> None:
         if not self._known:
             return
         word = f"word{pick % 5}"
-        rows = await self._surely(
+        rows = await self._retry(
             "search", lambda: self._writer.search(text=word, column="text", k=5000)
         )
         note(asked="search", residue=pick % 5, ids=[row["id"] for row in rows])
-        await self._surely("search", lambda: self._writer.search(vector=[1.0, 2.0, 1.0, 0.5], k=3))
+        await self._retry("search", lambda: self._writer.search(vector=[1.0, 2.0, 1.0, 0.5], k=3))
 
     async def _verify(self, pick: int) -> None:
-        self._heal()  # a file that cannot be read is rightly called damaged
-        note(verified=await self._surely("verify", self._writer.verify))
+        self._heal()  # verify reports an unreadable file as damaged
+        note(verified=await self._retry("verify", self._writer.verify))
 
-    # Upkeep
+    # Maintenance
 
     async def _flush(self, pick: int = 0) -> None:
-        await self._once("flush", self._writer.flush)
+        await self._attempt("flush", self._writer.flush)
 
     async def _compact(self, pick: int = 0) -> None:
-        await self._once("compact", self._writer.compact)
+        await self._attempt("compact", self._writer.compact)
 
     async def _retain(self, rows: int) -> None:
-        await self._once("retain", lambda: self._writer.retain(rows=rows), rows=rows)
+        await self._attempt("retain", lambda: self._writer.retain(rows=rows), rows=rows)
 
-    async def _see_retention_at_work(self) -> None:
-        """After a flush, what lies beyond the limit of rows goes soon."""
+    async def _check_retention_by_rows(self) -> None:
+        """Check that rows beyond the limit are dropped soon after a flush."""
         limit = self.round.limits.get("retention_rows")
         if limit is None or self.round.options["retention_waits_for"]:
             return
         await self._together([[{"kind": "batch", "count": FLUSHED_LAST}]], [])
         await self._flush()
         deadline = time.monotonic() + RETENTION_PATIENCE
-        while late := [b for b in range(self.round.num_buckets) if self._is_beyond(b, limit)]:
+        while late := [b for b in range(self.round.num_buckets) if self._exceeds_limit(b, limit)]:
             if time.monotonic() > deadline:
-                raise AssertionError(f"retention leaves more than {limit} rows in {late}")
+                raise AssertionError(f"retention keeps more than {limit} rows in buckets {late}")
             await asyncio.sleep(0.05)
-        await self._look()
+        await self._observe()
 
-    def _is_beyond(self, bucket: int, limit: int) -> bool:
-        """Whether a fragment could go, and enough would be left."""
+    def _exceeds_limit(self, bucket: int, limit: int) -> bool:
+        """Return whether the oldest fragment could be dropped and enough rows would remain."""
         try:
             table = lance.dataset(str(self.disk / TOPIC / f"bucket_{bucket}" / "data.lance"))
             rows = [fragment.count_rows() for fragment in table.get_fragments()]
         except (OSError, ValueError):
-            return True  # it is being cleaned up, or was never made
+            return True  # being cleaned up, or not created yet
         return sum(rows[1:]) >= limit
 
     async def _create_index(self, column: str = "n") -> None:
         if self._known:
-            await self._once("create_index", lambda: self._writer.create_index(column))
+            await self._attempt("create_index", lambda: self._writer.create_index(column))
 
     async def _drop_index(self, column: str) -> None:
-        await self._once("drop_index", lambda: self._writer.drop_index(column))
+        await self._attempt("drop_index", lambda: self._writer.drop_index(column))
 
     async def _tag(self, name: str) -> None:
         async def tag() -> dict[str, Any]:
             return spans(await self._writer.tag(name))
 
-        await self._once("tag", tag, name=name)
+        await self._attempt("tag", tag, name=name)
 
     async def _delete_tag(self, name: str) -> None:
-        if name in await self._surely("tags", self._tags):
-            await self._once("delete_tag", lambda: self._writer.delete_tag(name), name=name)
+        if name in await self._retry("tags", self._tags):
+            await self._attempt("delete_tag", lambda: self._writer.delete_tag(name), name=name)
 
     async def _restore(self, name: str) -> None:
         async def restore() -> None:
             await self._writer.restore(name)
 
-        if name in await self._surely("tags", self._tags):
-            await self._once("restore", restore, name=name)
-            await self._look()
+        if name in await self._retry("tags", self._tags):
+            await self._attempt("restore", restore, name=name)
+            await self._observe()
 
     # Groups
 
@@ -363,7 +364,7 @@ class Worker:
                 rows = await self._group.get(1 + pick % 40)
             except OffsetOutOfRange:
                 starts = {b: (await self._span(b))[0] for b in range(self.round.num_buckets)}
-                note(told=self._group.offsets(), starts=starts)
+                note(out_of_range=self._group.offsets(), starts=starts)
                 await self._group.reset()
                 return await take()
             return {
@@ -372,9 +373,9 @@ class Worker:
                 "to": self._group.offsets(),
             }
 
-        note(**await self._surely("take", take))
+        note(**await self._retry("take", take))
         if pick % 3:
-            await self._surely("commit", self._commit)
+            await self._retry("commit", self._commit)
 
     async def _commit(self) -> None:
         note(commit=self._group.offsets())
@@ -389,72 +390,76 @@ class Worker:
         def create() -> None:
             backup.create(TopicFolder.open(self.disk / TOPIC), target)
 
-        await self._once_beside("backup", lambda: asyncio.to_thread(create), name=target.name)
+        await self._attempt_concurrently(
+            "backup", lambda: asyncio.to_thread(create), name=target.name
+        )
 
-    async def _once_beside(self, what: str, call: Any, **words: Any) -> None:
-        """As :meth:`_once`, where others are at work: the look is theirs."""
+    async def _attempt_concurrently(self, what: str, call: Any, **words: Any) -> None:
+        """Make one call concurrently with others, without an observation after a failure."""
         note(begin=what, **words)
         try:
             await call()
         except Exception as exc:
             note(failed=what, error=str(exc), **words)
-            self._must_be_struck(exc)
+            self._require_injected_fault(exc)
             self._heal()
         else:
             note(done=what, **words)
 
-    async def _flush_beside(self) -> None:
-        await self._once_beside("flush", self._writer.flush)
+    async def _flush_concurrently(self) -> None:
+        await self._attempt_concurrently("flush", self._writer.flush)
 
-    async def _compact_beside(self) -> None:
-        await self._once_beside("compact", self._writer.compact)
+    async def _compact_concurrently(self) -> None:
+        await self._attempt_concurrently("compact", self._writer.compact)
 
-    async def _create_index_beside(self) -> None:
+    async def _create_index_concurrently(self) -> None:
         if self._known:
-            await self._once_beside("create_index", lambda: self._writer.create_index("n"))
+            await self._attempt_concurrently("create_index", lambda: self._writer.create_index("n"))
 
-    async def _query_beside(self) -> None:
+    async def _query_concurrently(self) -> None:
         if self._known:
-            await self._once_beside("query", lambda: self._writer.query("n % 5 = 1"))
+            await self._attempt_concurrently("query", lambda: self._writer.query("n % 5 = 1"))
 
-    async def _search_beside(self) -> None:
+    async def _search_concurrently(self) -> None:
         if self._known:
-            await self._once_beside(
+            await self._attempt_concurrently(
                 "search", lambda: self._writer.search(text="word1", column="text", k=9)
             )
 
-    async def _tag_beside(self) -> None:
-        await self._once_beside("tag beside", lambda: self._writer.tag("beside"), name="beside")
+    async def _tag_concurrently(self) -> None:
+        await self._attempt_concurrently(
+            "tag concurrent", lambda: self._writer.tag("concurrent"), name="concurrent"
+        )
 
-    async def _consume_beside(self) -> None:
+    async def _consume_concurrently(self) -> None:
         for pick in range(5, 9):
             await self._consume(pick)
 
-    async def _backup_beside(self) -> None:
+    async def _backup_concurrently(self) -> None:
         await self._backup()
 
 
-def losing(home: Home, round_: Round) -> LosingFileSystem:
-    dice = round_.dice("power")
-    return LosingFileSystem(
-        home.disk,
-        home.lost,
-        dice.randrange(dice.choice((60, 300, 1200))),
-        any_loss(dice),
+def power_loss_file_system(workspace: Workspace, round_: Round) -> PowerLossFileSystem:
+    rng = round_.rng("power")
+    return PowerLossFileSystem(
+        workspace.disk,
+        workspace.lost,
+        rng.randrange(rng.choice((60, 300, 1200))),
+        random_loss(rng),
     )
 
 
 def main() -> None:
-    home = Home(Path(sys.argv[1]))
+    workspace = Workspace(Path(sys.argv[1]))
     round_ = msgspec.json.decode(sys.argv[2], type=Round)
     faulthandler.register(signal.SIGUSR1, chain=False)
     logging.getLogger("persisting").setLevel(logging.CRITICAL)
-    power = losing(home, round_) if round_.fault == "power" else None
+    power = power_loss_file_system(workspace, round_) if round_.fault == "power" else None
     if power is not None:
-        power.before_the_end = lambda label: note(power=label, loss=str(power._loss))
+        power.before_kill = lambda label: note(power=label, loss=str(power._loss))
     with fs.use(power) if power is not None else nullcontext():
         try:
-            asyncio.run(Worker(home.queues, round_).run())
+            asyncio.run(Worker(workspace.queues, round_).run())
         except BaseException as exc:
             note(crashed=repr(exc), trace=traceback.format_exc())
             os._exit(1)

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from persisting.errors import StorageError
+
 
 def __getattr__(name: str) -> Any:
     if name == "serve":
-        from persisting.cluster.host import serve
-
+        try:
+            from persisting.cluster.host import serve
+        except ModuleNotFoundError as exc:
+            if exc.name != "pulsing":
+                raise
+            raise StorageError(
+                f"Pulsing is not installed ({exc}): pip install 'persisting[pulsing]'"
+            ) from exc
         return serve
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,1 +1,1 @@
-"""What must hold when the process is killed, the power fails or the disk does."""
+"""Simulate kills, power loss and disk faults, and check what must survive them."""

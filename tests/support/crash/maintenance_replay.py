@@ -1,38 +1,42 @@
-"""Record a history of table maintenance, then check what power loss may leave of it."""
+"""Record a history of table maintenance, then check every state that power loss may leave."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.crash.checking import Open, Replay
-from support.crash.disk import (
-    COME_BACK,
-    EVERYTHING,
-    FIXED,
-    NAMES,
-    ZEROS,
+from support.crash.checks import Open, TableCrashExplorer
+from support.crash.disk_model import (
+    FIXED_LOSSES,
+    KEEP_EVERYTHING,
+    KEEP_NAMES_ONLY,
+    UNDO_REMOVALS,
+    ZERO_BYTES,
     Loss,
     after_power_loss,
     only_in,
     sampled,
 )
-from support.crash.recording import Moment
-from support.crash.workloads import History, kept
+from support.crash.recording import CrashPoint
+from support.crash.workloads import History, run_history
 
 PLACES = ("data", "_indices", "_versions", "_transactions", "_refs")
-"""Lance writes to these in one go: any of them may reach the disk without the others."""
-PARTIAL = tuple(only_in(loss, place) for place in PLACES for loss in (NAMES, ZEROS, COME_BACK))
+"""Lance writes to these in one operation: any of them may reach the disk without the others."""
+PARTIAL = tuple(
+    only_in(loss, place)
+    for place in PLACES
+    for loss in (KEEP_NAMES_ONLY, ZERO_BYTES, UNDO_REMOVALS)
+)
 
 
-def every_way(index: int) -> Iterator[Loss]:
-    yield from FIXED
+def all_losses(index: int) -> Iterator[Loss]:
+    yield from FIXED_LOSSES
     yield from PARTIAL
     for number in range(4):
         yield sampled(f"{index}-{number}")
 
 
-async def replayed(
+async def replay_history(
     tmp_path: Path,
     open_bucket: Open,
     history: History,
@@ -40,34 +44,39 @@ async def replayed(
     logged: bool = True,
     afterwards: Open | None = None,
     thoroughly: bool = False,
-) -> Replay:
-    """Record a history, then check what power loss may leave of it."""
+) -> TableCrashExplorer:
+    """Record a history, then check the states that power loss may leave."""
     workspace = tmp_path / "states"
     workspace.mkdir()
-    keeper = await kept(tmp_path / "disk", open_bucket, history, logged=logged)
-    replay = Replay(keeper.recorder.recording, keeper.states, afterwards or open_bucket, workspace)
+    table = await run_history(tmp_path / "disk", open_bucket, history, logged=logged)
+    replay = TableCrashExplorer(
+        table.recorder.recording, table.states, afterwards or open_bucket, workspace
+    )
     await explore(replay, thoroughly=thoroughly)
-    before_the_last = set(range(len(keeper.states) - 1))
-    assert replay.found >= before_the_last if thoroughly else len(replay.found) > 3
+    all_but_the_last = set(range(len(table.states) - 1))
+    assert replay.found >= all_but_the_last if thoroughly else len(replay.found) > 3
     return replay
 
 
-async def explore(replay: Replay, *, thoroughly: bool) -> None:
-    """Every moment in every way; or one way each for some at which Lance has just written."""
-    replay.going_on = 1 if thoroughly else 2
-    moments = list(enumerate(replay.recording.moments))
+async def explore(replay: TableCrashExplorer, *, thoroughly: bool) -> None:
+    """Check every loss at every crash point; or, unless ``thoroughly``, one loss each at some
+    points directly after a write of Lance."""
+    replay.continue_every = 1 if thoroughly else 2
+    crash_points = list(enumerate(replay.recording.crash_points))
     if not thoroughly:
-        moments = [(i, m) for i, m in moments if m.label.startswith("before")]
-        moments = moments[:: len(moments) // 10 + 1]
-    for number, (index, moment) in enumerate(moments):
-        ways = list(every_way(index))
-        for loss in ways if thoroughly else [telling(moment, ways, number * 5)]:
-            await replay.check(moment, loss)
-    print(f"{replay.checked} states of {len(replay.recording.moments)} moments")
+        crash_points = [(i, m) for i, m in crash_points if m.label.startswith("before")]
+        crash_points = crash_points[:: len(crash_points) // 10 + 1]
+    for number, (index, point) in enumerate(crash_points):
+        losses = list(all_losses(index))
+        for loss in losses if thoroughly else [next_effective_loss(point, losses, number * 5)]:
+            await replay.check(point, loss)
+    print(f"{replay.checked} states of {len(replay.recording.crash_points)} crash_points")
 
 
-def telling(moment: Moment, ways: list[Loss], first: int) -> Loss:
-    """The next of the ways in which something is lost."""
-    whole = after_power_loss(moment.disk, EVERYTHING)
-    turned = ways[first % len(ways) :] + ways[: first % len(ways)]
-    return next((w for w in turned if after_power_loss(moment.disk, w) != whole), EVERYTHING)
+def next_effective_loss(point: CrashPoint, losses: list[Loss], first: int) -> Loss:
+    """Return the next loss that changes anything at this point."""
+    whole = after_power_loss(point.disk, KEEP_EVERYTHING)
+    rotated = losses[first % len(losses) :] + losses[: first % len(losses)]
+    return next(
+        (loss for loss in rotated if after_power_loss(point.disk, loss) != whole), KEEP_EVERYTHING
+    )

@@ -1,4 +1,4 @@
-"""A file system that records every call as a moment at which the power may go."""
+"""A file system that records the disk after every call: the points at which power may be lost."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from persisting.fs import FileSystem
-from support.crash.disk import Disk, Folder
+from support.crash.disk_model import Disk, Folder
 
 
 class QuickFileSystem(FileSystem):
-    """Syncs nothing: for folders that no power loss will ever touch."""
+    """Skips syncs: for folders whose durability is not tested."""
 
     def sync(self, fd: int) -> None:
         pass
@@ -27,61 +27,61 @@ class QuickFileSystem(FileSystem):
 
 
 @dataclass(frozen=True)
-class Moment:
-    """The disk between two calls, and what had been promised by then."""
+class CrashPoint:
+    """The disk between two calls, and the number of promises made so far."""
 
     label: str
     disk: Folder
     promised: int
-    """How many of the promises of the recording had been made."""
+    """How many promises of the recording had been made."""
 
 
 @dataclass
 class Recording:
-    """Moments in order, and the promises in order."""
+    """Crash points and promises, both in order."""
 
-    moments: list[Moment] = field(default_factory=list)
+    crash_points: list[CrashPoint] = field(default_factory=list)
     promises: list[Hashable] = field(default_factory=list)
 
 
 class RecordingFileSystem(QuickFileSystem):
-    """Keeps a :class:`Recording`. Every call is one step of the disk, whichever thread makes it.
+    """Keeps a :class:`Recording`. Every call is one step of the disk, in whatever thread.
 
-    What others write past the seam (Lance, the lock's note) is noticed at the next call and counts
-    as unsynced until a call syncs it.
+    What is written without this file system (by Lance, or to the lock file) is observed at the next
+    call and counts as unsynced until a call syncs it.
     """
 
     def __init__(self, root: Path) -> None:
         self.recording = Recording()
         self.disk = Disk(root)
         self.guard = threading.RLock()
-        self.on_moment: Callable[[], None] = lambda: None
+        self.on_crash_point: Callable[[], None] = lambda: None
         self._record("start")
 
     def promise(self, *what: Hashable) -> None:
-        """From now on, power loss must not take these away."""
+        """Record that power loss must not remove these from now on."""
         with self.guard:
             self.recording.promises += what
-            self._look("promise")
+            self._record_other_writes("promise")
             self._record(f"promised {what}")
 
     def _record(self, label: str) -> None:
-        self.recording.moments.append(
-            Moment(label, self.disk.freeze(), len(self.recording.promises))
+        self.recording.crash_points.append(
+            CrashPoint(label, self.disk.freeze(), len(self.recording.promises))
         )
 
-    def _look(self, before: str) -> None:
+    def _record_other_writes(self, before: str) -> None:
         if self.disk.observe():
             self._record(f"before {before}")
 
     def _step(self, label: str, call: Callable[[], Any], model: Callable[[], None]) -> Any:
         with self.guard:
-            self._look(label)
+            self._record_other_writes(label)
             result = call()
             model()
             self.disk.observe()
             self._record(label)
-            self.on_moment()
+            self.on_crash_point()
             return result
 
     def create(self, path: Path) -> int:
@@ -136,5 +136,5 @@ def path_of(fd: int) -> Path:
     return Path(os.readlink(f"/proc/self/fd/{fd}"))
 
 
-def promised_by(recording: Recording, moment: Moment) -> Iterable[Hashable]:
-    return recording.promises[: moment.promised]
+def promises_before(recording: Recording, point: CrashPoint) -> Iterable[Hashable]:
+    return recording.promises[: point.promised]

@@ -1,4 +1,4 @@
-"""Small histories of a bucket, told to a recorder as they happen."""
+"""Small workloads of a bucket on a recorded disk."""
 
 from __future__ import annotations
 
@@ -13,12 +13,20 @@ from typing import Any
 from persisting import fs
 from persisting.queue import LanceBackend, PersistingBackend
 from persisting.wal import FOLDER
-from support.crash.checking import BUCKET, Content, Handle, Open, Record, State, Story
+from support.crash.checks import (
+    BUCKET,
+    Content,
+    CrashableBucket,
+    ExpectedRecords,
+    Open,
+    Record,
+    State,
+)
 from support.crash.recording import RecordingFileSystem
 
 
 def wal(**options: Any) -> Open:
-    """Opens a bucket whose acknowledgements survive power loss."""
+    """Return a function that opens a bucket with a log that is synced at every put."""
     given = {"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": None, **options}
     return lambda folder: PersistingBackend(0, str(folder), **given)
 
@@ -33,27 +41,27 @@ def lance(**options: Any) -> Open:
 
 
 class Durable(Enum):
-    """When a record is promised to survive power loss."""
+    """The event after which a record must survive power loss."""
 
     ACKNOWLEDGED = "when the put returned"
     SYNCED = "when the log was synced, or the flush returned"
     FLUSHED = "when the flush returned"
 
 
-class Scribe:
-    """Puts records into a bucket on a recorded disk and notes what is promised when."""
+class RecordedWriter:
+    """Puts records into a bucket on a recorded disk and records what is promised when."""
 
     def __init__(self, root: Path, open_bucket: Open, durable: Durable) -> None:
         self.recorder = RecordingFileSystem(root)
-        self.story = Story()
+        self.expected = ExpectedRecords()
         self.log = root / BUCKET / FOLDER
         self.durable = durable
         self.acknowledged: list[str] = []
         self._numbers = iter(range(1_000_000))
         if durable is Durable.SYNCED:
-            self.recorder.on_moment = self._note_what_is_synced
+            self.recorder.on_crash_point = self._promise_what_is_synced
         with fs.use(self.recorder):
-            self.handle = Handle(root / BUCKET, open_bucket)
+            self.handle = CrashableBucket(root / BUCKET, open_bucket)
 
     @property
     def backend(self) -> Any:
@@ -65,42 +73,43 @@ class Scribe:
 
     async def put(self, **fields: Any) -> None:
         record = self.record(**fields)
-        self.story.tell(record)
+        self.expected.add(record)
         await self.backend.put(record)
         self._acknowledged(record)
 
     async def batch(self, count: int, **fields: Any) -> None:
         records = [self.record(**fields) for _ in range(count)]
-        self.story.tell(*records)
+        self.expected.add(*records)
         await self.backend.put_batch(records)
         self._acknowledged(*records)
 
     async def together(self, count: int, **fields: Any) -> None:
-        """Puts that are on their way at the same time; the backend decides on their order."""
+        """Put records concurrently; the backend decides on their order."""
         records = [self.record(**fields) for _ in range(count)]
-        before = len(self.story.records)
+        before = len(self.expected.records)
 
-        async def one(record: Record) -> None:
+        async def put(record: Record) -> None:
             await self.backend.put(record)
             self._acknowledged(record)
 
-        await asyncio.gather(*map(one, records))
-        order = {r["id"]: r for r in records}
+        await asyncio.gather(*map(put, records))
+        by_id = {r["id"]: r for r in records}
         for found in await self.backend.get(before, count):
-            self.story.tell(order[found["id"]])
+            self.expected.add(by_id[found["id"]])
 
     async def flush(self) -> None:
-        ids = [r["id"] for r in self.story.records]
+        ids = [r["id"] for r in self.expected.records]
         await self.backend.flush()
         self.recorder.promise(*ids[-1:])
 
     async def close(self) -> None:
-        ids = [r["id"] for r in self.story.records]
+        ids = [r["id"] for r in self.expected.records]
         await self.backend.close()
         self.recorder.promise(*ids[-1:])
 
     async def reopen(self, *, cleanly: bool, open_bucket: Open | None = None) -> None:
-        """As after a close, or after a kill, which without a log takes what was not flushed."""
+        """Open again after a close or a kill. Without a log everything is flushed before, since a
+        kill would lose the rest."""
         if self.durable is Durable.FLUSHED:
             await self.flush()
         await (self.close() if cleanly else self.handle.drop())
@@ -114,15 +123,15 @@ class Scribe:
             self.recorder.promise(*ids)
 
     async def synced(self) -> None:
-        """Return when the log, left alone, has been synced."""
-        for _ in range(1000):
-            self._note_what_is_synced()
+        """Wait until the log has been synced in the background."""
+        for _ in range(6000):
+            self._promise_what_is_synced()
             if self.acknowledged[-1] in self.recorder.recording.promises:
                 return
             await asyncio.sleep(0.01)
-        raise AssertionError("what was acknowledged is never synced")
+        raise AssertionError("acknowledged records are never synced")
 
-    def _note_what_is_synced(self) -> None:
+    def _promise_what_is_synced(self) -> None:
         with self.recorder.guard:
             last = self.acknowledged[-1:]
             if last and last[0] not in self.recorder.recording.promises:
@@ -130,146 +139,147 @@ class Scribe:
                     self.recorder.promise(*last)
 
 
-Workload = Callable[[Scribe], Awaitable[None]]
+Workload = Callable[[RecordedWriter], Awaitable[None]]
 
 
-async def singles_and_batches(scribe: Scribe) -> None:
-    await scribe.put()
-    await scribe.put()
-    await scribe.flush()
-    await scribe.batch(3)
-    await scribe.put()
-    await scribe.flush()
-    await scribe.put()
-    await scribe.close()
+async def singles_and_batches(writer: RecordedWriter) -> None:
+    await writer.put()
+    await writer.put()
+    await writer.flush()
+    await writer.batch(3)
+    await writer.put()
+    await writer.flush()
+    await writer.put()
+    await writer.close()
 
 
-async def concurrent_puts(scribe: Scribe) -> None:
-    await scribe.put()
-    await scribe.together(5)
-    await scribe.flush()
-    await scribe.together(4)
-    await scribe.close()
+async def concurrent_puts(writer: RecordedWriter) -> None:
+    await writer.put()
+    await writer.together(5)
+    await writer.flush()
+    await writer.together(4)
+    await writer.close()
 
 
-async def puts_beside_a_flush(scribe: Scribe) -> None:
-    await scribe.put()
-    await scribe.put()
-    flushing = asyncio.ensure_future(scribe.backend.flush())
+async def puts_during_a_flush(writer: RecordedWriter) -> None:
+    await writer.put()
+    await writer.put()
+    flushing = asyncio.ensure_future(writer.backend.flush())
     for _ in range(4):
-        await scribe.put()
+        await writer.put()
     await flushing
-    await scribe.put()
-    await scribe.close()
+    await writer.put()
+    await writer.close()
 
 
-async def evolution(scribe: Scribe) -> None:
-    await scribe.put(v=1)
-    await scribe.flush()
-    await scribe.put(v=2, name="new field")
-    await scribe.put(v=2.5)
-    await scribe.flush()
-    await scribe.batch(2, v=3, nested={"a": 1})
-    await scribe.put(v=4, nested={"a": 1, "b": "deeper"})
-    await scribe.close()
+async def evolution(writer: RecordedWriter) -> None:
+    await writer.put(v=1)
+    await writer.flush()
+    await writer.put(v=2, name="new field")
+    await writer.put(v=2.5)
+    await writer.flush()
+    await writer.batch(2, v=3, nested={"a": 1})
+    await writer.put(v=4, nested={"a": 1, "b": "deeper"})
+    await writer.close()
 
 
-async def kills_and_recoveries(scribe: Scribe) -> None:
-    await scribe.put()
-    await scribe.reopen(cleanly=False)
-    await scribe.put()
-    await scribe.reopen(cleanly=False)
-    await scribe.batch(2)
-    await scribe.flush()
-    await scribe.put()
-    await scribe.reopen(cleanly=True)
-    await scribe.put()
-    await scribe.reopen(cleanly=False)
-    await scribe.close()
+async def kills_and_recoveries(writer: RecordedWriter) -> None:
+    await writer.put()
+    await writer.reopen(cleanly=False)
+    await writer.put()
+    await writer.reopen(cleanly=False)
+    await writer.batch(2)
+    await writer.flush()
+    await writer.put()
+    await writer.reopen(cleanly=True)
+    await writer.put()
+    await writer.reopen(cleanly=False)
+    await writer.close()
 
 
-async def flushes_without_a_log(scribe: Scribe) -> None:
-    await scribe.put()
-    await scribe.flush()
-    await scribe.batch(3)
-    await scribe.put()
-    await scribe.flush()
-    await scribe.put()
-    await scribe.reopen(cleanly=True)
-    await scribe.put()
-    await scribe.close()
+async def flushes_without_a_log(writer: RecordedWriter) -> None:
+    await writer.put()
+    await writer.flush()
+    await writer.batch(3)
+    await writer.put()
+    await writer.flush()
+    await writer.put()
+    await writer.reopen(cleanly=True)
+    await writer.put()
+    await writer.close()
 
 
-async def many_small_flushes(scribe: Scribe) -> None:
-    """For a bucket that flushes by itself all the time."""
+async def many_small_flushes(writer: RecordedWriter) -> None:
+    """A workload for a bucket that flushes by its limits all the time."""
     for _ in range(2):
-        await scribe.put(text="x" * 100)
-        await scribe.together(3, text="x" * 100)
-        await scribe.batch(2, text="x" * 100)
-    await scribe.close()
+        await writer.put(text="x" * 100)
+        await writer.together(3, text="x" * 100)
+        await writer.batch(2, text="x" * 100)
+    await writer.close()
 
 
-async def a_field_with_a_default(scribe: Scribe) -> None:
-    scribe.story.defaults = {"age": 7}
-    await scribe.put()
-    await scribe.put()
-    await scribe.flush()
-    await scribe.put(age=30)
-    await scribe.put()
-    await scribe.flush()
-    await scribe.put(age=31.5)
-    await scribe.close()
+async def a_field_with_a_default(writer: RecordedWriter) -> None:
+    writer.expected.defaults = {"age": 7}
+    await writer.put()
+    await writer.put()
+    await writer.flush()
+    await writer.put(age=30)
+    await writer.put()
+    await writer.flush()
+    await writer.put(age=31.5)
+    await writer.close()
 
 
 def other_options(*openers: Open) -> Workload:
-    """A bucket that is opened in another way each time, after a kill and after a close."""
+    """Open the bucket with other options each time, after a kill and after a close."""
 
-    async def run(scribe: Scribe) -> None:
-        await scribe.put(text="some text " * 20)
-        await scribe.flush()
+    async def run(writer: RecordedWriter) -> None:
+        await writer.put(text="some text " * 20)
+        await writer.flush()
         for number, opener in enumerate(openers):
-            await scribe.put(text="some text " * 20)
-            await scribe.reopen(cleanly=number % 2 == 1, open_bucket=opener)
-        await scribe.put(text="some text " * 20)
-        await scribe.close()
+            await writer.put(text="some text " * 20)
+            await writer.reopen(cleanly=number % 2 == 1, open_bucket=opener)
+        await writer.put(text="some text " * 20)
+        await writer.close()
 
     return run
 
 
-def anything(seed: int, steps: int) -> Workload:
-    """A random history."""
+def random_workload(seed: int, steps: int) -> Workload:
+    """Return a random workload."""
 
-    async def run(scribe: Scribe) -> None:
+    async def run(writer: RecordedWriter) -> None:
         rng = random.Random(seed)
         fields: dict[str, Any] = {"v": 1}
         for step in range(steps):
             choice = rng.randrange(12)
             if choice < 3:
-                await scribe.put(**fields)
+                await writer.put(**fields)
             elif choice < 5:
-                await scribe.batch(rng.randint(1, 5), **fields)
+                await writer.batch(rng.randint(1, 5), **fields)
             elif choice < 7:
-                await scribe.together(rng.randint(2, 6), **fields)
+                await writer.together(rng.randint(2, 6), **fields)
             elif choice < 9:
-                await scribe.flush()
+                await writer.flush()
             elif choice == 9:
                 fields[f"f{step}"] = rng.choice([1, "x" * 200, [1.5, 2.5], {"a": 1}, None])
                 if rng.random() < 0.3:
                     fields["v"] = 1.5
             else:
-                await scribe.reopen(cleanly=choice == 10)
-        await scribe.close()
+                await writer.reopen(cleanly=choice == 10)
+        await writer.close()
 
     return run
 
 
-# The bucket as a table
+# Tables
 
 
-class Keeper:
-    """Does upkeep to a bucket on a recorded disk and notes the state that each step promises.
+class RecordedTable:
+    """Runs maintenance on a bucket on a recorded disk and records the state that each step
+    promises.
 
-    Without a log, what is put is promised by the next step that flushes.
+    Without a log, records are promised by the next step that flushes.
     """
 
     def __init__(
@@ -282,14 +292,15 @@ class Keeper:
         recorder: RecordingFileSystem | None = None,
         first: int = 0,
     ) -> None:
-        """``state`` is what the bucket holds already; ``first`` numbers the first new record."""
+        """``state`` is what the bucket holds already; ``first`` is the number of the first new
+        record."""
         self.recorder = recorder or RecordingFileSystem(root)
         self.states = [state or State()]
         self.versions: dict[int, Content] = {}
         self._logged = logged
         self._numbers = iter(range(first, 1_000_000))
         with fs.use(self.recorder):
-            self.handle = Handle(root / BUCKET, open_bucket)
+            self.handle = CrashableBucket(root / BUCKET, open_bucket)
 
     @property
     def backend(self) -> Any:
@@ -314,7 +325,7 @@ class Keeper:
         await self._done()
 
     async def flushes(self, count: int, **fields: Any) -> None:
-        """So many fragments."""
+        """Write ``count`` fragments."""
         for _ in range(count):
             await self.put(**fields)
             await self.flush()
@@ -346,8 +357,8 @@ class Keeper:
         await self._done()
 
     async def restore(self, version: int | str) -> None:
-        known: Any = self.state.tags if isinstance(version, str) else self.versions
-        content = known[version]
+        contents: Any = self.state.tags if isinstance(version, str) else self.versions
+        content = contents[version]
         self.states.append(replace(self.state, now=content, epoch=self.state.epoch + 1))
         await self.backend.restore(version)
         await self._done()
@@ -361,7 +372,8 @@ class Keeper:
         await self._done()
 
     async def reopen(self, *, cleanly: bool, open_bucket: Open | None = None) -> None:
-        """As after a close, or after a kill, which without a log takes what was not flushed."""
+        """Open again after a close or a kill. Without a log everything is flushed before, since a
+        kill would lose the rest."""
         if not self._logged:
             await self.flush()
         await (self.backend.close() if cleanly else self.handle.drop())
@@ -375,7 +387,7 @@ class Keeper:
 
     @property
     def version(self) -> int:
-        """The newest version, which holds everything: nothing is buffered."""
+        """The newest version. It holds everything: nothing is buffered."""
         return max(self.versions)
 
     async def _done(self) -> None:
@@ -386,186 +398,188 @@ class Keeper:
         self.recorder.promise(len(self.states) - 1)
 
 
-History = Callable[[Keeper], Awaitable[None]]
+History = Callable[[RecordedTable], Awaitable[None]]
 
 
-async def kept(root: Path, open_bucket: Open, history: History, *, logged: bool = True) -> Keeper:
-    """The keeper of a history that has ended."""
+async def run_history(
+    root: Path, open_bucket: Open, history: History, *, logged: bool = True
+) -> RecordedTable:
+    """Run a history to its end and return its table."""
     root.mkdir()
-    keeper = Keeper(root, open_bucket, logged=logged)
-    await history(keeper)
-    return keeper
+    table = RecordedTable(root, open_bucket, logged=logged)
+    await history(table)
+    return table
 
 
-async def compactions(keeper: Keeper) -> None:
-    await keeper.flushes(4)
-    assert (await keeper.compact())["fragments_after"] == 1
-    await keeper.flushes(2)
-    await keeper.put(2)
-    await keeper.compact()
-    await keeper.put()
-    await keeper.close()
+async def compactions(table: RecordedTable) -> None:
+    await table.flushes(4)
+    assert (await table.compact())["fragments_after"] == 1
+    await table.flushes(2)
+    await table.put(2)
+    await table.compact()
+    await table.put()
+    await table.close()
 
 
-async def retentions(keeper: Keeper) -> None:
-    await keeper.flushes(5)
-    await keeper.retain(rows=3)
-    await keeper.put()
-    await keeper.retain(rows=1)
-    await keeper.flushes(2)
-    await keeper.compact()
-    await keeper.reopen(cleanly=False)
-    await keeper.retain(rows=0)
-    assert keeper.state.now == Content(8)
-    await keeper.put()
-    await keeper.close()
+async def retentions(table: RecordedTable) -> None:
+    await table.flushes(5)
+    await table.retain(rows=3)
+    await table.put()
+    await table.retain(rows=1)
+    await table.flushes(2)
+    await table.compact()
+    await table.reopen(cleanly=False)
+    await table.retain(rows=0)
+    assert table.state.now == Content(8)
+    await table.put()
+    await table.close()
 
 
-async def tagging(keeper: Keeper) -> None:
-    await keeper.flushes(2)
-    await keeper.tag("first")
-    await keeper.put()
-    await keeper.tag("second")
-    await keeper.flushes(1)
-    await keeper.tag("first")
-    await keeper.delete_tag("second")
-    await keeper.put()
-    await keeper.reopen(cleanly=False)
-    await keeper.delete_tag("first")
-    await keeper.tag("second")
-    await keeper.close()
+async def tagging(table: RecordedTable) -> None:
+    await table.flushes(2)
+    await table.tag("first")
+    await table.put()
+    await table.tag("second")
+    await table.flushes(1)
+    await table.tag("first")
+    await table.delete_tag("second")
+    await table.put()
+    await table.reopen(cleanly=False)
+    await table.delete_tag("first")
+    await table.tag("second")
+    await table.close()
 
 
-async def restores(keeper: Keeper) -> None:
-    await keeper.flushes(3)
-    three = keeper.version
-    await keeper.put()
-    await keeper.restore(three)
-    await keeper.put(2)
-    await keeper.retain(rows=2)
-    await keeper.put()
-    await keeper.restore(three)
-    await keeper.reopen(cleanly=False)
-    await keeper.put()
-    await keeper.tag("end")
-    await keeper.restore("end")
-    await keeper.close()
+async def restores(table: RecordedTable) -> None:
+    await table.flushes(3)
+    three = table.version
+    await table.put()
+    await table.restore(three)
+    await table.put(2)
+    await table.retain(rows=2)
+    await table.put()
+    await table.restore(three)
+    await table.reopen(cleanly=False)
+    await table.put()
+    await table.tag("end")
+    await table.restore("end")
+    await table.close()
 
 
-async def indexing(keeper: Keeper) -> None:
-    await keeper.flushes(2, text="two words")
-    await keeper.index("n", "scalar")
-    await keeper.index("text")
-    await keeper.flushes(2, text="other words")
-    await keeper.tag("indexed")
-    await keeper.compact()
-    await keeper.put(text="more words")
-    await keeper.index("n", "scalar")
-    await keeper.retain(rows=2)
-    await keeper.drop_index("text")
-    await keeper.restore("indexed")
-    await keeper.put(text="last words")
-    await keeper.close()
+async def indexing(table: RecordedTable) -> None:
+    await table.flushes(2, text="two words")
+    await table.index("n", "scalar")
+    await table.index("text")
+    await table.flushes(2, text="other words")
+    await table.tag("indexed")
+    await table.compact()
+    await table.put(text="more words")
+    await table.index("n", "scalar")
+    await table.retain(rows=2)
+    await table.drop_index("text")
+    await table.restore("indexed")
+    await table.put(text="last words")
+    await table.close()
 
 
-async def cleaning(keeper: Keeper) -> None:
-    """For a bucket that keeps no old versions."""
-    await keeper.flushes(3)
-    await keeper.tag("kept")
-    await keeper.flushes(2)
-    await keeper.compact()
-    assert 1 not in [version["version"] for version in await keeper.backend.versions()]
-    await keeper.retain(rows=0)
-    await keeper.put(2)
-    await keeper.compact()
-    await keeper.restore("kept")
-    await keeper.put()
-    await keeper.delete_tag("kept")
-    await keeper.compact()
-    await keeper.put()
-    await keeper.close()
+async def cleaning(table: RecordedTable) -> None:
+    """A history for a bucket that keeps no old versions."""
+    await table.flushes(3)
+    await table.tag("kept")
+    await table.flushes(2)
+    await table.compact()
+    assert 1 not in [version["version"] for version in await table.backend.versions()]
+    await table.retain(rows=0)
+    await table.put(2)
+    await table.compact()
+    await table.restore("kept")
+    await table.put()
+    await table.delete_tag("kept")
+    await table.compact()
+    await table.put()
+    await table.close()
 
 
-async def filled_fields(keeper: Keeper) -> None:
-    """For a bucket with a default for ``age``, which is written for the rows before it."""
-    keeper.states = [State(defaults={"age": 7})]
-    await keeper.flushes(2)
-    await keeper.tag("ageless")
-    await keeper.put(age=30)
-    await keeper.compact()
-    await keeper.put()
-    await keeper.flush()
-    await keeper.restore("ageless")
-    await keeper.put(age=31)
-    await keeper.close()
+async def filled_fields(table: RecordedTable) -> None:
+    """A history for a bucket with a default for ``age``, which is filled in for earlier rows."""
+    table.states = [State(defaults={"age": 7})]
+    await table.flushes(2)
+    await table.tag("ageless")
+    await table.put(age=30)
+    await table.compact()
+    await table.put()
+    await table.flush()
+    await table.restore("ageless")
+    await table.put(age=31)
+    await table.close()
 
 
-async def evolving(keeper: Keeper) -> None:
-    await keeper.flushes(2, v=1)
-    await keeper.tag("narrow")
-    await keeper.put(v=2.5, new="field")
-    await keeper.compact()
-    await keeper.tag("wide")
-    await keeper.put(v=3, new="field", nested={"a": 1})
-    await keeper.flush()
-    await keeper.retain(rows=2)
-    await keeper.put(v=4, nested={"a": 1, "b": "deeper"})
-    await keeper.compact()
-    await keeper.restore("narrow")
-    await keeper.put(v=0.5)
-    await keeper.flush()
-    await keeper.restore("wide")
-    await keeper.put(v=5)
-    await keeper.close()
+async def evolving(table: RecordedTable) -> None:
+    await table.flushes(2, v=1)
+    await table.tag("narrow")
+    await table.put(v=2.5, new="field")
+    await table.compact()
+    await table.tag("wide")
+    await table.put(v=3, new="field", nested={"a": 1})
+    await table.flush()
+    await table.retain(rows=2)
+    await table.put(v=4, nested={"a": 1, "b": "deeper"})
+    await table.compact()
+    await table.restore("narrow")
+    await table.put(v=0.5)
+    await table.flush()
+    await table.restore("wide")
+    await table.put(v=5)
+    await table.close()
 
 
-async def every_kind(keeper: Keeper) -> None:
-    """For a bucket with a default for ``age``."""
-    keeper.states = [State(defaults={"age": 7})]
-    await keeper.flushes(2, text="some words", v=1)
-    await keeper.index("n", "scalar")
-    await keeper.tag("old")
-    await keeper.put(text="some words", v=1.5, age=30)
-    await keeper.compact()
-    await keeper.tag("old")
-    await keeper.retain(rows=1)
-    await keeper.restore("old")
-    await keeper.close()
+async def every_operation(table: RecordedTable) -> None:
+    """A history for a bucket with a default for ``age``."""
+    table.states = [State(defaults={"age": 7})]
+    await table.flushes(2, text="some words", v=1)
+    await table.index("n", "scalar")
+    await table.tag("old")
+    await table.put(text="some words", v=1.5, age=30)
+    await table.compact()
+    await table.tag("old")
+    await table.retain(rows=1)
+    await table.restore("old")
+    await table.close()
 
 
-AGED = wal(schema_defaults={"age": 7})
+WITH_DEFAULT_AGE = wal(schema_defaults={"age": 7})
 
 
-def any_upkeep(seed: int, steps: int) -> History:
-    """A random history of a table."""
+def random_maintenance(seed: int, steps: int) -> History:
+    """Return a random history of maintenance."""
 
-    async def run(keeper: Keeper) -> None:
+    async def run(table: RecordedTable) -> None:
         rng = random.Random(seed)
         fields: dict[str, Any] = {"v": 1, "text": "some words"}
-        await keeper.flushes(1, **fields)
+        await table.flushes(1, **fields)
         for step in range(steps):
             choice = rng.randrange(20)
             if choice < 6:
-                await keeper.put(rng.randint(1, 3), **fields)
+                await table.put(rng.randint(1, 3), **fields)
             elif choice < 10:
-                await keeper.flush()
+                await table.flush()
             elif choice < 12:
-                await keeper.compact()
+                await table.compact()
             elif choice == 12:
-                await keeper.retain(rng.randint(0, 8))
+                await table.retain(rng.randint(0, 8))
             elif choice == 13:
-                await keeper.tag(f"t{rng.randrange(3)}")
-            elif choice == 14 and keeper.state.tags:
-                await keeper.delete_tag(rng.choice(sorted(keeper.state.tags)))
-            elif choice == 15 and keeper.state.tags:
-                await keeper.restore(rng.choice(sorted(keeper.state.tags)))
+                await table.tag(f"t{rng.randrange(3)}")
+            elif choice == 14 and table.state.tags:
+                await table.delete_tag(rng.choice(sorted(table.state.tags)))
+            elif choice == 15 and table.state.tags:
+                await table.restore(rng.choice(sorted(table.state.tags)))
             elif choice == 16:
-                await keeper.index(*rng.choice([("n", "scalar"), ("text", None)]))
+                await table.index(*rng.choice([("n", "scalar"), ("text", None)]))
             elif choice == 17:
                 fields[f"f{step}"] = rng.choice([1, "x" * 200, {"a": 1}, None])
                 fields["v"] = rng.choice([1, 1.5])
             elif choice > 17:
-                await keeper.reopen(cleanly=choice == 18)
-        await keeper.close()
+                await table.reopen(cleanly=choice == 18)
+        await table.close()
 
     return run

@@ -18,14 +18,14 @@ ERRORS = {
     "EROFS": errno.EROFS,
     "EMFILE": errno.EMFILE,
 }
-READING = {"read", "list"}
+READ_CALLS = {"read", "list"}
 
 
 class FaultyFileSystem(QuickFileSystem):
-    """Counts calls from :meth:`arm` on and fails the one with the given number.
+    """Counts calls after :meth:`arm` and fails the call with the given number.
 
-    A write fails half way; a sync fails without having synced. While a lasting fault lasts, reads
-    go on, unless the fault is EMFILE, which nothing gets past.
+    A failed write has written half of its bytes; a failed sync has synced nothing. During a lasting
+    fault reads succeed, unless the error is EMFILE.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class FaultyFileSystem(QuickFileSystem):
             if now == self._index:
                 self.fired = True
                 return True
-            spared = name in READING and self._code != errno.EMFILE
+            spared = name in READ_CALLS and self._code != errno.EMFILE
             return self._lasting and now > self._index and not spared
 
     def _error(self) -> OSError:

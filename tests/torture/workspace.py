@@ -1,4 +1,4 @@
-"""Where the things of one life lie."""
+"""The paths of one run."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Home:
-    """A folder of one life."""
+class Workspace:
+    """The folder of one run."""
 
     folder: Path
 
     @property
     def disk(self) -> Path:
-        """What faults strike, and what power loss takes."""
+        """The disk that faults and power loss affect."""
         return self.folder / "disk"
 
     @property
     def queues(self) -> Path:
-        """The topics; the library makes this folder, so it may be lost as well."""
+        """The topics. The library creates this folder, so power loss may remove it."""
         return self.disk / "queues"
 
     @property

@@ -1,8 +1,8 @@
-"""A disk that remembers what was synced, and what power loss may leave of the rest.
+"""Model a disk: what was synced, and what power loss may leave of the rest.
 
-The model is the strict reading of POSIX. A file's bytes are durable as they stood at its last sync;
-a name is durable when its folder was synced after the name had appeared, changed or gone. Whatever
-is younger may be kept or lost, each name on its own, each sector of a file on its own.
+The model reads POSIX strictly. A file's bytes are durable as they were at its last sync. A name is
+durable if its folder was synced after the name was created, changed or removed. Power loss may keep
+or lose every later change, each name and each sector of a file independently.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 SECTOR = 512
-SYNCED_BY_ITSELF = {".lock"}
-"""Files that are written and synced past the seam, in one step."""
+SYNCED_IN_ONE_STEP = {".lock"}
+"""Files that are written and synced in one step, without ``persisting.fs``."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file at one moment: its bytes, and those it had when it was last synced."""
+    """A file at one point in time: its bytes, and its bytes at the last sync."""
 
     number: int
     data: bytes
@@ -30,7 +30,7 @@ class File:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder at one moment: its entries, and those it had when it was last synced."""
+    """A folder at one point in time: its entries, and its entries at the last sync."""
 
     number: int
     current: dict[str, Node]
@@ -39,7 +39,7 @@ class Folder:
 
 Node: TypeAlias = "File | Folder"
 Tree: TypeAlias = "dict[Path, bytes | None]"
-"""What a disk holds: the bytes of files, None for folders."""
+"""Content of a disk: the bytes of each file, None for a folder."""
 
 
 class _LiveFile:
@@ -55,7 +55,7 @@ class _LiveFolder:
 
 
 class Disk:
-    """Follows a folder on the real disk. Not safe between threads."""
+    """Follows a folder on the real disk. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -65,17 +65,17 @@ class Disk:
         self._sync_everything(self._top)
 
     def observe(self) -> bool:
-        """Take in what changed on the real disk since the last look; whether anything did."""
+        """Read what changed on the real disk since the last call; return whether anything did."""
         return self._observe(self.root, self._top)
 
     def replaced(self, path: Path) -> None:
-        """The name stands for another file than before, though it may look the same."""
+        """Record that a name refers to a new file, even if its content is the same."""
         folder = self._find(path.parent)
         if isinstance(folder, _LiveFolder):
             folder.current.pop(path.name, None)
 
     def moved(self, old: Path, new: Path) -> None:
-        """A file has a new name, and is as durable as it was."""
+        """Record a rename: the file stays as durable as it was."""
         source, target = self._find(old.parent), self._find(new.parent)
         assert isinstance(source, _LiveFolder)
         assert isinstance(target, _LiveFolder)
@@ -97,7 +97,7 @@ class Disk:
         return frozen
 
     def is_durable(self, path: Path) -> bool:
-        """Whether power loss leaves a file or folder, with all that is in it now."""
+        """Return whether power loss keeps a file or folder with its current content."""
         folder = self._top
         for name in path.relative_to(self.root).parts:
             below = folder.current.get(name)
@@ -118,7 +118,7 @@ class Disk:
         changed = False
         try:
             found = {entry.name: entry.is_dir() for entry in os.scandir(path)}
-        except FileNotFoundError:  # gone since it was listed; the next look sees it
+        except FileNotFoundError:  # removed since it was listed; the next call notices
             return False
         for name in set(folder.current) - set(found):
             del folder.current[name]
@@ -133,17 +133,17 @@ class Disk:
             if isinstance(known, _LiveFolder):
                 changed |= self._observe(path / name, known)
             else:
-                changed |= self._look_into(path / name, known)
+                changed |= self._observe_file(path / name, known)
         return changed
 
-    def _look_into(self, path: Path, file: _LiveFile) -> bool:
+    def _observe_file(self, path: Path, file: _LiveFile) -> bool:
         try:
             data = path.read_bytes()
-        except FileNotFoundError:  # gone since it was listed; the next look sees it
+        except FileNotFoundError:  # removed since it was listed; the next call notices
             return False
         changed = data != file.data
         file.data = data
-        if path.name in SYNCED_BY_ITSELF:
+        if path.name in SYNCED_IN_ONE_STEP:
             file.durable = data
         return changed
 
@@ -171,15 +171,15 @@ def _freeze(node: _LiveFile | _LiveFolder, seen: dict[int, Node]) -> Node:
 
 @dataclass(frozen=True)
 class Loss:
-    """One way for the power to go: which young names are kept, and what of young bytes."""
+    """One kind of power loss: which unsynced names are kept, and which unsynced bytes."""
 
     name: str
     keeps_new: Callable[[], bool]
     keeps_removal: Callable[[], bool]
     content: Callable[[bytes, bytes], bytes]
-    """(durable bytes, bytes at the moment) to what is found afterwards."""
+    """Maps (durable bytes, current bytes) to the bytes after the loss."""
     spares: Callable[[Path], bool] = lambda _: False
-    """Paths that are found as they were at the moment, whatever the rest says."""
+    """Whether a path keeps its current content, regardless of the other fields."""
 
     def __str__(self) -> str:
         return self.name
@@ -189,30 +189,41 @@ def _zeroed(durable: bytes, data: bytes) -> bytes:
     return durable + bytes(max(0, len(data) - len(durable)))
 
 
-NOTHING = Loss("nothing-unsynced", lambda: False, lambda: False, lambda durable, _: durable)
-EVERYTHING = Loss("everything", lambda: True, lambda: True, lambda _, data: data)
-NAMES = Loss("names-without-bytes", lambda: True, lambda: True, lambda durable, _: durable)
-ZEROS = Loss("names-with-zeros", lambda: True, lambda: True, _zeroed)
-COME_BACK = Loss("removals-undone", lambda: True, lambda: False, lambda _, data: data)
-COME_BACK_TORN = Loss("removals-undone-bytes-lost", lambda: True, lambda: False, lambda d, _: d)
-FIXED = (NOTHING, EVERYTHING, NAMES, ZEROS, COME_BACK, COME_BACK_TORN)
+LOSE_UNSYNCED = Loss("unsynced-lost", lambda: False, lambda: False, lambda durable, _: durable)
+KEEP_EVERYTHING = Loss("everything", lambda: True, lambda: True, lambda _, data: data)
+KEEP_NAMES_ONLY = Loss(
+    "names-without-bytes", lambda: True, lambda: True, lambda durable, _: durable
+)
+ZERO_BYTES = Loss("names-with-zeros", lambda: True, lambda: True, _zeroed)
+UNDO_REMOVALS = Loss("removals-undone", lambda: True, lambda: False, lambda _, data: data)
+UNDO_REMOVALS_LOSE_BYTES = Loss(
+    "removals-undone-bytes-lost", lambda: True, lambda: False, lambda d, _: d
+)
+FIXED_LOSSES = (
+    LOSE_UNSYNCED,
+    KEEP_EVERYTHING,
+    KEEP_NAMES_ONLY,
+    ZERO_BYTES,
+    UNDO_REMOVALS,
+    UNDO_REMOVALS_LOSE_BYTES,
+)
 
 
 def only_in(loss: Loss, *folders: str) -> Loss:
-    """The loss strikes what lies in folders of these names; all else was written back in time."""
-    wanted = set(folders)
+    """Restrict a loss to folders with these names; all other data had reached the disk."""
+    names = set(folders)
     return replace(
         loss,
         name=f"{loss}-in-{'-'.join(folders)}",
-        spares=lambda path: wanted.isdisjoint(path.parts),
+        spares=lambda path: names.isdisjoint(path.parts),
     )
 
 
 def sampled(seed: object) -> Loss:
-    """Each young name and each young sector by the toss of a coin."""
+    """Keep or lose each unsynced name and sector at random."""
     rng = random.Random(str(seed))
 
-    def toss() -> bool:
+    def coin() -> bool:
         return rng.random() < 0.5
 
     def content(durable: bytes, data: bytes) -> bytes:
@@ -229,11 +240,11 @@ def sampled(seed: object) -> Loss:
             return _zeroed(durable, data)
         return _sectors(rng, durable, data)
 
-    return Loss(f"sampled-{seed}", toss, toss, content)
+    return Loss(f"sampled-{seed}", coin, coin, content)
 
 
 def _sectors(rng: random.Random, durable: bytes, data: bytes) -> bytes:
-    """Some sectors old, some new, at the old or the new length."""
+    """Return a mix of old and new sectors, with the old or the new length."""
     length = rng.choice((len(durable), len(data)))
     older, newer = durable.ljust(length, b"\0"), data.ljust(length, b"\0")
     parts = []
@@ -244,7 +255,7 @@ def _sectors(rng: random.Random, durable: bytes, data: bytes) -> bytes:
 
 
 def after_power_loss(tree: Folder, loss: Loss) -> Tree:
-    """What is found on the disk when the power is back."""
+    """Return what the disk holds after power loss."""
     found: Tree = {}
     _leave(tree, loss, Path(), found, {})
     return found
@@ -276,8 +287,8 @@ def _kept_node(current: Node | None, durable: Node | None, loss: Loss) -> Node |
     return current
 
 
-def lay_out(tree: Tree, folder: Path) -> None:
-    """Write a disk's content into an empty folder."""
+def write_tree(tree: Tree, folder: Path) -> None:
+    """Write the content of a disk to a new folder."""
     folder.mkdir()
     for path, data in tree.items():
         if data is None:
@@ -286,8 +297,8 @@ def lay_out(tree: Tree, folder: Path) -> None:
             (folder / path).write_bytes(data)
 
 
-def lay_over(tree: Tree, folder: Path) -> None:
-    """Make an existing folder hold a disk's content, touching only what differs."""
+def overwrite_tree(tree: Tree, folder: Path) -> None:
+    """Make an existing folder hold the content of a disk; change only what differs."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.relative_to(folder) not in tree:
             path.rmdir() if path.is_dir() else path.unlink()

@@ -1,4 +1,4 @@
-"""Where a bucket may begin: retention drops rows from the front, as far as its limits say."""
+"""Model of retention: the offsets at which a bucket may start."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from math import inf
 from typing import Any
 
 CLOCKS_AGREE = 0.001
-"""Seconds that two looks at one clock may differ by rounding."""
+"""Seconds by which two readings of one clock may differ due to rounding."""
 
 
 @dataclass
-class Retention:
-    """The limits of a round, and what holds rows back from them."""
+class RetentionModel:
+    """The limits of a round, and what keeps rows in spite of them."""
 
     rows: int | None = None
     bytes: int | None = None
     seconds: float | None = None
     waits_for: Collection[str] = ()
     asked: int | None = None
-    """The rows that a retain() by hand was to leave; nobody knows whether it did."""
+    """The limit of an explicit retain() whose outcome is unknown."""
     now: float = 0.0
-    """The latest time of day since the last look."""
+    """The latest time of day since the last observation."""
     put_at: dict[str, float] = field(default_factory=dict)
-    """When each record was first about to be put."""
+    """When each record was about to be put for the first time."""
     joined: bool = False
     committed: dict[int, int] = field(default_factory=dict)
     """The highest offsets that the group may have committed."""
     tags: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Where the rows begin of tags that were there all the time since the last look."""
+    """First offsets of the tags that have existed since the last observation."""
 
     def begin_round(self, options: dict[str, Any]) -> None:
         self.rows = options.get("retention_rows")
@@ -39,7 +39,7 @@ class Retention:
         self.now = 0.0
 
     @property
-    def by_itself(self) -> bool:
+    def automatic(self) -> bool:
         return (self.rows, self.bytes, self.seconds) != (None, None, None)
 
     def may_commit(self, offsets: dict[int, int]) -> None:
@@ -47,7 +47,8 @@ class Retention:
             self.committed[bucket] = max(offset, self.committed.get(bucket, 0))
 
     def allows(self, bucket: int, start: int, end: int, gone: Iterable[str]) -> bool:
-        """Whether what ends at ``end`` may begin at ``start``, when these were before it."""
+        """Return whether rows up to ``end`` may start at ``start`` after the rows ``gone`` were
+        dropped."""
         if start > min(self._held_from(bucket), end):
             return False
         return (
@@ -61,7 +62,7 @@ class Retention:
         return self.put_at[name] + self.seconds <= self.now + CLOCKS_AGREE
 
     def _held_from(self, bucket: int) -> float:
-        """The offset from which on all rows stay."""
+        """Return the offset from which all rows must be kept."""
         held = [inf]
         if "groups" in self.waits_for and self.joined:
             held.append(self.committed.get(bucket, 0))

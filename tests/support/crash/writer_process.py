@@ -1,13 +1,13 @@
-"""A process that puts at full speed and says what was acknowledged, until it is killed.
+"""A process that puts at full speed and reports what was acknowledged, until it is killed.
 
-    python child.py FOLDER ROUND MODE OPTIONS
+    python writer_process.py FOLDER ROUND MODE OPTIONS
 
-Every acknowledged put is one line on standard output: the ids of its records; a line with ``+``
-comes before each batch, and ``opening`` and ``open`` before all. An id is
-``<round>.<producer>.<number>``; each producer counts from 0.
+It prints one line for every acknowledged put: the ids of its records. A line that starts with ``+``
+precedes each batch; ``opening`` and ``open`` come first. An id is ``<round>.<producer>.<number>``;
+each producer counts from 0.
 
-The modes with upkeep say, in JSON, what they begin (``{"begin": …}``) and, with the result, what is
-done (``{"done": …}``).
+The maintenance modes print JSON: each step before it starts (``{"begin": …}``) and, with its
+result, after it (``{"done": …}``).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import random
 import sys
 from typing import Any
 
-import lance  # noqa: F401  loaded now, so that opening is nothing but opening
+import lance  # noqa: F401  loaded before the bucket is opened
 
 from persisting.queue import PersistingBackend
 
 
-def say(*words: str) -> None:
+def report(*words: str) -> None:
     os.write(1, (" ".join(words) + "\n").encode())
 
 
 class Producer:
-    """Makes records with rising numbers; what they hold depends on the mode."""
+    """Creates records with increasing numbers; their fields depend on the mode."""
 
     def __init__(self, name: str, mode: str) -> None:
         self.name, self._mode = name, mode
@@ -50,29 +50,29 @@ async def singles(backend: Any, producer: Producer) -> None:
     while True:
         record = producer.record()
         await backend.put(record)
-        say(record["id"])
+        report(record["id"])
 
 
 async def batches(backend: Any, producer: Producer) -> None:
     while True:
         records = [producer.record() for _ in range(random.randint(1, 60))]
-        say("+", *(r["id"] for r in records))
+        report("+", *(r["id"] for r in records))
         await backend.put_batch(records)
-        say(*(r["id"] for r in records))
+        report(*(r["id"] for r in records))
 
 
 async def flushes(backend: Any, producer: Producer) -> None:
-    """Without a log: what is put before a flush is promised when it returns."""
+    """Without a log: records are durable when the flush after them returns."""
     while True:
         records = [producer.record() for _ in range(random.randint(1, 60))]
         for record in records:
             await backend.put(record)
         await backend.flush()
-        say(*(r["id"] for r in records))
+        report(*(r["id"] for r in records))
 
 
 class Steps:
-    """Random pieces of upkeep, each said before and after."""
+    """Random maintenance steps, each reported before and after."""
 
     def __init__(self, backend: Any, producer: Producer, task: int, seed: str) -> None:
         self._backend, self._producer, self._task = backend, producer, task
@@ -80,30 +80,30 @@ class Steps:
 
     async def put(self) -> None:
         records = [self._producer.record() for _ in range(self._rng.randint(1, 6))]
-        await self._tell("put", self._backend.put_batch(records), records=records)
+        await self._run("put", self._backend.put_batch(records), records=records)
 
     async def flush(self) -> None:
-        await self._tell("flush", self._backend.flush())
+        await self._run("flush", self._backend.flush())
 
     async def compact(self) -> None:
-        await self._tell("compact", self._backend.compact())
+        await self._run("compact", self._backend.compact())
 
     async def retain(self) -> None:
         rows = self._rng.randint(20, 60)
-        await self._tell("retain", self._backend.retain(rows=rows), rows=rows)
+        await self._run("retain", self._backend.retain(rows=rows), rows=rows)
 
     async def tag(self) -> None:
         name = self._tag()
-        await self._tell("tag", self._backend.tag(name), name=name)
+        await self._run("tag", self._backend.tag(name), name=name)
 
-    async def look_at_tags(self) -> None:
+    async def read_tags(self) -> None:
         for tag in await self._backend.tags():
             rows = await self._backend.get(version=tag["name"])
-            self._say("seen", "tag", name=tag["name"], ids=[row["id"] for row in rows])
+            self._report("seen", "tag", name=tag["name"], ids=[row["id"] for row in rows])
 
     async def delete_tag(self) -> None:
         name = self._tag()
-        await self._tell("delete_tag", self._backend.delete_tag(name), name=name)
+        await self._run("delete_tag", self._backend.delete_tag(name), name=name)
 
     async def restore(self) -> None:
         await self._backend.flush()
@@ -111,11 +111,11 @@ class Steps:
         rows = await self._backend.get(version=version)
         start = self._backend._bucket.at(version).start
         ids = [row["id"] for row in rows]
-        await self._tell("restore", self._backend.restore(version), start=start, ids=ids)
+        await self._run("restore", self._backend.restore(version), start=start, ids=ids)
 
     async def index(self) -> None:
         column, kind = self._rng.choice([("n", "scalar"), ("text", None)])
-        await self._tell("index", self._backend.create_index(column, kind))
+        await self._run("index", self._backend.create_index(column, kind))
 
     async def any_of(self, **weights: int) -> None:
         while True:
@@ -125,38 +125,39 @@ class Steps:
     def _tag(self) -> str:
         return f"t{self._rng.randrange(3)}"
 
-    async def _tell(self, what: str, call: Any, **about: Any) -> None:
-        self._say("begin", what, **about)
-        self._say("done", what, result=await call)
+    async def _run(self, what: str, call: Any, **about: Any) -> None:
+        self._report("begin", what, **about)
+        self._report("done", what, result=await call)
 
-    def _say(self, when: str, what: str, **about: Any) -> None:
-        say(json.dumps({when: what, "task": self._task, **about}))
+    def _report(self, when: str, what: str, **about: Any) -> None:
+        report(json.dumps({when: what, "task": self._task, **about}))
 
 
-async def all_upkeep(backend: Any, producer: Producer) -> None:
-    """One step after the other."""
+async def sequential_maintenance(backend: Any, producer: Producer) -> None:
+    """Run one step after another."""
     steps = Steps(backend, producer, 0, producer.name)
     await steps.any_of(
         put=12, flush=8, compact=3, retain=2, tag=3, delete_tag=1, restore=2, index=1
     )
 
 
-def upkeep_beside(task: int) -> Any:
-    """Upkeep, or puts if there is a task for it already, that do not wait for one another."""
+def concurrent_maintenance(task: int) -> Any:
+    """Return a task that runs concurrently with others: the first does maintenance, the others
+    put."""
 
     async def run(backend: Any, producer: Producer) -> None:
         steps = Steps(backend, producer, task, producer.name)
         if task:
             await steps.any_of(put=1)
-        await steps.any_of(flush=3, compact=3, retain=1, tag=2, look_at_tags=1, index=1)
+        await steps.any_of(flush=3, compact=3, retain=1, tag=2, read_tags=1, index=1)
 
     return run
 
 
 async def run(folder: str, round_number: str, mode: str, options: dict[str, Any]) -> None:
-    say("opening")
+    report("opening")
     backend = PersistingBackend(0, folder, **options)
-    say("open")
+    report("open")
     if mode == "recovering":
         await backend.close()
         return
@@ -166,9 +167,9 @@ async def run(folder: str, round_number: str, mode: str, options: dict[str, Any]
         "concurrent": [singles] * 8 + [batches] * 2,
         "evolving": [singles, singles, batches],
         "flushes": [flushes],
-        "upkeep": [all_upkeep],
-        "evolving-upkeep": [all_upkeep],
-        "upkeep-beside": [upkeep_beside(task) for task in range(4)],
+        "maintenance": [sequential_maintenance],
+        "evolving-maintenance": [sequential_maintenance],
+        "concurrent-maintenance": [concurrent_maintenance(task) for task in range(4)],
     }[mode]
     await asyncio.gather(
         *(job(backend, Producer(f"{round_number}.{index}", mode)) for index, job in enumerate(jobs))
