@@ -26,7 +26,7 @@ import msgspec
 
 from persisting import json_files
 from persisting.errors import BucketLocked, StorageError
-from persisting.fs import told
+from persisting.fs import os_errors_as
 
 LOCK_FILE = ".lock"
 IDENTITY: dict[str, Any] = {}
@@ -110,9 +110,9 @@ class BucketLock:
             note = _read(self._file.fd)
             self._file.free()
             raise BucketLocked(
-                f"bucket {folder} is open for writing by {described(note)}; close it there, "
-                "or read it here with read_only=True",
+                f"bucket {folder} is open for writing by {described(note)}",
                 owner=note,
+                hint="close it there, or read it here with read_only=True",
             ) from exc
         self.note = _read(self._file.fd)
         """What the last owner left; it counts only if that left cleanly."""
@@ -177,10 +177,10 @@ class BucketLock:
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Hold a lock file for a short, blocking piece of work."""
-    with told("open the lock file", path):
+    with os_errors_as("open the lock file", path):
         file = LockedFile(path)
     try:
-        with told("lock", path):
+        with os_errors_as("lock", path):
             file.lock(fcntl.LOCK_EX)
         yield
     finally:

@@ -59,6 +59,8 @@ async def test_a_second_owner_in_this_process_is_refused(kind: Kind, folder: Pat
             assert f"process {os.getpid()}" in str(caught.value)
             assert "this process" in str(caught.value)
             assert str(folder) in str(caught.value)
+            assert str(caught.value) == f"{caught.value.summary}; {caught.value.hint}"
+            assert caught.value.owner["pid"] == os.getpid()
     await backend.close()
     backend = open_(kind, folder)
     assert await backend.get() == [{"a": 1}]

@@ -63,13 +63,6 @@ def widen(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
     raise Conflict(path, old, new)
 
 
-def has_unknown(dtype: pa.DataType) -> bool:
-    """Whether any part of ``dtype`` is still untyped."""
-    if pa.types.is_null(dtype):
-        return True
-    return any(has_unknown(dtype.field(i).type) for i in range(dtype.num_fields))
-
-
 def _union(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
     theirs = {f.name: f for f in new}
     merged = []

@@ -18,10 +18,10 @@ import pyarrow as pa
 from persisting.errors import StorageError
 from persisting.fs import FileSystem
 from persisting.records.arrow_casts import convert
-from persisting.table import checksums, files, layout, properties
+from persisting.table import checksums, files, layout
 from persisting.table.alignment import aligned
 from persisting.table.lance_errors import translated
-from persisting.table.properties import RESTORES, SEQUENCE, START, Restored, encode_restores
+from persisting.table.properties import RESTORES, START, Restored, encode_restores
 from persisting.table.table import Table
 
 _ARRIVAL_SCHEMA = pa.schema([layout.ARRIVAL_FIELD])
@@ -107,26 +107,12 @@ def commit_files(
             files.sync_data(fs, table.root, [f["files"][-1]["path"] for f in timed])
     ready = [lance.fragment.FragmentMetadata.from_json(json.dumps(f)) for f in timed]
     if replace is None:
-        table.commit("append to", LanceOperation.Append(ready), beside)
+        table.committer.commit("append to", LanceOperation.Append(ready), beside)
     else:
         restores = encode_restores([*table.restores, Restored(0, replace)])
         gone = [fragment.id for fragment in table.view.fragments]
         operation = LanceOperation.Update(removed_fragment_ids=gone, new_fragments=ready)
-        table.commit("overwrite", operation, {**beside, START: "0", RESTORES: restores})
-
-
-def create(table: Table, schema: pa.Schema) -> None:
-    """Have a table for records of ``schema``: an empty one if there is none, an evolved one."""
-    import lance
-
-    if table.view.dataset is not None:
-        table.evolve(schema)
-        return
-    with translated("create", table.root):
-        operation = lance.LanceOperation.Overwrite(table.physical(schema), [])
-        kept = properties.sealed({SEQUENCE: "0"})
-        transaction = lance.Transaction(0, operation, transaction_properties=kept)
-        table.begin(transaction)
+        table.committer.commit("overwrite", operation, {**beside, START: "0", RESTORES: restores})
 
 
 def _physical(batches: Iterable[pa.RecordBatch], target: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -119,7 +119,7 @@ def logical_schema(table_schema: pa.Schema, path: object) -> pa.Schema:
         raise UnreadableSchema(f"the schema kept in {path} cannot be read: {exc}") from exc
 
 
-def agrees(table_schema: pa.Schema, schema: pa.Schema) -> bool:
+def has_columns_of(table_schema: pa.Schema, schema: pa.Schema) -> bool:
     """Whether the table has the columns that records of ``schema`` are kept in."""
     names = set(table_schema.names)
     wanted = {f.name for f in schema if not pa.types.is_null(f.type)}

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import re
 import uuid
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from persisting.errors import InvalidArgument, StorageError
+from persisting.errors import InvalidArgument, StorageError, TableError
 from persisting.records.field_names import ARRIVAL
-from persisting.table.lance_errors import indices_of, translated
+from persisting.table.lance_errors import indices_of, is_panic, lance_errors_as, reason
 from persisting.table.view import TableView, sizes_of
 
 _ADDRESS = "_rowaddr"
@@ -34,11 +35,12 @@ _MISSING = re.compile(r"No field named \"?([^\s\"]+?)\"?[.,]? ")
 
 
 class UnknownField(InvalidArgument):
-    """A filter names a field that this dataset does not have."""
+    """The condition ``where`` uses a field ``name`` that is not among ``fields``."""
 
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.name = name
+    def __init__(self, where: str, name: str, fields: Iterable[str]) -> None:
+        known = ", ".join(map(repr, fields)) or "none yet"
+        super().__init__(f"where={where!r} names {name!r}; the fields are: {known}")
+        self.where, self.name = where, name
 
 
 class SearchRequest(NamedTuple):
@@ -134,33 +136,36 @@ def matching(view: TableView, where: str | None, limit: int | None) -> list[int]
 
 def _run(view: TableView, scan: dict[str, Any], where: str | None) -> pa.Table:
     assert view.dataset is not None
-    try:
+    with lance_errors_as(lambda exc: _search_error(exc, view, where)):
         return view.dataset.scanner(**scan).to_table()
-    except ValueError as exc:
-        if _DAMAGE.search(str(exc)):
-            with translated("search", view.dataset.uri):
-                raise
-        text = str(exc).replace("Invalid user input: ", "").split(", /home/runner")[0]
-        if where is None:
-            raise StorageError(f"the search failed: {text}") from exc
-        missing = _MISSING.search(text)
-        if missing is not None:
-            known = [name for name in view.schema.names if name != ARRIVAL]
-            fields = ", ".join(map(repr, known)) or "none yet"
-            raise UnknownField(
-                missing[1], f"where={where!r} names {missing[1]!r}; the fields are: {fields}"
-            ) from exc
-        reason = _REASON.search(text)
-        text = reason[1] if reason else text.replace(enclosed(where), where)
-        # The last bracket is ours.
-        text = text.replace("Expected: ),", "Expected: its end,")
-        text = re.sub(r"found: \)$", "found: its end", text)
-        raise InvalidArgument(f"where={where!r} cannot be used: {text}") from exc
-    except BaseException as exc:
-        if where is not None and ("aborted" in str(exc) or type(exc).__name__ == "PanicException"):
-            raise InvalidArgument(f"where={where!r} cannot be used: Lance gives up on it") from exc
-        with translated("search", view.dataset.uri):
-            raise exc
+
+
+def _search_error(exc: BaseException, view: TableView, where: str | None) -> StorageError:
+    """Decide whether a failed search means damage, a wrong condition or something else."""
+    assert view.dataset is not None
+    failed = TableError(f"cannot search the table {view.dataset.uri}: {reason(exc)}")
+    if not isinstance(exc, ValueError):
+        if where is not None and ("aborted" in str(exc) or is_panic(exc)):
+            return InvalidArgument(f"where={where!r} cannot be used: Lance gives up on it")
+        return failed
+    if _DAMAGE.search(str(exc)):
+        return failed
+    text = str(exc).replace("Invalid user input: ", "").split(", /home/runner")[0]
+    if where is None:
+        return StorageError(f"the search failed: {text}")
+    missing = _MISSING.search(text)
+    if missing is not None:
+        fields = [name for name in view.schema.names if name != ARRIVAL]
+        return UnknownField(where, missing[1], fields)
+    return InvalidArgument(f"where={where!r} cannot be used: {_parser_error(text, where)}")
+
+
+def _parser_error(text: str, where: str) -> str:
+    """The error of Lance's parser, in terms of the user's condition without our brackets."""
+    parser = _REASON.search(text)
+    text = parser[1] if parser else text.replace(enclosed(where), where)
+    text = text.replace("Expected: ),", "Expected: its end,")
+    return re.sub(r"found: \)$", "found: its end", text)
 
 
 def enclosed(where: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from persisting.errors import InvalidArgument
 from persisting.table import properties
-from persisting.table.lance_errors import own_handle, translated, unless_it_went
+from persisting.table.lance_errors import own_handle, retry_if_removed, translated
 
 Version: TypeAlias = "int | str | dt.datetime"
 """A number, the name of a tag, or a moment: the newest version that was there then."""
@@ -32,13 +32,13 @@ def listing(dataset: Any) -> list[dict[str, Any]]:
         ]
 
     with translated("list the versions of", dataset.uri):
-        return unless_it_went(look)
+        return retry_if_removed(look)
 
 
 def tags(dataset: Any) -> dict[str, int]:
     """The tags and their versions, by name."""
     with translated("list the tags of", dataset.uri):
-        found = unless_it_went(own_handle(dataset).tags.list)
+        found = retry_if_removed(own_handle(dataset).tags.list)
     return {name: int(tag["version"]) for name, tag in sorted(found.items())}
 
 
@@ -51,7 +51,7 @@ def resolve(dataset: Any, version: Version) -> int:
             raise InvalidArgument(f"there is no tag {version!r}; there are: {names}")
         return known[version]
     with translated("list the versions of", dataset.uri):
-        kept = unless_it_went(dataset.versions)
+        kept = retry_if_removed(dataset.versions)
     if isinstance(version, dt.datetime):
         moment = utc(version)
         before = [one["version"] for one in kept if _moment(one) <= moment]

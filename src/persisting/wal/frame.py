@@ -25,8 +25,6 @@ MARK = 3
 MORE = 1
 """Flag of a frame whose entry goes on in the next frame; an entry counts when it is whole."""
 
-MAX_PAYLOAD = (1 << 31) - 1
-
 _SEGMENT = struct.Struct("<8sHHIQ")
 _SEGMENT_CRC = struct.Struct("<I")
 SEGMENT_HEADER_SIZE = _SEGMENT.size + _SEGMENT_CRC.size

@@ -61,4 +61,4 @@ def test_whatever_else_differs_is_replaced(old: pa.DataType, new: pa.DataType) -
 
 def test_spare_columns_are_recognised() -> None:
     names = schema(a=INT, _persisting_wide_a=FLOAT, _persisting_old_b=INT, _persisting_time=INT)
-    assert schema_change.leftovers(names) == ["_persisting_wide_a", "_persisting_old_b"]
+    assert schema_change.spare_columns(names) == ["_persisting_wide_a", "_persisting_old_b"]

@@ -54,7 +54,9 @@ class Kept:
 
     def change(self) -> None:
         """A commit of Lance's own, which says nothing of ours."""
-        self.table.change("change", lambda dataset: dataset.update_config({"any": "thing"}))
+        self.table.committer.change(
+            "change", lambda dataset: dataset.update_config({"any": "thing"})
+        )
         self.note()
 
     def compact(self) -> None:
