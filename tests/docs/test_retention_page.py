@@ -183,7 +183,7 @@ async def test_a_version_without_a_tag_goes_and_one_with_a_tag_stays(tmp_path):
         await backend.tag("x")
         await backend.put_batch(rows(30, 10))
         assert (await backend.compact())["versions_removed"] > 0
-        with pytest.raises(InvalidArgument, match="is not there"):
+        with pytest.raises(InvalidArgument, match="does not exist"):
             await backend.get(version=1)
         assert await backend.get(version="x") == rows(0, 30)
 

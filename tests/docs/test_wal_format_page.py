@@ -155,7 +155,7 @@ async def test_segments_are_read_in_the_order_of_their_names(left: Path):
 
 def test_a_name_that_is_no_segments_raises(left: Path):
     (left / "wal" / "copy.wal").write_bytes(b"")
-    with pytest.raises(WALError, match="has the name of no log segment"):
+    with pytest.raises(WALError, match="is not named as a log segment"):
         opened(left)
 
 

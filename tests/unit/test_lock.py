@@ -18,7 +18,7 @@ import pytest
 from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Kind
 from support.children import python, wait_for_line
 
-from persisting.lock import LOCK_FILE, BucketLock, in_passing, owner_of
+from persisting.lock import LOCK_FILE, BucketLock, briefly, owner_of
 from persisting.queue import (
     BucketLocked,
     LanceBackend,
@@ -537,7 +537,7 @@ def test_an_owner_that_comes_while_somebody_looks_gets_the_lock(tmp_path: Path) 
 
 
 def test_an_owner_of_a_moment_is_waited_for_and_another_is_not(tmp_path: Path) -> None:
-    with in_passing():
+    with briefly():
         first = BucketLock(tmp_path)
     timer = threading.Timer(0.3, first.release, kwargs={"clean": True})
     timer.start()

@@ -164,7 +164,7 @@ class TableApi(AsyncBackend):
 
         def create() -> dict[str, Any]:
             known = self._bucket.known_schema()
-            wanted = indexes.wanted_for(known, column, kind, metric)
+            wanted = indexes.spec_for(known, column, kind, metric)
             return self._bucket.upkeep.create_index(wanted)
 
         return await self._by_the_owner(create)

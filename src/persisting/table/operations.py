@@ -23,7 +23,7 @@ from persisting.table.view import TableView
 
 log = logging.getLogger("persisting")
 
-_MOST_PARTS = 8
+_MOST_SEGMENTS = 8
 
 
 def compact(
@@ -37,8 +37,8 @@ def compact(
 ) -> None:
     """Rewrite the last ``count`` fragments as larger ones; no row moves.
 
-    ``whole`` has every index cover all of them first, so that none stays apart for its sake.
-    ``run`` has other processes write the files.
+    With ``whole`` every index is first extended to all of them, so that no index keeps fragments
+    apart. ``run`` writes the files in other processes.
     """
     if compaction.split_by_indexes(table.view, count, limit, at_all=whole):
         optimize_indexes(table, whole=True)
@@ -52,26 +52,26 @@ def compact(
 
 
 def drop_first(table: Table, count: int) -> int:
-    """Drop the first ``count`` fragments; how many rows went. The offsets of the others stay."""
+    """Drop the first ``count`` fragments; return how many rows they had. Other offsets stay."""
     from lance import LanceOperation
 
     view = table.view
     rows = sum(size.rows for size in view.sizes[:count])
-    gone = [fragment.id for fragment in view.fragments[:count]]
-    operation = LanceOperation.Delete([], gone, "true")
+    dropped = [fragment.id for fragment in view.fragments[:count]]
+    operation = LanceOperation.Delete([], dropped, "true")
     table.committer.commit("drop old rows of", operation, {START: str(view.start + rows)})
     return rows
 
 
 def checkpoint(table: Table) -> None:
-    """Have the newest version say everything of itself, whatever becomes of those before it."""
+    """Have the newest version carry the properties, so that older ones are not needed for them."""
     from lance import LanceOperation
 
     view = table.view
     assert view.dataset is not None
     with translated("read a transaction of", table.root):
-        told = properties.own(view.dataset, view.version)
-    if told is None:
+        own = properties.own(view.dataset, view.version)
+    if own is None:
         kept = {k: v for k, v in table.properties.items() if k.startswith("persisting.")}
         entries = LanceOperation.UpdateMap(updates=dict(kept), replace=False)
         table.committer.commit(
@@ -80,41 +80,41 @@ def checkpoint(table: Table) -> None:
 
 
 def restore(table: Table, version: int, token: str) -> TableView:
-    """Make the content of ``version`` the newest one."""
+    """Make the content of ``version`` the newest version; ``token`` identifies the call."""
     from lance import LanceOperation
 
     target = table.at(version)
     then = {} if target.dataset is None else properties.read(target.dataset)
-    # Rows that other restores took away since then come back: they part from those of now where
-    # the first of these restores ended.
+    # Rows that later restores removed come back: they differ from the present rows from where the
+    # shortest of these restores ended.
     since = table.restores[len(properties.restores_of(then)) :]
-    parting = min([target.end, *(one.end for one in since)])
+    parting = min([target.end, *(restored.end for restored in since)])
     restores = [*table.restores, Restored(parting, token)]
     changed = {
         **then,
-        # The log has gone on since then: what it held up to now must not come again.
+        # The log has continued since: its records up to now must not be replayed.
         SEQUENCE: str(table.sequence),
         START: str(target.start),
         RESTORES: encode_restores(restores),
     }
     operation: Any = LanceOperation.Restore(version)
     if version == versions.NOTHING:
-        gone = [fragment.id for fragment in table.view.fragments]
-        operation = LanceOperation.Delete([], gone, "true")
+        dropped = [fragment.id for fragment in table.view.fragments]
+        operation = LanceOperation.Delete([], dropped, "true")
     table.committer.commit("restore", operation, changed, keep_properties=False)
     if table.view.rows != target.rows:
         raise TableError(
             f"{table.root} has {table.view.rows} rows after a restore to {target.rows}"
         )
-    # The version may be one between an index and its checksums. The restore is done in any case;
-    # what fails here is left to the next owner.
+    # The version may have an index whose checksums were not recorded yet. The restore is done in
+    # any case; if this fails, the next owner does it.
     with suppress(TableError):
         table.committer.drop_untrusted_indexes()
     return table.view
 
 
 def tag(table: Table, fs: FileSystem, name: str) -> int:
-    """Pin the newest version under a name; the version."""
+    """Tag the newest version; return its number."""
     checkpoint(table)
     view = table.view
     assert view.dataset is not None
@@ -124,7 +124,7 @@ def tag(table: Table, fs: FileSystem, name: str) -> int:
 
 
 def delete_tag(table: Table, fs: FileSystem, name: str) -> bool:
-    """Whether there was such a tag; it is gone."""
+    """Delete a tag; return whether it existed."""
     dataset = table.view.dataset
     if dataset is None or name not in versions.tags(dataset):
         return False
@@ -134,27 +134,27 @@ def delete_tag(table: Table, fs: FileSystem, name: str) -> bool:
 
 
 def clean(table: Table, keep_seconds: float) -> int:
-    """Remove versions that are older and not tagged; how many."""
+    """Remove untagged versions older than ``keep_seconds``; return how many."""
     with translated("clean up", table.root):
-        going = versions.outdated(table.view.dataset, keep_seconds)
-    if going:
+        outdated = versions.outdated(table.view.dataset, keep_seconds)
+    if outdated:
         checkpoint(table)
         with translated("clean up", table.root):
-            files.announce_cleaning(table.fs, table.root, going)
-            versions.remove(table.view.dataset, going)
+            files.announce_cleaning(table.fs, table.root, outdated)
+            versions.remove(table.view.dataset, outdated)
             files.finish_cleaning(table.fs, table.root)
-    return len(going)
+    return len(outdated)
 
 
-def build_indexes(table: Table, wanted: list[IndexSpec]) -> list[str]:
-    """Build the indexes that the table lacks, drop those that nobody wants; the names built."""
+def build_indexes(table: Table, specs: list[IndexSpec]) -> list[str]:
+    """Build missing indexes and drop those no longer requested; return the names built."""
     done = []
-    for one in indexes.missing(table.view.dataset, wanted, table.view.rows):
+    for spec in indexes.missing(table.view.dataset, specs, table.view.rows):
         table.committer.change(
-            "index", partial(indexes.build, wanted=one, rows=table.view.rows), several=True
+            "index", partial(indexes.build, spec=spec, rows=table.view.rows), several=True
         )
-        done.append(one.name)
-    for name in indexes.unwanted(table.view.dataset, wanted):
+        done.append(spec.name)
+    for name in indexes.unwanted(table.view.dataset, specs):
         drop_index(table, name)
     table.committer.record_checksums()
     return done
@@ -166,14 +166,14 @@ def drop_index(table: Table, name: str) -> None:
 
 
 def optimize_indexes(table: Table, *, whole: bool = False) -> None:
-    """Have every index cover every row; ``whole`` also makes one part of each.
+    """Extend every index to all rows; ``whole`` also merges the segments of each into one.
 
-    New rows become a part of their own, which costs little; many parts slow a search down.
+    New rows get a segment of their own, which is cheap; many segments slow a search down.
     """
-    parts = max(
-        (len(one.segments) for one in indexes.built(table.view.dataset).values()), default=0
+    segments = max(
+        (len(index.segments) for index in indexes.built(table.view.dataset).values()), default=0
     )
-    merged = {"num_indices_to_merge": parts} if whole or parts > _MOST_PARTS else {}
+    merged = {"num_indices_to_merge": segments} if whole or segments > _MOST_SEGMENTS else {}
     table.committer.change(
         "index", lambda dataset: dataset.optimize.optimize_indices(**merged), several=True
     )

@@ -67,7 +67,7 @@ def _check_manifest(table: Table, view: TableView, report: Report) -> None:
         report.add(file, str(exc), [view.start, view.end])
         return
     if not _same(now, view):
-        report.add(file, "says something else than it did", [view.start, view.end])
+        report.add(file, "differs from what was written", [view.start, view.end])
 
 
 def _same(one: TableView, other: TableView) -> bool:
