@@ -96,10 +96,12 @@ def _families() -> SimpleNamespace:
             buckets=_SYNC_SECONDS,
         ),
         recoveries=Counter(
-            "persisting_recoveries_total", "Openings that took records from a log", _LABELS
+            "persisting_recoveries_total", "Openings that replayed records from the log", _LABELS
         ),
         recovered=Counter(
-            "persisting_recovered_records_total", "Records taken from a log at opening", _LABELS
+            "persisting_recovered_records_total",
+            "Records replayed from the log at opening",
+            _LABELS,
         ),
         compaction=Histogram(
             "persisting_compaction_duration_seconds",
@@ -114,7 +116,7 @@ def _families() -> SimpleNamespace:
         dropped=Counter(
             "persisting_dropped_records_total", "Records that retention dropped", _LABELS
         ),
-        start=Gauge("persisting_start_offset", "First offset that is left", _LABELS),
+        start=Gauge("persisting_start_offset", "First offset in the table", _LABELS),
         behind=Gauge(
             "persisting_unindexed_records", "Records that an index does not cover yet", _LABELS
         ),
@@ -124,7 +126,9 @@ def _families() -> SimpleNamespace:
         damaged=Gauge(
             "persisting_damaged_files", "Damaged files that the last verification found", _LABELS
         ),
-        upkeep_errors=Counter("persisting_upkeep_errors_total", "Upkeep that failed", _LABELS),
+        upkeep_errors=Counter(
+            "persisting_upkeep_errors_total", "Maintenance runs that failed", _LABELS
+        ),
         flush_errors=Counter("persisting_flush_errors_total", "Flushes that failed", _LABELS),
         wal_errors=Counter(
             "persisting_wal_errors_total", "Writes or syncs of the log that failed", _LABELS
