@@ -1,6 +1,6 @@
-"""The errors of Persisting, one small tree.
+"""All errors of Persisting.
 
-    StorageError                 anything a backend, topic or pipeline reports
+    StorageError                 any error of a backend, topic or pipeline
     ├── WALError                 the write-ahead log cannot be written, or is damaged
     ├── TableError               the table cannot be written, or is damaged
     ├── SchemaError              a record does not fit; also a ValueError
@@ -10,7 +10,7 @@
     ├── BucketClosed             the backend was closed
     └── OffsetOutOfRange         the offset was removed by retention
 
-Errors of the operating system, Arrow and Lance are translated where they enter
+Errors of the operating system, Arrow and Lance are translated where they occur
 (``raise … from exc``), so that one ``except StorageError`` is enough. Every message says what
 failed, where, and what to do next.
 """
@@ -21,19 +21,19 @@ from typing import Any
 
 
 class StorageError(Exception):
-    """Base exception for storage operations."""
+    """Base class of all errors of Persisting."""
 
 
 class WALError(StorageError):
-    """Exception for WAL operations."""
+    """The write-ahead log cannot be read or written, or is damaged."""
 
 
 class TableError(StorageError):
-    """The table on disk could not be read or written."""
+    """The table cannot be read or written, or is damaged."""
 
 
 class SchemaError(StorageError, ValueError):
-    """A record cannot be stored: the message names the field, what was expected and what came."""
+    """A record cannot be stored; the message names the field, the expected type and the value."""
 
 
 class InvalidArgument(StorageError, ValueError):
@@ -43,11 +43,15 @@ class InvalidArgument(StorageError, ValueError):
 class BucketLocked(StorageError):
     """The bucket is open for writing elsewhere; the message names the owner.
 
-    ``owner`` is what the owner says of itself in the lock file.
+    ``owner`` is the owner's entry in the lock file. The message is ``summary``, what is wrong,
+    followed by ``hint``, what to do next, if there is one.
     """
 
-    def __init__(self, message: str = "", owner: dict[str, Any] | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self, summary: str = "", owner: dict[str, Any] | None = None, *, hint: str = ""
+    ) -> None:
+        super().__init__(f"{summary}; {hint}" if hint else summary)
+        self.summary, self.hint = summary, hint
         self.owner = owner or {}
 
 
@@ -56,8 +60,8 @@ class BucketClosed(StorageError):
 
 
 class NoSuchTopic(StorageError):
-    """There is no such topic (yet); ``wait_for_topic`` waits for it."""
+    """The topic does not exist (yet); ``wait_for_topic`` waits for it."""
 
 
 class OffsetOutOfRange(StorageError):
-    """The offset lies before the first one that is left."""
+    """The offset lies before the first one that retention left."""

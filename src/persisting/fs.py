@@ -1,8 +1,8 @@
-"""Every file call that durability rests on goes through one small object.
+"""The seam for every file call that durability depends on.
 
-Production uses :class:`FileSystem`; a test swaps in one that records the calls, fails them, or
-forgets what was not synced (:func:`use`). Lance writes its own files past this seam, so to the
-seam they do not exist until :meth:`FileSystem.sync_file` has named them.
+Production uses :class:`FileSystem`. A test replaces it (:func:`use`) with one that records calls,
+fails them, or drops what was not synced. Lance writes its own files past this seam, so the seam
+does not know of them until :meth:`FileSystem.sync_file` is called on them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from persisting.errors import StorageError
 
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
+DRAFT = ".tmp"
+"""The suffix of a file that is being written and not yet in place. Listings ignore such files."""
 
 
 class FileSystem:
-    """The local file system, as POSIX gives it."""
+    """The local POSIX file system."""
 
     def make_folder(self, path: Path) -> None:
-        """Make ``path`` and its missing parents, each entry synced into its parent."""
+        """Make ``path`` and its missing parents, and sync each new entry in its parent."""
         missing = []
         while not path.exists():
             missing.append(path)
@@ -36,13 +38,14 @@ class FileSystem:
             self.sync_folder(folder.parent)
 
     def sync_chain(self, path: Path) -> None:
-        """Sync the entries of a folder and of the three above it: who made them may have died."""
+        """Sync a folder and the three above it: the process that made them may have died before it
+        synced them."""
         for folder in (path, *list(path.parents)[:3]):
             with suppress(PermissionError):
                 self.sync_folder(folder)
 
     def create(self, path: Path) -> int:
-        """Open a new file for appending; it must not exist."""
+        """Create a file and open it for appending; it must not exist."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, PRIVATE_FILE)
 
     def write(self, fd: int, data: bytes | memoryview) -> None:
@@ -52,7 +55,7 @@ class FileSystem:
             view = view[os.write(fd, view) :]
 
     def sync(self, fd: int) -> None:
-        """Bring a file's bytes, and its length, to stable storage."""
+        """Make a file's bytes and its length durable."""
         os.fdatasync(fd)
 
     def truncate(self, fd: int, size: int) -> None:
@@ -65,21 +68,37 @@ class FileSystem:
         return path.read_bytes()
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """Put a whole small file in place, atomically and synced."""
-        draft = path.with_name(path.name + ".tmp")
-        self.remove(draft)
+        """Write a small file atomically, and make it durable.
+
+        Writers of one file do not disturb each other: each has its own draft, and the last rename
+        wins. A crash may leave a draft behind.
+        """
+        draft = path.with_name(f"{path.name}.{os.urandom(8).hex()}{DRAFT}")
         fd = self.create(draft)
         try:
-            self.write(fd, data)
-            self.sync(fd)
-        finally:
-            self.close(fd)
-        self.rename(draft, path)
+            try:
+                self.write(fd, data)
+                self.sync(fd)
+            finally:
+                self.close(fd)
+            self.rename(draft, path)
+        except BaseException:
+            with suppress(OSError):
+                self.remove(draft)
+            raise
         self.sync_folder(path.parent)
 
+    def remove_drafts(self, folder: Path) -> None:
+        """Remove the drafts that a crash left in ``folder``, while nothing is written to it."""
+        if folder.is_dir():
+            for name in self.list(folder):
+                if name.endswith(DRAFT):
+                    self.remove(folder / name)
+
     def write_note(self, path: Path, data: bytes) -> None:
-        """Put a small file in place that nothing rests on: not synced, power loss may take it."""
-        draft = path.with_name(path.name + ".tmp")
+        """Write a small file atomically, without a sync: nothing may depend on it, since power
+        loss may take it. One writer at a time."""
+        draft = path.with_name(path.name + DRAFT)
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
         try:
             os.write(fd, data)
@@ -106,7 +125,7 @@ class FileSystem:
         return sorted(os.listdir(path))
 
     def sync_file(self, path: Path) -> None:
-        """Sync a file that someone else wrote."""
+        """Sync a file that was not written through this seam."""
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)
@@ -114,7 +133,7 @@ class FileSystem:
             os.close(fd)
 
     def sync_folder(self, path: Path) -> None:
-        """Sync a folder's entries: files made, renamed or removed in it."""
+        """Sync the entries of a folder, so that files created, renamed or removed in it stay so."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
@@ -123,7 +142,7 @@ class FileSystem:
 
 
 def remove_all(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it; a link, not what it leads to."""
+    """Remove a file, or a folder with its content; of a link only the link itself."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -131,13 +150,13 @@ def remove_all(path: Path) -> None:
 
 
 @contextmanager
-def told(action: str, path: Path) -> Iterator[None]:
-    """What the operating system refuses, in our words."""
+def os_errors_as(action: str, path: Path) -> Iterator[None]:
+    """Raise an error of the operating system as a :class:`StorageError` that says what failed."""
     try:
         yield
     except OSError as exc:
         raise StorageError(
-            f"cannot {action} {path}: {exc.strerror or exc}; free the cause and try again"
+            f"cannot {action} {path}: {exc.strerror or exc}; remove the cause and try again"
         ) from exc
 
 
@@ -145,13 +164,13 @@ _current = FileSystem()
 
 
 def current() -> FileSystem:
-    """The file system that newly opened buckets use."""
+    """Return the file system that newly opened buckets use."""
     return _current
 
 
 @contextmanager
 def use(replacement: FileSystem) -> Iterator[FileSystem]:
-    """Open buckets on ``replacement`` for as long as the context lasts."""
+    """Let buckets that are opened within the context use ``replacement``."""
     global _current
     before, _current = _current, replacement
     try:

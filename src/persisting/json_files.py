@@ -1,4 +1,4 @@
-"""The small JSON files of a topic, read as bytes that anybody may have changed."""
+"""Decodes the small JSON files of a topic, which anyone may have changed."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ class _Format(msgspec.Struct):
 
 
 def decode(data: bytes, kind: type[_T]) -> _T:
-    """The contents of a file, or :class:`msgspec.DecodeError`, also where it is nested too deep."""
+    """Decode a file, or raise :class:`msgspec.DecodeError`; also if it is nested too deeply."""
     try:
         return msgspec.json.decode(data, type=kind)
     except RecursionError as exc:
-        raise msgspec.DecodeError("it is nested too deep") from exc
+        raise msgspec.DecodeError("it is nested too deeply") from exc
 
 
 def check_format(data: bytes, path: Path, newest: int) -> None:
-    """Raise if a newer version wrote a file, whatever else it has in it."""
+    """Raise if a newer version of Persisting wrote the file; its other content may be invalid."""
     try:
-        found = decode(data, _Format).format
+        version = decode(data, _Format).format
     except msgspec.DecodeError:
         return
-    if found > newest:
+    if version > newest:
         raise StorageError(
-            f"{path} has format {found}, this version reads up to {newest}; upgrade persisting"
+            f"{path} has format {version}, this version reads up to {newest}; upgrade persisting"
         )
 
 
 def decode_any(data: bytes) -> Any:
-    """JSON of no certain form."""
+    """Decode JSON of any structure."""
     return decode(data, object)

@@ -1,11 +1,12 @@
-"""One owner per bucket: an ``flock`` on a small file that says who holds it.
+"""One owner per bucket: an ``flock`` on a small file that names the owner.
 
 The lock belongs to the open file, so it also fences a second open within one process, and the
-kernel frees it the moment a dead owner's file closes. A fork shares the open file, so a forked
-child closes its copy: else it would hold the lock when its parent is long dead. The file keeps, for
-the next owner, whether the last one left cleanly: after a crash what Lance wrote must be synced
-before it is trusted, and a broken last commit is a torn one; after a clean close the same breakage
-is damage.
+kernel releases it when the process ends. A fork shares the open file, so a forked child closes its
+copy; otherwise it would hold the lock after its parent has died.
+
+The file also tells the next owner whether the last one left cleanly. After a crash, what Lance
+wrote must be synced before it can be trusted, and a broken last commit is a torn write. After a
+clean close, the same breakage is damage.
 """
 
 from __future__ import annotations
@@ -26,26 +27,25 @@ import msgspec
 
 from persisting import json_files
 from persisting.errors import BucketLocked, StorageError
-from persisting.fs import told
+from persisting.fs import os_errors_as
 
 LOCK_FILE = ".lock"
 IDENTITY: dict[str, Any] = {}
-"""What else an owner says of itself; a node of a cluster adds its id and address."""
+"""Further entries of an owner's note; a cluster node adds its id and address."""
 
 _NOTE_LIMIT = 64 * 1024
-_LOOKED_AT = 0.1
-"""Seconds that somebody who only looks (:func:`owner_of`) may stand in an owner's way."""
-_PASSING_BY = 10.0
-"""Seconds to wait for an owner who said that it stays for a moment only."""
-
-_WRITING = 1.0
-"""Seconds that a new owner may take to say who it is."""
+_PROBE_WAIT = 0.1
+"""Seconds to wait for a lock that may only be a probe by :func:`owner_of`."""
+_BRIEF_WAIT = 10.0
+"""Seconds to wait for an owner whose note says that it holds the lock only briefly."""
+_NOTE_WAIT = 1.0
+"""Seconds to wait for a new owner to write its note."""
 _PAUSE = 0.01
-_passing: ContextVar[bool] = ContextVar("passing", default=False)
+_brief: ContextVar[bool] = ContextVar("brief", default=False)
 
 
 class LockedFile:
-    """An open file to be locked; the lock ends with :meth:`free`, or with this process."""
+    """An open file that can be locked; the lock ends with :meth:`free` or with this process."""
 
     def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> None:
         self._pid = os.getpid()
@@ -64,7 +64,7 @@ class LockedFile:
             if fd >= 0:
                 try:
                     if os.getpid() == self._pid:
-                        # Closing alone would not do where a forked child has a copy of the file.
+                        # Closing alone is not enough if a forked child has a copy of the file.
                         fcntl.flock(fd, fcntl.LOCK_UN)
                 finally:
                     os.close(fd)
@@ -72,12 +72,12 @@ class LockedFile:
 
 _files: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 _opening = threading.RLock()
-"""Held over a fork: a file that is just opened or closed is not among the files. A finalizer may
-free one while its thread opens another."""
+"""Held during a fork, so that no file is open without being listed in ``_files``. Reentrant: a
+finalizer may free a file while its thread opens another."""
 
 
 def _close_copies() -> None:
-    """What a forked child has of its parent's locks."""
+    """In a forked child, close the copies of its parent's locked files."""
     _opening.release()
     for file in list(_files):
         fd, file.fd = file.fd, -1
@@ -94,7 +94,7 @@ class BucketLock:
     """The exclusive right to write to one bucket folder."""
 
     def __init__(self, folder: Path, **owner: Any) -> None:
-        """Take the lock or raise :class:`BucketLocked`; ``owner`` is added to the note."""
+        """Take the lock, or raise :class:`BucketLocked`; ``owner`` is added to the note."""
         self._path = folder / LOCK_FILE
         self._pid = os.getpid()
         try:
@@ -110,23 +110,23 @@ class BucketLock:
             note = _read(self._file.fd)
             self._file.free()
             raise BucketLocked(
-                f"bucket {folder} is open for writing by {described(note)}; close it there, "
-                "or read it here with read_only=True",
+                f"bucket {folder} is open for writing by {described(note)}",
                 owner=note,
+                hint="close it there, or read it here with read_only=True",
             ) from exc
         self.note = _read(self._file.fd)
-        """What the last owner left; it counts only if that left cleanly."""
+        """The last owner's note; it counts only if that owner left cleanly."""
         self.left_clean = self.note.get("clean") is True
         self._owner = {"pid": os.getpid(), "host": socket.gethostname(), **IDENTITY, **owner}
-        if _passing.get():
+        if _brief.get():
             self._owner["passing"] = True
         try:
             self._write({**self._owner, "clean": False})
         except OSError as exc:
             self._file.free()
             raise StorageError(
-                f"cannot write the lock file {self._path}: {exc.strerror}; free the cause and try "
-                "again"
+                f"cannot write the lock file {self._path}: {exc.strerror}; remove the cause and "
+                "try again"
             ) from exc
 
     def _take(self) -> None:
@@ -144,9 +144,9 @@ class BucketLock:
             time.sleep(_PAUSE)
 
     def release(self, *, clean: bool, **left: Any) -> None:
-        """Give the lock up; ``clean`` promises that everything in the folder is synced.
+        """Release the lock; ``clean`` promises that everything in the folder is synced.
 
-        ``left`` is told to the next owner.
+        ``left`` is added to the note for the next owner.
         """
         try:
             if clean and os.getpid() == self._pid:
@@ -161,7 +161,7 @@ class BucketLock:
 
     @property
     def in_place(self) -> bool:
-        """Whether the lock file is where it was: its folder may have been removed."""
+        """Whether the lock file is still in its folder, which may have been removed."""
         try:
             return os.path.samestat(os.fstat(self._file.fd), os.stat(self._path))
         except OSError:
@@ -176,11 +176,11 @@ class BucketLock:
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Hold a lock file for a short, blocking piece of work."""
-    with told("open the lock file", path):
+    """Hold a lock file during a short blocking operation; wait for it if necessary."""
+    with os_errors_as("open the lock file", path):
         file = LockedFile(path)
     try:
-        with told("lock", path):
+        with os_errors_as("lock", path):
             file.lock(fcntl.LOCK_EX)
         yield
     finally:
@@ -188,25 +188,25 @@ def file_lock(path: Path) -> Iterator[None]:
 
 
 def _patience(note: dict[str, Any]) -> float:
-    """How long to wait for an owner whose note says this."""
+    """How long to wait for the lock if its file holds this note."""
     if note.get("passing"):
-        return _PASSING_BY
-    # What the last owner left, or nothing, is no note of who holds the lock.
-    return _LOOKED_AT if note.get("pid") and note.get("clean") is False else _WRITING
+        return _BRIEF_WAIT
+    # An empty note, or one of an owner that left cleanly, is not from the present owner.
+    return _PROBE_WAIT if note.get("pid") and note.get("clean") is False else _NOTE_WAIT
 
 
 @contextmanager
-def in_passing() -> Iterator[None]:
-    """Locks taken in this block are held for a moment only: others wait for it."""
-    token = _passing.set(True)
+def briefly() -> Iterator[None]:
+    """Mark locks taken in this context as held only briefly: other processes wait for them."""
+    token = _brief.set(True)
     try:
         yield
     finally:
-        _passing.reset(token)
+        _brief.reset(token)
 
 
 def left_note(folder: Path) -> dict[str, Any]:
-    """What the last owner of a bucket left; nothing if it left otherwise than cleanly."""
+    """The note that the last owner of a bucket left; empty unless it left cleanly."""
     try:
         fd = os.open(folder / LOCK_FILE, os.O_RDONLY)
     except OSError:
@@ -219,9 +219,9 @@ def left_note(folder: Path) -> dict[str, Any]:
 
 
 def owner_of(folder: Path) -> dict[str, Any] | None:
-    """What the owner of a bucket says of itself; None if nobody owns it.
+    """The note of the present owner of a bucket; None if it has none.
 
-    Looking takes a shared lock for a moment, which an owner that comes just then sits out.
+    This takes a shared lock for a very short time; a new owner waits for it.
     """
     try:
         file = LockedFile(folder / LOCK_FILE, os.O_RDONLY)
@@ -229,7 +229,7 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
         return None
     except OSError as exc:
         raise StorageError(
-            f"cannot look at the lock file {folder / LOCK_FILE}: {exc.strerror}"
+            f"cannot read the lock file {folder / LOCK_FILE}: {exc.strerror}"
         ) from exc
     try:
         file.lock(fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -249,7 +249,7 @@ def _read(fd: int) -> dict[str, Any]:
 
 
 def described(note: dict[str, Any]) -> str:
-    """An owner in words."""
+    """Describe an owner for people, by its note."""
     if not note.get("pid"):
         return "an unknown owner"
     extra = "".join(

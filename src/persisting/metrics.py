@@ -1,6 +1,7 @@
-"""Every Prometheus metric, by name. ``prometheus_client`` is loaded with the first one needed.
+"""All Prometheus metrics. ``prometheus_client`` is imported when the first one is needed.
 
-All carry the labels ``topic`` and ``bucket``; a bucket's series go when its last backend closes.
+They carry the labels ``topic`` and ``bucket``; a bucket's series are removed when its last backend
+closes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SYNC_SECONDS = (0.0001, 0.00025, 0.0005, *_SECONDS)
 
 
 class BucketMetrics:
-    """What a bucket reports; this one keeps nothing."""
+    """What a bucket reports. This base class discards it."""
 
     def accepted(self, records: int, buffered: int) -> None:
         """Records were acknowledged."""
@@ -32,19 +33,19 @@ class BucketMetrics:
         """A flush raised."""
 
     def log_written(self, size: int, unsynced: int) -> None:
-        """The log's bytes, and its frames that power loss would take."""
+        """The log was written: its bytes, and the frames that power loss would take."""
 
     def log_synced(self, seconds: float, unsynced: int) -> None:
-        """A sync of the log ended."""
+        """The log was synced."""
 
     def log_failed(self) -> None:
         """The log could not be written or synced."""
 
     def recovered(self, records: int) -> None:
-        """Opening found a log and took records from it."""
+        """Opening replayed records from a log."""
 
     def table_is(self, fragments: int, start: int) -> None:
-        """The table has so many fragments, and its first offset."""
+        """The table changed: its number of fragments and its first offset."""
 
     def compacted(self, seconds: float, records: int) -> None:
         """A compaction rewrote records."""
@@ -53,17 +54,17 @@ class BucketMetrics:
         """Retention dropped records."""
 
     def indexed(self, behind: int) -> None:
-        """So many records are not in every index yet."""
+        """The indexes changed: how many records an index does not cover yet."""
 
     def searching(self) -> AbstractContextManager[Any]:
-        """Around a search."""
+        """Return a context that measures a search."""
         return nullcontext()
 
     def verified(self, damaged: int) -> None:
-        """A verification found so many damaged files."""
+        """A verification ended: how many damaged files it found."""
 
     def upkeep_failed(self) -> None:
-        """Upkeep raised."""
+        """Maintenance raised."""
 
     def remove(self) -> None:
         """The bucket was closed."""
@@ -95,10 +96,12 @@ def _families() -> SimpleNamespace:
             buckets=_SYNC_SECONDS,
         ),
         recoveries=Counter(
-            "persisting_recoveries_total", "Openings that took records from a log", _LABELS
+            "persisting_recoveries_total", "Openings that replayed records from the log", _LABELS
         ),
         recovered=Counter(
-            "persisting_recovered_records_total", "Records taken from a log at opening", _LABELS
+            "persisting_recovered_records_total",
+            "Records replayed from the log at opening",
+            _LABELS,
         ),
         compaction=Histogram(
             "persisting_compaction_duration_seconds",
@@ -113,7 +116,7 @@ def _families() -> SimpleNamespace:
         dropped=Counter(
             "persisting_dropped_records_total", "Records that retention dropped", _LABELS
         ),
-        start=Gauge("persisting_start_offset", "First offset that is left", _LABELS),
+        start=Gauge("persisting_start_offset", "First offset in the table", _LABELS),
         behind=Gauge(
             "persisting_unindexed_records", "Records that an index does not cover yet", _LABELS
         ),
@@ -123,7 +126,9 @@ def _families() -> SimpleNamespace:
         damaged=Gauge(
             "persisting_damaged_files", "Damaged files that the last verification found", _LABELS
         ),
-        upkeep_errors=Counter("persisting_upkeep_errors_total", "Upkeep that failed", _LABELS),
+        upkeep_errors=Counter(
+            "persisting_upkeep_errors_total", "Maintenance runs that failed", _LABELS
+        ),
         flush_errors=Counter("persisting_flush_errors_total", "Flushes that failed", _LABELS),
         wal_errors=Counter(
             "persisting_wal_errors_total", "Writes or syncs of the log that failed", _LABELS
@@ -136,7 +141,7 @@ _open_guard = threading.Lock()
 
 
 class PrometheusMetrics(BucketMetrics):
-    """A bucket's series in prometheus-client's default registry."""
+    """The series of a bucket in the default registry of ``prometheus_client``."""
 
     def __init__(self, topic: str, bucket: int) -> None:
         self._labels = (topic, str(bucket))
@@ -219,28 +224,28 @@ def _group_lag() -> Any:
 
 
 class GroupMetrics:
-    """The lag of one group's buckets. A bucket's series is that of the reader who told it last."""
+    """The lag of the buckets of one group. The reader that reported last owns a bucket's series."""
 
-    _tellers: ClassVar[dict[tuple[str, ...], GroupMetrics]] = {}
+    _reporters: ClassVar[dict[tuple[str, ...], GroupMetrics]] = {}
 
     def __init__(self, topic: str, group: str) -> None:
         self._topic, self._group = topic, group
         self._buckets: set[int] = set()
 
     def lag(self, bucket: int, records: int) -> None:
-        """A commit left so many records of a bucket."""
+        """A commit left this many records of a bucket."""
         self._buckets.add(bucket)
         labels = self._topic, self._group, str(bucket)
-        self._tellers[labels] = self
+        self._reporters[labels] = self
         _group_lag().labels(*labels).set(records)
 
     def keep(self, buckets: Iterable[int]) -> None:
-        """Take the series of all but these buckets away, unless another reader tells them now."""
+        """Remove the series of all other buckets, unless another reader reports them now."""
         for bucket in self._buckets - set(buckets):
             self._buckets.discard(bucket)
             labels = self._topic, self._group, str(bucket)
-            if self._tellers.get(labels) is self:
-                del self._tellers[labels]
+            if self._reporters.get(labels) is self:
+                del self._reporters[labels]
                 _group_lag().remove(*labels)
 
     def remove(self) -> None:
@@ -248,15 +253,15 @@ class GroupMetrics:
 
 
 def topic_of(folder: Path) -> str:
-    """The topic that a bucket folder belongs to: ``<topic>/bucket_<i>``, else its own name."""
+    """The topic of a bucket folder: of ``<topic>/bucket_<i>`` the topic, else the folder's name."""
     return folder.parent.name if folder.name.startswith("bucket_") else folder.name
 
 
 def serve(port: int = 9464, host: str = "127.0.0.1") -> Any:
-    """Serve ``/metrics`` from a daemon thread; ``.shutdown()`` of what it returns ends it.
+    """Serve ``/metrics`` from a daemon thread; ``.shutdown()`` of the returned server ends it.
 
-    Port 0 takes a free one; ``.server_port`` tells which. Only this machine is let in unless
-    ``host`` says otherwise.
+    Port 0 picks a free port, ``.server_port`` of the server. By default only this machine can
+    connect; ``host`` changes that.
     """
     from prometheus_client import start_http_server
 

@@ -1,7 +1,7 @@
-"""The options of the backends: small frozen objects, checked once, at construction.
+"""The options of the backends: small frozen objects, checked once, when they are constructed.
 
-Every default is stated with its consequence. Unknown names are ignored, as the protocol
-demands, but not silently: one warning names the option and the nearest known one.
+Every default is documented with its consequence. Unknown names are ignored, as the protocol
+requires, with one warning that suggests the nearest known names.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ VECTOR_TYPES = ("float64", "float32", "float16")
 HOLDS = ("groups", "tags")
 MIB = 1024 * 1024
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-"""One slash is enough: it is what a Path leaves of two."""
+"""One slash is enough, since a Path collapses two into one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketOptions:
-    """What both table backends take."""
+    """The options of both table backends."""
 
     bucket_id: int
     """Number of the bucket in its topic."""
 
     storage_path: Path
-    """The bucket's folder; made if it is missing."""
+    """The bucket's folder; created if it is missing."""
 
     batch_size: int = 100
     """Rows per page of reads and transfers. Larger pages cost memory and save round trips."""
 
     flush_threshold: int = 1000
-    """Buffered rows of the bucket that start a flush beside further puts; a topic of four buckets
-    may buffer four times as many. Smaller means more, smaller commits."""
+    """Buffered rows of the bucket that start a flush, while further puts continue. A topic of four
+    buckets may buffer four times as many. A lower value means more and smaller commits."""
 
     flush_interval: float | None = None
     """Seconds after which buffered rows are flushed even below the threshold; None: never."""
@@ -50,37 +50,37 @@ class BucketOptions:
     """Codec of the table, and of log frames. None: Lance's own light encodings only."""
 
     vector_type: str = "float64"
-    """How vectors given as Python floats are stored. Narrower halves the space and rounds."""
+    """Item type of vectors given as Python floats. A narrower one halves the space and rounds."""
 
     max_buffer_bytes: int = 64 * MIB
-    """Buffered bytes above which a put waits for the flush. Bounds memory when disks are slow."""
+    """Buffered bytes above which a put waits for the flush. Bounds memory if the disk is slow."""
 
     compaction: bool = True
-    """Put small fragments together in the background. False: every flush leaves one for good, and
-    reading slows down with their number."""
+    """Join small fragments in the background. False: every flush leaves one fragment for good, and
+    reads slow down with their number."""
 
     keep_versions: float | None = 600.0
-    """Seconds that an old version stays readable, unless it is tagged. A read that takes longer
-    begins again by itself; None keeps all versions, and the space they take."""
+    """Seconds that an old version without a tag stays readable. A read that takes longer starts
+    again by itself. None keeps all versions, and the space they take."""
 
     retention_rows: int | None = None
-    """Keep at least so many of the newest rows, and drop older ones by whole fragments."""
+    """Keep at least this many of the newest rows, and drop older ones by whole fragments."""
 
     retention_bytes: int | None = None
-    """The same by the bytes of the table."""
+    """The same, by bytes of the table."""
 
     retention_seconds: float | None = None
-    """Drop rows that arrived longer ago, by whole fragments."""
+    """Drop rows that arrived more than this many seconds ago, by whole fragments."""
 
     retention_waits_for: Sequence[str] = ()
-    """What holds rows back from retention: "groups" (rows that a consumer group has not committed
-    stay), "tags" (rows that a tagged version holds stay)."""
+    """What protects rows from retention: "groups" (keep rows that a consumer group has not
+    committed), "tags" (keep rows of tagged versions)."""
 
     schema_path: Path | None = None
-    """A file that keeps one schema for several buckets; topics set it."""
+    """A file with one schema for several buckets; set by topics."""
 
     groups_path: Path | None = None
-    """The folder of the topic's consumer groups; topics set it."""
+    """The folder of the topic's consumer groups; set by topics."""
 
     read_only: bool = False
     """Open without the lock: sees flushed rows, new ones within 100 ms, and refuses writes."""
@@ -118,21 +118,21 @@ class BucketOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PersistingOptions(BucketOptions):
-    """What :class:`~persisting.queue.PersistingBackend` takes beyond that."""
+    """The options of :class:`~persisting.queue.PersistingBackend`."""
 
     flush_interval: float | None = 5.0
-    """A slow topic reaches the table, and so Spark, within this many seconds."""
+    """Records of a slow topic reach the table, and so Spark, within this many seconds."""
 
     enable_wal: bool = False
-    """Log every record before it is acknowledged. False: a crash loses what was not flushed."""
+    """Log every record before it is acknowledged. False: a crash loses unflushed records."""
 
     wal_sync_interval: float = 1.0
-    """0.0: synced before each acknowledgement, survives power loss. t > 0: survives a killed
-    process at once, and power loss after at most t seconds."""
+    """0.0: the log is synced before each acknowledgement, so acknowledged records survive power
+    loss. t > 0: they survive a killed process at once, and power loss after at most t seconds."""
 
     max_wal_size: int = 100 * MIB
-    """Log bytes that force a flush. The log may exceed it while that flush runs, at most twofold:
-    then puts wait."""
+    """Log bytes that force a flush. While that flush runs the log may grow to twice the size; then
+    puts wait."""
 
     enable_metrics: bool = False
     """Export Prometheus metrics, labelled by topic and bucket."""
@@ -154,7 +154,7 @@ class PersistingOptions(BucketOptions):
 
 
 def storage_folder(path: Any) -> Path:
-    """``storage_path`` as an absolute path."""
+    """Return ``storage_path`` as an absolute path, or raise."""
     if not isinstance(path, (str, Path)) or not str(path):
         raise InvalidArgument(f"storage_path must be a folder's path, got {path!r}")
     if "\0" in str(path):
@@ -171,9 +171,9 @@ def storage_folder(path: Any) -> Path:
 
 
 def local_path(what: str, path: str | Path) -> Path:
-    """``path`` as an absolute path, unless it means a place that nobody here looks up.
+    """Return ``path`` as an absolute path; raise if it is an address or begins with ``~``.
 
-    A folder that is really named so has its whole path.
+    A folder whose name looks like an address can be given by its absolute path.
     """
     text = str(path)
     address = _ADDRESS.match(text)
@@ -190,7 +190,7 @@ def local_path(what: str, path: str | Path) -> Path:
 
 
 def take_known(kind: type[BucketOptions], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of ``given`` that ``kind`` knows; one warning names all others."""
+    """Return the entries of ``given`` that ``kind`` knows; one warning names all others."""
     known = {f.name for f in fields(kind)}
     unknown = [name for name in given if name not in known]
     if unknown:
@@ -207,14 +207,14 @@ def take_known(kind: type[BucketOptions], given: Mapping[str, Any]) -> dict[str,
 
 
 def check_window(offset: Any, limit: Any) -> None:
-    """Offsets and limits are whole numbers from 0."""
+    """Raise unless offset and limit are integers of 0 or more; the limit may be None."""
     _integer("offset", offset, least=0)
     if limit is not None:
         _integer("limit", limit, least=0)
 
 
 def check_timeout(timeout: Any) -> None:
-    """A timeout is a number of seconds, or None; one below 0 is over."""
+    """Raise unless ``timeout`` is a number of seconds or None; below 0 it has expired already."""
     if timeout is None:
         return
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout != timeout:

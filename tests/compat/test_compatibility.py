@@ -1,4 +1,4 @@
-"""Folders of past versions are read as they were written; formats of the future are refused."""
+"""Folders of past versions can be read and written; newer formats are refused."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ MOST_BYTES = 300_000
 
 @pytest.fixture(params=VERSIONS)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of what a version has written."""
+    """A copy of the folder that a past version wrote."""
     shutil.copytree(FIXTURES / request.param, tmp_path / "copy")
     return tmp_path / "copy"
 
 
 def by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    found = {row["id"]: row for row in rows}
-    assert len(found) == len(rows)
-    return found
+    indexed = {row["id"]: row for row in rows}
+    assert len(indexed) == len(rows)
+    return indexed
 
 
-def assert_all_equal(rows: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
-    found = by_id(rows)
-    assert set(found) == set(by_id(wanted))
-    for record in wanted:
-        assert equal_but_for_absent(record, found[record["id"]])
+def assert_all_equal(rows: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    actual = by_id(rows)
+    assert set(actual) == set(by_id(expected))
+    for record in expected:
+        assert equal_but_for_absent(record, actual[record["id"]])
 
 
-def test_there_is_a_folder_of_a_past_version_and_it_is_small() -> None:
+def test_the_fixture_of_a_past_version_exists_and_is_small() -> None:
     assert "0.4.0" in VERSIONS
     for version in VERSIONS:
         files = [path for path in (FIXTURES / version).rglob("*") if path.is_file()]
@@ -51,7 +51,7 @@ def test_there_is_a_folder_of_a_past_version_and_it_is_small() -> None:
         assert any(path.suffix == ".wal" for path in files)
 
 
-async def test_every_record_is_read_with_its_values_and_in_its_place(folder: Path) -> None:
+async def test_every_record_of_a_past_version_keeps_its_values_and_offset(folder: Path) -> None:
     async with await write_queue(topic=kept.TOPIC, storage_path=str(folder)) as writer:
         order = {record["id"]: place for place, record in enumerate(kept.ALL)}
         rows = []
@@ -67,7 +67,7 @@ async def test_every_record_is_read_with_its_values_and_in_its_place(folder: Pat
         assert (await writer.verify())["ok"]
 
 
-async def test_tags_groups_indexes_and_writers_go_on(folder: Path) -> None:
+async def test_tags_groups_indexes_and_writers_of_a_past_version_still_work(folder: Path) -> None:
     where = {"topic": kept.TOPIC, "storage_path": str(folder)}
     async with (
         await write_queue(**where, writer_id="writer") as writer,
@@ -90,45 +90,45 @@ async def test_tags_groups_indexes_and_writers_go_on(folder: Path) -> None:
         assert_all_equal(await again.get(None), [*kept.FLUSHED[:20], kept.record(99)])
 
 
-async def test_a_backup_of_the_past_becomes_a_topic(folder: Path) -> None:
+async def test_a_backup_of_a_past_version_can_be_restored(folder: Path) -> None:
     assert backup.damage_in(folder / "backup") == []
     backup.restore(folder / "backup", folder / "again")
     async with await read_queue(topic="again", storage_path=str(folder)) as reader:
         assert_all_equal(await reader.get(None), kept.COPIED)
 
 
-# The future
+# Newer formats
 
 
-def from_the_future(path: Path, **changes: Any) -> None:
+def set_newer_format(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99, **changes}))
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_buckets": {"now": "another thing"}}], ids=str)
-async def test_a_topic_of_a_later_format_is_refused(folder: Path, changes: dict[str, Any]) -> None:
-    from_the_future(folder / kept.TOPIC / "topic.json", **changes)
+async def test_a_topic_of_a_newer_format_is_refused(folder: Path, changes: dict[str, Any]) -> None:
+    set_newer_format(folder / kept.TOPIC / "topic.json", **changes)
     for opened in (write_queue, read_queue):
         with pytest.raises(StorageError, match=r"format 99.*upgrade"):
             await opened(topic=kept.TOPIC, storage_path=str(folder))
 
 
 @pytest.mark.parametrize("changes", [{}, {"schema": ["now", "a list"]}], ids=str)
-async def test_a_schema_of_a_later_format_is_refused(folder: Path, changes: dict[str, Any]) -> None:
-    from_the_future(folder / kept.TOPIC / "schema.json", **changes)
+async def test_a_schema_of_a_newer_format_is_refused(folder: Path, changes: dict[str, Any]) -> None:
+    set_newer_format(folder / kept.TOPIC / "schema.json", **changes)
     with pytest.raises(StorageError, match=r"format 99.*upgrade"):
         async with await write_queue(topic=kept.TOPIC, storage_path=str(folder)) as writer:
             await writer.put({"id": "x", "brand-new": 1})
 
 
 @pytest.mark.parametrize("changes", [{}, {"files": "elsewhere"}], ids=str)
-def test_a_backup_of_a_later_format_is_refused(folder: Path, changes: dict[str, Any]) -> None:
-    from_the_future(folder / "backup" / "backup.json", **changes)
+def test_a_backup_of_a_newer_format_is_refused(folder: Path, changes: dict[str, Any]) -> None:
+    set_newer_format(folder / "backup" / "backup.json", **changes)
     for read in (backup.load, backup.damage_in, lambda copy: backup.restore(copy, folder / "new")):
         with pytest.raises(StorageError, match=r"format 99.*upgrade"):
             read(folder / "backup")
 
 
-async def test_a_log_of_a_later_format_is_refused_and_left_alone(folder: Path) -> None:
+async def test_a_log_of_a_newer_format_is_refused_and_not_changed(folder: Path) -> None:
     segment = next((folder / kept.TOPIC).glob("bucket_*/wal/*.wal"))
     data = segment.read_bytes()
     size = len(encode_segment_header(SegmentHeader(1, 1)))

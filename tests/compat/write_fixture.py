@@ -1,4 +1,4 @@
-"""Write the folder of this version: ``python write_fixture.py FOLDER`` (it ends as if killed)."""
+"""Write the fixture of this version: ``python write_fixture.py FOLDER``; exits as if killed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def write_backup(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    asyncio.run(write_backup(place))
-    asyncio.run(write(place))
+    fixture = Path(sys.argv[1])
+    asyncio.run(write_backup(fixture))
+    asyncio.run(write(fixture))
     os._exit(0)

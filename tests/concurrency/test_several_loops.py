@@ -57,7 +57,7 @@ def test_a_close_whose_loop_ended_is_finished_by_the_next(tmp_path: Path) -> Non
     going.set()
     backend = opened(tmp_path / "b")
     asyncio.run(backend.put({"n": 1}))
-    backend.bucket.table.fs = Slow()
+    backend.bucket.table.committer.fs = Slow()
     going.clear()
 
     async def leave() -> None:

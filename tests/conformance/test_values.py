@@ -278,7 +278,7 @@ async def test_a_narrow_vector_refuses_what_it_would_call_infinite(
     fine = [{"v": [0.5, math.inf]}] * 20
     await backend.put_batch(fine)
     for put in (backend.put, lambda row: backend.put_batch([*fine, row])):
-        with pytest.raises(SchemaError, match=f"'v' holds .*beyond a vector of {kind}s"):
+        with pytest.raises(SchemaError, match=f"'v' holds .*beyond the range of {kind}"):
             await put({"v": [0.5, large]})
     await backend.put(fine[0])
     backend = await stored.reopen(backend)

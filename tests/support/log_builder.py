@@ -1,4 +1,4 @@
-"""Small logs on disk, and ways to hurt them."""
+"""Builds small logs on disk, recovers them, and fails their file calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREAMBLE_END = SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE + len(PREAMBLE.data)
 
 
 class QuickFileSystem(FileSystem):
-    """Syncs nothing: what a sync must reach is counted, and tested with power loss elsewhere."""
+    """Syncs nothing. Other tests check with simulated power loss that syncs reach the disk."""
 
     def sync(self, fd: int) -> None:
         pass
@@ -44,7 +44,7 @@ def entry(*data: bytes) -> list[Payload]:
 
 
 def size_of(*data: bytes) -> int:
-    """Bytes of the frames that hold these payloads."""
+    """The number of bytes of the frames with these payloads."""
     return sum(FRAME_HEADER_SIZE + len(d) for d in data)
 
 
@@ -53,7 +53,8 @@ def new_log(folder: Path, fs: FileSystem | None = None) -> Log:
 
 
 def write(log: Log, *entries: Sequence[bytes] | bytes, sync: bool = True) -> list[int]:
-    """One append per entry, each synced, as an acknowledgement at interval 0 is."""
+    """Append each entry by itself and sync it, as with a sync interval of 0; return the last
+    sequences."""
     lasts: list[int] = []
     for item in entries:
         parts = [item] if isinstance(item, bytes) else item
@@ -64,7 +65,7 @@ def write(log: Log, *entries: Sequence[bytes] | bytes, sync: bool = True) -> lis
 
 
 def make_log(folder: Path, *segments: Sequence[Any], sync: bool = True) -> list[Path]:
-    """A closed log of these segments, each a list of entries; their paths."""
+    """Write and close a log of these segments, each a list of entries; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     log = new_log(folder)
     for entries in segments:
@@ -81,18 +82,18 @@ def segments_in(folder: Path) -> list[Path]:
 def recover(
     folder: Path, *, after: int = 0, fs: FileSystem | None = None
 ) -> tuple[list[bytes], Recovery]:
-    """The payloads of the rows that a recovery finds, and the recovery."""
+    """Return the payloads of the rows that recovery finds, and the recovery."""
     recovery = Recovery(folder, fs or QuickFileSystem(), after)
     return rows_of(recovery.frames(), after), recovery
 
 
 def rows_of(frames: Any, after: int = 0) -> list[bytes]:
-    found: list[Frame] = list(frames)
-    return [bytes(f.payload) for f in found if f.kind == ROWS and f.sequence > after]
+    replayed: list[Frame] = list(frames)
+    return [bytes(f.payload) for f in replayed if f.kind == ROWS and f.sequence > after]
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, to see that nothing was changed."""
+    """The bytes of every file below a folder, to check that nothing changed."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -101,12 +102,12 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def trimmed(folder: Path) -> list[bytes]:
-    """The copies that were kept of what was cut off."""
+    """The copies of the parts that were cut off."""
     return [path.read_bytes() for path in sorted((folder / "trimmed").glob("*"))]
 
 
 class FailingFileSystem(QuickFileSystem):
-    """Raises where a test says so."""
+    """Fails the calls that a test selects."""
 
     def __init__(self) -> None:
         self.fail: Callable[[str, Any], BaseException | None] = lambda name, what: None

@@ -13,17 +13,17 @@ TEXT = b"a line of text that repeats itself\n" * 200
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("raw", [b"", b"x", bytes(range(256)), TEXT], ids=len)
-def test_what_is_packed_unpacks_to_the_same(name: str | None, raw: bytes) -> None:
+def test_decompress_returns_what_was_compressed(name: str | None, raw: bytes) -> None:
     number = codec.codec_id(name)
     packed = codec.compress(number, raw)
     assert bytes(codec.decompress(number, packed, len(raw))) == raw
 
 
-def test_ids_on_disk_never_change() -> None:
+def test_codec_ids_never_change() -> None:
     assert [codec.codec_id(name) for name in NAMES] == [0, 1, 2, 3]
 
 
-def test_every_codec_makes_text_smaller_and_zstd_most() -> None:
+def test_every_codec_shrinks_text_and_zstd_shrinks_it_most() -> None:
     sizes = {name: len(codec.compress(codec.codec_id(name), TEXT)) for name in NAMES}
     assert sizes["zstd"] < sizes["lz4"] < len(TEXT) // 10
     assert sizes["snappy"] < len(TEXT) // 5
@@ -31,7 +31,7 @@ def test_every_codec_makes_text_smaller_and_zstd_most() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_wrong_length_raises(name: str | None) -> None:
+def test_decompress_raises_on_a_wrong_length(name: str | None) -> None:
     number = codec.codec_id(name)
     packed = bytes(codec.compress(number, TEXT))
     with pytest.raises(WALError):
@@ -39,16 +39,16 @@ def test_a_wrong_length_raises(name: str | None) -> None:
 
 
 @pytest.mark.parametrize("name", ["zstd", "lz4", "snappy"])
-def test_garbage_raises(name: str) -> None:
+def test_decompress_raises_on_garbage(name: str) -> None:
     with pytest.raises(WALError):
         codec.decompress(codec.codec_id(name), b"\xff\x00garbage" * 5, 100)
 
 
-def test_an_unknown_codec_says_so() -> None:
+def test_decompress_names_an_unknown_codec_id() -> None:
     with pytest.raises(WALError, match="newer version"):
         codec.decompress(99, b"", 0)
 
 
-def test_an_absurd_length_is_refused_before_memory_is_taken() -> None:
+def test_decompress_refuses_an_absurd_length_before_it_allocates() -> None:
     with pytest.raises(WALError):
         codec.decompress(codec.ZSTD, b"abc", 1 << 40)

@@ -1,8 +1,10 @@
-"""The one seam for file calls."""
+"""The file system seam: every call, atomic writes of small files, and its replacement."""
 
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,14 +32,14 @@ def test_make_folder_makes_the_chain_and_syncs_each_parent(tmp_path: Path) -> No
     assert len(files.synced) == 3
 
 
-def test_create_refuses_a_file_that_exists(tmp_path: Path) -> None:
+def test_create_raises_if_the_file_exists(tmp_path: Path) -> None:
     files = FileSystem()
     files.close(files.create(tmp_path / "f"))
     with pytest.raises(FileExistsError):
         files.create(tmp_path / "f")
 
 
-def test_write_appends_all_of_it(tmp_path: Path) -> None:
+def test_write_writes_all_bytes_of_a_large_buffer(tmp_path: Path) -> None:
     files = FileSystem()
     fd = files.create(tmp_path / "f")
     files.write(fd, b"abc")
@@ -60,16 +62,49 @@ def test_write_goes_on_after_a_short_write(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "f").read_bytes() == bytes(range(100))
 
 
-def test_write_file_replaces_atomically_and_survives_a_stale_draft(tmp_path: Path) -> None:
+def test_write_file_replaces_the_file_and_leaves_no_draft(tmp_path: Path) -> None:
     files = FileSystem()
-    (tmp_path / "f.tmp").write_text("stale")
     files.write_file(tmp_path / "f", b"one")
     files.write_file(tmp_path / "f", b"two")
     assert files.read(tmp_path / "f") == b"two"
     assert files.list(tmp_path) == ["f"]
 
 
-def test_a_failed_write_file_leaves_the_old_content(tmp_path: Path) -> None:
+def test_two_concurrent_writes_of_one_file_both_succeed(tmp_path: Path) -> None:
+    both_drafts_written = threading.Barrier(2, timeout=30)
+
+    class Meeting(FileSystem):
+        def rename(self, old: Path, new: Path) -> None:
+            both_drafts_written.wait()
+            super().rename(old, new)
+
+    files = Meeting()
+    with ThreadPoolExecutor(2) as pool:
+        writes = [pool.submit(files.write_file, tmp_path / "f", data) for data in (b"one", b"two")]
+        for write in writes:
+            write.result()
+    assert files.read(tmp_path / "f") in (b"one", b"two")
+    assert files.list(tmp_path) == ["f"]
+
+
+def test_remove_drafts_removes_what_a_crash_left_and_nothing_else(tmp_path: Path) -> None:
+    class Killed(FileSystem):
+        def rename(self, old: Path, new: Path) -> None:
+            raise OSError("killed")
+
+        def remove(self, path: Path) -> None:
+            raise OSError("killed")
+
+    FileSystem().write_file(tmp_path / "f", b"old")
+    with pytest.raises(OSError, match="killed"):
+        Killed().write_file(tmp_path / "f", b"new")
+    assert len(FileSystem().list(tmp_path)) == 2
+    FileSystem().remove_drafts(tmp_path)
+    assert FileSystem().list(tmp_path) == ["f"]
+    FileSystem().remove_drafts(tmp_path / "missing")
+
+
+def test_a_failed_write_file_leaves_the_old_content_and_no_draft(tmp_path: Path) -> None:
     files = FaultyFileSystem()
     files.write_file(tmp_path / "f", b"old")
     for call in ("create", "write", "sync", "rename"):
@@ -78,20 +113,21 @@ def test_a_failed_write_file_leaves_the_old_content(tmp_path: Path) -> None:
             files.write_file(tmp_path / "f", b"new")
         files.heal()
         assert files.read(tmp_path / "f") == b"old"
+        assert files.list(tmp_path) == ["f"]
 
 
-def test_cut_file_shortens(tmp_path: Path) -> None:
+def test_cut_file_shortens_the_file(tmp_path: Path) -> None:
     files = FileSystem()
     (tmp_path / "f").write_bytes(b"abcdef")
     files.cut_file(tmp_path / "f", 2)
     assert files.read(tmp_path / "f") == b"ab"
 
 
-def test_remove_of_what_is_not_there_is_fine(tmp_path: Path) -> None:
+def test_remove_ignores_a_missing_file(tmp_path: Path) -> None:
     FileSystem().remove(tmp_path / "nothing")
 
 
-async def test_use_replaces_the_seam_for_buckets_opened_inside(tmp_path: Path) -> None:
+async def test_use_replaces_the_file_system_of_buckets_opened_inside(tmp_path: Path) -> None:
     outside = fs.current()
     watched = FaultyFileSystem()
     with fs.use(watched):
@@ -104,7 +140,9 @@ async def test_use_replaces_the_seam_for_buckets_opened_inside(tmp_path: Path) -
     assert len(watched.calls) > before
 
 
-async def test_a_flush_syncs_data_before_it_commits_and_the_commit_after(tmp_path: Path) -> None:
+async def test_a_flush_syncs_data_before_its_commit_and_the_commit_after(
+    tmp_path: Path,
+) -> None:
     class Ordered(FileSystem):
         def __init__(self) -> None:
             self.synced: list[str] = []

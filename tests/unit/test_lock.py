@@ -1,4 +1,4 @@
-"""One owner per bucket, in this process and in others; readers need no lock."""
+"""A bucket has one owner, in this process and across processes; readers need no lock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Kind
 from support.children import python, wait_for_line
 
-from persisting.lock import LOCK_FILE, BucketLock, in_passing, owner_of
+from persisting.lock import LOCK_FILE, BucketLock, briefly, owner_of
 from persisting.queue import (
     BucketLocked,
     LanceBackend,
@@ -59,13 +59,15 @@ async def test_a_second_owner_in_this_process_is_refused(kind: Kind, folder: Pat
             assert f"process {os.getpid()}" in str(caught.value)
             assert "this process" in str(caught.value)
             assert str(folder) in str(caught.value)
+            assert str(caught.value) == f"{caught.value.summary}; {caught.value.hint}"
+            assert caught.value.owner["pid"] == os.getpid()
     await backend.close()
     backend = open_(kind, folder)
     assert await backend.get() == [{"a": 1}]
     await backend.close()
 
 
-async def test_a_path_spelled_differently_is_the_same_bucket(folder: Path) -> None:
+async def test_two_spellings_of_a_path_share_one_lock(folder: Path) -> None:
     backend = LanceBackend(0, str(folder))
     with pytest.raises(BucketLocked):
         LanceBackend(0, str(folder.parent / "." / "x" / ".." / folder.name) + "/")
@@ -76,7 +78,9 @@ async def test_a_path_spelled_differently_is_the_same_bucket(folder: Path) -> No
     await backend.close()
 
 
-async def test_another_process_is_named_and_its_death_frees_the_lock(folder: Path) -> None:
+async def test_the_error_names_the_owning_process_and_its_death_frees_the_lock(
+    folder: Path,
+) -> None:
     with python(OWNER, folder) as child:
         assert wait_for_line(child) == "open"
         with pytest.raises(BucketLocked, match=f"process {child.pid}") as caught:
@@ -89,7 +93,7 @@ async def test_another_process_is_named_and_its_death_frees_the_lock(folder: Pat
             assert await backend.get() == [{"who": "child"}]
 
 
-async def test_a_stopped_owner_keeps_its_lock_and_goes_on_when_it_wakes(folder: Path) -> None:
+async def test_a_stopped_owner_keeps_its_lock_and_continues_when_resumed(folder: Path) -> None:
     with python(OWNER, folder) as child:
         assert wait_for_line(child) == "open"
         os.kill(child.pid, signal.SIGSTOP)
@@ -104,7 +108,7 @@ async def test_a_stopped_owner_keeps_its_lock_and_goes_on_when_it_wakes(folder: 
             assert backend.total_count() == 1
 
 
-async def test_a_process_of_two_owners_fences_the_second(folder: Path) -> None:
+async def test_an_owner_in_this_process_fences_another_process(folder: Path) -> None:
     code = """
 import sys
 from persisting.queue import LanceBackend, BucketLocked
@@ -133,7 +137,7 @@ async def test_a_failed_opening_frees_the_lock(kind: Kind, folder: Path) -> None
 
 
 @kinds
-async def test_a_reader_needs_no_lock_and_takes_none(kind: Kind, folder: Path) -> None:
+async def test_a_read_only_backend_takes_no_lock(kind: Kind, folder: Path) -> None:
     backend = open_(kind, folder)
     await backend.put({"a": 1})
     await backend.flush()
@@ -170,7 +174,7 @@ async def test_a_reader_sees_new_flushes_within_100_ms(kind: Kind, folder: Path)
 
 
 @kinds
-async def test_a_reader_that_was_there_first_sees_the_first_flush(kind: Kind, folder: Path) -> None:
+async def test_a_reader_opened_before_the_first_flush_sees_it(kind: Kind, folder: Path) -> None:
     folder.mkdir(parents=True)
     reader = open_(kind, folder, read_only=True)
     assert reader.total_count() == 0
@@ -183,7 +187,7 @@ async def test_a_reader_that_was_there_first_sees_the_first_flush(kind: Kind, fo
 
 
 @kinds
-async def test_a_blocking_reader_wakes_on_a_flush_and_ends_at_close(
+async def test_a_blocking_stream_wakes_on_a_flush_and_ends_at_close(
     kind: Kind, folder: Path, spawned: Any
 ) -> None:
     backend = open_(kind, folder)
@@ -205,7 +209,7 @@ async def test_a_blocking_reader_wakes_on_a_flush_and_ends_at_close(
 
 
 @kinds
-async def test_a_reader_refuses_to_write(kind: Kind, folder: Path) -> None:
+async def test_a_read_only_backend_refuses_writes(kind: Kind, folder: Path) -> None:
     async with open_(kind, folder) as backend:
         await backend.put({"a": 1})
     reader = open_(kind, folder, read_only=True)
@@ -223,10 +227,10 @@ def test_a_reader_of_a_folder_that_does_not_exist_raises(kind: Kind, folder: Pat
     assert not folder.exists()
 
 
-async def test_a_reader_looks_for_a_new_version_in_one_thread_at_a_time(
+async def test_a_reader_refreshes_in_one_thread_at_a_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two at once would mix the offsets of two versions."""
+    """Two concurrent refreshes would mix the offsets of two versions."""
     async with (
         LanceBackend(0, str(folder)) as owner,
         LanceBackend(0, str(folder), read_only=True) as reader,
@@ -249,7 +253,7 @@ async def test_a_reader_looks_for_a_new_version_in_one_thread_at_a_time(
         assert most == [1]
 
 
-async def test_a_reader_leaves_no_trace(folder: Path) -> None:
+async def test_a_read_only_backend_changes_no_file(folder: Path) -> None:
     async with PersistingBackend(0, str(folder), enable_wal=True) as backend:
         await backend.put({"a": 1})
     before = sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*"))
@@ -259,7 +263,7 @@ async def test_a_reader_leaves_no_trace(folder: Path) -> None:
     assert sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*")) == before
 
 
-async def test_a_reader_follows_an_evolution(folder: Path) -> None:
+async def test_a_reader_follows_a_schema_change(folder: Path) -> None:
     backend = PersistingBackend(0, str(folder), flush_interval=None)
     await backend.put({"a": 1})
     await backend.flush()
@@ -300,7 +304,7 @@ async def test_readers_never_fail_while_a_writer_flushes_and_evolves(folder: Pat
     await backend.close()
 
 
-def test_the_lock_tells_whether_the_last_owner_left_cleanly(tmp_path: Path) -> None:
+def test_the_lock_file_records_whether_the_last_owner_left_cleanly(tmp_path: Path) -> None:
     first = BucketLock(tmp_path)
     assert not first.left_clean
     first.release(clean=True)
@@ -313,7 +317,7 @@ def test_the_lock_tells_whether_the_last_owner_left_cleanly(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("note", [b"", b"\0" * 100, b"[1]", b'{"pid": ', b"\xff\xfe"])
-def test_a_damaged_note_is_no_obstacle(tmp_path: Path, note: bytes) -> None:
+def test_a_damaged_lock_file_does_not_prevent_locking(tmp_path: Path, note: bytes) -> None:
     (tmp_path / LOCK_FILE).write_bytes(note)
     lock = BucketLock(tmp_path, bucket=3)
     assert not lock.left_clean
@@ -322,7 +326,7 @@ def test_a_damaged_note_is_no_obstacle(tmp_path: Path, note: bytes) -> None:
     lock.release(clean=False)
 
 
-async def test_a_dropped_backend_is_not_a_clean_leave(
+async def test_a_backend_dropped_without_close_does_not_leave_cleanly(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = LanceBackend(0, str(folder))
@@ -362,12 +366,12 @@ sys.stdin.readline()
 """
 
 
-def test_a_forked_child_does_not_keep_the_lock_its_parent_gave_up(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_keep_a_lock_that_its_parent_released(tmp_path: Path) -> None:
     with python(FORKING, tmp_path, "lives") as child:
         assert wait_for_line(child) == "free"
 
 
-def test_a_forked_child_that_ends_does_not_free_its_parents_lock(tmp_path: Path) -> None:
+def test_a_forked_child_that_exits_does_not_free_its_parents_lock(tmp_path: Path) -> None:
     with python(FORKING, tmp_path, "ends") as child:
         assert wait_for_line(child) == "locked"
 
@@ -393,10 +397,10 @@ asyncio.run(main())
 """
 
 
-async def test_a_forked_child_does_not_keep_the_locks_of_a_parent_that_was_killed(
+async def test_a_forked_child_does_not_keep_the_locks_of_a_killed_parent(
     tmp_path: Path,
 ) -> None:
-    """As the workers of a data loader are, which outlive a trainer that was killed."""
+    """Like the workers of a data loader, which outlive a trainer that was killed."""
     with python(PARENT, tmp_path) as parent:
         child = int(wait_for_line(parent))
         try:
@@ -410,7 +414,7 @@ async def test_a_forked_child_does_not_keep_the_locks_of_a_parent_that_was_kille
             os.kill(child, signal.SIGKILL)
 
 
-async def test_a_program_that_ends_without_close_ends_quietly(folder: Path) -> None:
+async def test_a_program_that_exits_without_close_prints_nothing(folder: Path) -> None:
     code = """
 import asyncio, sys
 from persisting.queue import PersistingBackend
@@ -430,7 +434,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("kind", ["LanceBackend", "PersistingBackend"])
 @pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise KeyError('x')"])
-async def test_a_program_that_ends_without_close_loses_nothing_that_it_still_has(
+async def test_a_program_that_exits_without_close_flushes_its_records(
     kind: str, end: str, folder: Path
 ) -> None:
     code = f"""
@@ -474,7 +478,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("parent", ["child-only", "parent-too"])
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_a_child_process_that_ends_without_close_loses_nothing(
+def test_a_child_process_that_exits_without_close_flushes_its_records(
     method: str, parent: str, tmp_path: Path
 ) -> None:
     program, folder = tmp_path / "program.py", tmp_path / "b"
@@ -492,7 +496,7 @@ def test_a_child_process_that_ends_without_close_loses_nothing(
         asyncio.run(check(place))
 
 
-async def test_a_folder_that_was_removed_does_not_come_back_at_the_end(folder: Path) -> None:
+async def test_a_removed_bucket_folder_is_not_recreated_at_exit(folder: Path) -> None:
     code = """
 import asyncio, shutil, sys
 from persisting.queue import LanceBackend
@@ -505,37 +509,37 @@ shutil.rmtree(sys.argv[1])
     assert not folder.exists()
 
 
-def test_looking_tells_the_owner_and_disturbs_nobody(tmp_path: Path) -> None:
+def test_owner_of_returns_the_owners_note_and_keeps_no_lock(tmp_path: Path) -> None:
     assert owner_of(tmp_path) is None
     lock = BucketLock(tmp_path, node="n1")
-    found = owner_of(tmp_path)
-    assert found is not None
-    assert (found["pid"], found["node"]) == (os.getpid(), "n1")
+    note = owner_of(tmp_path)
+    assert note is not None
+    assert (note["pid"], note["node"]) == (os.getpid(), "n1")
     lock.release(clean=True)
     assert owner_of(tmp_path) is None
     BucketLock(tmp_path).release(clean=True)
 
 
-def test_an_owner_that_comes_while_somebody_looks_gets_the_lock(tmp_path: Path) -> None:
+def test_a_new_owner_gets_the_lock_while_others_call_owner_of(tmp_path: Path) -> None:
     BucketLock(tmp_path).release(clean=True)
     stop = threading.Event()
 
-    def look() -> None:
+    def probe() -> None:
         while not stop.wait(0.0005):
             owner_of(tmp_path)
 
     with ThreadPoolExecutor(1) as pool:
-        looking = pool.submit(look)
+        probing = pool.submit(probe)
         try:
             for _ in range(200):
                 BucketLock(tmp_path).release(clean=True)
         finally:
             stop.set()
-        looking.result()
+        probing.result()
 
 
-def test_an_owner_of_a_moment_is_waited_for_and_another_is_not(tmp_path: Path) -> None:
-    with in_passing():
+def test_a_new_owner_waits_only_for_a_brief_owner(tmp_path: Path) -> None:
+    with briefly():
         first = BucketLock(tmp_path)
     timer = threading.Timer(0.3, first.release, kwargs={"clean": True})
     timer.start()
@@ -548,10 +552,10 @@ def test_an_owner_of_a_moment_is_waited_for_and_another_is_not(tmp_path: Path) -
     second.release(clean=True)
 
 
-async def test_a_bucket_closes_where_the_last_note_cannot_be_written(
+async def test_a_bucket_closes_even_if_the_last_note_cannot_be_written(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Everything is durable by then: the next owner only has to look closer."""
+    """Everything is durable already: the next owner only has to check the bucket."""
     backend = open_(WAL_SYNCED, folder)
     await backend.put({"a": 1})
     await backend.flush()

@@ -1,4 +1,4 @@
-"""Options are checked at construction, and unknown ones are named."""
+"""Options are checked at construction, and unknown ones cause a warning."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ BAD_PERSISTING: list[tuple[str, Any]] = [
 
 @both
 @pytest.mark.parametrize(("name", "value"), BAD_COMMON)
-def test_a_bad_value_raises_at_construction_and_names_the_option(
+def test_an_invalid_option_raises_at_construction_and_is_named(
     kind: Kind, folder: Path, name: str, value: Any
 ) -> None:
     given = {"bucket_id": 0, "storage_path": str(folder), name: value}
@@ -80,7 +80,7 @@ def test_a_bad_value_raises_at_construction_and_names_the_option(
 
 
 @pytest.mark.parametrize(("name", "value"), BAD_PERSISTING)
-def test_a_bad_value_of_persisting_raises_at_construction(
+def test_an_invalid_persisting_option_raises_at_construction(
     folder: Path, name: str, value: Any
 ) -> None:
     with pytest.raises(InvalidArgument, match=name):
@@ -92,7 +92,7 @@ def test_a_bad_value_of_persisting_raises_at_construction(
 @pytest.mark.parametrize(
     "path", [None, "", 5, b"/tmp/x", [], "a\0b", "x" * 300, "\ud800"], ids=repr
 )
-def test_a_storage_path_that_is_no_path_raises(kind: Kind, tmp_path: Path, path: Any) -> None:
+def test_an_invalid_storage_path_raises(kind: Kind, tmp_path: Path, path: Any) -> None:
     given = f"{tmp_path}/{path}" if isinstance(path, str) and path else path
     with pytest.raises(StorageError, match="storage_path"):
         kind.cls(0, given)
@@ -110,7 +110,7 @@ def test_a_storage_path_that_is_a_file_raises(kind: Kind, tmp_path: Path) -> Non
 
 @both
 def test_a_storage_path_that_cannot_be_written_raises(kind: Kind) -> None:
-    # Nobody makes folders in /proc or /sys, not even root.
+    # Not even root can create folders in /proc or /sys.
     for path in ("/proc/persisting", "/sys/persisting"):
         with pytest.raises(StorageError, match=path):
             kind.cls(0, path)
@@ -119,7 +119,7 @@ def test_a_storage_path_that_cannot_be_written_raises(kind: Kind) -> None:
 @both
 def test_a_folder_without_write_permission_raises(kind: Kind, tmp_path: Path) -> None:
     if os.geteuid() == 0:
-        path = Path("/proc/self")  # a folder that exists and refuses root
+        path = Path("/proc/self")  # an existing folder that refuses even root
     else:
         path = tmp_path / "closed"
         path.mkdir(mode=0o500)
@@ -128,7 +128,9 @@ def test_a_folder_without_write_permission_raises(kind: Kind, tmp_path: Path) ->
 
 
 @both
-async def test_a_path_object_and_a_deep_new_folder_are_fine(kind: Kind, tmp_path: Path) -> None:
+async def test_storage_path_may_be_a_path_object_and_a_deep_new_folder(
+    kind: Kind, tmp_path: Path
+) -> None:
     backend = kind.cls(0, tmp_path / "a" / "b" / "c")
     await backend.put({"a": 1})
     await backend.close()
@@ -136,7 +138,7 @@ async def test_a_path_object_and_a_deep_new_folder_are_fine(kind: Kind, tmp_path
 
 
 @both
-async def test_files_are_private(kind: Kind, folder: Path) -> None:
+async def test_stored_files_are_readable_only_by_their_user(kind: Kind, folder: Path) -> None:
     options = {"enable_wal": True} if kind is PERSISTING else {}
     backend = kind.cls(0, str(folder), **options)
     await backend.put({"a": 1})
@@ -160,7 +162,7 @@ async def test_an_unknown_option_warns_once_and_names_the_nearest(kind: Kind, fo
 
 
 @both
-async def test_known_options_do_not_warn(kind: Kind, folder: Path) -> None:
+async def test_known_options_cause_no_warning(kind: Kind, folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         backend = kind.cls(
@@ -201,13 +203,13 @@ def test_options_cannot_be_changed() -> None:
         options.batch_size = 5  # type: ignore[misc]
 
 
-def test_take_known_keeps_what_is_known() -> None:
+def test_take_known_returns_the_known_options() -> None:
     with pytest.warns(UserWarning, match="nonsense"):
         known = take_known(BucketOptions, {"batch_size": 1, "nonsense": 2})
     assert known == {"batch_size": 1}
 
 
-def test_a_window_of_whole_numbers_passes() -> None:
+def test_check_window_accepts_integers() -> None:
     check_window(0, None)
     check_window(5, 0)
     with pytest.raises(InvalidArgument, match="offset must be at least 0, got -1"):

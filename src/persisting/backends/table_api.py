@@ -22,7 +22,7 @@ from persisting.bucket.snapshot_search import (
 )
 from persisting.concurrency.pool import in_thread
 from persisting.errors import InvalidArgument
-from persisting.table import indexes, operations, versions
+from persisting.table import indexes, verify, versions
 from persisting.table.retention import Limits
 from persisting.table.versions import Version
 
@@ -164,7 +164,7 @@ class TableApi(AsyncBackend):
 
         def create() -> dict[str, Any]:
             known = self._bucket.known_schema()
-            wanted = indexes.wanted_for(known, column, kind, metric)
+            wanted = indexes.spec_for(known, column, kind, metric)
             return self._bucket.upkeep.create_index(wanted)
 
         return await self._by_the_owner(create)
@@ -268,12 +268,12 @@ class TableApi(AsyncBackend):
         await self._refresh()
         bucket = self._bucket
         view = bucket.snapshot().view
-        report = await in_thread(operations.verify, bucket.table, view)
+        report = await in_thread(verify.verify, bucket.table, view)
         while report.damaged and bucket.snapshot().view.version != view.version:
             view = bucket.snapshot().view  # what is missing may have been cleaned up meanwhile
-            report = await in_thread(operations.verify, bucket.table, view)
+            report = await in_thread(verify.verify, bucket.table, view)
         if bucket.options.read_only and bucket.snapshot().view.version == view.version:
-            await in_thread(operations.check_left, bucket.table, report)
+            await in_thread(verify.check_signature, bucket.table, report)
         bucket.metrics.verified(len(report.damaged))
         return {
             "ok": report.ok,

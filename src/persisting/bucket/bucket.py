@@ -43,7 +43,8 @@ from persisting.options import BucketOptions
 from persisting.records import RecordEncoder, Rules
 from persisting.records.arrow import beyond_float, check_defaults, merge
 from persisting.table import versions
-from persisting.table.table import SIGNATURE, Table
+from persisting.table.repair import SIGNATURE
+from persisting.table.table import Table
 from persisting.table.versions import Version
 from persisting.table.view import TableView
 
@@ -206,7 +207,8 @@ class Bucket:
 
     def _leave(self, lock: BucketLock) -> None:
         """Everything is durable: what fails here costs the next owner a check, and no more."""
-        if not self.table.noted:  # the next owner trusts no index that nobody could vouch for
+        if not self.table.committer.checksums_recorded:
+            # The next owner drops the indexes whose checksums are not recorded.
             lock.release(clean=False)
             return
         try:

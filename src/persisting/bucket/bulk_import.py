@@ -20,7 +20,7 @@ def prepare(bucket: Bucket, schema: pa.Schema) -> dict[str, Any]:
     """Make the table ready for files of records of ``schema``; what their writers need to know."""
     with bucket.emptied(), bucket.table_turn:
         table = bucket.table
-        bulk_write.create(table, merge(table.view.schema, schema, EVOLVING))
+        table.create(merge(table.view.schema, schema, EVOLVING))
         bucket.adopt_table()
         bucket.know(table.view.schema)
         dataset = table.view.dataset

@@ -308,7 +308,7 @@ class Maintenance:
         with self._turn() as view:
             again = wanted in self.wanted and view.dataset is not None
             if again and wanted.name in indexes.built(view.dataset):
-                bucket.table.change("drop an index of", lambda d: d.drop_index(wanted.name))
+                operations.drop_index(bucket.table, wanted.name)
             indexes.save(bucket.options.storage_path, [*others, wanted], bucket.fs)
             self._wanted = [*others, wanted]
             if bucket.table.view.rows:

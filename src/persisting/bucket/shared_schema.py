@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from persisting import json_files
 from persisting.errors import SchemaError, StorageError
-from persisting.fs import FileSystem, told
+from persisting.fs import FileSystem, os_errors_as
 from persisting.lock import file_lock
 from persisting.records import EMPTY, Rules
 from persisting.records.arrow import merge
@@ -84,7 +84,7 @@ class SharedSchema:
     def _save(self, schema: pa.Schema, large: set[str] | frozenset[str]) -> None:
         encoded = base64.b64encode(schema.serialize().to_pybytes()).decode()
         kept = _Kept(format=FORMAT, schema=encoded, large=sorted(large))
-        with told("write", self._path):
+        with os_errors_as("write", self._path):
             self._fs.write_file(self._path, msgspec.json.encode(kept))
 
 

@@ -238,10 +238,7 @@ class SnapshotSearch:
                 return [one for view in self._views() for one in look(view)]
         except UnknownField as exc:
             if exc.name.split(".")[0] not in self.known.names:
-                fields = ", ".join(map(repr, self.known.names))
-                raise InvalidArgument(
-                    f"{str(exc).split(';')[0]}; the fields are: {fields}"
-                ) from exc
+                raise UnknownField(exc.where, exc.name, self.known.names) from exc
         except InvalidArgument:
             if self._snapshot.view.schema.equals(self.known):
                 raise

@@ -1,4 +1,4 @@
-"""Arrow data from outside, and batches of an older schema: brought to the schema at hand."""
+"""Converts Arrow data from users, and batches of an older schema, to the current schema."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from persisting.records.values import (
 
 
 def accept(data: Any, schema: pa.Schema) -> pa.Table:
-    """A table or batch as a table of its own, of types that the backends store.
+    """Copy a table or batch to a table of types that the backends store, or raise.
 
-    Lists for a field that holds vectors become vectors where all have its length.
+    Lists for a field of vectors become vectors if all have its length.
     """
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
@@ -54,7 +54,7 @@ def accept(data: Any, schema: pa.Schema) -> pa.Table:
 
 
 def merge(schema: pa.Schema, new: pa.Schema, rules: Rules, *, defined: bool = True) -> pa.Schema:
-    """The schema after data of schema ``new``; raises :class:`SchemaError` where it contradicts."""
+    """The schema after data of schema ``new``; raises :class:`SchemaError` if they conflict."""
     types = {f.name: f.type for f in schema}
     for field in new:
         known = types.get(field.name)
@@ -80,7 +80,7 @@ def merge(schema: pa.Schema, new: pa.Schema, rules: Rules, *, defined: bool = Tr
 def align(
     batch: pa.RecordBatch, schema: pa.Schema, defaults: Mapping[str, Any] | None = None
 ) -> pa.RecordBatch:
-    """A batch of an older schema as one of ``schema``: new fields filled, types widened."""
+    """Convert a batch of an older schema to ``schema``: fill new fields, widen types."""
     if batch.schema.equals(schema):
         return batch
     columns = []
@@ -102,7 +102,7 @@ def align(
 
 
 def check_defaults(schema: pa.Schema, rules: Rules) -> None:
-    """Raise where a default contradicts the type of its field."""
+    """Raise if a default conflicts with the type of its field."""
     values = Values(evolving=True, vector=rules.vector)
     for name, value in (rules.defaults or {}).items():
         if name in schema.names and value is not None:
@@ -117,26 +117,26 @@ def check_defaults(schema: pa.Schema, rules: Rules) -> None:
 
 
 def no_columns(rows: int) -> pa.RecordBatch:
-    """A batch of empty records."""
+    """Return a batch of records without fields."""
     return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
 
 
 def fill(field: pa.Field, rows: int, defaults: Mapping[str, Any] | None) -> pa.Array:
-    """A column for rows that lack ``field``: its default where that fits, else None."""
+    """Return a column for rows that lack ``field``: its default if that fits, else None."""
     value = (defaults or {}).get(field.name)
     if value is None:
         return pa.nulls(rows, field.type)
     vector = field.type.value_type if is_listy(field.type) else pa.float64()
     try:
         canonical = Values(evolving=True, vector=vector).fit(value, field.type, field.name)
-    except Misfit:  # it will widen the field when the first record takes it
+    except Misfit:  # the first record that takes the default will widen the field
         return pa.nulls(rows, field.type)
     one = pa.array([canonical], field.type)
     return pa.concat_arrays([one] * rows) if rows < 2 else one.take(pa.array([0] * rows))
 
 
 def beyond_float(array: pa.Array) -> bool:
-    """Whether a whole number in ``array`` is too large for a float to hold every neighbour."""
+    """Whether an integer in ``array`` is so large that floats no longer hold every integer."""
     if not has_integers(array.type) or array.null_count == len(array):
         return False
     if pa.types.is_integer(array.type):
@@ -152,7 +152,7 @@ def beyond_float(array: pa.Array) -> bool:
 
 
 def _stored_type(dtype: pa.DataType, path: str, depth: int = 0) -> pa.DataType:
-    """The type under which Arrow input of ``dtype`` is kept."""
+    """The type that Arrow input of ``dtype`` is stored as."""
     if depth > MAX_DEPTH:
         raise SchemaError(f"column {path[:80]!r} is nested more than {MAX_DEPTH} levels deep")
     if pa.types.is_dictionary(dtype):
@@ -211,9 +211,11 @@ _KEPT = (
 
 
 def _own(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The same in memory of its own, and no more of it than the column shows: Arrow shares the
-    memory of a NumPy array, which may change, and of the table that a slice was cut from. Text
-    and bytes are never shared with NumPy, and are checked by the slice."""
+    """Copy a column, and only the part of its memory that it shows.
+
+    Arrow shares the memory of a NumPy array, which may change, and of the table that a slice was
+    taken from. Text and bytes are never shared with NumPy, and are checked slice by slice.
+    """
     if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
         return column
     chunks = [pa.concat_arrays([chunk, chunk.slice(0, 0)]) for chunk in column.chunks]
@@ -221,7 +223,7 @@ def _own(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _check_values(array: pa.Array, path: str) -> None:
-    """Raise where values are not what their type says: nothing could store or read them."""
+    """Raise if values are invalid for their type: they could be neither stored nor read."""
     try:
         array.validate(full=True)
     except pa.ArrowException as exc:
@@ -230,7 +232,7 @@ def _check_values(array: pa.Array, path: str) -> None:
 
 
 def _check_times(array: pa.Array, path: str) -> None:
-    """Raise where Python has no date or time for a value: it could be stored and never read."""
+    """Raise if Python cannot represent a date or time: it could be stored but never read."""
     dtype = array.type
     if pa.types.is_struct(dtype):
         for field, child in zip(dtype, array.flatten(), strict=True):
@@ -242,8 +244,8 @@ def _check_times(array: pa.Array, path: str) -> None:
         span = pc.min_max(array.view(number)).as_py()
         if span["min"] is not None and (span["min"] < least or span["max"] > most):
             raise SchemaError(
-                f"column {path!r} holds a {type_name(dtype)} that Python cannot tell: outside "
-                "the years 1 to 9999, or no time of a day"
+                f"column {path!r} holds a {type_name(dtype)} that Python cannot represent: outside "
+                "the years 1 to 9999, or not a time of day"
             )
 
 
@@ -254,11 +256,11 @@ _SPANS: dict[pa.DataType, tuple[pa.DataType, int, int]] = {
     pa.date32(): (pa.int32(), -719_162, 2_932_896),
     TIME: (pa.int64(), 0, 86_399_999_999),
 }
-"""As whole numbers, the least and the greatest value that Python has of a type."""
+"""The integer storage of a type, and the range that Python can represent."""
 
 
 def _whole_vectors(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Vectors that lack items are plain lists."""
+    """Convert vectors with missing items to plain lists."""
     if pa.types.is_fixed_size_list(column.type):
         if any(chunk.flatten().null_count for chunk in column.chunks):
             return column.cast(pa.list_(column.type.value_type))
@@ -273,7 +275,7 @@ def _as_vectors(column: pa.ChunkedArray, schema: pa.Schema, name: str) -> pa.Chu
         return column
     target = schema.field(index).type
     try:
-        # Arrow's cast crashes on lists that are all null and came without values.
+        # Arrow's cast crashes on an array of null lists that has no values buffer.
         return pa.chunked_array(
             [
                 pa.nulls(len(chunk), target)
@@ -293,4 +295,4 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.Chunked
     try:
         return column.cast(target)
     except pa.ArrowException as exc:
-        raise SchemaError(f"column {name!r} cannot be kept as {target} exactly: {exc}") from exc
+        raise SchemaError(f"column {name!r} cannot be stored exactly as {target}: {exc}") from exc

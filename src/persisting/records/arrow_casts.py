@@ -1,6 +1,6 @@
-"""Arrays to a wider type, exactly.
+"""Converts arrays to a wider type, exactly.
 
-Arrow's own cast adds no dict fields, and loses the length of lists of empty dicts.
+Arrow's own cast does not add dict fields, and loses the length of lists of empty dicts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 
 def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """``array`` as the wider ``target``, exactly; unlike Arrow's cast it also adds dict fields."""
+    """Convert ``array`` to the wider type ``target``, exactly; this may add dict fields."""
     if array.type == target:
         return array
     if pa.types.is_null(array.type) or array.null_count == len(array):
@@ -32,15 +32,15 @@ def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def list_items(array: pa.Array) -> pa.Array:
-    """The items of all lists, as far as Arrow can tell them from what lies under nulls."""
+    """The items of all lists, without values hidden under nulls if Arrow can exclude them."""
     try:
         return array.flatten()
-    except pa.ArrowNotImplementedError:  # of nested extension types
+    except pa.ArrowNotImplementedError:  # for nested extension types
         return array.values
 
 
 def _without_hidden(array: pa.Array) -> pa.Array:
-    """The same lists without what may lie under their nulls, which need not convert."""
+    """The same lists without values hidden under nulls, which may not be convertible."""
     try:
         return array.take(pa.array(range(len(array))))
     except pa.ArrowNotImplementedError:
@@ -49,7 +49,7 @@ def _without_hidden(array: pa.Array) -> pa.Array:
 
 def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
     children = []
-    parts = array.flatten()  # nulls of the dict are nulls of its parts: nothing lies under them
+    parts = array.flatten()  # makes parts of a null dict null: no hidden values remain
     for field in target:
         index = array.type.get_field_index(field.name)
         if index < 0:

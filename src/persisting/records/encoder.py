@@ -1,9 +1,9 @@
-"""Records to Arrow: the fast road for records of a known shape, the careful one for all others.
+"""Encodes records as Arrow: a fast path for records of a known shape, a slow path for all others.
 
-A record's *shape* is its field names and the exact Python types of their values. Once the careful
-road (:mod:`persisting.records.values`) has taken a record, its shape is remembered together with
-the few checks that its values still need; from then on Arrow's own converter does the work, and
-what it refuses goes back to the careful road, which names the field.
+A record's *shape* is its field names and the exact Python types of their values. Once the slow path
+(:mod:`persisting.records.values`) has accepted a record, its shape is remembered, with the few
+checks that its values still need. From then on Arrow's own converter does the work; a record that
+it refuses goes back to the slow path, whose error names the field.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLOAT64 = pa.float64()
 
 @dataclass(frozen=True)
 class Rules:
-    """How a schema may change: an evolving one takes new fields and wider types."""
+    """How a schema may change: an evolving schema accepts new fields and wider types."""
 
     evolving: bool = False
     vector: pa.DataType = FLOAT64
@@ -40,32 +40,31 @@ class Rules:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a known shape still asks of each record."""
+    """What must still be checked in each record of a known shape."""
 
     checks: tuple[tuple[str, Callable[[Any], bool]], ...]
     texts: tuple[str, ...]
     ints: tuple[str, ...]
     blobs: tuple[str, ...]
     plain: bool
-    """All fields in the schema's order, all values immutable: a shallow copy is the row."""
+    """All fields are in the schema's order and all values immutable: a shallow copy is the row."""
 
 
 class RecordEncoder:
-    """Converts records for one schema; a changed schema gets a new shaper.
+    """Converts records for one schema; a changed schema gets a new encoder.
 
-    Instances are immutable but for what they remember of shapes and sizes, so threads may share
-    one.
+    Instances are immutable except for remembered shapes and sizes, so threads may share one.
     """
 
     def __init__(self, schema: pa.Schema, rules: Rules, *, defined: bool = True) -> None:
-        """``defined`` says that the schema is one; without, the first record defines it."""
+        """Without ``defined`` there is no schema yet, and the first record defines it."""
         self.schema, self.rules, self.defined = schema, rules, defined
         self._values = Values(evolving=rules.evolving, vector=rules.vector)
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         self._build_type = pa.struct([type_checks.storage_field(f) for f in schema])
         self._extended = self._build_type != pa.struct(list(schema))
         self.slice_rows = 8
-        """Rows that convert quickly, as far as the last ones tell; see :func:`chunk.prepare`."""
+        """Rows that convert quickly, estimated from the last ones; see :func:`chunk.prepare`."""
         self._largest = EXACT_IN_FLOAT64 if rules.evolving else type_checks.INT64_MAX
         narrow = rules.vector if rules.vector != FLOAT64 else None
         self._narrow = tuple(
@@ -76,7 +75,7 @@ class RecordEncoder:
         self.integer_columns = tuple(f.name for f in schema if has_integers(f.type))
 
     def known_row(self, record: Any) -> int | None:
-        """The rough size of a flat record that may be kept as it is; None: the careful road."""
+        """Return the rough size of a record that needs no conversion; None: use :meth:`take`."""
         if type(record) is not dict:
             return None
         shape = self._shapes.get((*record, *map(type, record.values())))
@@ -98,9 +97,10 @@ class RecordEncoder:
         return size
 
     def batch_of_alike(self, records: Sequence[Any]) -> pa.RecordBatch | None:
-        """Records of one known shape (values may be None), by columns; None: take each by itself.
+        """Convert records of one known shape (values may be None) column by column.
 
-        This is the road of bulk puts: a column of known type costs Arrow a fraction of its dicts.
+        Returns None if they must be taken one by one. This is the path of bulk puts: Arrow converts
+        a column of known type at a fraction of the cost of dicts.
         """
         first = records[0]
         if self._extended or type(first) is not dict or not first:
@@ -112,7 +112,7 @@ class RecordEncoder:
             columns = {name: list(map(itemgetter(name), records)) for name in names}
         except KeyError:
             return None
-        # Each has all the names, so that together they have more only if one has.
+        # Every record has all the names; the sum is larger only if some record has more.
         if sum(map(len, records)) != len(names) * len(records):
             return None
         kinds = [_only_type(column) for column in columns.values()]
@@ -135,11 +135,11 @@ class RecordEncoder:
             return None
 
     def take(self, records: Sequence[Any]) -> tuple[list[dict[str, Any]], RecordEncoder]:
-        """Rows that :meth:`to_batch` of the returned shaper converts; raises and changes nothing.
+        """Return rows for :meth:`to_batch`, and the encoder to call it on.
 
-        The returned shaper is this one unless a record taught the schema something.
+        That is this encoder, unless a record changed the schema. If this raises, nothing changed.
         """
-        shaper, rows, shapes = self, [], self._shapes
+        encoder, rows, shapes = self, [], self._shapes
         for number, record in enumerate(records):
             if type(record) is dict:
                 shape = shapes.get((*record, *map(type, record.values())))
@@ -148,35 +148,35 @@ class RecordEncoder:
                 ):
                     rows.append(record)
                     continue
-            row, schema = shaper._take_carefully(record, number)
-            if schema is not shaper.schema or not shaper.defined:
-                shaper = RecordEncoder(schema, self.rules)
-                shapes = shaper._shapes
-            shaper._remember(record)
+            row, schema = encoder._take_slowly(record, number)
+            if schema is not encoder.schema or not encoder.defined:
+                encoder = RecordEncoder(schema, self.rules)
+                shapes = encoder._shapes
+            encoder._remember(record)
             rows.append(row)
-        return self._with_new_defaults(rows, shaper), shaper
+        return self._with_new_defaults(rows, encoder), encoder
 
     def _with_new_defaults(
         self, rows: list[dict[str, Any]], after: RecordEncoder
     ) -> list[dict[str, Any]]:
-        """Fill fields that first appeared in a later one of the rows, where they have a default."""
+        """Fill fields that first appeared in a later row, if they have a default."""
         defaults = self.rules.defaults or {}
-        fresh = {
+        new = {
             f.name: self._values.fit(defaults[f.name], f.type, f.name)
             for f in (after.schema if after is not self and defaults else ())
             if f.name not in self.schema.names and defaults.get(f.name) is not None
         }
-        return [{**fresh, **row} for row in rows] if fresh else rows
+        return [{**new, **row} for row in rows] if new else rows
 
     def to_batch(self, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-        """Rows that :meth:`take` returned, as one batch of this shaper's schema."""
+        """Convert rows that :meth:`take` returned to one batch of this encoder's schema."""
         try:
             batch = self._convert(rows)
             if self._may_have_overflowed(batch):
-                raise OverflowError("a vector holds what its type cannot")
+                raise OverflowError("a vector holds a value beyond the range of its type")
             return batch
         except (pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError, ValueError) as exc:
-            rows = [self._take_carefully(row, number)[0] for number, row in enumerate(rows)]
+            rows = [self._take_slowly(row, number)[0] for number, row in enumerate(rows)]
             try:
                 return self._convert(rows)
             except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -191,14 +191,14 @@ class RecordEncoder:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _may_have_overflowed(self, batch: pa.RecordBatch) -> bool:
-        """Whether vectors of a narrow type hold infinities: Arrow makes them of large numbers."""
+        """Whether vectors of a narrow type hold infinities: Arrow turns large numbers into them."""
         return any(
             np.isinf(batch.column(name).flatten().to_numpy(zero_copy_only=False)).any()
             for name in self._narrow
         )
 
-    def _take_carefully(self, record: Any, number: int) -> tuple[dict[str, Any], pa.Schema]:
-        """One record in canonical form, and the schema after it."""
+    def _take_slowly(self, record: Any, number: int) -> tuple[dict[str, Any], pa.Schema]:
+        """Return one record in canonical form, and the schema after it."""
         if not isinstance(record, dict):
             raise SchemaError(
                 f"record {number} is a {type(record).__name__}; a record is a dict of fields"
@@ -224,7 +224,7 @@ class RecordEncoder:
                 if self.defined and not self.rules.evolving:
                     raise SchemaError(
                         f"field {name!r} is not in the schema ({_listed(self.schema.names)}): this "
-                        "backend keeps the fields of the first record; PersistingBackend takes "
+                        "backend keeps the fields of the first record; PersistingBackend accepts "
                         "new ones"
                     )
         if not self.rules.evolving:
@@ -255,37 +255,37 @@ class RecordEncoder:
                 raise _mismatch(misfit.path, misfit.expected, own) from None
 
     def _default_type(self, name: str) -> pa.DataType | None:
-        """A field with a default has the default's type from the beginning."""
+        """The type of a field's default, which is the field's type from the beginning, or None."""
         default = (self.rules.defaults or {}).get(name)
         if default is None:
             return None
         return self._values.describe(default, name, top=True)[1]
 
     def _remember(self, record: Any) -> None:
-        """Take the fast road for records like this one from now on, where Arrow may be trusted."""
+        """Use the fast path for this shape from now on, if Arrow converts such records exactly."""
         if type(record) is not dict:
             return
         missing = set(self.schema.names) - record.keys()
         if any((self.rules.defaults or {}).get(name) is not None for name in missing):
             return
-        found = type_checks.find(record, self.schema, self.rules.vector)
-        if found is None:
+        needed = type_checks.find(record, self.schema, self.rules.vector)
+        if needed is None:
             return
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
-        plain = not found.checks and tuple(record) == tuple(self.schema.names)
+        plain = not needed.checks and tuple(record) == tuple(self.schema.names)
         key = (*record, *map(type, record.values()))
-        self._shapes[key] = Shape(*found, plain)
+        self._shapes[key] = Shape(*needed, plain)
 
 
 def _only_type(column: Sequence[Any]) -> type | None:
-    """The one type of the values that are not None; None where there are several."""
+    """The type of all values that are not None; None if there are several types."""
     if _all_are(type(column[0]), column):
         return type(column[0])
-    found = set(map(type, column))
-    if len(found) > 1:
-        found.discard(type(None))
-    return found.pop() if len(found) == 1 else None
+    kinds = set(map(type, column))
+    if len(kinds) > 1:
+        kinds.discard(type(None))
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _all_are(kind: type, values: Sequence[Any]) -> bool:

@@ -1,8 +1,8 @@
-"""How two Arrow types become one: the rules of schema evolution, pure functions of types.
+"""The rules of schema evolution: pure functions that merge two Arrow types.
 
-A strict schema learns only what was unknown (Arrow's ``null``: a None so far, the items of a list
-that was empty so far). An evolving one also widens: int to float, narrow numbers to wide ones,
-vectors of several lengths to plain lists, dicts by the union of their fields.
+A strict schema fills in only unknown types (Arrow's ``null``: a value that was always None, the
+items of a list that was always empty). An evolving schema also widens: int to float, narrow numbers
+to wide ones, vectors of different lengths to plain lists, dicts to the union of their fields.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _FLOATS = [pa.float16(), pa.float32(), pa.float64()]
 
 
 class Conflict(Exception):
-    """The two types have no common one; ``path`` says where they part."""
+    """Two types have no common type; ``path`` says where they differ."""
 
     def __init__(self, path: str, old: pa.DataType, new: pa.DataType) -> None:
         super().__init__(path)
@@ -22,7 +22,7 @@ class Conflict(Exception):
 
 
 def learn(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
-    """``old`` with its unknown parts filled in from ``new``, or :class:`Conflict`."""
+    """Fill in the unknown parts of ``old`` from ``new``, or raise :class:`Conflict`."""
     if pa.types.is_null(old) or old == new:
         return new
     if pa.types.is_null(new):
@@ -44,7 +44,7 @@ def learn(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
 
 
 def widen(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
-    """The narrowest type that holds the values of both, or :class:`Conflict`."""
+    """Return the narrowest type that holds the values of both, or raise :class:`Conflict`."""
     if pa.types.is_null(old) or old == new:
         return new
     if pa.types.is_null(new):
@@ -63,21 +63,14 @@ def widen(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
     raise Conflict(path, old, new)
 
 
-def has_unknown(dtype: pa.DataType) -> bool:
-    """Whether any part of ``dtype`` is still untyped."""
-    if pa.types.is_null(dtype):
-        return True
-    return any(has_unknown(dtype.field(i).type) for i in range(dtype.num_fields))
-
-
 def _union(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
-    theirs = {f.name: f for f in new}
+    added = {f.name: f for f in new}
     merged = []
     for f in old:
-        other = theirs.pop(f.name, None)
+        other = added.pop(f.name, None)
         both = f.type if other is None else widen(f.type, other.type, f"{path}.{f.name}")
         merged.append(pa.field(f.name, both))
-    return pa.struct([*merged, *(pa.field(f.name, f.type) for f in theirs.values())])
+    return pa.struct([*merged, *(pa.field(f.name, f.type) for f in added.values())])
 
 
 def _widen_number(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
@@ -103,14 +96,14 @@ def _widen_integer(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
 
 
 def has_integers(dtype: pa.DataType) -> bool:
-    """Whether any part of ``dtype`` holds whole numbers."""
+    """Whether any part of ``dtype`` holds integers."""
     if pa.types.is_integer(dtype):
         return True
     return any(has_integers(dtype.field(i).type) for i in range(dtype.num_fields))
 
 
 def integers_become_floats(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether a whole number stored under ``old`` is a float under ``new``."""
+    """Whether an integer stored as ``old`` becomes a float as ``new``."""
     if pa.types.is_integer(old):
         return bool(pa.types.is_floating(new))
     if is_listy(old) and is_listy(new):

@@ -1,4 +1,4 @@
-"""Which names a field may have, and the names that are ours."""
+"""The names that a field may have, and the names that Persisting reserves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from persisting.errors import SchemaError
 
 RESERVED_PREFIX = "_persisting_"
 ARRIVAL = "_persisting_time"
-"""The hidden column that keeps when a row was accepted."""
+"""The hidden column with the time at which each row was accepted."""
 
 _REFUSED_BY_LANCE = frozenset(
     {
@@ -21,7 +21,7 @@ _MAX_NAME_BYTES = 1024
 
 
 def check_name(name: object, path: str = "") -> None:
-    """Raise unless ``name`` can be a field of the table; ``path`` is where it stands."""
+    """Raise unless ``name`` can be the name of a field; ``path`` is the field that contains it."""
     where = f" in {path!r}" if path else ""
     if not isinstance(name, str):
         raise SchemaError(

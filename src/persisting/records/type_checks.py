@@ -1,8 +1,8 @@
 """The quick checks that a value of a known Python type still needs before Arrow converts it.
 
-Arrow's converter is lenient (1.5 into an int column becomes 1, a naive time into an aware one is
-taken as UTC, unknown dict keys vanish), so a check answers one question: would Arrow store exactly
-this value? False sends the record down the careful road; it never rejects anything by itself.
+Arrow's converter is lenient (1.5 in an int column becomes 1, a naive time in an aware column is
+taken as UTC, unknown dict keys vanish). So a check answers one question: would Arrow store exactly
+this value? False sends the record to the slow path; a check never rejects anything itself.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Found(NamedTuple):
 
 
 def find(record: dict[str, Any], schema: pa.Schema, vector: pa.DataType) -> Found | None:
-    """What records of this one's shape still need; None: be careful with each of them."""
+    """The checks for records of this shape; None: every such record needs the slow path."""
     needed = []
     plain: dict[type, list[str]] = {str: [], int: [], bytes: [], float: [], bool: []}
     for field in schema:
@@ -77,7 +77,7 @@ def find(record: dict[str, Any], schema: pa.Schema, vector: pa.DataType) -> Foun
 
 
 def storage_field(field: pa.Field) -> pa.Field:
-    """The field with UUIDs as 16 bytes, which is how Arrow can be given them in nested values."""
+    """The field with UUIDs as 16 bytes, the only form that Arrow accepts in nested values."""
     return pa.field(field.name, _storage(field.type))
 
 
@@ -130,7 +130,7 @@ def _check_dict(dtype: pa.DataType, vector: pa.DataType) -> Check | None:
 
 
 def _check_any(dtype: pa.DataType, vector: pa.DataType) -> Check | None:
-    """A check of the value's type as well, for values inside others."""
+    """A check that includes the type of the value, for values inside others."""
     plain = _PLAIN.get(dtype)
     if plain is not None:
         return lambda v: v is None or type(v) is plain
@@ -154,7 +154,8 @@ def _check_array(dtype: pa.DataType) -> Check | None:
 
 
 def _is_plain_aware(value: dt.datetime) -> bool:
-    """Arrow neither sees the microseconds of an offset nor the ends of the calendar."""
+    """Whether Arrow converts the value exactly: it ignores the microseconds of a UTC offset, and
+    fails at the ends of the calendar."""
     offset = value.utcoffset()
     return offset is not None and not offset.microseconds and 1 < value.year < 9999
 

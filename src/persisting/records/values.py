@@ -1,10 +1,10 @@
 """One Python value: its canonical form and its Arrow type.
 
-:meth:`Values.describe` answers for a value on its own; :meth:`Values.fit` asks whether a value
-goes into a type that is already there, without change of meaning. Both return the canonical value
-(numpy scalars as Python numbers, tuples and arrays as lists, subclasses as their base), which
-Arrow converts exactly. A position whose type is not yet known (None, the items of an empty list)
-is Arrow's ``null`` type.
+:meth:`Values.describe` derives both from the value alone; :meth:`Values.fit` converts a value to a
+given type, if that does not change its meaning. Both return the canonical value (NumPy scalars as
+Python numbers, tuples and arrays as lists, subclasses as their base class), which Arrow converts
+exactly. A position whose type is not known yet (None, the items of an empty list) has Arrow's
+``null`` type.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from persisting.records.field_names import check_name
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 EXACT_IN_FLOAT64 = 2**53
 MAX_DEPTH = 32
-"""Deeper records are refused: Arrow's own readers stop at 64 levels, lists and fields counted."""
+"""Deeper records are refused: Arrow's readers stop at 64 levels, counting lists and fields."""
 
 DECIMAL = pa.decimal128(38, 18)
 _LAST_DIGIT = decimal.Decimal(1).scaleb(-18)
@@ -37,12 +37,12 @@ DURATION = pa.duration("us")
 UUID = pa.uuid()
 
 _MAX_DURATION = dt.timedelta(days=INT64_MAX // 86_400_000_000 - 1)
-"""What Arrow takes below zero is a little less than above it."""
+"""Arrow's range is slightly smaller below zero than above it."""
 _FLOAT_WIDTHS = {"float64": pa.float64(), "float32": pa.float32(), "float16": pa.float16()}
 
 
 class Misfit(Exception):
-    """The value has another type than the field; ``path`` and ``got`` say which and what."""
+    """A value does not have the ``expected`` type of the field at ``path``."""
 
     def __init__(self, path: str, expected: pa.DataType, value: Any) -> None:
         super().__init__(path)
@@ -50,10 +50,10 @@ class Misfit(Exception):
 
 
 class Values:
-    """Describes and fits values under one schema's settings.
+    """Describes and fits values with the settings of one schema.
 
-    ``evolving`` lets dicts lack fields, which become None; ``vector`` is the item type of vectors
-    made from Python floats, which round to it.
+    With ``evolving`` dicts may lack fields, which become None. ``vector`` is the item type of
+    vectors made from Python floats, which are rounded to it.
     """
 
     def __init__(self, *, evolving: bool, vector: pa.DataType) -> None:
@@ -62,7 +62,7 @@ class Values:
     def describe(
         self, value: Any, path: str, *, top: bool = False, depth: int = 0
     ) -> tuple[Any, pa.DataType]:
-        """The canonical value and its type; a float list at the ``top`` is a vector."""
+        """Return the canonical value and its type; a float list at the ``top`` is a vector."""
         if depth > MAX_DEPTH:
             raise SchemaError(
                 f"field {path[:80]!r} is nested more than {MAX_DEPTH} levels deep; flatten it"
@@ -84,7 +84,7 @@ class Values:
         )
 
     def fit(self, value: Any, dtype: pa.DataType, path: str) -> Any:
-        """``value`` in canonical form for a field of ``dtype``, or :class:`Misfit`."""
+        """Return ``value`` in canonical form for a field of ``dtype``, or raise :class:`Misfit`."""
         if value is None:
             return None
         if _is_numpy(value):
@@ -189,14 +189,14 @@ class Values:
         for before, after in zip(floats, rounded, strict=True):
             if math.isinf(after) and not math.isinf(before):
                 raise SchemaError(
-                    f"field {path!r} holds {before!r}, which is beyond a vector of {name}s; use a "
+                    f"field {path!r} holds {before!r}, which is beyond the range of {name}; use a "
                     "wider vector_type"
                 )
         return rounded
 
 
 def type_name(dtype: pa.DataType) -> str:
-    """A type in the words of a person who writes Python."""
+    """A type in the terms of Python."""
     if dtype == UUID:
         return "UUID"
     if pa.types.is_null(dtype):
@@ -277,7 +277,7 @@ def _datetime(value: dt.datetime, path: str) -> tuple[Any, pa.DataType]:
 
 
 def _plain_datetime(value: Any, path: str) -> dt.datetime:
-    """A subclass's moment, such as pandas', as a datetime."""
+    """Convert an instance of a subclass of datetime, such as pandas' Timestamp."""
     if value != value:
         raise SchemaError(f"field {path!r} holds NaT; store None instead")
     if getattr(value, "nanosecond", 0):
@@ -319,7 +319,7 @@ def _decimal(value: decimal.Decimal, path: str) -> tuple[Any, pa.DataType]:
         )
     exponent = value.as_tuple().exponent
     if isinstance(exponent, int) and not -DECIMAL.scale <= exponent <= 0:
-        value = value.quantize(_LAST_DIGIT, context=_MANY_DIGITS)  # Arrow wants no zeros beyond
+        value = value.quantize(_LAST_DIGIT, context=_MANY_DIGITS)  # Arrow refuses extra zeros
     return value, DECIMAL
 
 
@@ -356,7 +356,7 @@ def _item_type(types: list[pa.DataType], path: str) -> pa.DataType:
 
 
 def _plain_items(items: list[Any]) -> pa.DataType | None:
-    """The type of items that need no care: numbers of one kind, or good text, and Nones."""
+    """The type of items that need no conversion: all of one plain type, or None; else None."""
     kinds = set(map(type, items)) - {type(None)}
     if len(kinds) != 1:
         return None

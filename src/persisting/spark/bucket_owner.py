@@ -22,7 +22,7 @@ def owner_of(
             yield owner
     except BucketLocked as exc:
         raise BucketLocked(
-            f"{str(exc).split(';')[0]}. Spark changes a topic that nobody has open for writing: "
+            f"{exc.summary}. Spark changes a topic that nobody has open for writing: "
             f"close it there, or {instead}",
             owner=exc.owner,
         ) from exc

@@ -1,7 +1,7 @@
-"""Buffers as Lance wants them: decimals at multiples of 16 bytes.
+"""Aligns the buffers of decimals to 16 bytes, as Lance requires.
 
-Arrow promises 8: what came from a log, over a wire or from Spark may lie in between, and Lance
-panics.
+Arrow guarantees only 8: arrays that were read from the log, received over a connection or handed
+over by Spark may be aligned to less than 16, and Lance panics on them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _BYTES = 16
 
 
 def aligned(array: pa.Array) -> pa.Array:
-    """The same array, copied if its decimals do not lie well."""
+    """Return the array, copied if its decimals are not aligned."""
     if not has_decimals(array.type):
         return array
     if all(buffer is None or buffer.address % _BYTES == 0 for buffer in array.buffers()):
@@ -23,4 +23,4 @@ def aligned(array: pa.Array) -> pa.Array:
 def has_decimals(dtype: pa.DataType) -> bool:
     if pa.types.is_decimal(dtype):
         return True
-    return any(has_decimals(dtype.field(place).type) for place in range(dtype.num_fields))
+    return any(has_decimals(dtype.field(i).type) for i in range(dtype.num_fields))

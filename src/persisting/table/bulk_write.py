@@ -1,8 +1,8 @@
-"""Rows that other processes write as files, and the owner commits in one go.
+"""Bulk writes: other processes write data files, and the owner commits all of them at once.
 
-A worker writes the records' columns; the time of arrival is not its to say. The owner, which holds
-the table, adds that column as a small file of its own to each fragment, and commits all of them as
-one version: so times never fall, whatever the order in which the workers wrote.
+A worker writes the columns of the records, without their arrival time. The owner, which holds the
+table, adds that column to each fragment as a small file of its own, and commits all fragments as
+one version. So arrival times never fall, whatever order the workers wrote in.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import pyarrow as pa
 from persisting.errors import StorageError
 from persisting.fs import FileSystem
 from persisting.records.arrow_casts import convert
-from persisting.table import checksums, files, layout, properties
+from persisting.table import checksums, files, layout
 from persisting.table.alignment import aligned
 from persisting.table.lance_errors import translated
-from persisting.table.properties import RESTORES, SEQUENCE, START, Restored, encode_restores
+from persisting.table.properties import RESTORES, START, Restored, encode_restores
 from persisting.table.table import Table
 
 _ARRIVAL_SCHEMA = pa.schema([layout.ARRIVAL_FIELD])
 
 
 def fingerprint(dataset: Any) -> dict[str, list[Any]]:
-    """The columns that a worker's files refer to: by name, number and type."""
+    """The columns that a worker's files refer to: name to [field id, type]."""
     return {
         field.name(): [field.id(), str(dataset.schema.field(field.name()).type)]
         for field in dataset.lance_schema.fields()
@@ -38,9 +38,9 @@ def fingerprint(dataset: Any) -> dict[str, list[Any]]:
 def write_files(
     root: Path, version: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema, fs: FileSystem
 ) -> list[dict[str, Any]]:
-    """Write records of ``schema`` as files of the table, signed and synced; their fragments.
+    """Write records of ``schema`` as data files, signed and synced; return their fragments.
 
-    Runs in a worker, without the lock: nothing refers to the files until they are committed.
+    Runs in a worker, without the bucket's lock: nothing refers to the files until the commit.
     """
     import lance
 
@@ -48,7 +48,7 @@ def write_files(
         try:
             dataset = lance.dataset(str(root), version=version)
         except (ValueError, OSError):
-            # Cleaned up since then; that the columns are the same is looked at in the commit.
+            # The version was cleaned up. The commit checks that the columns are still the same.
             dataset = lance.dataset(str(root))
         target = pa.schema(
             [
@@ -58,12 +58,12 @@ def write_files(
             ]
         )
         reader = pa.RecordBatchReader.from_batches(target, _physical(batches, target))
-        found = [
+        fragments = [
             f.to_json() for f in lance.fragment.write_fragments(reader, dataset, mode="append")
         ]
-        checksums.sign(fs, root, found)
-        files.sync_data(fs, root, [file["path"] for f in found for file in f["files"]])
-    return found
+        checksums.sign(fs, root, fragments)
+        files.sync_data(fs, root, [file["path"] for f in fragments for file in f["files"]])
+    return fragments
 
 
 def commit_files(
@@ -76,21 +76,28 @@ def commit_files(
     *,
     replace: str | None = None,
 ) -> None:
-    """Commit workers' fragments as the next rows; with ``replace``, a token, as the only ones."""
+    """Commit workers' fragments as the next rows, with properties ``beside`` them.
+
+    ``written_for`` are the fingerprints of the columns that the workers wrote for. With
+    ``replace``, the token of an overwrite, the rows replace all others.
+    """
     import lance
     from lance import LanceOperation
 
     dataset = table.view.dataset
     now = fingerprint(dataset)
     changed = [
-        name for one in written_for for name, field in one.items() if now.get(name) != list(field)
+        name
+        for columns in written_for
+        for name, field in columns.items()
+        if now.get(name) != list(field)
     ]
     if changed:
         raise StorageError(
             f"field {changed[0]!r} of {table.root} changed while the rows were written; nothing "
             "was stored, run the write again"
         )
-    number = now[layout.ARRIVAL_FIELD.name][0]
+    arrival_id = now[layout.ARRIVAL_FIELD.name][0]
     for fragment in fragments:
         for file in fragment["files"]:
             if not (table.root / files.DATA / file["path"]).exists():
@@ -99,7 +106,7 @@ def commit_files(
                     "was stored, run the write again"
                 )
     with translated("write to", table.root):
-        timed = [_with_arrival(table.root, f, number, arrival) for f in fragments]
+        timed = [_with_arrival(table.root, f, arrival_id, arrival) for f in fragments]
         checksums.sign(fs, table.root, _arrival_files(timed))
         for fragment in timed:
             fragment["files"] += fragment.pop("new")["files"]
@@ -107,26 +114,12 @@ def commit_files(
             files.sync_data(fs, table.root, [f["files"][-1]["path"] for f in timed])
     ready = [lance.fragment.FragmentMetadata.from_json(json.dumps(f)) for f in timed]
     if replace is None:
-        table.commit("append to", LanceOperation.Append(ready), beside)
+        table.committer.commit("append to", LanceOperation.Append(ready), beside)
     else:
         restores = encode_restores([*table.restores, Restored(0, replace)])
         gone = [fragment.id for fragment in table.view.fragments]
         operation = LanceOperation.Update(removed_fragment_ids=gone, new_fragments=ready)
-        table.commit("overwrite", operation, {**beside, START: "0", RESTORES: restores})
-
-
-def create(table: Table, schema: pa.Schema) -> None:
-    """Have a table for records of ``schema``: an empty one if there is none, an evolved one."""
-    import lance
-
-    if table.view.dataset is not None:
-        table.evolve(schema)
-        return
-    with translated("create", table.root):
-        operation = lance.LanceOperation.Overwrite(table.physical(schema), [])
-        kept = properties.sealed({SEQUENCE: "0"})
-        transaction = lance.Transaction(0, operation, transaction_properties=kept)
-        table.begin(transaction)
+        table.committer.commit("overwrite", operation, {**beside, START: "0", RESTORES: restores})
 
 
 def _physical(batches: Iterable[pa.RecordBatch], target: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -136,9 +129,10 @@ def _physical(batches: Iterable[pa.RecordBatch], target: pa.Schema) -> Iterator[
 
 
 def _with_arrival(
-    root: Path, fragment: dict[str, Any], number: int, arrival: int
+    root: Path, fragment: dict[str, Any], field_id: int, arrival: int
 ) -> dict[str, Any]:
-    """The fragment with a new file, under ``new``, that holds the time of arrival of its rows."""
+    """Write a file with the arrival time of a fragment's rows; return the fragment with the file
+    under ``new``."""
     import lance
 
     first = fragment["files"][0]
@@ -147,16 +141,16 @@ def _with_arrival(
     version = f"{first['file_major_version']}.{first['file_minor_version']}"
     times = pa.array([arrival], layout.ARRIVAL_FIELD.type)
     with lance.file.LanceFileWriter(str(path), _ARRIVAL_SCHEMA, version=version) as writer:
-        left = fragment["physical_rows"]
-        while left:
-            some = min(left, 65536)
-            column = times.take(pa.nulls(some, pa.int32()).fill_null(0))
+        remaining = fragment["physical_rows"]
+        while remaining:
+            rows = min(remaining, 65536)
+            column = times.take(pa.nulls(rows, pa.int32()).fill_null(0))
             writer.write_batch(pa.record_batch([column], schema=_ARRIVAL_SCHEMA))
-            left -= some
+            remaining -= rows
     file = {
         **first,
         "path": name,
-        "fields": [number],
+        "fields": [field_id],
         "column_indices": [0],
         "file_size_bytes": path.stat().st_size,
     }

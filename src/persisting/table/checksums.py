@@ -1,9 +1,9 @@
-"""Checksums of the files under a table, since Lance does not notice a flipped bit.
+"""Checksums of a table's files, since Lance does not notice a flipped bit.
 
-A data file carries the CRC-32 of its bytes in its name, ``<name>-<crc>.lance``, and the manifest
-names the file: so the checksum is part of the commit, moves with it, and is never stale. The files
-that Lance writes and commits in one go (a widened column, an index) cannot be renamed; theirs are
-kept in the table's configuration.
+A data file carries the CRC-32 of its bytes in its name, ``<name>-<crc>.lance``. The manifest names
+the file, so the checksum is part of the commit and never stale. Files that Lance writes and commits
+in one call (a widened column, an index) cannot be renamed; their checksums are recorded in the
+table's configuration.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from persisting.table import files
 from persisting.table.lance_errors import indices_of
 
 LOOSE = "persisting-checksums"
-"""Configuration key: checksums of files without one in their name, by path under the table."""
+"""Configuration key of the recorded checksums, by path under the table."""
 
 _BLOCK = 1 << 20
 _NAMED = re.compile(r"-([0-9a-f]{8})\.lance$")
 
 
 class Damage(NamedTuple):
-    """A file that is not what was written."""
+    """A file whose content differs from what was written."""
 
     file: str
     problem: str
@@ -45,7 +45,7 @@ def crc_of(path: Path) -> str:
 
 
 def sign(fs: FileSystem, root: Path, fragments: Iterable[dict[str, Any]]) -> None:
-    """Give new data files their checksum for a name, on disk and in their fragments (as JSON)."""
+    """Put the checksums of new data files into their names, on disk and in ``fragments`` (JSON)."""
     for fragment in fragments:
         for file in fragment["files"]:
             path = root / files.DATA / file["path"]
@@ -55,76 +55,76 @@ def sign(fs: FileSystem, root: Path, fragments: Iterable[dict[str, Any]]) -> Non
 
 
 def signed_metadata(fs: FileSystem, root: Path, fragments: Iterable[Any]) -> list[Any]:
-    """The same for fragments' metadata objects, which are not changed in place."""
+    """Like :func:`sign`, for metadata objects of fragments; return the changed ones."""
     import lance
 
     plain = [fragment.to_json() for fragment in fragments]
     sign(fs, root, plain)
-    return [lance.fragment.FragmentMetadata.from_json(json.dumps(one)) for one in plain]
+    return [lance.fragment.FragmentMetadata.from_json(json.dumps(fragment)) for fragment in plain]
 
 
 def loose_checksums(root: Path, dataset: Any) -> dict[str, str]:
-    """The checksums of all files in use that have none in their name; known ones are not read."""
-    known = _known(dataset)
-    return {name: known.get(name) or crc_of(root / name) for name in _loose_files(root, dataset)}
+    """The checksums of all files in use without one in their name; recorded ones are not read."""
+    recorded = _recorded(dataset)
+    return {name: recorded.get(name) or crc_of(root / name) for name in _loose_files(root, dataset)}
 
 
 def changes(root: Path, dataset: Any) -> dict[str, str] | None:
-    """What to write to the configuration, None if it is up to date."""
+    """The entries to write to the configuration, None if it is up to date."""
     now = loose_checksums(root, dataset)
-    if now == _known(dataset):
+    if now == _recorded(dataset):
         return None
     return {LOOSE: msgspec.json.encode(now).decode()}
 
 
 def untrusted_indexes(root: Path, dataset: Any) -> list[str]:
-    """The indexes with files whose checksums were never noted."""
-    known = _known(dataset)
-    found = []
-    for index in indices_of(dataset):
-        for segment in index.segments:
-            folder = f"{files.INDICES}/{segment.uuid}"
-            noted = {name for name in known if name.startswith(f"{folder}/")}
-            if not noted or noted != set(_files_under(root, folder)):
-                found.append(index.name)
-                break
-    return found
+    """The names of indexes with files whose checksums are not recorded."""
+    recorded = _recorded(dataset)
+
+    def is_recorded(segment: Any) -> bool:
+        folder = f"{files.INDICES}/{segment.uuid}"
+        names = {name for name in recorded if name.startswith(f"{folder}/")}
+        return bool(names) and names == set(_files_under(root, folder))
+
+    return [
+        index.name for index in indices_of(dataset) if not all(map(is_recorded, index.segments))
+    ]
 
 
 def check(root: Path, dataset: Any, seen: set[str]) -> tuple[list[Damage], int, list[str]]:
     """(damaged files, number of files checked, files without a checksum) of a version.
 
-    Files that were ``seen`` before are left out, and those looked at are added.
+    Files in ``seen`` are skipped; checked files are added to it.
     """
-    known = _known(dataset)
-    expected = {name: _crc_in(name) or known.get(name) for name in _data_files(dataset)}
-    expected |= {name: known.get(name) for name in _index_files(root, dataset)}
-    indices = tuple(f"{files.INDICES}/{one}/" for one in _index_ids(dataset))
-    expected |= {n: crc for n, crc in known.items() if n.startswith(indices)}
+    recorded = _recorded(dataset)
+    expected = {name: _crc_in(name) or recorded.get(name) for name in _data_files(dataset)}
+    expected |= {name: recorded.get(name) for name in _index_files(root, dataset)}
+    indices = tuple(f"{files.INDICES}/{uuid}/" for uuid in _index_ids(dataset))
+    expected |= {name: crc for name, crc in recorded.items() if name.startswith(indices)}
     damaged, unchecked = [], []
     sizes = _sizes(dataset)
-    fresh = {name: crc for name, crc in expected.items() if name not in seen}
-    seen.update(fresh)
-    for name, crc in fresh.items():
+    unseen = {name: crc for name, crc in expected.items() if name not in seen}
+    seen.update(unseen)
+    for name, crc in unseen.items():
         problem = _problem(root / name, crc, sizes.get(name))
         if problem is not None:
             damaged.append(Damage(name, problem))
         elif crc is None:
             unchecked.append(name)
-    return damaged, len(fresh), unchecked
+    return damaged, len(unseen), unchecked
 
 
 def files_of(root: Path, dataset: Any) -> Iterator[str]:
-    """The data and index files of a version, by their paths under the table."""
+    """The paths, under the table, of the data and index files of a version."""
     yield from _data_files(dataset)
     yield from _index_files(root, dataset)
 
 
 def _problem(path: Path, crc: str | None, size: int | None) -> str | None:
     try:
-        found = path.stat().st_size
-        if size is not None and found != size:
-            return f"has {found} bytes, {size} were written"
+        actual = path.stat().st_size
+        if size is not None and actual != size:
+            return f"has {actual} bytes, {size} were written"
         if crc is not None and crc_of(path) != crc:
             return "its bytes are not those that were written"
     except FileNotFoundError:
@@ -134,13 +134,13 @@ def _problem(path: Path, crc: str | None, size: int | None) -> str | None:
     return None
 
 
-def _known(dataset: Any) -> dict[str, str]:
+def _recorded(dataset: Any) -> dict[str, str]:
     return msgspec.json.decode(dataset.config().get(LOOSE, "{}"), type=dict[str, str])
 
 
 def _crc_in(name: str) -> str | None:
-    found = _NAMED.search(name)
-    return found[1] if found else None
+    match = _NAMED.search(name)
+    return match[1] if match else None
 
 
 def _data_files(dataset: Any) -> Iterator[str]:
@@ -157,9 +157,9 @@ def _sizes(dataset: Any) -> dict[str, int | None]:
 
 
 def _index_files(root: Path, dataset: Any) -> Iterator[str]:
-    """The files of every index of this version that are there."""
-    for index in _index_ids(dataset):
-        yield from _files_under(root, f"{files.INDICES}/{index}")
+    """The files on disk of every index of this version."""
+    for uuid in _index_ids(dataset):
+        yield from _files_under(root, f"{files.INDICES}/{uuid}")
 
 
 def _files_under(root: Path, folder: str) -> Iterator[str]:

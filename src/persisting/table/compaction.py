@@ -1,8 +1,8 @@
-"""Putting small fragments together, without ever moving a row.
+"""Compaction: joins small fragments without ever moving a row.
 
-Lance keeps rows in the order of fragment numbers, and a rewritten fragment gets a new, higher one.
-So only a **suffix** of the fragments may be rewritten, into fragments in the same order, while no
-append can come between: the caller holds the table.
+Lance orders rows by fragment number, and a rewritten fragment gets a new, higher number. So only a
+**suffix** of the fragments may be rewritten, into fragments in the same order, with no append in
+between: the caller holds the table.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from persisting.table.view import Size, TableView
 
 FULL_ROWS = 262_144
 FULL_BYTES = 64 * 1024 * 1024
-"""A fragment as large as this, in rows or bytes, is done: upkeep leaves it alone. It bounds what
-one compaction rewrites, and so how long a flush may have to wait for it."""
+"""A fragment of this size, in rows or bytes, is full: maintenance leaves it alone. The size bounds
+what one compaction rewrites, and so how long a flush may have to wait for it."""
 
 _MANY = 32
 _EVEN = 16
@@ -36,11 +36,11 @@ class Limit(NamedTuple):
 
 
 def worthwhile(sizes: Sequence[Size], limit: Limit) -> int:
-    """How many of the last fragments to rewrite now, 0 for none.
+    """How many of the last fragments to rewrite now; 0 for none.
 
-    Fragments grow in steps: many of about one size become one, and what has come together to a
-    full fragment becomes that. Each step multiplies the size of a fragment by at least 16 or is
-    the last, so a row is rewritten two or three times in its life, whatever the flushes' size.
+    Fragments grow in steps: many of similar size become one, and small ones that together make a
+    full fragment become that. Each step multiplies the size of a fragment by at least 16 or is the
+    last, so a row is rewritten two or three times in its life, whatever the size of the flushes.
     """
     tail = _small_tail(sizes, limit)
     rows, nbytes = sum(s.rows for s in tail), sum(s.nbytes for s in tail)
@@ -55,7 +55,7 @@ def worthwhile(sizes: Sequence[Size], limit: Limit) -> int:
 
 
 def _bounded(tail: Sequence[Size], limit: Limit) -> int:
-    """As many of the last fragments as one compaction may rewrite, where too much has piled up."""
+    """How many of the last fragments one compaction may rewrite when too many have accumulated."""
     rows = nbytes = count = 0
     for size in reversed(tail):
         rows, nbytes = rows + size.rows, nbytes + size.nbytes
@@ -84,7 +84,7 @@ def everything(sizes: Sequence[Size], limit: Limit) -> int:
 
 
 Run: TypeAlias = "Callable[[list[str]], Iterable[dict[str, Any]]]"
-"""Has tasks of :func:`plan` executed, somewhere, and gives the result of each."""
+"""Executes the tasks of :func:`plan`, possibly in other processes, and returns their results."""
 
 
 def rewrite(
@@ -98,15 +98,17 @@ def rewrite(
 ) -> None:
     """Rewrite the last ``count`` fragments of ``dataset``, a fresh handle of the view's version.
 
-    ``run`` has other processes execute the tasks; each calls :func:`execute`.
+    ``run`` executes the tasks in other processes, which call :func:`execute`.
     """
     tasks = plan(dataset, view, count, limit)
-    here = (execute(dataset, task, root, fs) for task in tasks)
-    commit(dataset, view, count, here if run is None else run(tasks))
+    if run is None:
+        commit(dataset, view, count, (execute(dataset, task, root, fs) for task in tasks))
+    else:
+        commit(dataset, view, count, run(tasks))
 
 
 def plan(dataset: Any, view: TableView, count: int, limit: Limit) -> list[str]:
-    """Tasks, as JSON, that each make one new fragment; in the order of their rows."""
+    """The tasks, as JSON, that write one new fragment each, in the order of their rows."""
     options = _options(dataset)
     return [
         json.dumps(
@@ -123,7 +125,7 @@ def plan(dataset: Any, view: TableView, count: int, limit: Limit) -> list[str]:
 def execute(dataset: Any, task: str, root: Path, fs: FileSystem) -> dict[str, Any]:
     """Write the fragment of one task, signed and synced; nothing refers to it until the commit.
 
-    ``dataset`` is any handle of the version that the task was planned for.
+    ``dataset`` is a handle of the version that the task was planned for.
     """
     from lance import optimize
 
@@ -137,7 +139,7 @@ def execute(dataset: Any, task: str, root: Path, fs: FileSystem) -> dict[str, An
 
 
 def commit(dataset: Any, view: TableView, count: int, results: Iterable[dict[str, Any]]) -> None:
-    """Put the new fragments in the place of the last ``count``, all of them or none."""
+    """Replace the last ``count`` fragments by the new ones, all or none."""
     from lance import optimize
 
     result_of: Any = optimize.RewriteResult.from_json  # type: ignore[attr-defined]
@@ -146,30 +148,33 @@ def commit(dataset: Any, view: TableView, count: int, results: Iterable[dict[str
     _check_order(dataset, view, len(view.fragments) - count)
 
 
-def _in_order(results: Iterable[dict[str, Any]], wanted: list[int]) -> list[dict[str, Any]]:
-    """Results in the order of their rows, which is the order that Lance gives the new fragments.
+def _in_order(results: Iterable[dict[str, Any]], planned: list[int]) -> list[dict[str, Any]]:
+    """Sort results by their rows, which is the order that Lance gives the new fragments.
 
-    Raises unless they replace the fragments ``wanted``, each once.
+    Raises unless they replace each of the ``planned`` fragments once.
     """
-    ordered = sorted(results, key=lambda one: wanted.index(one["original_fragments"][0]["id"]))
-    found = [fragment["id"] for one in ordered for fragment in one["original_fragments"]]
-    if found != wanted:
-        raise TableError(f"a compaction was planned for fragments {wanted} and has done {found}")
+    ordered = sorted(results, key=lambda r: planned.index(r["original_fragments"][0]["id"]))
+    done = [fragment["id"] for result in ordered for fragment in result["original_fragments"]]
+    if done != planned:
+        raise TableError(f"a compaction was planned for fragments {planned} and has done {done}")
     return ordered
 
 
 def split_by_indexes(view: TableView, count: int, limit: Limit, *, at_all: bool) -> bool:
-    """Whether the parts of indexes lie so that joining the fragments would achieve little, or
-    less than it could."""
+    """Whether index segments keep apart fragments that could be joined.
+
+    Without ``at_all``, only if so many that the compaction would achieve little.
+    """
     groups = _groups(view, count, limit)
     needed = _groups(view, count, limit, by_index=False)
     return len(groups) > len(needed) and (at_all or 2 * len(groups) > count)
 
 
 def _groups(view: TableView, count: int, limit: Limit, *, by_index: bool = True) -> list[list[Any]]:
-    """Neighbours that make a full fragment together; one alone is rewritten too, to keep order.
+    """Groups of neighbours that become one fragment each, at most a full one.
 
-    Lance joins fragments only if every part of every index covers all of them or none.
+    A group of one is rewritten too, to keep the order. Lance joins fragments only if every segment
+    of every index covers all of them or none.
     """
     covered = _coverage(view.dataset) if by_index else {}
     groups: list[list[Any]] = [[]]
@@ -188,17 +193,17 @@ def _groups(view: TableView, count: int, limit: Limit, *, by_index: bool = True)
 
 
 def _coverage(dataset: Any) -> dict[int, frozenset[str]]:
-    """By fragment, the parts of indexes that cover it."""
-    found: dict[int, frozenset[str]] = {}
+    """The index segments that cover each fragment."""
+    covered: dict[int, frozenset[str]] = {}
     for index in indices_of(dataset):
         for segment in index.segments:
             for fragment in segment.fragment_ids:
-                found[fragment] = found.get(fragment, frozenset()) | {segment.uuid}
-    return found
+                covered[fragment] = covered.get(fragment, frozenset()) | {segment.uuid}
+    return covered
 
 
 def _options(dataset: Any) -> dict[str, Any]:
-    """Lance's own defaults for a task, with a target that no group reaches."""
+    """Lance's defaults for a task, but a target size that no group reaches."""
     return {
         "target_rows_per_fragment": 2**40,
         "max_rows_per_group": 1024,
@@ -227,7 +232,7 @@ def _options(dataset: Any) -> dict[str, Any]:
 
 
 def _check_order(dataset: Any, view: TableView, kept: int) -> None:
-    """Raise, so that the commit is taken back, unless every row is where it was."""
+    """Raise, so that the commit is taken back, if any row has moved."""
     after = [fragment.metadata for fragment in dataset.get_fragments()]
     before = [fragment.id for fragment in view.fragments[:kept]]
     rows = sum(fragment.physical_rows for fragment in after)

@@ -1,9 +1,9 @@
-"""The files under a Lance table: synced in the right order, checked at open.
+"""The files of a Lance table: syncs them in the right order, checks and removes them.
 
 Lance writes a data file, then a transaction, then links a manifest, and syncs none of them. A
-commit is durable only when all three and their folders were synced, data first. What a crash can
-leave behind is a newest manifest that is empty, cut or full of zeros; every older one was synced
-before the next was begun.
+commit is durable only when all three and their folders are synced, data first. A crash can leave a
+newest manifest that is empty, truncated or full of zeros; every older one was synced before the
+next commit began.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHANGING = "changing"
 CLEANING = "cleaning"
 _LAST_VERSION = 2**64 - 1
 _END = b"LANC"
-"""How every file ends that Lance writes, but for its transactions."""
+"""The last bytes of every file that Lance writes, except transactions."""
 
 
 def manifest_path(root: Path, version: int) -> Path:
@@ -63,14 +63,14 @@ def data_paths(fragments: Iterable[Any]) -> list[str]:
 
 
 def sync_data(fs: FileSystem, root: Path, names: Iterable[str]) -> None:
-    """Sync data files before a manifest may name them."""
+    """Sync data files; this must happen before a manifest names them."""
     for name in names:
         fs.sync_file(root / DATA / name)
     fs.sync_folder(root / DATA)
 
 
 def sync_version(fs: FileSystem, root: Path, version: int, uuid: str | None = None) -> None:
-    """Sync a manifest with the transaction it came from, and their folders."""
+    """Sync a manifest, its transaction and their folders."""
     transactions = root / TRANSACTIONS
     if uuid is not None:
         fs.sync_file(transactions / f"{version - 1}-{uuid}.txn")
@@ -85,19 +85,21 @@ def sync_version(fs: FileSystem, root: Path, version: int, uuid: str | None = No
 
 
 def sync_indices(fs: FileSystem, root: Path, names: Iterable[str]) -> None:
-    """Sync the folders of indexes, with all that is in them."""
+    """Sync the folders of indexes and their content."""
     for name in names:
-        for place, _, found in os.walk(root / INDICES / name):
-            for file in found:
-                fs.sync_file(Path(place) / file)
-            fs.sync_folder(Path(place))
+        for folder, _, entries in os.walk(root / INDICES / name):
+            for entry in entries:
+                fs.sync_file(Path(folder) / entry)
+            fs.sync_folder(Path(folder))
         fs.sync_folder(root / INDICES)
         fs.sync_folder(root)
 
 
 def write_tag(fs: FileSystem, root: Path, name: str, version: int) -> None:
-    """Put a tag in place, as Lance keeps it. By us, since Lance does not sync it: a torn file
-    among the tags makes all of them unreadable."""
+    """Write a tag in Lance's format.
+
+    Lance itself would not sync it, and one torn file makes all tags unreadable.
+    """
     size = manifest_path(root, version).stat().st_size
     now = dt.datetime.now(dt.timezone.utc).isoformat()
     tag: dict[str, Any] = {
@@ -110,7 +112,7 @@ def write_tag(fs: FileSystem, root: Path, name: str, version: int) -> None:
     }
     fs.make_folder(root / TAGS)
     fs.write_file(root / TAGS / f"{name}.json", msgspec.json.encode(tag))
-    for folder in ((root / TAGS).parent, root):  # who made them may have died before the sync
+    for folder in ((root / TAGS).parent, root):  # their creator may have died before it synced
         fs.sync_folder(folder)
 
 
@@ -120,13 +122,13 @@ def remove_tag(fs: FileSystem, root: Path, name: str) -> None:
 
 
 def announce_cleaning(fs: FileSystem, root: Path, going: list[int]) -> None:
-    """Say, durably, which versions are being removed: power loss may bring a manifest back whose
+    """Record durably which versions are being removed: power loss may bring a manifest back whose
     data is gone."""
     fs.write_file(root.parent / CLEANING, msgspec.json.encode(going))
 
 
 def finish_cleaning(fs: FileSystem, root: Path) -> None:
-    """Remove what is left of versions that were being removed, and make all of it durable."""
+    """Remove the remaining manifests of an announced cleaning, and make their removal durable."""
     path = root.parent / CLEANING
     try:
         going = json_files.decode(fs.read(path), list[int])
@@ -141,41 +143,41 @@ def finish_cleaning(fs: FileSystem, root: Path) -> None:
 
 
 def sync_root(fs: FileSystem, root: Path) -> None:
-    """Sync the entries of a table that was just created."""
+    """Sync the entries of a newly created table."""
     fs.sync_folder(root)
     fs.sync_folder(root.parent)
 
 
 def check_whole(path: Path, size: int | None = None) -> None:
-    """Raise where a file that was just written is not whole.
+    """Raise if a newly written file is incomplete.
 
-    Lance does not look whether its last write to a file succeeded: on a full or failing disk it
-    goes on with a file that is cut.
+    Lance does not check whether its last write to a file succeeded: on a full or failing disk it
+    continues with a truncated file.
     """
     try:
         with path.open("rb") as file:
-            found = file.seek(0, os.SEEK_END)
-            file.seek(max(0, found - len(_END)))
+            actual = file.seek(0, os.SEEK_END)
+            file.seek(max(0, actual - len(_END)))
             end = file.read()
     except FileNotFoundError:
-        found, end = 0, b""
-    if end != _END or (size is not None and found != size):
+        actual, end = 0, b""
+    if end != _END or (size is not None and actual != size):
         raise TableError(
-            f"{path} could not be written to its end ({found} bytes are there): the disk is full "
-            "or fails; nothing was committed"
+            f"{path} is incomplete ({actual} bytes were written): the disk is full or failing; "
+            "nothing was committed"
         )
 
 
 def check_indices(root: Path, names: Iterable[str]) -> None:
-    """Raise where a file of these indexes is not whole."""
+    """Raise if a newly written file of these indexes is incomplete."""
     for name in names:
-        for place, _, found in os.walk(root / INDICES / name):
-            for file in found:
-                check_whole(Path(place) / file)
+        for folder, _, entries in os.walk(root / INDICES / name):
+            for entry in entries:
+                check_whole(Path(folder) / entry)
 
 
 def check_data(root: Path, fragments: Iterable[Any]) -> None:
-    """Raise where a data file is missing or shorter than its manifest says."""
+    """Raise if a data file is missing or does not have the size in its manifest."""
     for fragment in fragments:
         for file in fragment.files:
             path = root / DATA / file.path
@@ -190,7 +192,7 @@ def check_data(root: Path, fragments: Iterable[Any]) -> None:
 
 
 def set_manifest_aside(fs: FileSystem, root: Path, version: int, why: object) -> None:
-    """Take a broken newest manifest out of the table, keeping a copy."""
+    """Move a torn manifest out of the table, into the folder ``damaged``."""
     source = manifest_path(root, version)
     folder = root.parent / ASIDE
     fs.make_folder(folder)
@@ -209,18 +211,20 @@ def set_manifest_aside(fs: FileSystem, root: Path, version: int, why: object) ->
 
 
 def announce_change(fs: FileSystem, root: Path, version: int) -> None:
-    """Say, durably, that all versions above ``version`` may be torn until the change is done."""
+    """Record durably that versions above ``version`` may be torn until the change is done."""
     fs.write_file(root.parent / CHANGING, str(version).encode())
 
 
 def change_done(fs: FileSystem, root: Path) -> None:
-    """The versions of the change are synced. If this is forgotten by a crash no harm is done:
-    a version that can be read is never stepped over."""
+    """Remove the announcement: the versions of the change are synced.
+
+    If a crash prevents that, no harm is done: a version that can be read is never skipped.
+    """
     fs.remove(root.parent / CHANGING)
 
 
 def changing_since(root: Path, fs: FileSystem) -> int:
-    """The version above which all may be torn."""
+    """The version above which any may be torn, because a change was announced."""
     try:
         text = fs.read(root.parent / CHANGING).decode(errors="replace")
     except FileNotFoundError:
@@ -229,16 +233,16 @@ def changing_since(root: Path, fs: FileSystem) -> int:
 
 
 def data_on_disk(root: Path) -> set[str]:
-    """The names of all data files, whoever uses them."""
+    """The names of all data files on disk, used by a version or not."""
     folder = root / DATA
     return set(os.listdir(folder)) if folder.is_dir() else set()
 
 
 def remove_new_data(fs: FileSystem, root: Path, before: set[str]) -> None:
-    """After a failed write, remove the data files that were not there ``before``.
+    """After a failed write, remove the data files that are not in ``before``.
 
-    What cannot be removed is harmless. By name and not by time: a file of an older version may be
-    a moment old, and a tag may hold it.
+    A file that cannot be removed is harmless. Files are compared by name and not by time: a recent
+    file may belong to an older version, which a tag may hold.
     """
     for name in data_on_disk(root) - before:
         try:

@@ -1,7 +1,8 @@
-"""Indexes: what is wanted is kept in a small file; upkeep makes the table have it.
+"""Indexes: a small file lists the requested ones, and maintenance builds them.
 
-A row that no index covers yet is found all the same: Lance scans such rows beside the index. So an
-index may come late, be rebuilt, or be lost with an old version, and only speed changes.
+A row that an index does not cover yet is found all the same: Lance scans such rows in addition to
+the index. So an index may be built late, be rebuilt, or be lost with an old version, and only speed
+changes.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ FILE = "indexes.json"
 VECTOR_KINDS = {"ivf_flat": "IVF_FLAT", "ivf_rq": "IVF_RQ", "ivf_hnsw_sq": "IVF_HNSW_SQ"}
 SCALAR_KINDS = {"btree": "BTREE", "bitmap": "BITMAP"}
 KINDS = ("vector", "text", "scalar", *VECTOR_KINDS, *SCALAR_KINDS)
-"""``vector`` and ``scalar`` choose for the user: IVF_FLAT (exact distances, recall 1.00 at a
-twentieth of the build time of HNSW, measured) and BTREE."""
+"""``vector`` stands for IVF_FLAT (exact distances; measured: recall 1.00 at a twentieth of the
+build time of HNSW), ``scalar`` for BTREE."""
 
 METRICS = ("l2", "cosine", "dot")
 
@@ -39,18 +40,18 @@ TOKENS: dict[str, Any] = {
     "remove_stop_words": False,
     "max_token_length": None,
 }
-"""How text becomes words, in every index: Lance's own default differs from what it does without
-one, and an index must change nothing but speed."""
+"""How every text index splits text into words. Lance's default for an index differs from what it
+does without one, and an index must change nothing but speed."""
 
 LEAST_VECTORS = 1024
-"""Below this a scan is as fast as an index, and exact."""
+"""With fewer rows a scan is as fast as an index, and exact."""
 
 _PARTITION_ROWS = 1024
 _RETRAIN = 8
 
 
 class IndexSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """An index as it was asked for."""
+    """A requested index."""
 
     column: str
     kind: str
@@ -65,12 +66,12 @@ class IndexSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Its name in the table; says how it was built, so that another choice is another name."""
+        """Its name in the table; contains all settings, so other settings mean another name."""
         return f"persisting_{self.family}_{self.kind}_{self.metric}_{self.column}"
 
 
-def wanted_for(schema: pa.Schema, column: Any, kind: Any, metric: Any) -> IndexSpec:
-    """Check what was asked for against the fields of the records."""
+def spec_for(schema: pa.Schema, column: Any, kind: Any, metric: Any) -> IndexSpec:
+    """The index of a field with these settings; raises if the field cannot have it."""
     if kind is not None and kind not in KINDS:
         raise InvalidArgument(f"kind must be None or one of {', '.join(KINDS)}, got {kind!r}")
     if metric not in METRICS:
@@ -78,13 +79,13 @@ def wanted_for(schema: pa.Schema, column: Any, kind: Any, metric: Any) -> IndexS
     dtype = field_of(schema, column).type
     if kind is None:
         kind = _natural_kind(dtype)
-    found = IndexSpec(column=column, kind=_specific(kind), metric=metric)
-    if not fits(found.family, dtype):
+    spec = IndexSpec(column=column, kind=_specific(kind), metric=metric)
+    if not fits(spec.family, dtype):
         raise InvalidArgument(
-            f"field {column!r} is {dtype}, which takes no {found.family} index"
-            + ("; vectors are lists of floats of one length" if found.family == "vector" else "")
+            f"field {column!r} is {dtype}, which takes no {spec.family} index"
+            + ("; vectors are lists of floats of one length" if spec.family == "vector" else "")
         )
-    return found if found.family == "vector" else msgspec.structs.replace(found, metric="l2")
+    return spec if spec.family == "vector" else msgspec.structs.replace(spec, metric="l2")
 
 
 def _specific(kind: str) -> str:
@@ -98,7 +99,7 @@ def _natural_kind(dtype: pa.DataType) -> str:
 
 
 def field_of(schema: pa.Schema, column: Any) -> pa.Field:
-    """The field of that name, or raise."""
+    """Return the field of that name, or raise."""
     if not isinstance(column, str) or column not in schema.names:
         names = ", ".join(map(repr, schema.names)) or "none yet"
         raise InvalidArgument(f"there is no field {column!r}; there are: {names}")
@@ -118,7 +119,7 @@ def is_scalar(dtype: pa.DataType) -> bool:
 
 
 def load(folder: Path, fs: FileSystem) -> list[IndexSpec]:
-    """The indexes that are wanted for the table in ``folder``."""
+    """The requested indexes of the table in ``folder``."""
     try:
         return json_files.decode(fs.read(folder / FILE), list[IndexSpec])
     except FileNotFoundError:
@@ -129,15 +130,15 @@ def load(folder: Path, fs: FileSystem) -> list[IndexSpec]:
         ) from exc
 
 
-def save(folder: Path, wanted: list[IndexSpec], fs: FileSystem) -> None:
+def save(folder: Path, specs: list[IndexSpec], fs: FileSystem) -> None:
     try:
-        fs.write_file(folder / FILE, msgspec.json.encode(wanted) + b"\n")
+        fs.write_file(folder / FILE, msgspec.json.encode(specs) + b"\n")
     except OSError as exc:
         raise StorageError(f"cannot write {folder / FILE}: {exc.strerror or exc}") from exc
 
 
 class Built(msgspec.Struct, frozen=True):
-    """An index of a version: the rows it covers and the parts it consists of."""
+    """An index of a version: the rows it covers and its segments."""
 
     name: str
     rows: int
@@ -147,63 +148,64 @@ class Built(msgspec.Struct, frozen=True):
 def built(dataset: Any) -> dict[str, Built]:
     """The indexes that a version has, by name."""
     return {
-        one.name: Built(one.name, one.num_rows_indexed, tuple(s.uuid for s in one.segments))
-        for one in indices_of(dataset)
+        index.name: Built(
+            index.name, index.num_rows_indexed, tuple(segment.uuid for segment in index.segments)
+        )
+        for index in indices_of(dataset)
     }
 
 
-def missing(dataset: Any, wanted: list[IndexSpec], rows: int) -> list[IndexSpec]:
-    """Those that are to be built now: not there, or trained when the table was much smaller."""
-    if not wanted or not rows:
+def missing(dataset: Any, specs: list[IndexSpec], rows: int) -> list[IndexSpec]:
+    """The indexes to build now: missing ones, and those trained when the table was much smaller."""
+    if not specs or not rows:
         return []
-    there = built(dataset)
-    found = []
-    for one in wanted:
-        if one.family == "vector":
-            if rows >= LEAST_VECTORS and _trained_rows(dataset, there, one) * _RETRAIN < rows:
-                found.append(one)
-        elif one.name not in there:
-            found.append(one)
-    return [one for one in found if _takes(dataset.schema, one)]
+    existing = built(dataset)
+
+    def is_due(spec: IndexSpec) -> bool:
+        if spec.family != "vector":
+            return spec.name not in existing
+        return rows >= LEAST_VECTORS and _trained_rows(dataset, existing, spec) * _RETRAIN < rows
+
+    return [spec for spec in specs if is_due(spec) and _takes(dataset.schema, spec)]
 
 
-def _takes(schema: pa.Schema, wanted: IndexSpec) -> bool:
-    """Whether a table has the column, and of a type that can be indexed so (still)."""
-    if wanted.column not in schema.names:
+def _takes(schema: pa.Schema, spec: IndexSpec) -> bool:
+    """Whether a table has the column, and its current type can be indexed like this."""
+    if spec.column not in schema.names:
         return False
-    return fits(wanted.family, schema.field(wanted.column).type)
+    return fits(spec.family, schema.field(spec.column).type)
 
 
 def fits(family: str, dtype: pa.DataType) -> bool:
-    """Whether fields of a type take an index of a family."""
+    """Whether fields of a type can have an index of a family."""
     return {"vector": is_vector, "text": is_text, "scalar": is_scalar}[family](dtype)
 
 
-def _trained_rows(dataset: Any, there: dict[str, Built], wanted: IndexSpec) -> int:
-    if wanted.name not in there:
+def _trained_rows(dataset: Any, existing: dict[str, Built], spec: IndexSpec) -> int:
+    if spec.name not in existing:
         return 0
     os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")  # else Lance warns
-    stats = dataset.stats.index_stats(wanted.name)
+    stats = dataset.stats.index_stats(spec.name)
     partitions = [part.get("num_partitions", 1) for part in stats.get("indices", [])]
     return max(partitions, default=1) * _PARTITION_ROWS
 
 
-def build(dataset: Any, wanted: IndexSpec, rows: int) -> None:
-    """Build an index over all rows, in place of one of the same name."""
-    if wanted.family == "vector":
+def build(dataset: Any, spec: IndexSpec, rows: int) -> None:
+    """Build an index over all rows; it replaces one of the same name."""
+    if spec.family == "vector":
         dataset.create_index(
-            wanted.column,
-            VECTOR_KINDS[wanted.kind],
-            name=wanted.name,
-            metric=wanted.metric,
+            spec.column,
+            VECTOR_KINDS[spec.kind],
+            name=spec.name,
+            metric=spec.metric,
             num_partitions=max(1, rows // _PARTITION_ROWS),
             replace=True,
         )
-    elif wanted.family == "text":
-        build_text(dataset, wanted.column, wanted.name)
+    elif spec.family == "text":
+        build_text(dataset, spec.column, spec.name)
     else:
-        kind = SCALAR_KINDS[wanted.kind]
-        dataset.create_scalar_index(wanted.column, kind, name=wanted.name, replace=True)
+        kind = SCALAR_KINDS[spec.kind]
+        dataset.create_scalar_index(spec.column, kind, name=spec.name, replace=True)
 
 
 def build_text(dataset: Any, column: str, name: str) -> None:
@@ -211,13 +213,13 @@ def build_text(dataset: Any, column: str, name: str) -> None:
     dataset.create_scalar_index(column, "INVERTED", name=name, replace=True, **TOKENS)
 
 
-def unwanted(dataset: Any, wanted: list[IndexSpec]) -> list[str]:
-    """Indexes of ours that nobody wants any more."""
-    names = {one.name for one in wanted}
-    return [n for n in built(dataset) if n.startswith("persisting_") and n not in names]
+def unwanted(dataset: Any, specs: list[IndexSpec]) -> list[str]:
+    """The names of our indexes that are no longer requested."""
+    requested = {spec.name for spec in specs}
+    return [n for n in built(dataset) if n.startswith("persisting_") and n not in requested]
 
 
 def behind(dataset: Any) -> int:
-    """How many rows the index that lags most does not cover."""
+    """How many rows the index that lags most does not cover yet."""
     rows = dataset.count_rows()
-    return max((rows - one.rows for one in built(dataset).values()), default=0)
+    return max((rows - index.rows for index in built(dataset).values()), default=0)

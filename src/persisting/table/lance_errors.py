@@ -1,7 +1,8 @@
-"""The one place where errors of Lance and Arrow become ours, and how its calls are to be made.
+"""Translates errors of Lance and Arrow into ours, and makes the calls of Lance that need care.
 
-Lance is imported when it is first used, which may be in two threads at once: always the package
-first. A thread that begins with ``from lance.fragment import …`` may be handed a half-made module.
+Lance is imported on first use, possibly by two threads at once. Always import the package
+``lance`` first: a thread that starts with ``from lance.fragment import …`` may get a partially
+initialized module.
 """
 
 from __future__ import annotations
@@ -14,20 +15,63 @@ from typing import Any, TypeVar
 from persisting.errors import StorageError, TableError
 
 _T = TypeVar("_T")
-_LOOKS = 20
-_IN_SOURCE = re.compile(r", (?:/home/runner|rust/|src/)")
+_MOST_READS = 20
+_SOURCE_LOCATION = re.compile(r", (?:/home/runner|rust/|src/)")
+
+
+@contextmanager
+def lance_errors_as(translate: Callable[[BaseException], StorageError]) -> Iterator[None]:
+    """Raise any error of Lance or Arrow as ``translate(error)``; our own errors pass through.
+
+    A panic in Lance's Rust code counts as an error, see :func:`is_panic`. Other BaseExceptions,
+    such as KeyboardInterrupt, pass through.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except BaseException as exc:
+        if not isinstance(exc, Exception) and not is_panic(exc):
+            raise
+        raise translate(exc) from exc
+
+
+@contextmanager
+def translated(action: str, where: object) -> Iterator[None]:
+    """Raise any error of Lance or Arrow as a :class:`TableError` that names the table."""
+    with lance_errors_as(
+        lambda exc: TableError(f"cannot {action} the table {where}: {reason(exc)}")
+    ):
+        yield
+
+
+def is_panic(exc: BaseException) -> bool:
+    """Whether ``exc`` is a panic of Rust code; PyO3 derives that class from BaseException and
+    exports it nowhere."""
+    return type(exc).__name__ == "PanicException"
+
+
+def reason(exc: BaseException) -> str:
+    """The first line of an error of Lance or Arrow, without the location in their source."""
+    text = _SOURCE_LOCATION.split(str(exc).partition("\n")[0])[0]
+    return text.removeprefix("Invalid user input: ") or type(exc).__name__
 
 
 def own_handle(dataset: Any) -> Any:
-    """Another handle of the same version. Some calls of Lance borrow a handle so that every other
-    thread that uses it just then fails; those must not be made on one that readers share."""
+    """Return a second handle of the same version.
+
+    Some calls of Lance borrow a handle exclusively, and every other thread that uses it at that
+    time fails. Such calls must not be made on a handle that readers share.
+    """
     return dataset.checkout_version(dataset.version)
 
 
-def unless_it_went(read: Callable[[], _T]) -> _T:
-    """What ``read`` finds. Lance lists files and then opens each; where one is removed in between
-    it fails, and is to look again."""
-    for _ in range(_LOOKS - 1):
+def retry_if_removed(read: Callable[[], _T]) -> _T:
+    """Return ``read()``; retry while it fails because a file was removed.
+
+    Lance lists files and then opens each of them, so a concurrent cleanup can make it fail.
+    """
+    for _ in range(_MOST_READS - 1):
         try:
             return read()
         except (OSError, ValueError, RuntimeError) as exc:
@@ -36,30 +80,8 @@ def unless_it_went(read: Callable[[], _T]) -> _T:
     return read()
 
 
-def reason(exc: BaseException) -> str:
-    """What an error of Lance or Arrow says, without the place in its source."""
-    text = _IN_SOURCE.split(str(exc).partition("\n")[0])[0]
-    return text.removeprefix("Invalid user input: ") or type(exc).__name__
-
-
 def indices_of(dataset: Any) -> list[Any]:
     """The indexes of a version, as Lance describes them."""
     with translated("read the indexes of", dataset.uri):
-        found: list[Any] = dataset.describe_indices()
-        return found
-
-
-@contextmanager
-def translated(action: str, where: object) -> Iterator[None]:
-    """Raise whatever goes wrong inside as a :class:`TableError` that names the table.
-
-    A panic of Lance's Rust code comes as a BaseException of that name.
-    """
-    try:
-        yield
-    except StorageError:
-        raise
-    except BaseException as exc:
-        if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
-            raise
-        raise TableError(f"cannot {action} the table {where}: {reason(exc)}") from exc
+        indices: list[Any] = dataset.describe_indices()
+        return indices

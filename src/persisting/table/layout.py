@@ -1,11 +1,14 @@
-"""How the schema of records lies in a Lance table.
+"""The layout of records in a Lance table.
 
-The table holds the fields of the records, in any order, and one column of ours (when the row was
-accepted). Fields that were only ever None have no column yet. An empty dict is a struct with one
-unused child, since Lance stores no struct without children; so is, with its own children behind
-it, a dict in a list that begins with lists of lists, since Lance takes the Nones among such dicts
-from their first child and gets them wrong there. The schema as the user knows it,
-in its order, is kept whole in the table's schema metadata, so that every version explains itself.
+The table has the fields of the records, in any order, and one column of ours: when the row was
+accepted. A field that was only ever None has no column yet.
+
+An empty dict is a struct with one unused child, since Lance cannot store a struct without children.
+A dict in a list whose first field is a list of lists gets an unused first child too: Lance derives
+the nulls of such dicts from their first child, and gets them wrong there.
+
+The schema of the records, in the user's order, is stored in the table's schema metadata, so that
+every version can be read on its own.
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ def _encoding_of(codec: str, chunk: int) -> dict[bytes, bytes]:
     }
 
 
-# Chunk sizes by measurement: Lance packs text by itself where no codec is named, and lz4 beats
-# that only with large chunks.
+# Chunk sizes were measured: without a codec Lance compresses text by itself, and lz4 beats that
+# only with large chunks.
 _ENCODINGS: dict[str | None, dict[bytes, bytes]] = {
     None: {},
     "zstd": _encoding_of("zstd", 65536),
@@ -49,18 +52,20 @@ _ENCODINGS: dict[str | None, dict[bytes, bytes]] = {
     "snappy": _encoding_of("lz4", 65536),
 }
 EFFECTIVE = {None: None, "zstd": "zstd", "lz4": "lz4", "snappy": "lz4 (64 KiB chunks)"}
-"""What the table does for a ``compression`` option; Lance has no snappy."""
+"""The codec that the table uses for each ``compression`` option; Lance has no snappy."""
 
 
 class UnreadableSchema(TableError):
-    """The schema in a table's metadata is there and cannot be decoded."""
+    """The schema in a table's metadata cannot be decoded."""
 
 
 def physical_schema(
     schema: pa.Schema, compression: str | None, *, plain_lists: bool = False
 ) -> pa.Schema:
-    """The columns of a table for records of ``schema``; with ``plain_lists`` lists do without
-    the compression."""
+    """The columns of a table for records of ``schema``.
+
+    With ``plain_lists`` the compression is not used for lists.
+    """
     columns = []
     for field in [ARRIVAL_FIELD, *(f for f in schema if not pa.types.is_null(f.type))]:
         plain = plain_lists and _list_levels(field.type) > 0
@@ -69,7 +74,7 @@ def physical_schema(
 
 
 def to_physical(batch: pa.RecordBatch, arrival: pa.Array, target: pa.Schema) -> pa.RecordBatch:
-    """A batch of records, with its times of arrival, as a batch of the table."""
+    """Convert a batch of records, with its arrival times, to a batch of the table."""
     columns = []
     for field in target:
         if field.name == ARRIVAL:
@@ -80,7 +85,7 @@ def to_physical(batch: pa.RecordBatch, arrival: pa.Array, target: pa.Schema) -> 
 
 
 def to_logical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of the table as records of ``schema``."""
+    """Convert a batch of the table to records of ``schema``."""
     columns = []
     for field in schema:
         index = batch.schema.get_field_index(field.name)
@@ -94,16 +99,16 @@ def to_logical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def metadata(schema: pa.Schema) -> dict[str, str]:
-    """What the table's schema metadata says about the records."""
+    """The schema metadata of a table for records of ``schema``."""
     plain = schema.remove_metadata().serialize().to_pybytes()
     return {SCHEMA_KEY: base64.b64encode(plain).decode(), FORMAT_KEY: str(FORMAT)}
 
 
 def logical_schema(table_schema: pa.Schema, path: object) -> pa.Schema:
-    """The schema of the records in a table; raises where it was not written by us."""
+    """The schema of the records in a table; raises if Persisting did not write the table."""
     entries: Mapping[bytes, bytes] = table_schema.metadata or {}
-    kept, version = entries.get(SCHEMA_KEY.encode()), entries.get(FORMAT_KEY.encode())
-    if kept is None or version is None:
+    encoded, version = entries.get(SCHEMA_KEY.encode()), entries.get(FORMAT_KEY.encode())
+    if encoded is None or version is None:
         raise TableError(
             f"{path} is a Lance table that no Persisting backend wrote; "
             "import it into a topic instead of opening it as one"
@@ -114,16 +119,16 @@ def logical_schema(table_schema: pa.Schema, path: object) -> pa.Schema:
             f"to {FORMAT}; upgrade persisting"
         )
     try:
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(kept)))
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded)))
     except (ValueError, OSError, pa.ArrowException) as exc:
-        raise UnreadableSchema(f"the schema kept in {path} cannot be read: {exc}") from exc
+        raise UnreadableSchema(f"the schema stored in {path} cannot be read: {exc}") from exc
 
 
-def agrees(table_schema: pa.Schema, schema: pa.Schema) -> bool:
-    """Whether the table has the columns that records of ``schema`` are kept in."""
+def has_columns_of(table_schema: pa.Schema, schema: pa.Schema) -> bool:
+    """Whether the table has all columns for records of ``schema``."""
     names = set(table_schema.names)
-    wanted = {f.name for f in schema if not pa.types.is_null(f.type)}
-    return wanted | {ARRIVAL} <= names
+    needed = {f.name for f in schema if not pa.types.is_null(f.type)}
+    return needed | {ARRIVAL} <= names
 
 
 def encoding_changes(schema: pa.Schema, target: pa.Schema) -> dict[str, dict[str, str | None]]:
@@ -153,7 +158,8 @@ def _encoding(field: pa.Field) -> dict[str, str]:
 
 
 def _column(field: pa.Field, compression: str | None) -> pa.Field:
-    """A column; Lance takes the layout of a nested one from its top, the codec from its leaves."""
+    """The column of a field. For a nested column Lance takes the layout from its top level, and the
+    codec from its leaves."""
     column = _physical_field(field, compression)
     entries = {k: v for k, v in _ENCODINGS[compression].items() if k != _CODEC}
     if column.type.num_fields and not pa.types.is_fixed_size_list(column.type) and entries:

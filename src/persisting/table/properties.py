@@ -1,8 +1,8 @@
-"""What a version says of itself beside its rows.
+"""The properties of a version: what the table stores beside its rows.
 
-The commits that matter (appends, retention, restores, checkpoints) carry these as properties of
-their transaction, atomically with what they do. The commits that Lance makes by itself (schema,
-indexes, compaction) carry none: there the last one that did still holds.
+Our own commits (appends, retention, restores, checkpoints) carry them as properties of their
+transaction, atomically with the change. Commits that Lance makes itself (schema, indexes,
+compaction) carry none: the properties of the last commit that did still hold.
 """
 
 from __future__ import annotations
@@ -20,27 +20,30 @@ from persisting.table import files
 from persisting.table.lance_errors import own_handle, translated
 
 SEQUENCE = "persisting.sequence"
-"""The last log sequence whose records the table holds. Marks a transaction as one of ours."""
+"""The last log sequence whose records the table holds. Its presence marks a
+transaction as ours."""
 
 START = "persisting.start"
 """The offset of the first row; absent means 0."""
 
 RESTORES = "persisting.restores"
-"""The restores of the bucket so far, oldest first, as JSON; their number is the epoch."""
+"""The restores of the bucket so far, oldest first, as JSON; their count is the epoch."""
 
 
 _CHECKPOINT = "persisting."
 
 SEAL = "persisting.seal"
-"""A checksum of the others: a flipped bit in them would lose or double records."""
+"""A checksum of the other properties: a flipped bit would lose or duplicate records."""
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """A restore, and which call it was."""
+    """A restore of the table to an older version."""
 
     end: int
-    """Where the rows after it part from those before it: its end, unless it brought rows back."""
+    """The first offset whose rows differ before and after the restore. Usually the end of the
+    restored version; lower if the restore brought back rows that another one had removed."""
     token: str = ""
+    """Identifies the call, so that a repeated call is recognized."""
 
 
 _OPERATIONS = {
@@ -57,7 +60,7 @@ _OPERATIONS = {
 
 
 def own(dataset: Any, version: int) -> dict[str, str] | None:
-    """The properties that the commit of ``version`` carries, None if it carries none."""
+    """The properties that the commit of ``version`` itself carries; None if it carries none."""
     transaction = _transaction(dataset, version)
     kept = dict((transaction and transaction.transaction_properties) or {})
     if SEQUENCE not in kept:
@@ -65,14 +68,14 @@ def own(dataset: Any, version: int) -> dict[str, str] | None:
     seal = kept.pop(SEAL, None)
     if seal is not None and seal != sealed(kept)[SEAL]:
         raise TableError(
-            f"what version {version} of {dataset.uri} says of itself is damaged; restore the "
+            f"the properties of version {version} of {dataset.uri} are damaged; restore the "
             "table from a copy"
         )
     return kept
 
 
 def sealed(kept: Mapping[str, str]) -> dict[str, str]:
-    """The properties with a checksum of theirs, as a transaction keeps them."""
+    """The properties with their checksum, as a transaction stores them."""
     text = json.dumps(dict(sorted(kept.items())))
     return {**kept, SEAL: f"{zlib.crc32(text.encode()):08x}"}
 
@@ -86,21 +89,21 @@ def read(dataset: Any) -> dict[str, str]:
             except (OSError, ValueError):
                 if files.manifest_path(Path(dataset.uri), version).exists():
                     raise
-                continue  # it was cleaned up just now; one that tells is always left
+                continue  # just cleaned up; cleaning always leaves a version with properties
             if kept is not None:
                 return kept
         return {k: v for k, v in dataset.config().items() if k.startswith(_CHECKPOINT)}
 
 
 def _downward(dataset: Any) -> Iterator[int]:
-    """The version and those before it that are left."""
+    """The version and all older ones that still exist, newest first."""
     yield dataset.version
-    there = files.versions_on_disk(Path(dataset.uri))
-    yield from (version for version in reversed(there) if version < dataset.version)
+    on_disk = files.versions_on_disk(Path(dataset.uri))
+    yield from (version for version in reversed(on_disk) if version < dataset.version)
 
 
 def operation(dataset: Any, version: int) -> str:
-    """What a commit did, in a word."""
+    """What a commit did, in one word."""
     transaction = _transaction(dataset, version)
     if transaction is None:
         return "compact"
@@ -115,7 +118,7 @@ def restores_of(properties: dict[str, str]) -> list[Restored]:
     try:
         return msgspec.json.decode(properties.get(RESTORES, "[]"), type=list[Restored])
     except msgspec.DecodeError as exc:
-        raise TableError(f"the restores kept with the table cannot be read: {exc}") from exc
+        raise TableError(f"the restores stored with the table cannot be read: {exc}") from exc
 
 
 def encode_restores(restores: Iterable[Restored]) -> str:
@@ -126,4 +129,4 @@ def _transaction(dataset: Any, version: int) -> Any | None:
     try:
         return own_handle(dataset).read_transaction(version)
     except TypeError:
-        return None  # Lance's own binding cannot show a compaction of indexed rows
+        return None  # Lance's Python binding cannot represent a compaction of indexed rows

@@ -1,4 +1,4 @@
-"""Which fragments retention drops: whole ones, the oldest first."""
+"""Retention: decides how many fragments to drop, whole ones, the oldest first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from persisting.table.view import TableView
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be kept; what lies beyond any of them may go."""
+    """What must be kept; a fragment beyond any of the limits may be dropped."""
 
     rows: int | None = None
     nbytes: int | None = None
@@ -23,7 +23,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-                raise InvalidArgument(f"retention by {name} takes a number from 0, got {value!r}")
+                raise InvalidArgument(
+                    f"retention by {name} must be a number of 0 or more, got {value!r}"
+                )
 
     @property
     def any(self) -> bool:
@@ -31,9 +33,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def droppable(view: TableView, limits: Limits, floor: int | None = None) -> int:
-    """How many of the first fragments may go.
+    """How many of the first fragments may be dropped.
 
-    ``floor`` is an offset from which on everything stays.
+    Rows at or above the offset ``floor`` are always kept.
     """
     by_rows = _count(view, lambda rows, nbytes: limits.rows is not None and rows >= limits.rows)
     by_bytes = _count(
@@ -47,7 +49,7 @@ def droppable(view: TableView, limits: Limits, floor: int | None = None) -> int:
 
 
 def _count(view: TableView, enough: Callable[[int, int], bool]) -> int:
-    """How many fragments can go while what is left is still ``enough`` (rows, bytes)."""
+    """How many fragments can be dropped while the remaining (rows, bytes) are still ``enough``."""
     rows, nbytes = view.rows, sum(size.nbytes for size in view.sizes)
     for count, size in enumerate(view.sizes):
         rows, nbytes = rows - size.rows, nbytes - size.nbytes
@@ -57,7 +59,7 @@ def _count(view: TableView, enough: Callable[[int, int], bool]) -> int:
 
 
 def _aged(view: TableView, seconds: float | None) -> int:
-    """How many fragments hold only rows that arrived longer ago."""
+    """How many of the first fragments hold only rows that arrived more than ``seconds`` ago."""
     if seconds is None:
         return 0
     before = (time.time() - seconds) * 1e6

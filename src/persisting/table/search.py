@@ -1,8 +1,7 @@
-"""Finding rows in a Lance dataset: the nearest vectors, the best texts, those that a filter keeps.
+"""Finds rows in a Lance dataset: nearest vectors, best text matches, rows that match a condition.
 
-It works on any dataset in the table's layout: the table itself, or one in memory that holds what
-has not been flushed yet, so that both are searched by one engine with one notion of distance,
-score and filter.
+Works on any dataset in the table's layout: the table itself, or one in memory that holds unflushed
+rows. So one engine, with one definition of distance, score and condition, searches both.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ from __future__ import annotations
 import math
 import re
 import uuid
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from persisting.errors import InvalidArgument, StorageError
+from persisting.errors import InvalidArgument, StorageError, TableError
 from persisting.records.field_names import ARRIVAL
-from persisting.table.lance_errors import indices_of, translated
+from persisting.table.lance_errors import indices_of, is_panic, lance_errors_as, reason
 from persisting.table.view import TableView, sizes_of
 
 _ADDRESS = "_rowaddr"
@@ -34,11 +34,12 @@ _MISSING = re.compile(r"No field named \"?([^\s\"]+?)\"?[.,]? ")
 
 
 class UnknownField(InvalidArgument):
-    """A filter names a field that this dataset does not have."""
+    """The condition ``where`` uses a field ``name`` that is not among ``fields``."""
 
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.name = name
+    def __init__(self, where: str, name: str, fields: Iterable[str]) -> None:
+        known = ", ".join(map(repr, fields)) or "none yet"
+        super().__init__(f"where={where!r} names {name!r}; the fields are: {known}")
+        self.where, self.name = where, name
 
 
 class SearchRequest(NamedTuple):
@@ -54,14 +55,14 @@ class SearchRequest(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A row that was found; a smaller value is better, so a score is kept negative."""
+    """A row that was found. A smaller value is better, so scores are negated."""
 
     value: float
     offset: int
 
 
 def has_words(view: TableView, column: str) -> bool:
-    """Whether a view has an index of the words of a field."""
+    """Whether a view has a text index of a field."""
     if view.dataset is None:
         return False
     return any(
@@ -71,7 +72,7 @@ def has_words(view: TableView, column: str) -> bool:
 
 
 def in_memory(table: pa.Table, schema: pa.Schema, start: int) -> TableView:
-    """Rows in the table's layout as a view; they are the rows from ``start`` on."""
+    """A view of an in-memory dataset of rows in the table's layout; the first is at ``start``."""
     import lance
 
     dataset = lance.write_dataset(table, f"memory://{uuid.uuid4().hex}")
@@ -102,11 +103,11 @@ def hits(view: TableView, ask: SearchRequest) -> list[Hit]:
         scan |= {"full_text_query": words, "limit": ask.k}
     if ask.where is not None:
         scan |= {"filter": enclosed(ask.where), "prefilter": True}
-    found = _run(view, scan, ask.where)
-    offsets = view.offsets_of(found.column(_ADDRESS))
-    values = found.column(value).to_pylist()
+    rows = _run(view, scan, ask.where)
+    offsets = view.offsets_of(rows.column(_ADDRESS))
+    values = rows.column(value).to_pylist()
     sign = 1 if by_vector else -1
-    # A vector with an infinite or undefined value has no distance; an index leaves it out, too.
+    # A vector with an infinite or undefined value has no distance; an index leaves it out as well.
     return sorted(
         Hit(sign * value, offset)
         for value, offset in zip(values, offsets, strict=True)
@@ -115,13 +116,13 @@ def hits(view: TableView, ask: SearchRequest) -> list[Hit]:
 
 
 def check_condition(schema: pa.Schema, where: str) -> None:
-    """Raise unless a table of ``schema``, in the table's layout, takes the condition."""
+    """Raise unless the condition can be used on a table of ``schema``, in the table's layout."""
     view = in_memory(pa.Table.from_batches([], schema=schema), schema, 0)
     _run(view, {"columns": [], "with_row_address": True, "filter": enclosed(where)}, where)
 
 
 def matching(view: TableView, where: str | None, limit: int | None) -> list[int]:
-    """The offsets of the first ``limit`` rows that a filter keeps, in order."""
+    """The offsets of the first ``limit`` rows that match a condition, in order."""
     if view.dataset is None or not view.rows or limit == 0:
         return []
     scan: dict[str, Any] = {"columns": [], "with_row_address": True, "scan_in_order": True}
@@ -134,42 +135,46 @@ def matching(view: TableView, where: str | None, limit: int | None) -> list[int]
 
 def _run(view: TableView, scan: dict[str, Any], where: str | None) -> pa.Table:
     assert view.dataset is not None
-    try:
+    with lance_errors_as(lambda exc: _search_error(exc, view, where)):
         return view.dataset.scanner(**scan).to_table()
-    except ValueError as exc:
-        if _DAMAGE.search(str(exc)):
-            with translated("search", view.dataset.uri):
-                raise
-        text = str(exc).replace("Invalid user input: ", "").split(", /home/runner")[0]
-        if where is None:
-            raise StorageError(f"the search failed: {text}") from exc
-        missing = _MISSING.search(text)
-        if missing is not None:
-            known = [name for name in view.schema.names if name != ARRIVAL]
-            fields = ", ".join(map(repr, known)) or "none yet"
-            raise UnknownField(
-                missing[1], f"where={where!r} names {missing[1]!r}; the fields are: {fields}"
-            ) from exc
-        reason = _REASON.search(text)
-        text = reason[1] if reason else text.replace(enclosed(where), where)
-        # The last bracket is ours.
-        text = text.replace("Expected: ),", "Expected: its end,")
-        text = re.sub(r"found: \)$", "found: its end", text)
-        raise InvalidArgument(f"where={where!r} cannot be used: {text}") from exc
-    except BaseException as exc:
-        if where is not None and ("aborted" in str(exc) or type(exc).__name__ == "PanicException"):
-            raise InvalidArgument(f"where={where!r} cannot be used: Lance gives up on it") from exc
-        with translated("search", view.dataset.uri):
-            raise exc
+
+
+def _search_error(exc: BaseException, view: TableView, where: str | None) -> StorageError:
+    """Decide whether a failed search means damage, a wrong condition or something else."""
+    assert view.dataset is not None
+    failed = TableError(f"cannot search the table {view.dataset.uri}: {reason(exc)}")
+    if not isinstance(exc, ValueError):
+        if where is not None and ("aborted" in str(exc) or is_panic(exc)):
+            return InvalidArgument(f"where={where!r} cannot be used: Lance cannot evaluate it")
+        return failed
+    if _DAMAGE.search(str(exc)):
+        return failed
+    text = str(exc).replace("Invalid user input: ", "").split(", /home/runner")[0]
+    if where is None:
+        return StorageError(f"the search failed: {text}")
+    missing = _MISSING.search(text)
+    if missing is not None:
+        fields = [name for name in view.schema.names if name != ARRIVAL]
+        return UnknownField(where, missing[1], fields)
+    return InvalidArgument(f"where={where!r} cannot be used: {_parser_error(text, where)}")
+
+
+def _parser_error(text: str, where: str) -> str:
+    """The error of Lance's parser, in terms of the user's condition without our brackets."""
+    parser = _REASON.search(text)
+    text = parser[1] if parser else text.replace(enclosed(where), where)
+    text = text.replace("Expected: ),", "Expected: its end,")
+    return re.sub(r"found: \)$", "found: its end", text)
 
 
 def enclosed(where: str) -> str:
-    """In brackets, so that Lance, which reads one expression, cannot overlook what follows it."""
+    """The condition in brackets. Lance parses one expression and ignores anything after it; the
+    brackets make trailing text an error."""
     return f"({where}\n)"
 
 
 def check_where(where: Any) -> None:
-    """A filter is one SQL condition."""
+    """Raise unless ``where`` is None or one SQL condition."""
     if where is None:
         return
     if not isinstance(where, str) or not where.strip():
@@ -181,9 +186,9 @@ def check_where(where: Any) -> None:
         raise InvalidArgument(
             f"where={where!r}: quote the name of a field with backticks, a text with single quotes"
         )
-    found = _REFUSED.search(plain)
-    if found is not None:
-        raise InvalidArgument(f"where={where!r}: {found[0]!r} cannot be used in a condition")
+    refused = _REFUSED.search(plain)
+    if refused is not None:
+        raise InvalidArgument(f"where={where!r}: {refused[0]!r} cannot be used in a condition")
     depth = 0
     for bracket in re.sub(r"[^()]", "", plain):
         depth += 1 if bracket == "(" else -1

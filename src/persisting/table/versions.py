@@ -1,4 +1,4 @@
-"""The versions of a table: which there are, which one is meant, and which may go."""
+"""The versions of a table: lists them, resolves a reference to one, finds those to remove."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any, TypeAlias
 
 from persisting.errors import InvalidArgument
 from persisting.table import properties
-from persisting.table.lance_errors import own_handle, translated, unless_it_went
+from persisting.table.lance_errors import own_handle, retry_if_removed, translated
 
 Version: TypeAlias = "int | str | dt.datetime"
-"""A number, the name of a tag, or a moment: the newest version that was there then."""
-
+"""A number, the name of a tag, or a point in time: the newest version that existed then."""
 
 NOTHING = 0
 """Stands for the time before the first version."""
@@ -20,30 +19,30 @@ NOTHING = 0
 def listing(dataset: Any) -> list[dict[str, Any]]:
     """All versions that can be read, oldest first."""
 
-    def look() -> list[dict[str, Any]]:
+    def read() -> list[dict[str, Any]]:
         return [
             {
-                "version": one["version"],
-                "timestamp": _moment(one),
-                "rows": int(one["metadata"].get("total_rows", 0)),
-                "operation": properties.operation(dataset, one["version"]),
+                "version": entry["version"],
+                "timestamp": _timestamp(entry),
+                "rows": int(entry["metadata"].get("total_rows", 0)),
+                "operation": properties.operation(dataset, entry["version"]),
             }
-            for one in dataset.versions()
+            for entry in dataset.versions()
         ]
 
     with translated("list the versions of", dataset.uri):
-        return unless_it_went(look)
+        return retry_if_removed(read)
 
 
 def tags(dataset: Any) -> dict[str, int]:
-    """The tags and their versions, by name."""
+    """The versions of all tags, by name."""
     with translated("list the tags of", dataset.uri):
-        found = unless_it_went(own_handle(dataset).tags.list)
-    return {name: int(tag["version"]) for name, tag in sorted(found.items())}
+        entries = retry_if_removed(own_handle(dataset).tags.list)
+    return {name: int(tag["version"]) for name, tag in sorted(entries.items())}
 
 
 def resolve(dataset: Any, version: Version) -> int:
-    """The number of the version that is meant, or raise."""
+    """Return the number of the version that ``version`` refers to, or raise."""
     if isinstance(version, str):
         known = tags(dataset)
         if version not in known:
@@ -51,70 +50,69 @@ def resolve(dataset: Any, version: Version) -> int:
             raise InvalidArgument(f"there is no tag {version!r}; there are: {names}")
         return known[version]
     with translated("list the versions of", dataset.uri):
-        kept = unless_it_went(dataset.versions)
+        kept = retry_if_removed(dataset.versions)
     if isinstance(version, dt.datetime):
-        moment = utc(version)
-        before = [one["version"] for one in kept if _moment(one) <= moment]
+        point = utc(version)
+        before = [entry["version"] for entry in kept if _timestamp(entry) <= point]
         if not before and kept[0]["version"] == 1:
             return NOTHING
         if not before:
             raise InvalidArgument(
-                f"no version is left of {version.isoformat()}: the oldest is of "
-                f"{_moment(kept[0]).isoformat()}. Tag versions to keep them"
+                f"no version from {version.isoformat()} is left; the oldest is from "
+                f"{_timestamp(kept[0]).isoformat()}. Tag versions to keep them"
             )
         return int(before[-1])
     if isinstance(version, bool) or not isinstance(version, int):
         raise InvalidArgument(f"version must be a number, a tag or a datetime, got {version!r}")
-    numbers = [one["version"] for one in kept]
+    numbers = [entry["version"] for entry in kept]
     if version == NOTHING:
         return NOTHING
     if version not in numbers:
         raise InvalidArgument(
-            f"version {version} of {dataset.uri} is not there: versions {numbers[0]} to "
+            f"version {version} of {dataset.uri} does not exist: versions {numbers[0]} to "
             f"{numbers[-1]} are kept. Tag versions to keep them longer"
         )
     return version
 
 
 def outdated(dataset: Any, keep_seconds: float) -> list[int]:
-    """The versions that nobody should read any more: old ones without a tag.
+    """The versions to remove: old ones without a tag.
 
-    What each version that stays says of itself must stay readable: the commit below it that
-    carries the properties stays too.
+    The properties of a version that stays must stay readable, so the commit below it that carries
+    them stays too.
     """
     now = dt.datetime.now(dt.timezone.utc)
     kept = dataset.versions()
     tagged = set(tags(dataset).values())
-    old = [
-        one["version"]
-        for one in kept
-        if (now - _moment(one)).total_seconds() > keep_seconds
-        and one["version"] not in tagged
-        and one["version"] != dataset.version
-    ]
-    going = set(old)
-    numbers = [one["version"] for one in kept]
+    old = {
+        entry["version"]
+        for entry in kept
+        if (now - _timestamp(entry)).total_seconds() > keep_seconds
+        and entry["version"] not in tagged
+        and entry["version"] != dataset.version
+    }
+    numbers = [entry["version"] for entry in kept]
     for index, version in enumerate(numbers[1:], 1):
-        if version not in going and numbers[index - 1] in going:
-            going.discard(telling(dataset, numbers[: index + 1]))
-    return sorted(going)
+        if version not in old and numbers[index - 1] in old:
+            old.discard(with_properties(dataset, numbers[: index + 1]))
+    return sorted(old)
 
 
-def telling(dataset: Any, numbers: list[int]) -> int:
-    """The newest of the versions whose commit carries the properties."""
+def with_properties(dataset: Any, numbers: list[int]) -> int:
+    """The newest of these versions whose commit carries the properties."""
     for version in reversed(numbers):
         if properties.own(dataset, version) is not None:
             return version
     return numbers[-1]
 
 
-def remove(dataset: Any, going: list[int]) -> None:
-    """Remove versions, and the files that only they used."""
-    own_handle(dataset).cleanup_old_versions(versions=going, error_if_tagged_old_versions=False)
+def remove(dataset: Any, numbers: list[int]) -> None:
+    """Remove versions, and the files that only they use."""
+    own_handle(dataset).cleanup_old_versions(versions=numbers, error_if_tagged_old_versions=False)
 
 
 def check_tag(name: Any) -> str:
-    """A tag's name; it becomes a file's name."""
+    """Return the name of a tag if it is valid, or raise: it becomes a file name."""
     allowed = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
     if not isinstance(name, str) or not name or len(name) > 128 or not set(name) <= allowed:
         raise InvalidArgument(f"a tag is 1 to 128 letters, digits, '-', '_' or '.', got {name!r}")
@@ -123,15 +121,15 @@ def check_tag(name: Any) -> str:
     return name
 
 
-def utc(moment: dt.datetime) -> dt.datetime:
-    """A moment in UTC; what lies before year 1 or after 9999 there is the first or the last."""
+def utc(time: dt.datetime) -> dt.datetime:
+    """Convert a time to UTC, clipped to the years 1 to 9999."""
     try:
-        return moment.astimezone(dt.timezone.utc)
+        return time.astimezone(dt.timezone.utc)
     except (OverflowError, ValueError):
-        end = dt.datetime.max if moment.year > 1 else dt.datetime.min
+        end = dt.datetime.max if time.year > 1 else dt.datetime.min
         return end.replace(tzinfo=dt.timezone.utc)
 
 
-def _moment(one: dict[str, Any]) -> dt.datetime:
-    found: dt.datetime = one["timestamp"]
-    return found.astimezone(dt.timezone.utc)
+def _timestamp(entry: dict[str, Any]) -> dt.datetime:
+    timestamp: dt.datetime = entry["timestamp"]
+    return timestamp.astimezone(dt.timezone.utc)

@@ -1,8 +1,8 @@
 """One version of the table, to read from.
 
-A view never changes: a reader that holds one sees the same rows while flushes go on. It speaks of
-offsets, which count from the bucket's first record ever; rows that retention removed lie before
-``start``, and the table's own first row is the one at ``start``.
+A view never changes: a reader that holds one sees the same rows while flushes continue. Its offsets
+count from the first record that the bucket ever had; retention removed the rows before ``start``,
+and the first row of the table is the one at ``start``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from persisting.table import layout
 from persisting.table.lance_errors import translated
 
 SCAN_ROWS = 4096
-"""Rows per batch of a scan; bounds what a reader holds at once."""
-
+"""Rows per batch of a scan; bounds what a reader holds in memory."""
 
 _PAGE_ROWS = 2048
 _AHEAD_PAGES = 8
@@ -28,7 +27,7 @@ _AHEAD_BYTES = 1024 * 1024
 
 
 class _Ahead(NamedTuple):
-    """Rows that were read because the pages before them were."""
+    """Rows that were read ahead, because a reader reads page after page."""
 
     first: int
     names: tuple[str, ...]
@@ -42,14 +41,14 @@ class _Ahead(NamedTuple):
 
 
 class Size(NamedTuple):
-    """How much a fragment holds."""
+    """The size of a fragment."""
 
     rows: int
     nbytes: int
 
 
 def sizes_of(fragments: Any) -> tuple[Size, ...]:
-    """The sizes of fragments (their metadata objects)."""
+    """The sizes of fragments, given as metadata objects."""
     return tuple(
         Size(f.physical_rows, sum(file.file_size_bytes or 0 for file in f.files)) for f in fragments
     )
@@ -71,7 +70,7 @@ class TableView:
         self.end = start + self.rows
         self._ahead: _Ahead | None = None
         self._after_last = -1
-        """Where the last page ended. Threads may share a view: a mix-up costs a read, no more."""
+        """Where the last page ended. Threads may share a view: a race costs only an extra read."""
 
     @cached_property
     def fragments(self) -> list[Any]:
@@ -82,7 +81,7 @@ class TableView:
 
     @cached_property
     def _firsts(self) -> dict[int, int]:
-        """By fragment, the offset of its first row."""
+        """The offset of the first row of each fragment, by fragment id."""
         firsts, offset = {}, self.start
         for fragment, size in zip(self.fragments, self.sizes, strict=True):
             firsts[fragment.id] = offset
@@ -90,24 +89,24 @@ class TableView:
         return firsts
 
     def offsets_of(self, addresses: pa.ChunkedArray) -> list[int]:
-        """The offsets of rows that Lance names by their addresses."""
-        found = addresses.to_numpy()
-        fragments, within = found >> np.uint64(32), found & np.uint64(0xFFFFFFFF)
+        """The offsets of rows, given by Lance's row addresses."""
+        numbers = addresses.to_numpy()
+        fragments, within = numbers >> np.uint64(32), numbers & np.uint64(0xFFFFFFFF)
         return [
             self._firsts[fragment] + row
             for fragment, row in zip(fragments.tolist(), within.tolist(), strict=True)
         ]
 
     def arrival(self, offset: int) -> int:
-        """When the row at ``offset`` was accepted, in µs of Unix time."""
+        """The arrival time of the row at ``offset``, in µs of Unix time."""
         assert self.dataset is not None
         position = offset - self.start
         with translated("read", self.dataset.uri):
-            found = self.dataset.scanner(columns=[ARRIVAL], offset=position, limit=1).to_table()
-            return int(found.column(0).cast("int64")[0].as_py())
+            row = self.dataset.scanner(columns=[ARRIVAL], offset=position, limit=1).to_table()
+            return int(row.column(0).cast("int64")[0].as_py())
 
     def falling_arrival(self) -> int | None:
-        """The first offset whose row arrived before the one in front of it, None if none did."""
+        """The first offset whose row arrived earlier than the row before it, or None."""
         if self.dataset is None:
             return None
         offset, last = self.start, 0
@@ -131,40 +130,43 @@ class TableView:
     ) -> Iterator[pa.RecordBatch]:
         """Rows ``offset`` to ``offset + limit`` in order, with the fields ``names`` (None: all).
 
-        With ``arrival`` a last column says when each row was accepted.
+        With ``arrival`` the last column is the arrival time of each row.
         """
         limit = min(limit, self.end - offset)
         if limit <= 0 or self.dataset is None:
             return
-        wanted = self._wanted(names)
-        page = None if arrival or limit > _PAGE_ROWS else self._page(offset, limit, wanted)
+        schema = self._schema_of(names)
+        page = None if arrival or limit > _PAGE_ROWS else self._page(offset, limit, schema)
         if page is not None:
             yield page
         else:
-            yield from self._scan(offset, limit, wanted, rows, arrival=arrival)
+            yield from self._scan(offset, limit, schema, rows, arrival=arrival)
 
-    def _page(self, offset: int, limit: int, wanted: pa.Schema) -> pa.RecordBatch | None:
-        """A page of a reader that goes on page by page, read with those that follow it."""
-        names, in_turn = tuple(wanted.names), offset == self._after_last and len(wanted) > 0
+    def _page(self, offset: int, limit: int, schema: pa.Schema) -> pa.RecordBatch | None:
+        """Return a page from the rows read ahead; read ahead if the page follows the previous one.
+
+        None if the page has to be scanned by itself.
+        """
+        names, follows = tuple(schema.names), offset == self._after_last and len(schema) > 0
         self._after_last = offset + limit
         page = None if self._ahead is None else self._ahead.page(offset, limit, names)
-        if page is not None or not in_turn:
+        if page is not None or not follows:
             return page
         stored = sum(size.nbytes for size in self.sizes) // max(1, self.rows)
         count = min(_AHEAD_PAGES * limit, _AHEAD_BYTES // max(1, stored), self.end - offset)
         if count <= limit:
             return None
-        rows = pa.concat_batches(list(self._scan(offset, count, wanted, count)))
+        rows = pa.concat_batches(list(self._scan(offset, count, schema, count)))
         self._ahead = _Ahead(offset, names, rows)
         return rows.slice(0, limit)
 
     def _scan(
-        self, offset: int, limit: int, wanted: pa.Schema, rows: int, *, arrival: bool = False
+        self, offset: int, limit: int, schema: pa.Schema, rows: int, *, arrival: bool = False
     ) -> Iterator[pa.RecordBatch]:
         assert self.dataset is not None
         with translated("read", self.dataset.uri):
             scanner = self.dataset.scanner(
-                columns=self._columns(wanted, arrival=arrival),
+                columns=self._columns(schema, arrival=arrival),
                 offset=offset - self.start,
                 limit=limit,
                 batch_size=min(limit, rows),
@@ -173,27 +175,27 @@ class TableView:
             found = 0
             for batch in scanner.to_batches():
                 found += batch.num_rows
-                known = layout.to_logical(batch, wanted)
+                records = layout.to_logical(batch, schema)
                 if arrival:
-                    known = known.append_column(layout.ARRIVAL_FIELD, batch.column(ARRIVAL))
-                yield known
+                    records = records.append_column(layout.ARRIVAL_FIELD, batch.column(ARRIVAL))
+                yield records
             if found != limit:
                 raise OSError(f"found {found} of {limit} rows from offset {offset}")
 
     def take(self, offsets: Sequence[int], names: list[str] | None = None) -> pa.RecordBatch:
         """The rows at ``offsets``, in that order."""
         assert self.dataset is not None
-        wanted = self._wanted(names)
+        schema = self._schema_of(names)
         with translated("read", self.dataset.uri):
             positions = [offset - self.start for offset in offsets]
-            found = self.dataset.take(positions, columns=self._columns(wanted))
-            batches = found.combine_chunks().to_batches()
-            return layout.to_logical(batches[0], wanted)
+            rows = self.dataset.take(positions, columns=self._columns(schema))
+            batches = rows.combine_chunks().to_batches()
+            return layout.to_logical(batches[0], schema)
 
-    def _wanted(self, names: list[str] | None) -> pa.Schema:
+    def _schema_of(self, names: list[str] | None) -> pa.Schema:
         return pa.schema([f for f in self.schema if names is None or f.name in names])
 
-    def _columns(self, wanted: pa.Schema, *, arrival: bool = False) -> list[str]:
+    def _columns(self, schema: pa.Schema, *, arrival: bool = False) -> list[str]:
         present = set(self.dataset.schema.names)  # type: ignore[union-attr]
-        columns = [f.name for f in wanted if f.name in present]
+        columns = [f.name for f in schema if f.name in present]
         return [*columns, ARRIVAL] if arrival or not columns else columns

@@ -333,7 +333,7 @@ def _wanted_versions(dataset: Any, tagged: set[int]) -> list[int]:
     for version in {dataset.version, *tagged}:
         if version in there:
             wanted.add(version)
-            wanted.add(versions.telling(dataset, [v for v in there if v <= version]))
+            wanted.add(versions.with_properties(dataset, [v for v in there if v <= version]))
     return sorted(wanted)
 
 

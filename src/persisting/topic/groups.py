@@ -23,7 +23,7 @@ import msgspec
 
 from persisting.bucket.group_offsets import Committed, read_committed
 from persisting.errors import StorageError
-from persisting.fs import FileSystem, told
+from persisting.fs import FileSystem, os_errors_as
 from persisting.lock import LockedFile
 from persisting.topic.topic_names import check_name
 
@@ -117,7 +117,7 @@ class Membership:
     def _join(self) -> None:
         name = MEMBER + self.member
         if name not in self._files:
-            with told("make", self.folder):
+            with os_errors_as("make", self.folder):
                 self._fs.make_folder(self.folder)
             while (file := try_lock(self.folder / name)) is None:
                 time.sleep(_PAUSE)  # another member was just looking whether it is alive
@@ -126,7 +126,7 @@ class Membership:
     def _living(self) -> list[str]:
         """The members whose file is locked, in a fixed order; files of dead ones are removed."""
         living = []
-        with told("list", self.folder):
+        with os_errors_as("list", self.folder):
             names = self._fs.list(self.folder)
         for name in names:
             if name.startswith(MEMBER):

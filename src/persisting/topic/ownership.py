@@ -17,7 +17,7 @@ from persisting.backends.table_backend import TableBackend
 from persisting.bucket.group_commit import has_log
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.errors import BucketLocked, StorageError
-from persisting.lock import in_passing, owner_of
+from persisting.lock import briefly, owner_of
 from persisting.topic.groups import FOLDER as GROUPS_FOLDER
 from persisting.topic.registry import get_backend_class
 from persisting.topic.spec import TopicConfig, bucket_folder
@@ -36,7 +36,7 @@ def open_owner(folder: Path, config: TopicConfig, bucket: int) -> TableBackend:
     options: dict[str, Any] = dict(config.options)
     if issubclass(cls, PersistingBackend):
         options |= {"enable_wal": False, "enable_metrics": False}
-    with in_passing():
+    with briefly():
         return cls(
             bucket_id=bucket,
             storage_path=str(bucket_folder(folder, bucket)),

@@ -133,8 +133,9 @@ class ReadonlyBucketClient:
             owner = await in_thread(open_owner, self._topic_folder, self._config, self._bucket)
         except BucketLocked as exc:
             raise BucketLocked(
-                f"{str(exc).split(';')[0]}; call {op}() there, or on a queue of its cluster",
+                exc.summary,
                 owner=exc.owner,
+                hint=f"call {op}() there, or on a queue of its cluster",
             ) from exc
         try:
             return await getattr(owner, op)(**args)

@@ -17,7 +17,7 @@ import msgspec
 
 from persisting import json_files
 from persisting.errors import InvalidArgument, StorageError
-from persisting.fs import FileSystem, told
+from persisting.fs import FileSystem, os_errors_as
 from persisting.lock import file_lock
 from persisting.table.versions import check_tag
 
@@ -103,7 +103,7 @@ def names_in(folder: Path, fs: FileSystem) -> list[str]:
     place = folder / FOLDER
     if not place.is_dir():
         return []
-    with told("list", place):
+    with os_errors_as("list", place):
         return [n.removesuffix(".json") for n in fs.list(place) if n.endswith(".json")]
 
 
@@ -131,7 +131,7 @@ def remove(folder: Path, name: str, fs: FileSystem) -> TopicTag | None:
     with file_lock(folder / ".topic.lock"):
         before = _known(folder, name, fs)
         if path.exists():
-            with told("remove", path):
+            with os_errors_as("remove", path):
                 fs.remove(path)
                 fs.sync_folder(path.parent)
     return before

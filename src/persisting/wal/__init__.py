@@ -1,7 +1,8 @@
-"""The write-ahead log: bytes in order, each synced before it is promised.
+"""The write-ahead log: bytes in order, synced before they are acknowledged as durable.
 
 ``frame`` the bytes, pure · ``segment`` one file · ``log`` many files, append mode · ``recovery``
-read mode. It knows nothing of records or tables: payloads are opaque.
+read mode · ``inspection`` reports and repair. Payloads are opaque: the log knows neither records
+nor tables.
 """
 
 from persisting.wal.log import Log, Payload

@@ -23,9 +23,7 @@ ROWS = 2
 MARK = 3
 
 MORE = 1
-"""Flag of a frame whose entry goes on in the next frame; an entry counts when it is whole."""
-
-MAX_PAYLOAD = (1 << 31) - 1
+"""Flag of a frame whose entry continues in the next frame; only complete entries count."""
 
 _SEGMENT = struct.Struct("<8sHHIQ")
 _SEGMENT_CRC = struct.Struct("<I")
@@ -38,7 +36,7 @@ _HEADER_BEGINS = re.compile(re.escape(FRAME_MAGIC) + rb"[\x00-\x0f][\x00-\x0f][\
 
 
 class Broken(Exception):
-    """The bytes at ``position`` are no whole header or frame."""
+    """The bytes at ``position`` are not a complete header or frame."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(f"{reason} at byte {position}")
@@ -47,11 +45,11 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """The first bytes of a segment: where it begins, and its salt."""
+    """The first bytes of a segment: its first sequence and its salt."""
 
     first_sequence: int
     salt: int
-    """Random, mixed into the checksums of frame headers: no record can forge a frame."""
+    """Random, and part of the checksums of frame headers: no record can forge a frame."""
     version: int = FORMAT_VERSION
 
 
@@ -93,8 +91,10 @@ def decode_segment_header(data: memoryview) -> SegmentHeader:
 
 
 def encode_frame(frame: Frame, salt: int) -> tuple[bytes, bytes | memoryview]:
-    """Header and payload, to be written one after the other. A payload is large: it stays where
-    it is until all frames are put together."""
+    """Return header and payload, to be written one after the other.
+
+    A payload may be large, so it is copied only once, when all frames are joined.
+    """
     body = _FRAME.pack(
         FRAME_MAGIC,
         frame.kind,
@@ -111,7 +111,7 @@ def encode_frame(frame: Frame, salt: int) -> tuple[bytes, bytes | memoryview]:
 
 
 def decode_frame(data: memoryview, position: int, salt: int) -> tuple[Frame, int]:
-    """The frame at ``position`` and the position after it, or :class:`Broken`."""
+    """Return the frame at ``position`` and the position after it, or raise :class:`Broken`."""
     start = position + FRAME_HEADER_SIZE
     if start > len(data):
         raise Broken(position, "the frame header is cut")
@@ -125,14 +125,14 @@ def decode_frame(data: memoryview, position: int, salt: int) -> tuple[Frame, int
 
 
 def later_headers(data: memoryview, position: int, salt: int) -> Iterator[Frame]:
-    """Intact frame headers found anywhere from ``position`` on, without their payloads.
+    """Yield intact frame headers found anywhere from ``position`` on, without their payloads.
 
-    Each candidate costs one small checksum, so the search is linear whatever the bytes are.
+    Each candidate costs one small checksum, so the search takes linear time whatever the bytes are.
     """
-    for found in _HEADER_BEGINS.finditer(data, position):
-        if found.start() + FRAME_HEADER_SIZE <= len(data):
+    for match in _HEADER_BEGINS.finditer(data, position):
+        if match.start() + FRAME_HEADER_SIZE <= len(data):
             with suppress(Broken):
-                yield _decode_frame_header(data, found.start(), salt)[0]
+                yield _decode_frame_header(data, match.start(), salt)[0]
 
 
 def _decode_frame_header(data: memoryview, position: int, salt: int) -> tuple[Frame, int, int]:

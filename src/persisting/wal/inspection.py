@@ -1,6 +1,6 @@
-"""Looking at a log without changing it, and cutting off what is damaged.
+"""Inspects a log without changing it, and repairs one by cutting off what is damaged.
 
-Both are a :class:`~persisting.wal.recovery.Recovery`: they judge a log as opening the bucket does.
+Both are a :class:`~persisting.wal.recovery.Recovery`, so they judge a log as opening a bucket does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from persisting.wal.recovery import Recovery, Scan
 
 
 class SegmentReport(msgspec.Struct):
-    """What a look at one segment found."""
+    """The state of one segment."""
 
     file: str
     size: int
@@ -26,31 +26,31 @@ class SegmentReport(msgspec.Struct):
     first_sequence: int | None = None
     last_sequence: int | None = None
     synced: int = 0
-    """The last sequence that some frame in it calls durable."""
+    """The last sequence that a frame in it records as durable."""
     first_arrival: int | None = None
     last_arrival: int | None = None
     broken: str | None = None
-    """Why the rest of the file is no whole entry, if it is not."""
+    """Why the rest of the file is not a complete entry, if there is a rest."""
 
 
 class LogReport(msgspec.Struct):
-    """What a look at a log found."""
+    """The state of a log."""
 
     segments: list[SegmentReport]
     state: str
-    """``empty``, ``whole``, ``torn`` (what follows was never promised) or ``damaged``."""
+    """``empty``, ``whole``, ``torn`` (the tail was never acknowledged as durable), ``damaged``."""
     problem: str | None = None
     torn_bytes: int = 0
     pending_frames: int = 0
-    """Whole frames that the table does not hold yet."""
+    """Complete frames that the table does not hold yet."""
 
     @property
     def size(self) -> int:
-        return sum(one.size for one in self.segments)
+        return sum(segment.size for segment in self.segments)
 
 
-class _Untouched(FileSystem):
-    """Reads from the file system, and leaves it as it is."""
+class _ReadOnly(FileSystem):
+    """Reads from the file system, and changes nothing."""
 
     def make_folder(self, path: Path) -> None: ...
 
@@ -62,7 +62,9 @@ class _Untouched(FileSystem):
 
 
 @dataclass
-class _Look(Recovery):
+class _Inspection(Recovery):
+    """Reports every segment, and cuts nothing off."""
+
     segments: list[SegmentReport] = field(default_factory=list)
 
     def _scan(
@@ -75,9 +77,9 @@ class _Look(Recovery):
             try:
                 frame = next(scan)
             except StopIteration as end:
-                found: Scan = end.value
-                report.broken = None if found.broken is None else str(found.broken)
-                return found
+                result: Scan = end.value
+                report.broken = None if result.broken is None else str(result.broken)
+                return result
             _count(frame, report)
             yield frame
 
@@ -94,32 +96,34 @@ def _count(frame: Frame, report: SegmentReport) -> None:
 
 
 def inspect(folder: Path, after: int) -> LogReport:
-    """Look at the log in ``folder``; the table holds everything up to sequence ``after``.
+    """Inspect the log in ``folder``; the table holds everything up to sequence ``after``.
 
-    Its owner may be writing: then the tail may look torn, and segments may go meanwhile.
+    Its owner may be writing: then the tail may look torn, and segments may disappear.
     """
-    look, pending, problem, state = _Look(folder, _Untouched(), after), 0, None, "whole"
+    inspection = _Inspection(folder, _ReadOnly(), after)
+    pending, problem, state = 0, None, "whole"
     try:
-        for frame in look.frames():
+        for frame in inspection.frames():
             pending += frame.sequence > after
     except WALError as exc:
         problem, state = str(exc), "damaged"
     except FileNotFoundError:
-        state = "whole"  # its owner has just released it
-    if state == "whole" and look.trimmed_bytes:
+        state = "whole"  # its owner has just released a segment
+    if state == "whole" and inspection.trimmed_bytes:
         state = "torn"
-    if not look.segments and not look.kept:
+    if not inspection.segments and not inspection.kept:
         state = "empty"
-    released = [SegmentReport(one.path.name, one.size) for one in look.kept]
-    known = {one.file for one in look.segments}
+    scanned = {report.file for report in inspection.segments}
+    released = [
+        SegmentReport(segment.path.name, segment.size)
+        for segment in inspection.kept
+        if segment.path.name not in scanned
+    ]
     return LogReport(
-        sorted(
-            [*look.segments, *(one for one in released if one.file not in known)],
-            key=lambda one: one.file,
-        ),
+        sorted([*inspection.segments, *released], key=lambda report: report.file),
         state,
         problem,
-        look.trimmed_bytes,
+        inspection.trimmed_bytes,
         pending,
     )
 
@@ -128,14 +132,14 @@ class RepairReport(msgspec.Struct):
     """What a repair did, or would do."""
 
     problem: str | None
-    """The damage; None if there was none, and nothing was to be done."""
+    """The damage; None if there was none, so that nothing had to be done."""
     kept_frames: int
-    """Whole frames before it that the table does not hold yet: they stay."""
+    """Complete frames before the damage that the table does not hold yet: they stay."""
     cut_bytes: int = 0
     lost_sequences: tuple[int, int] | None = None
-    """The first and the last sequence of what is cut off, as far as it can be told."""
+    """The first and the last sequence that is cut off, as far as known."""
     copies: list[str] = []
-    """Where what was cut off is kept."""
+    """The files that hold what was cut off."""
 
 
 @dataclass
@@ -149,7 +153,7 @@ class _Repair(Recovery):
     def _torn_or_damaged(
         self, paths: list[Path], data: memoryview, scan: Scan, broken: Broken
     ) -> None:
-        self.first_lost = scan.next_sequence  # of the entry, whose first frames may be whole
+        self.first_lost = scan.next_sequence  # of the entry, whose first frames may be complete
         super()._torn_or_damaged(paths, data, scan, broken)
 
     def _proof(
@@ -166,24 +170,26 @@ class _Repair(Recovery):
         return None
 
 
-class _Rehearsal(_Repair):
+class _DryRun(_Repair):
+    """Reports what a repair would do, and changes nothing."""
+
     def _keep_copy(self, path: Path, rest: bytes, position: int) -> None:
         self.trimmed_bytes += len(rest)
 
 
 def repair(folder: Path, after: int, fs: FileSystem | None) -> RepairReport:
-    """Cut a damaged log off where the damage begins, and keep a copy of what is cut.
+    """Cut a damaged log off where the damage begins, and keep a copy of what is cut off.
 
-    The caller holds the bucket's lock. Everything before the damage stays; acknowledged records
-    behind it are lost to the queue, so this is for when no copy of the log can be had. Without
-    ``fs`` nothing is changed.
+    The caller holds the bucket's lock. Everything before the damage stays. Acknowledged records
+    after it are lost to the queue, so use this only if no copy of the log is left. Without ``fs``
+    this is a dry run.
     """
-    found = _Rehearsal(folder, _Untouched(), after) if fs is None else _Repair(folder, fs, after)
-    kept = sum(frame.sequence > after for frame in found.frames())
+    work = _DryRun(folder, _ReadOnly(), after) if fs is None else _Repair(folder, fs, after)
+    kept = sum(frame.sequence > after for frame in work.frames())
     return RepairReport(
-        found.problem,
+        work.problem,
         kept,
-        found.trimmed_bytes,
-        found.lost,
-        [str(copy) for copy in found.copies],
+        work.trimmed_bytes,
+        work.lost,
+        [str(copy) for copy in work.copies],
     )

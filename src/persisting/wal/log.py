@@ -1,12 +1,12 @@
 """The log in append mode: many segments, one of them written to.
 
 Recovery (:mod:`persisting.wal.recovery`) ends before the first append. A flush seals the active
-segment, so that the records it commits are exactly those of the sealed ones, and releases these
-when they are safe in the table; the next append begins a new segment.
+segment, so that it commits exactly the records of the sealed segments, and releases these when they
+are durable in the table. The next append begins a new segment.
 
-After a write or a sync failed nothing more is acknowledged on this log: a later sync that succeeds
-proves nothing about pages the kernel has already given up. :meth:`Log.reset` starts over, once
-everything acknowledged is in the table.
+After a failed write or sync, nothing more is acknowledged on this log: a later sync that succeeds
+proves nothing about pages that the kernel has already dropped. :meth:`Log.reset` starts over, once
+the table holds everything that was acknowledged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("persisting")
 
 
 class Payload(NamedTuple):
-    """A frame yet without its place in the log."""
+    """The content of a frame, before it has a sequence in the log."""
 
     kind: int
     codec: int
@@ -36,7 +36,7 @@ class Payload(NamedTuple):
 
 
 class SealedSegment(NamedTuple):
-    """A segment that is no longer written to and waits for its release."""
+    """A segment that is no longer written to and waits to be released."""
 
     path: Path
     last_sequence: int
@@ -44,7 +44,7 @@ class SealedSegment(NamedTuple):
 
 
 class Log:
-    """Appends entries, syncs them, and lets go of what the table holds. Safe between threads."""
+    """Appends entries, syncs them, and releases what the table holds. Thread-safe."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Log:
         next_sequence: int,
         kept: Sequence[SealedSegment] = (),
     ) -> None:
-        """``kept`` are the segments that recovery found; they are released like any other."""
+        """``kept`` are the segments that recovery found; they are released like all others."""
         self.folder = folder
         self._fs = fs
         self._next_sequence = next_sequence
@@ -62,7 +62,7 @@ class Log:
         self._unsynced: list[Segment] = []
         self._active: Segment | None = None
         self._synced = self._released = next_sequence - 1
-        self._failure: str | None = None  # as text: an exception holds all its callers
+        self._failure: str | None = None  # text, since an exception would keep its frames alive
         self._unpromised: int | None = None
         self._closed = False
         self._process = os.getpid()
@@ -72,12 +72,12 @@ class Log:
 
     @property
     def last_sequence(self) -> int:
-        """The last sequence given out."""
+        """The last sequence that was assigned."""
         return self._next_sequence - 1
 
     @property
     def synced_sequence(self) -> int:
-        """The last sequence that is known to survive power loss, in the log or in the table."""
+        """The last sequence that is durable, in the log or in the table."""
         return max(self._synced, self._released)
 
     @property
@@ -87,21 +87,21 @@ class Log:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more, all being in the table or left for the next recovery."""
+        """Whether the log is closed: its content is in the table or left for the next recovery."""
         return self._closed
 
     @property
     def size(self) -> int:
-        """Bytes of the log on disk. Read without the guard, which is held while writing."""
+        """Bytes of the log on disk. Read without the guard, which is held during writes."""
         return self._size
 
     def append(
         self, entries: Sequence[Sequence[Payload]], preamble: Payload, arrival: int
     ) -> list[int]:
-        """Write entries, each of one or more frames; the last sequence of each.
+        """Write entries, each of one or more frames; return the last sequence of each.
 
-        ``preamble`` goes first where a new segment begins. Every entry survives a kill of the
-        process when this returns, and power loss after the next :meth:`sync`.
+        A new segment begins with ``preamble``. When this returns, the entries survive a kill of
+        the process; after the next :meth:`sync` they survive power loss.
         """
         with self._guard:
             self._unpromised = None
@@ -112,7 +112,7 @@ class Log:
                 self._failure = _reason(exc)
                 raise WALError(
                     f"cannot write to the log in {self.folder}: {_reason(exc)}; nothing of this "
-                    "put was stored. Free the cause and put again"
+                    "put was stored. Remove the cause and put again"
                 ) from exc
 
     def _append(
@@ -133,7 +133,7 @@ class Log:
         try:
             return Segment(self.folder, self._fs, name)
         except BaseException:
-            # Its file may have been made and not removed: the reset that must follow does it.
+            # The file may exist and not have been removed; the reset that must follow removes it.
             self._kept.append(SealedSegment(self.folder / str(name), first - 1, 0))
             raise
 
@@ -164,15 +164,15 @@ class Log:
         return lasts
 
     def retract(self) -> None:
-        """After a failure: try to take the last append, which nobody was promised, off the disk.
+        """After a failure, try to cut off the last append, which was not acknowledged.
 
-        What cannot be taken off may come back after a crash, as a put may whose outcome is unknown.
+        If that fails, the append may reappear after a crash, like any put whose outcome is unknown.
         """
         with self._guard:
             if self._unpromised is None or self._active is None:
                 return
             if self._failure is None:
-                self._failure = "what had been appended was taken back"
+                self._failure = "the last append was taken back"
             written = self._active.size
             try:
                 self._active.cut(self._unpromised)
@@ -182,7 +182,7 @@ class Log:
                 self._size -= written - self._active.size
 
     def sync(self) -> None:
-        """Make everything appended so far durable; appends may go on meanwhile."""
+        """Make everything appended so far durable; appends may continue meanwhile."""
         with self._syncing:
             with self._guard:
                 self._refuse_after_failure()
@@ -196,19 +196,19 @@ class Log:
                 with self._guard:
                     self._failure = _reason(exc)
                 raise WALError(
-                    f"cannot sync the log in {self.folder}: {_reason(exc)}; what was put since the "
-                    "last sync is not acknowledged as durable"
+                    f"cannot sync the log in {self.folder}: {_reason(exc)}; records put since the "
+                    "last sync are not acknowledged as durable"
                 ) from exc
             with self._guard:
                 self._synced = max(self._synced, target)
                 for segment in segments:
-                    # One that was sealed meanwhile may have got frames that this sync missed.
+                    # A segment that was sealed meanwhile may hold frames that this sync missed.
                     if segment in self._unsynced and segment.last_sequence <= target:
                         self._unsynced.remove(segment)
                         segment.close()
 
     def seal(self) -> int:
-        """End the active segment; the last sequence in the sealed ones."""
+        """End the active segment; return the last sequence in the sealed ones."""
         with self._guard:
             if self._active is not None:
                 active, self._active = self._active, None
@@ -218,18 +218,18 @@ class Log:
             return self._next_sequence - 1
 
     def release(self, sequence: int) -> None:
-        """Remove the sealed segments whose records the table holds up to ``sequence``.
+        """Remove the sealed segments up to ``sequence``, whose records the table holds.
 
-        Not synced: a segment that comes back after power loss holds nothing above the table's
-        own sequence, and recovery passes over it.
+        The removal is not synced: a segment that reappears after power loss holds nothing above
+        the table's sequence, and recovery skips it.
         """
         with self._syncing, self._guard:
             for segment in [s for s in self._unsynced if s.last_sequence <= sequence]:
                 self._unsynced.remove(segment)
                 segment.close()
-            # Frames do not tell of it: recovery would take what was not synced for damaged.
+            # Not written to frames: recovery would report unsynced frames as damage.
             self._released = max(self._released, min(sequence, self._next_sequence - 1))
-            done = [k for k in self._kept if k.last_sequence <= sequence]
+            done = [kept for kept in self._kept if kept.last_sequence <= sequence]
         for kept in done:
             self._remove(kept)
 
@@ -246,7 +246,7 @@ class Log:
             self._size -= kept.size
 
     def reset(self, sequence: int) -> None:
-        """After a failure: drop the whole log, all of which the table holds up to ``sequence``."""
+        """After a failure, drop the whole log; the table holds everything up to ``sequence``."""
         self._close_segments()
         for kept in list(self._kept):
             self._remove(kept)
@@ -261,10 +261,11 @@ class Log:
             self._failure = None
 
     def close(self) -> None:
-        """Close the files for good; what is in them stays for the next recovery.
+        """Close the files for good; their content stays for the next recovery.
 
-        Whoever closed it gives the bucket's lock back next: another process may write a log here.
-        A fork does nothing: who held a lock of ours is not there, and the files are its parent's.
+        The caller releases the bucket's lock next, and another process may then write a log here.
+        Does nothing in a forked child: the files belong to its parent, and a thread that held one
+        of our locks does not exist there.
         """
         if os.getpid() != self._process:
             return
@@ -282,13 +283,13 @@ class Log:
     def _refuse_after_failure(self) -> None:
         if self._closed or os.getpid() != self._process:
             raise WALError(
-                f"the log in {self.folder} is closed, as at the end of its process, or belongs to "
-                "the process that this one was forked from: nothing of this put was stored"
+                f"the log in {self.folder} is closed, or belongs to the process that this one was "
+                "forked from; nothing of this put was stored"
             )
         if self._failure is not None:
             raise WALError(
-                f"the log in {self.folder} failed earlier ({self._failure}) and takes nothing "
-                "until a flush has brought what was acknowledged into the table; call flush()"
+                f"the log in {self.folder} failed earlier ({self._failure}) and accepts nothing "
+                "until a flush has written all acknowledged records to the table; call flush()"
             )
 
 

@@ -1,9 +1,10 @@
-"""The log in read mode: what it holds, where it is torn, whether it is damaged.
+"""The log in read mode: replays it, cuts off a torn tail, and detects damage.
 
-Frames carry the last sequence that was synced when they were written, and that decides:
+Every frame carries the last sequence that was synced when it was written. That decides what broken
+bytes mean:
 
-- broken **above** it: a torn tail, as power loss leaves it. It is cut off, a copy is kept.
-- broken **at or below** it: damage to what was durable. :class:`WALError` names file and
+- broken **above** it: a torn tail, as power loss leaves it. It is cut off, and a copy is kept.
+- broken **at or below** it: damage to durable data. :class:`WALError` names the file and the
   position, and nothing is changed.
 """
 
@@ -35,23 +36,23 @@ from persisting.wal.segment import SUFFIX, parse_name
 log = logging.getLogger("persisting")
 
 TRIMMED = "trimmed"
-"""Folder, beside the segments, for copies of what was cut off."""
+"""Folder, beside the segments, for copies of the parts cut off."""
 
 
 class Scan(NamedTuple):
-    """How far a segment is whole, and what comes next."""
+    """How far a segment is complete, and what follows."""
 
     whole: int
-    """Bytes up to the end of the last whole entry; 0 without a header."""
+    """Bytes up to the end of the last complete entry; 0 without a header."""
 
     next_sequence: int
     """The sequence after that entry."""
 
     broken: Broken | None
-    """What stands in the way of more."""
+    """Why the scan ended before the end of the segment, if it did."""
 
     missing: int
-    """The sequence of the frame that is broken there."""
+    """The sequence of the broken frame."""
 
 
 @dataclass
@@ -65,14 +66,14 @@ class Recovery:
     last_sequence: int = 0
     trimmed_bytes: int = 0
     copies: list[Path] = field(default_factory=list)
-    """Where what was cut off is kept."""
+    """The files that hold the parts cut off."""
 
     def frames(self) -> Iterator[Frame]:
-        """Every frame of every whole entry, in order; then the torn tail is cut off.
+        """Yield every frame of every complete entry, in order; then cut off a torn tail.
 
-        Frames at or below ``after`` are among them: their schemas may be needed.
+        Includes frames at or below ``after``, since their schemas may be needed.
         """
-        paths = self._without_passed(self._segments())
+        paths = self._without_released(self._segments())
         self.last_sequence = self.after
         expected: int | None = None
         for index, path in enumerate(paths):
@@ -86,10 +87,10 @@ class Recovery:
                 return
 
     def open_log(self) -> Log:
-        """The log, ready to append after what was found, all of it durable now.
+        """Make the replayed frames durable, and open the log to append after them.
 
-        A killed process may have left it in the page cache only, and what is appended next will
-        say that it was synced.
+        A killed process may have left frames only in the page cache, and the next frame will
+        record them as synced.
         """
         for kept in self.kept:
             self.fs.sync_file(kept.path)
@@ -104,7 +105,7 @@ class Recovery:
     def _scan(
         self, path: Path, data: memoryview, expected: int | None
     ) -> Generator[Frame, None, Scan]:
-        """The frames of the whole entries of one segment; returns how far it is whole."""
+        """Yield the frames of a segment's complete entries; return how far it is complete."""
         try:
             header = decode_segment_header(data)
         except Broken as broken:
@@ -135,7 +136,8 @@ class Recovery:
         return Scan(whole, next_sequence, broken_entry, sequence)
 
     def _continues(self, later: list[Path], sequence: int) -> bool:
-        """Whether the next segment begins just there: then nothing behind it was promised."""
+        """Whether the next segment begins at ``sequence``: then nothing after the break was
+        acknowledged as durable."""
         if not later:
             return False
         try:
@@ -162,7 +164,8 @@ class Recovery:
         self._cut_to_whole(paths[0], data, scan)
 
     def _cut_to_whole(self, path: Path, data: memoryview, scan: Scan) -> None:
-        """Keep a segment's whole entries; one that has none goes: the next begins where it does."""
+        """Keep the complete entries of a segment. Without any, remove it: the next segment begins
+        at the same sequence."""
         self._keep_copy(path, bytes(data[scan.whole :]), scan.whole)
         if scan.whole <= SEGMENT_HEADER_SIZE:
             self.fs.remove(path)
@@ -175,9 +178,9 @@ class Recovery:
     def _proof(
         self, paths: list[Path], data: memoryview, position: int, expected: int
     ) -> str | None:
-        """What shows that ``expected`` had been synced, if anything does."""
+        """The evidence that ``expected`` had been synced, None if there is none."""
         for path, header in self._later(paths, data, position):
-            # What the table holds is no loss, unless something beyond it comes after.
+            # Records that the table holds are no loss, unless records above them follow.
             beyond = expected > self.after or header.sequence > self.after
             if header.synced >= expected and beyond:
                 return f"{path.name} says so in the frame of sequence {header.sequence}"
@@ -186,7 +189,7 @@ class Recovery:
     def _later(
         self, paths: list[Path], data: memoryview, position: int
     ) -> Iterator[tuple[Path, Frame]]:
-        """The intact frame headers from ``position`` of the first segment on."""
+        """Yield the intact frame headers from ``position`` of the first segment on."""
         for path in paths:
             rest, start = (
                 (data, position) if path is paths[0] else (memoryview(self.fs.read(path)), 0)
@@ -197,7 +200,7 @@ class Recovery:
                 yield path, header
 
     def _keep_copy(self, path: Path, rest: bytes, position: int) -> None:
-        """Keep what is to be cut off a segment."""
+        """Copy a part that is about to be cut off a segment."""
         if not rest:
             return
         folder = self.folder / TRIMMED
@@ -215,18 +218,18 @@ class Recovery:
         )
 
     def _check_begin(self, path: Path, first: int, expected: int | None) -> int:
-        """Segments follow each other without a gap, but for what the table holds already."""
+        """Raise if there is a gap or an overlap before a segment; the table may fill a gap."""
         last = max(expected or 0, self.after + 1) - 1
         if first > last + 1:
             raise Broken(
                 0,
-                f"it begins at sequence {first}, but what comes before it ends at {last}: a "
+                f"it begins at sequence {first}, but the one before it ends at {last}: a "
                 f"segment is missing in {self.folder}",
             )
         if expected is not None and first < expected:
             raise WALError(
-                f"log segment {path} begins at sequence {first}, which a segment before it holds "
-                "already: one of them was copied. Put the log back as it was"
+                f"log segment {path} begins at sequence {first}, which an earlier segment holds "
+                "already: one of them was copied. Restore the original files of the log"
             )
         return first
 
@@ -237,16 +240,16 @@ class Recovery:
         for name in names:
             if parse_name(name) is None:
                 raise WALError(
-                    f"{self.folder / name} has the name of no log segment: it was copied or "
-                    "renamed. Put the log back as it was"
+                    f"{self.folder / name} is not named as a log segment: it was copied or "
+                    "renamed. Restore the original files of the log"
                 )
         return [self.folder / name for name in sorted(names)]
 
-    def _without_passed(self, paths: list[Path]) -> list[Path]:
-        """Leave out segments that the table holds whole: the next one begins where it ends.
+    def _without_released(self, paths: list[Path]) -> list[Path]:
+        """Skip segments whose records are all in the table: the next one begins where it ends.
 
-        They were released, and came back with a power loss, perhaps torn. A segment's name says
-        where it begins, also where power loss took its header.
+        They were released and reappeared after power loss, perhaps torn. The name of a segment
+        says where it begins, even if power loss took its header.
         """
         for index in range(len(paths) - 1, 0, -1):
             first = _first_sequence(paths[index])
@@ -266,8 +269,8 @@ class Recovery:
             )
         if parse_name(path.name) != (header.first_sequence, header.salt):
             raise WALError(
-                f"log segment {path} says it begins at sequence {header.first_sequence}: it was "
-                "copied or renamed. Put the log back as it was"
+                f"the header of log segment {path} does not match its name: it was copied or "
+                "renamed. Restore the original files of the log"
             )
 
 

@@ -15,7 +15,7 @@ _NAME = re.compile(r"(\d{20})-([0-9a-f]{8})\.wal")
 
 
 class SegmentName(NamedTuple):
-    """What a segment's file name says: its first sequence, and its salt."""
+    """The parts of a segment's file name."""
 
     first_sequence: int
     salt: int
@@ -25,25 +25,25 @@ class SegmentName(NamedTuple):
 
 
 def new_name(first_sequence: int) -> SegmentName:
-    """The name of a new segment, with a salt of its own."""
+    """Return the name of a new segment, with a new salt."""
     return SegmentName(first_sequence, secrets.randbits(32))
 
 
 def parse_name(name: str) -> SegmentName | None:
-    """The parts of a segment's file name, None for other files."""
+    """Return the parts of a segment's file name, None for any other name."""
     match = _NAME.fullmatch(name)
     return SegmentName(int(match[1]), int(match[2], 16)) if match else None
 
 
 class Segment:
-    """A new segment: its file exists and its header is written, nothing is synced yet."""
+    """A new segment: its file exists and its header is written; nothing is synced yet."""
 
     def __init__(self, folder: Path, fs: FileSystem, name: SegmentName) -> None:
         self.salt = name.salt
         self.path = folder / str(name)
         self.last_sequence = name.first_sequence - 1
         self.named = False
-        """Whether the folder's entry for the file was synced."""
+        """Whether the folder's entry of the file is synced."""
         self._fs = fs
         header = encode_segment_header(SegmentHeader(name.first_sequence, name.salt))
         self._fd: int | None = fs.create(self.path)
@@ -56,7 +56,7 @@ class Segment:
         self.size = len(header)
 
     def append(self, data: bytes, last_sequence: int) -> None:
-        """Write whole frames; on failure cut the file back to what it was, and raise."""
+        """Write complete frames; on failure cut the file back to its old size, and raise."""
         assert self._fd is not None
         try:
             self._fs.write(self._fd, data)
@@ -73,7 +73,7 @@ class Segment:
         self.size = size
 
     def sync(self) -> None:
-        """Make the file durable, and the first time its name too."""
+        """Make the file durable, and the first time also its folder entry."""
         assert self._fd is not None
         self._fs.sync(self._fd)
         if not self.named:

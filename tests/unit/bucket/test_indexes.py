@@ -15,7 +15,7 @@ from support.buckets import Bucket
 
 from persisting.errors import BucketClosed, TableError
 from persisting.queue import InvalidArgument, StorageError
-from persisting.table.table import Table
+from persisting.table.commit import Committer
 
 SIZE = 8
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
@@ -63,15 +63,15 @@ async def test_an_index_whose_checksums_could_not_be_kept_is_built_anew(
     backend = persisting.open(**QUIET)
     await backend.put_batch(records(50))
     await backend.flush()
-    change = Table.change
+    change = Committer.change
 
-    def refuse(self: Table, action: str, *args: Any, **options: Any) -> None:
+    def refuse(self: Committer, action: str, *args: Any, **options: Any) -> None:
         if action == "note checksums in":
             raise TableError("No space left on device")
         change(self, action, *args, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Table, "change", refuse)
+        patched.setattr(Committer, "change", refuse)
         with pytest.raises(TableError, match="No space left"):
             await backend.create_index("n")
         await backend.close()

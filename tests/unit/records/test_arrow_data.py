@@ -1,4 +1,4 @@
-"""Arrow data from outside, and batches of an older schema."""
+"""Arrow data from users, and batches of an older schema."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_accept_drops_metadata_and_nullability() -> None:
     assert accept(table, EMPTY).schema.equals(pa.schema([("a", pa.int64())]), check_metadata=True)
 
 
-def test_accept_makes_vectors_of_lists_for_a_vector_field() -> None:
+def test_accept_converts_lists_to_vectors_for_a_vector_field() -> None:
     schema = pa.schema([("v", pa.list_(pa.float64(), 2))])
     fitting = pa.table({"v": [[1.0, 2.0], None]})
     assert accept(fitting, schema).schema == schema
@@ -29,19 +29,19 @@ def test_accept_makes_vectors_of_lists_for_a_vector_field() -> None:
     assert accept(ragged, schema).schema.field("v").type == pa.list_(pa.float64())
 
 
-def test_merge_keeps_the_schema_object_where_nothing_is_new() -> None:
+def test_merge_returns_the_same_schema_object_if_nothing_is_new() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
     for rules in (EVOLVING, STRICT):
         assert merge(schema, pa.schema([("b", pa.string()), ("a", pa.int64())]), rules) is schema
 
 
-def test_merge_appends_new_fields_behind_the_old() -> None:
+def test_merge_appends_new_fields_after_the_old_ones() -> None:
     schema = pa.schema([("a", pa.int64())])
     merged = merge(schema, pa.schema([("z", pa.string()), ("a", pa.float64())]), EVOLVING)
     assert merged == pa.schema([("a", pa.float64()), ("z", pa.string())])
 
 
-def test_merge_is_strict_where_the_schema_is() -> None:
+def test_merge_refuses_new_fields_under_strict_rules() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
     for other, why in (
         ([("a", pa.int64())], "'b' is missing"),
@@ -80,7 +80,7 @@ CONVERSIONS: list[tuple[list[Any], pa.DataType, pa.DataType]] = [
 
 
 @pytest.mark.parametrize(("values", "old", "new"), CONVERSIONS, ids=lambda v: str(v)[:40])
-def test_converting_changes_no_value_in_any_slice(
+def test_convert_changes_no_value_in_any_slice(
     values: list[Any], old: pa.DataType, new: pa.DataType
 ) -> None:
     array = pa.array(values, old)
@@ -92,7 +92,7 @@ def test_converting_changes_no_value_in_any_slice(
             assert wider.to_pylist() == values[start : start + length]
 
 
-def test_converting_dicts_adds_fields_as_none_in_any_slice() -> None:
+def test_convert_adds_missing_dict_fields_as_none_in_any_slice() -> None:
     old = pa.list_(pa.struct([("a", pa.int64())]))
     new = pa.list_(pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))]))
     values = [[{"a": 1}, None], None, [], [{"a": None}], [{"a": 5}]]
@@ -105,7 +105,7 @@ def test_converting_dicts_adds_fields_as_none_in_any_slice() -> None:
         assert wider.to_pylist() == expected
 
 
-def test_converting_ignores_what_lies_under_a_null() -> None:
+def test_convert_ignores_values_hidden_under_a_null() -> None:
     hidden = pa.array([2**60, 1, 2])
     first = pa.array([True, False, False])
     masked = pa.StructArray.from_arrays([hidden], ["a"], mask=first)
@@ -125,6 +125,6 @@ def test_align_fills_reorders_and_widens() -> None:
     assert aligned.to_pylist() == [{"a": "x", "b": 1.0, "c": 7}, {"a": "y", "b": 2.0, "c": 7}]
 
 
-def test_align_to_no_columns_keeps_the_rows() -> None:
+def test_align_to_a_schema_without_fields_keeps_the_number_of_rows() -> None:
     batch = pa.RecordBatch.from_struct_array(pa.array([{}, {}], pa.struct([])))
     assert align(batch, EMPTY).num_rows == 2

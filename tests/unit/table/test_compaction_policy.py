@@ -1,4 +1,4 @@
-"""When small fragments are put together: seldom enough to be cheap, often enough to be few."""
+"""The compaction policy: rarely enough to be cheap, often enough to keep fragments few."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LIMIT = Limit()
 
 
 def sizes(*rows: int, width: int = 100) -> list[Size]:
-    """Fragments of so many rows of ``width`` bytes."""
+    """Fragments with these numbers of rows, of ``width`` bytes each."""
     return [Size(count, count * width) for count in rows]
 
 
 def joined(tail: Sequence[Size], limit: Limit) -> list[Size]:
-    """What a compaction makes of fragments: neighbours up to a full one."""
+    """The result of a compaction: neighbours joined up to a full fragment."""
     made = [tail[0]]
     for size in tail[1:]:
         last = made[-1]
@@ -34,7 +34,7 @@ def joined(tail: Sequence[Size], limit: Limit) -> list[Size]:
 
 
 class Life(NamedTuple):
-    """What happened to a table over many flushes."""
+    """The history of a table over many flushes."""
 
     rows: int
     rewritten: int
@@ -44,7 +44,7 @@ class Life(NamedTuple):
 
 
 def live(flushes: Iterable[Size], limit: Limit = LIMIT) -> Life:
-    """Flush after flush, each followed by the compactions that are worthwhile."""
+    """Simulate flushes, each followed by the compactions that are worthwhile."""
     fragments: list[Size] = []
     rows = rewritten = most = 0
     largest = Size(0, 0)
@@ -54,7 +54,7 @@ def live(flushes: Iterable[Size], limit: Limit = LIMIT) -> Life:
         while count := worthwhile(fragments, limit):
             tail = fragments[-count:]
             made = joined(tail, limit)
-            assert len(made) < count, "a compaction that joins nothing would be tried for ever"
+            assert len(made) < count, "a compaction that joins nothing would be repeated forever"
             del fragments[-count:]
             fragments += made
             taken = Size(sum(s.rows for s in tail), sum(s.nbytes for s in tail))
@@ -97,7 +97,7 @@ CASES = [*((shape, 100) for shape in SHAPES), ("hundred-rows", 10_000), ("growin
 
 
 @pytest.mark.parametrize(("shape", "width"), CASES)
-def test_a_row_is_rewritten_a_few_times_in_its_life_whatever_the_flushes(
+def test_compaction_rewrites_a_row_only_a_few_times_whatever_the_flushes(
     shape: str, width: int
 ) -> None:
     life = life_of(shape, width)
@@ -105,30 +105,30 @@ def test_a_row_is_rewritten_a_few_times_in_its_life_whatever_the_flushes(
 
 
 @pytest.mark.parametrize(("shape", "width"), CASES)
-def test_fragments_stay_few_while_flushes_go_on(shape: str, width: int) -> None:
+def test_compaction_keeps_the_number_of_fragments_low(shape: str, width: int) -> None:
     life = life_of(shape, width)
-    # A fragment from a quarter of the limit on is large enough to be left alone.
+    # A fragment of at least a quarter of the limit is large enough to be left alone.
     nbytes = sum(size.nbytes for size in life.fragments)
     large = 4 * max(life.rows / LIMIT.rows, nbytes / LIMIT.nbytes)
     assert life.most_fragments <= 600 + large
 
 
 @pytest.mark.parametrize(("shape", "width"), CASES)
-def test_one_compaction_rewrites_hardly_more_than_a_full_fragment(shape: str, width: int) -> None:
+def test_one_compaction_rewrites_little_more_than_a_full_fragment(shape: str, width: int) -> None:
     life = life_of(shape, width)
     assert life.largest_rewrite.rows <= 1.25 * LIMIT.rows
     assert life.largest_rewrite.nbytes <= 1.25 * LIMIT.nbytes
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_fragments_stay_few_where_flushes_are_of_every_size(seed: int) -> None:
+def test_compaction_keeps_fragments_few_for_flushes_of_every_size(seed: int) -> None:
     rng = random.Random(seed)
     life = live(sizes(*(min(60_000, int(rng.paretovariate(0.7))) for _ in range(4_000))))
     assert life.most_fragments <= 1_000
     assert life.rewritten <= 3.5 * life.rows
 
 
-def test_one_compaction_is_bounded_even_when_much_has_piled_up() -> None:
+def test_one_compaction_is_bounded_even_if_many_fragments_accumulated() -> None:
     piled = sizes(*[1_000] * FLUSHES)
     count = worthwhile(piled, LIMIT)
     assert count
@@ -140,7 +140,7 @@ def test_one_compaction_is_bounded_even_when_much_has_piled_up() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_full_fragments_and_all_before_them_are_left_alone(seed: int) -> None:
+def test_compaction_never_rewrites_full_fragments_or_those_before_them(seed: int) -> None:
     rng = random.Random(seed)
     limit = Limit(rows=1_000, nbytes=100_000)
     fragments = sizes(*(int(2 ** rng.uniform(0, 11)) for _ in range(rng.randint(0, 200))))
@@ -151,21 +151,21 @@ def test_full_fragments_and_all_before_them_are_left_alone(seed: int) -> None:
         assert size.nbytes * 4 <= limit.nbytes
 
 
-def test_nothing_is_worthwhile_while_there_are_few_fragments() -> None:
+def test_compaction_is_not_worthwhile_for_few_fragments() -> None:
     for count in range(32):
         assert worthwhile(sizes(*[10] * count), LIMIT) == 0
 
 
-def test_many_fragments_of_one_size_become_one() -> None:
+def test_many_fragments_of_one_size_are_joined() -> None:
     assert worthwhile(sizes(*[10] * 32), LIMIT) == 32
 
 
-def test_a_large_fragment_is_not_rewritten_for_the_sake_of_small_ones_behind_it() -> None:
+def test_a_large_fragment_is_not_rewritten_to_join_small_ones_after_it() -> None:
     assert worthwhile(sizes(50_000, *[1] * 31), LIMIT) == 0
     assert worthwhile(sizes(50_000, *[1] * 32), LIMIT) == 32
 
 
-def test_large_fragments_are_rewritten_with_the_small_ones_when_there_are_many_of_both() -> None:
+def test_large_and_small_fragments_are_joined_if_there_are_many_of_both() -> None:
     fragments = sizes(*[32] * 31, *[1] * 32)
     assert worthwhile(fragments, LIMIT) == len(fragments)
 
@@ -175,7 +175,7 @@ def test_large_fragments_are_rewritten_with_the_small_ones_when_there_are_many_o
     [Limit(rows=100, nbytes=10**9), Limit(rows=10**9, nbytes=10_000)],
     ids=["rows", "bytes"],
 )
-def test_what_makes_a_full_fragment_together_is_joined_at_once(limit: Limit) -> None:
+def test_fragments_that_make_a_full_one_are_joined_immediately(limit: Limit) -> None:
     assert worthwhile(sizes(24, 24, 25, 24), limit) == 0
     assert worthwhile(sizes(24, 24, 25, 25, 2), limit) == 5
     assert worthwhile(sizes(90, 24, 24, 25, 25, 2), limit) == 5
@@ -187,19 +187,19 @@ def test_a_single_fragment_is_never_rewritten() -> None:
         assert everything(sizes(rows), LIMIT) == 0
 
 
-def test_full_fragments_never_come_together() -> None:
+def test_full_fragments_are_never_joined() -> None:
     full = sizes(*[LIMIT.rows] * 100)
     assert worthwhile(full, LIMIT) == 0
     assert everything(full, LIMIT) == 0
 
 
-def test_a_table_without_fragments_needs_nothing() -> None:
+def test_a_table_without_fragments_needs_no_compaction() -> None:
     assert worthwhile([], LIMIT) == 0
     assert everything([], LIMIT) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_by_hand_no_fragment_but_the_last_stays_small(seed: int) -> None:
+def test_a_manual_compaction_leaves_at_most_the_last_fragment_small(seed: int) -> None:
     rng = random.Random(seed)
     limit = Limit(rows=1_000, nbytes=100_000)
     fragments = sizes(*(int(2 ** rng.uniform(0, 11)) for _ in range(rng.randint(2, 60))))

@@ -1,4 +1,4 @@
-"""The files under a table."""
+"""The files of a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def make_table(folder: Path, flushes: int = 3) -> Path:
     return folder / "data.lance"
 
 
-async def test_the_newest_version_is_found_by_name(folder: Path) -> None:
+async def test_the_newest_version_is_derived_from_manifest_names(folder: Path) -> None:
     assert files.newest_version(folder / "nothing") == 0
     root = await make_table(folder)
     assert files.newest_version(root) == 3
@@ -36,7 +36,7 @@ async def test_the_newest_version_is_found_by_name(folder: Path) -> None:
     assert files.newest_version(root) == 3
 
 
-def test_a_data_file_must_be_there_and_have_its_size(tmp_path: Path) -> None:
+def test_check_data_raises_on_missing_and_truncated_files(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "f.lance").write_bytes(b"12345")
     files.check_data(tmp_path, [fragment("f.lance", 5), fragment("f.lance", None)])
@@ -53,7 +53,7 @@ async def test_syncing_a_version_syncs_its_transaction_first(folder: Path) -> No
     assert watched.calls == ["sync_file", "sync_folder", "sync_file", "sync_folder"]
 
 
-async def test_a_broken_manifest_is_set_aside_and_kept(folder: Path) -> None:
+async def test_a_broken_manifest_is_moved_aside_and_kept(folder: Path) -> None:
     root = await make_table(folder)
     content = files.manifest_path(root, 3).read_bytes()
     files.set_manifest_aside(FileSystem(), root, 3, "a test")
@@ -62,7 +62,7 @@ async def test_a_broken_manifest_is_set_aside_and_kept(folder: Path) -> None:
     assert [p.read_bytes() for p in kept] == [content]
 
 
-async def test_only_data_that_a_failed_write_left_is_removed(folder: Path) -> None:
+async def test_remove_new_data_removes_only_files_of_the_failed_write(folder: Path) -> None:
     root = await make_table(folder, 1)
     (root / "data" / "old.lance").write_text("")
     before = files.data_on_disk(root)
@@ -79,7 +79,7 @@ async def test_a_torn_newest_version_is_taken_back_after_a_crash(
     manifest = files.manifest_path(root, 3)
     manifest.write_bytes(manifest.read_bytes()[:-30] if damage is None else damage)
     (folder / ".lock").write_text("")
-    (folder / "newest").unlink()  # power loss takes the note that the manifest was durable
+    (folder / "newest").unlink()  # power loss takes the note that the manifest is durable
     async with LanceBackend(0, str(folder)) as backend:
         assert await backend.get() == [{"a": 0}, {"a": 1}]
         await backend.put({"a": 9})
@@ -87,7 +87,9 @@ async def test_a_torn_newest_version_is_taken_back_after_a_crash(
         assert await backend.get() == [{"a": 0}, {"a": 1}, {"a": 9}]
 
 
-async def test_the_same_damage_after_a_clean_close_raises_and_changes_nothing(folder: Path) -> None:
+async def test_a_broken_manifest_after_a_clean_close_raises_and_changes_nothing(
+    folder: Path,
+) -> None:
     root = await make_table(folder)
     files.manifest_path(root, 3).write_bytes(b"")
     before = sorted(p.name for p in (root / "_versions").iterdir())

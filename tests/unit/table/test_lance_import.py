@@ -1,4 +1,4 @@
-"""Lance is imported late, perhaps by two threads at once."""
+"""Lance is imported lazily, possibly by two threads at the same time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import persisting
 SOURCE = Path(persisting.__file__).parent
 
 
-def test_no_thread_begins_with_a_part_of_lance() -> None:
-    """Python breaks the deadlock of two such threads by handing out a half-made module."""
+def test_every_lazy_import_of_lance_imports_the_package_first() -> None:
+    """Python resolves the deadlock of two such threads with a partially initialized module."""
     for path in SOURCE.rglob("*.py"):
         lines = [line.strip() for line in path.read_text().splitlines()]
         for before, line in itertools.pairwise(lines):
@@ -21,7 +21,7 @@ def test_no_thread_begins_with_a_part_of_lance() -> None:
                 assert before in ("import lance", "from lance import LanceOperation"), path
 
 
-def test_a_first_flush_beside_a_first_search(tmp_path: Path) -> None:
+def test_a_first_flush_and_a_first_search_can_run_concurrently(tmp_path: Path) -> None:
     program = """
 import asyncio, sys
 from persisting.queue import PersistingBackend

@@ -1,4 +1,4 @@
-"""How the schema of records lies in a table."""
+"""The layout of records in a table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batch() -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("compression", [None, "zstd", "lz4", "snappy"])
-def test_a_batch_comes_back_from_its_physical_form(compression: str | None) -> None:
+def test_a_batch_survives_the_round_trip_to_its_physical_form(compression: str | None) -> None:
     physical = layout.physical_schema(SCHEMA, compression)
     arrival = pa.array([1, 2], pa.int64()).cast(layout.ARRIVAL_FIELD.type)
     stored = layout.to_physical(batch(), arrival, physical)
@@ -43,7 +43,7 @@ def test_a_batch_comes_back_from_its_physical_form(compression: str | None) -> N
     assert layout.to_logical(stored, SCHEMA).equals(batch())
 
 
-def test_records_without_fields_keep_their_count() -> None:
+def test_records_without_fields_keep_their_number_of_rows() -> None:
     physical = layout.physical_schema(EMPTY, None)
     nothing = pa.RecordBatch.from_struct_array(pa.array([{}, {}], pa.struct([])))
     arrival = pa.array([1, 2], pa.int64()).cast(layout.ARRIVAL_FIELD.type)
@@ -51,7 +51,7 @@ def test_records_without_fields_keep_their_count() -> None:
     assert layout.to_logical(stored, EMPTY).num_rows == 2
 
 
-def test_every_table_explains_itself() -> None:
+def test_the_schema_of_records_is_stored_in_the_table() -> None:
     physical = layout.physical_schema(SCHEMA, "zstd")
     assert layout.logical_schema(physical, "here").equals(SCHEMA)
 
@@ -68,17 +68,19 @@ def test_every_table_explains_itself() -> None:
         ({layout.SCHEMA_KEY: "AAAA", layout.FORMAT_KEY: "1"}, "cannot be read"),
     ],
 )
-def test_a_table_that_is_not_ours_is_refused(metadata: dict[str, str] | None, why: str) -> None:
+def test_a_table_not_written_by_persisting_is_refused(
+    metadata: dict[str, str] | None, why: str
+) -> None:
     with pytest.raises(TableError, match=why):
         layout.logical_schema(pa.schema([("a", pa.int64())], metadata), "here")
 
 
-def test_vectors_carry_no_codec() -> None:
+def test_vector_columns_have_no_codec() -> None:
     field = layout.physical_schema(SCHEMA, "zstd").field("v")
     assert not any(k.startswith(b"lance-encoding") for k in field.metadata or {})
 
 
-def test_changes_of_the_codec_name_only_what_differs() -> None:
+def test_encoding_changes_list_only_fields_that_differ() -> None:
     none, zstd = layout.physical_schema(SCHEMA, None), layout.physical_schema(SCHEMA, "zstd")
     assert layout.encoding_changes(zstd, zstd) == {}
     changes = layout.encoding_changes(none, zstd)
@@ -91,7 +93,7 @@ def test_changes_of_the_codec_name_only_what_differs() -> None:
 
 
 @pytest.mark.parametrize("name", ["zstd", "lz4", "snappy"])
-def test_every_codec_says_what_it_does(name: str) -> None:
+def test_every_codec_has_a_documented_effect(name: str) -> None:
     field = layout.physical_schema(pa.schema([("t", pa.string())]), name).field("t")
     codec = field.metadata[b"lance-encoding:compression"].decode()
     assert layout.EFFECTIVE[name].startswith(codec)

@@ -1,1 +1,1 @@
-"""The log alone: bytes in, bytes out, and what damage does."""
+"""Tests of the log alone: its bytes, appends, recovery and damage."""

@@ -1,4 +1,4 @@
-"""The bytes of the log: what is written comes back, what is hurt is noticed."""
+"""The bytes of the log: encoding round trips, and broken bytes are detected."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def encoded(given: Frame, salt: int) -> bytes:
 
 
 def read(data: bytes, position: int = 0, salt: int = SALT) -> tuple[Frame, int]:
-    found, end = decode_frame(memoryview(data), position, salt)
-    return Frame(**{**vars(found), "payload": bytes(found.payload)}), end
+    frame, end = decode_frame(memoryview(data), position, salt)
+    return Frame(**{**vars(frame), "payload": bytes(frame.payload)}), end
 
 
 def flipped(data: bytes) -> Iterator[bytes]:
-    """The data with each of its bits turned, one at a time."""
+    """Yield the data with each of its bits flipped, one at a time."""
     for bit in range(len(data) * 8):
-        hurt = bytearray(data)
-        hurt[bit // 8] ^= 1 << bit % 8
-        yield bytes(hurt)
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        yield bytes(changed)
 
 
 @given(frames, salts, st.binary(max_size=20), st.binary(max_size=20))
-def test_a_frame_comes_back_from_any_place_as_it_was(
+def test_a_frame_at_any_position_decodes_to_what_was_encoded(
     given: Frame, salt: int, before: bytes, after: bytes
 ) -> None:
     data = before + encoded(given, salt) + after
@@ -81,12 +81,12 @@ def test_a_frame_comes_back_from_any_place_as_it_was(
 
 
 @given(st.integers(0, 2**64 - 1), salts, st.integers(0, 2**16 - 1))
-def test_a_segment_header_comes_back_as_it_was(first: int, salt: int, version: int) -> None:
+def test_a_segment_header_decodes_to_what_was_encoded(first: int, salt: int, version: int) -> None:
     header = SegmentHeader(first_sequence=first, salt=salt, version=version)
     assert decode_segment_header(memoryview(encode_segment_header(header))) == header
 
 
-def test_frames_follow_each_other_without_a_gap() -> None:
+def test_frames_are_encoded_without_gaps() -> None:
     second = Frame(**{**vars(FRAME), "sequence": 22, "payload": b""})
     data = encoded(FRAME, SALT) + encoded(second, SALT)
     _, end = read(data)
@@ -94,46 +94,46 @@ def test_frames_follow_each_other_without_a_gap() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", FRAME.payload])
-def test_a_frame_cut_at_any_byte_is_broken(payload: bytes) -> None:
+def test_a_frame_truncated_at_any_byte_is_broken(payload: bytes) -> None:
     data = encoded(Frame(**{**vars(FRAME), "payload": payload}), SALT)
     for length in range(len(data)):
         with pytest.raises(Broken):
             read(data[:length])
 
 
-def test_a_segment_header_cut_at_any_byte_is_broken() -> None:
+def test_a_segment_header_truncated_at_any_byte_is_broken() -> None:
     data = encode_segment_header(HEADER)
     for length in range(len(data)):
         with pytest.raises(Broken):
             decode_segment_header(memoryview(data[:length]))
 
 
-def test_a_frame_with_any_bit_turned_is_broken() -> None:
-    for hurt in flipped(encoded(FRAME, SALT)):
+def test_a_frame_with_any_bit_flipped_is_broken() -> None:
+    for broken in flipped(encoded(FRAME, SALT)):
         with pytest.raises(Broken) as raised:
-            read(hurt)
+            read(broken)
         assert raised.value.position == 0
 
 
-def test_a_segment_header_with_any_bit_turned_is_broken() -> None:
-    for hurt in flipped(encode_segment_header(HEADER)):
+def test_a_segment_header_with_any_bit_flipped_is_broken() -> None:
+    for broken in flipped(encode_segment_header(HEADER)):
         with pytest.raises(Broken):
-            decode_segment_header(memoryview(hurt))
+            decode_segment_header(memoryview(broken))
 
 
-def test_zeros_are_no_frame_and_no_header() -> None:
+def test_zeros_decode_neither_as_a_frame_nor_as_a_header() -> None:
     with pytest.raises(Broken):
         read(bytes(4096))
     with pytest.raises(Broken):
         decode_segment_header(memoryview(bytes(4096)))
 
 
-def test_a_frame_of_another_segment_is_broken() -> None:
+def test_a_frame_with_the_salt_of_another_segment_is_broken() -> None:
     with pytest.raises(Broken):
         read(encoded(FRAME, SALT), salt=SALT ^ 1)
 
 
-def test_a_length_beyond_the_file_is_broken_and_costs_no_memory() -> None:
+def test_a_frame_length_beyond_the_file_is_broken_and_allocates_nothing() -> None:
     body = struct.pack("<4sBBHIIQQqI", b"PSTf", ROWS, 0, 0, 2**32 - 1, 0, 1, 0, 0, 0)
     data = body + struct.pack("<I", zlib.crc32(body, SALT)) + b"short"
     with pytest.raises(Broken, match="cut"):
@@ -141,40 +141,40 @@ def test_a_length_beyond_the_file_is_broken_and_costs_no_memory() -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 40))
-def test_any_bytes_are_a_frame_or_broken(data: bytes, position: int) -> None:
+def test_arbitrary_bytes_decode_as_a_frame_or_raise_broken(data: bytes, position: int) -> None:
     with pytest.raises(Broken) as raised:
         read(data, position)
     assert raised.value.position == position
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_segment_header_or_broken(data: bytes) -> None:
+def test_arbitrary_bytes_decode_as_a_segment_header_or_raise_broken(data: bytes) -> None:
     with pytest.raises(Broken):
         decode_segment_header(memoryview(data))
 
 
 @given(st.lists(frames, max_size=4), st.binary(max_size=60))
-def test_later_headers_are_found_behind_garbage(given: list[Frame], garbage: bytes) -> None:
+def test_later_headers_finds_frames_after_garbage(given: list[Frame], garbage: bytes) -> None:
     data = garbage + b"".join(encoded(f, SALT) for f in given)
     found = list(later_headers(memoryview(data), 0, SALT))
     assert [(f.sequence, f.synced) for f in found] == [(f.sequence, f.synced) for f in given]
 
 
-def test_later_headers_are_found_behind_a_cut_frame_and_before_the_end() -> None:
+def test_later_headers_finds_frames_between_a_truncated_frame_and_the_end() -> None:
     data = encoded(FRAME, SALT)
     cut = data[: FRAME_HEADER_SIZE + 3]
     assert [f.sequence for f in later_headers(memoryview(cut + data), 0, SALT)] == [21, 21]
     assert [f.sequence for f in later_headers(memoryview(cut + data), 1, SALT)] == [21]
 
 
-def test_later_headers_do_not_believe_what_a_record_holds() -> None:
+def test_later_headers_ignores_frame_bytes_inside_a_record() -> None:
     forged = Frame(ROWS, 0, 0, 0, 10**9, 10**9, 0, b"")
     outer = Frame(**{**vars(FRAME), "payload": encoded(forged, SALT ^ 5) * 3})
     found = later_headers(memoryview(encoded(outer, SALT)), 0, SALT)
     assert [f.sequence for f in found] == [FRAME.sequence]
 
 
-def test_the_bytes_are_those_of_the_format_document() -> None:
+def test_encoded_bytes_match_the_format_document() -> None:
     body = struct.pack("<8sHHIQ", b"PSTWAL\r\n", 1, 28, SALT, 17)
     assert encode_segment_header(HEADER) == body + struct.pack("<I", zlib.crc32(body))
     body = struct.pack(

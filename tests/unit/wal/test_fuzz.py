@@ -1,4 +1,4 @@
-"""Arbitrary bytes where a log should be: WALError or a recovery, never anything else."""
+"""Recovery of arbitrary bytes raises WALError or succeeds; it never fails otherwise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GARBAGE = st.lists(PIECES, max_size=6).map(b"".join)
 
 
 def outcome(folder: Path, after: int) -> list[bytes] | None:
-    """What is found, None for WALError; the second look agrees with the first."""
+    """Return what recovery finds, None for WALError; a second recovery must agree."""
     before = content(folder)
     try:
         found, recovery = recover(folder, after=after)
@@ -40,7 +40,9 @@ def outcome(folder: Path, after: int) -> list[bytes] | None:
 
 
 @given(st.lists(GARBAGE, min_size=1, max_size=3), st.integers(0, 5))
-def test_garbage_in_segments_is_an_error_or_an_empty_log(files: list[bytes], after: int) -> None:
+def test_recovery_of_garbage_segments_raises_or_finds_an_empty_log(
+    files: list[bytes], after: int
+) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number, data in enumerate(files, 1):
@@ -49,7 +51,9 @@ def test_garbage_in_segments_is_an_error_or_an_empty_log(files: list[bytes], aft
 
 
 @given(GARBAGE, st.integers(0, 3))
-def test_garbage_after_a_good_header_is_an_error_or_an_empty_log(data: bytes, after: int) -> None:
+def test_recovery_of_garbage_after_a_valid_header_raises_or_finds_an_empty_log(
+    data: bytes, after: int
+) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         header = SegmentHeader(first_sequence=1, salt=0x1234)
@@ -65,7 +69,7 @@ def test_garbage_after_a_good_header_is_an_error_or_an_empty_log(data: bytes, af
     st.integers(0, 4),
 )
 @settings(max_examples=200)
-def test_a_good_log_with_pieces_replaced_gives_a_beginning_of_it_or_an_error(
+def test_recovery_of_a_log_with_replaced_pieces_raises_or_finds_a_prefix(
     segments: list[list[bytes]],
     damage: list[tuple[int, int, bytes]],
     sync: bool,
@@ -85,8 +89,8 @@ def test_a_good_log_with_pieces_replaced_gives_a_beginning_of_it_or_an_error(
         assert found is None or found == whole[: len(found)]
 
 
-def test_a_segment_full_of_frame_beginnings_is_searched_once(tmp_path: Path) -> None:
-    """Memory stays near the file's size however many places look like a frame."""
+def test_a_segment_full_of_frame_magic_is_searched_once(tmp_path: Path) -> None:
+    """Memory stays near the size of the file, however many positions look like a frame."""
     header = SegmentHeader(first_sequence=1, salt=0x1234)
     path = tmp_path / str(SegmentName(1, 0x1234))
     path.write_bytes(encode_segment_header(header) + b"PSTf" * (1 << 16))
@@ -102,7 +106,7 @@ def test_a_segment_full_of_frame_beginnings_is_searched_once(tmp_path: Path) -> 
     assert peak < 8 * size + (1 << 20)
 
 
-def test_a_log_goes_on_after_any_garbage_at_its_end(tmp_path: Path) -> None:
+def test_a_log_with_garbage_at_its_end_can_be_appended_to(tmp_path: Path) -> None:
     for number, tail in enumerate((b"x", b"PSTf" * 20, bytes(5000), b"\xff" * 48)):
         folder = tmp_path / str(number)
         (path,) = make_log(folder, [b"a"])

@@ -1,4 +1,4 @@
-"""A look at a log changes nothing and judges as opening does; a repair keeps what came before."""
+"""Inspection changes nothing and judges like opening; repair keeps the entries before damage."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ A, B, C, D = b"aaaa", b"bbbb", b"cccc", b"dddd"
 FRAME = size_of(A)
 
 
-def hurt(path: Path, position: int) -> None:
+def flip_bit(path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 0x10
     path.write_bytes(data)
 
 
 def rehearsed(folder: Path, after: int = 0) -> RepairReport:
-    """What a repair would do, which changes nothing."""
+    """Run a repair without changes; return its report."""
     before = content(folder)
     report = repair(folder, after, None)
     assert content(folder) == before
@@ -42,14 +42,16 @@ def rehearsed(folder: Path, after: int = 0) -> RepairReport:
     return report
 
 
-def test_a_missing_folder_is_an_empty_log_and_stays_missing(tmp_path: Path) -> None:
+def test_inspecting_a_missing_folder_reports_an_empty_log_and_creates_nothing(
+    tmp_path: Path,
+) -> None:
     report = inspect(tmp_path / "wal", 0)
     assert (report.state, report.segments, report.size) == ("empty", [], 0)
     assert rehearsed(tmp_path / "wal").problem is None
     assert not (tmp_path / "wal").exists()
 
 
-def test_a_whole_log_is_told_by_its_segments_and_what_the_table_lacks(tmp_path: Path) -> None:
+def test_inspecting_a_whole_log_reports_its_segments_and_pending_frames(tmp_path: Path) -> None:
     paths = make_log(tmp_path, [A, (B, C)], [D])
     before = content(tmp_path)
     report = inspect(tmp_path, 0)
@@ -64,7 +66,7 @@ def test_a_whole_log_is_told_by_its_segments_and_what_the_table_lacks(tmp_path: 
     assert content(tmp_path) == before
 
 
-def test_segments_that_the_table_holds_are_listed(tmp_path: Path) -> None:
+def test_inspecting_a_log_lists_segments_that_the_table_holds(tmp_path: Path) -> None:
     paths = make_log(tmp_path, [A], [B])
     report = inspect(tmp_path, 4)
     assert (report.state, report.pending_frames) == ("whole", 0)
@@ -72,7 +74,9 @@ def test_segments_that_the_table_holds_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", range(PREAMBLE_END + 1, PREAMBLE_END + 2 * FRAME + 1, 5))
-def test_a_cut_tail_is_torn_and_no_damage(tmp_path: Path, kept: int) -> None:
+def test_inspecting_a_truncated_tail_reports_torn_and_not_damaged(
+    tmp_path: Path, kept: int
+) -> None:
     (path,) = make_log(tmp_path, [A, B])
     path.write_bytes(path.read_bytes()[:kept])
     before = content(tmp_path)
@@ -87,24 +91,24 @@ def test_a_cut_tail_is_torn_and_no_damage(tmp_path: Path, kept: int) -> None:
 
 @pytest.mark.parametrize("segments", [([A, B, C, D],), ([A, B], [C, D]), ([A, (B, C), D], [A])])
 @pytest.mark.parametrize("after", [0, 3])
-def test_wherever_a_bit_is_turned_a_repair_keeps_exactly_what_came_before(
+def test_repair_keeps_exactly_the_entries_before_a_flipped_bit(
     tmp_path: Path, segments: tuple[list[bytes], ...], after: int
 ) -> None:
     paths = make_log(tmp_path / "good", *segments)
-    wanted = recover(tmp_path / "good", after=after)[0]
+    expected = recover(tmp_path / "good", after=after)[0]
     damages = 0
     for path in paths:
         for position in range(0, path.stat().st_size, 3):
             folder = tmp_path / "wal"
             shutil.copytree(tmp_path / "good", folder)
-            hurt(folder / path.name, position)
-            damages += _checked(folder, path.name, position, after, wanted)
+            flip_bit(folder / path.name, position)
+            damages += _checked(folder, path.name, position, after, expected)
             shutil.rmtree(folder)
     assert damages
 
 
-def _checked(folder: Path, name: str, position: int, after: int, wanted: list[bytes]) -> bool:
-    """Look at a log with a turned bit, repair it if it is damaged; whether it was."""
+def _checked(folder: Path, name: str, position: int, after: int, expected: list[bytes]) -> bool:
+    """Inspect a log with a flipped bit, repair it if it is damaged; return whether it was."""
     before = content(folder)
     report = inspect(folder, after)
     assert content(folder) == before
@@ -139,8 +143,8 @@ def _checked(folder: Path, name: str, position: int, after: int, wanted: list[by
         if path.name == name:
             assert path.stat().st_size <= position
     found, recovery = recover(folder, after=after)
-    assert found == wanted[: len(found)]
-    assert len(found) < len(wanted)
+    assert found == expected[: len(found)]
+    assert len(found) < len(expected)
     _goes_on(folder, recovery, found, after)
     return True
 
@@ -152,7 +156,9 @@ def _goes_on(folder: Path, recovery: Recovery, found: list[bytes], after: int) -
     assert recover(folder, after=after)[0] == [*found, b"more"]
 
 
-def test_a_repair_of_a_log_whose_middle_is_missing_keeps_the_beginning(tmp_path: Path) -> None:
+def test_repair_of_a_log_with_a_missing_segment_keeps_the_segments_before_it(
+    tmp_path: Path,
+) -> None:
     _, second, third = make_log(tmp_path, [A], [B], [C])
     rest = third.read_bytes()
     second.unlink()
@@ -164,7 +170,7 @@ def test_a_repair_of_a_log_whose_middle_is_missing_keeps_the_beginning(tmp_path:
     assert recover(tmp_path)[0] == [A]
 
 
-def test_an_undamaged_log_is_left_as_it_is(tmp_path: Path) -> None:
+def test_repair_of_an_undamaged_log_changes_nothing(tmp_path: Path) -> None:
     make_log(tmp_path, [A, B], [C])
     before = content(tmp_path)
     report = repair(tmp_path, 0, QuickFileSystem())

@@ -1,4 +1,4 @@
-"""The log in append mode: what is in it, how long it is, and what a failure leaves."""
+"""The log in append mode: its content, its size, and its state after a failure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_log_without_records_has_no_file(tmp_path: Path) -> None:
     assert log.size == 0
 
 
-def test_entries_come_back_in_order(tmp_path: Path) -> None:
+def test_appended_entries_are_recovered_in_order(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     log.append([entry(b"a"), entry(b"b", b"c"), entry(b"d")], PREAMBLE, 7)
     log.append([entry(b"e")], PREAMBLE, 7)
@@ -47,7 +47,7 @@ def test_entries_come_back_in_order(tmp_path: Path) -> None:
     assert recover(tmp_path)[0] == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_sequences_rise_by_one_and_the_preamble_has_one_too(tmp_path: Path) -> None:
+def test_every_frame_including_the_preamble_has_the_next_sequence(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     assert log.append([entry(b"a"), entry(b"b", b"c")], PREAMBLE, 7) == [2, 4]
     assert log.append([entry(b"d")], PREAMBLE, 7) == [5]
@@ -92,7 +92,7 @@ def test_a_sync_covers_everything_appended_before_it(tmp_path: Path) -> None:
     assert "sync_folder" in fs.calls
 
 
-def test_a_sync_with_nothing_new_touches_nothing(tmp_path: Path) -> None:
+def test_a_sync_without_new_frames_makes_no_calls(tmp_path: Path) -> None:
     fs = FailingFileSystem()
     log = new_log(tmp_path, fs)
     write(log, b"a")
@@ -101,14 +101,14 @@ def test_a_sync_with_nothing_new_touches_nothing(tmp_path: Path) -> None:
     assert fs.calls == []
 
 
-def test_the_name_of_a_segment_is_synced_once(tmp_path: Path) -> None:
+def test_the_folder_entry_of_a_segment_is_synced_once(tmp_path: Path) -> None:
     fs = FailingFileSystem()
     log = new_log(tmp_path, fs)
     write(log, b"a", b"b", b"c")
     assert fs.calls.count("sync_folder") == 1
 
 
-def test_frames_say_what_was_synced_when_they_were_written(tmp_path: Path) -> None:
+def test_frames_record_the_last_synced_sequence(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     write(log, b"a", b"b")
     write(log, b"c", sync=False)
@@ -124,7 +124,7 @@ def test_frames_say_what_was_synced_when_they_were_written(tmp_path: Path) -> No
     ]
 
 
-def test_appends_go_on_while_a_sync_runs_and_are_not_counted_in_it(tmp_path: Path) -> None:
+def test_appends_during_a_sync_succeed_and_are_not_counted_as_synced(tmp_path: Path) -> None:
     started, go_on = threading.Event(), threading.Event()
 
     class Slow(FailingFileSystem):
@@ -144,19 +144,19 @@ def test_appends_go_on_while_a_sync_runs_and_are_not_counted_in_it(tmp_path: Pat
     assert (log.synced_sequence, log.last_sequence) == (2, 3)
 
 
-def test_what_came_into_a_segment_behind_its_sync_and_before_its_seal_is_synced_too(
+def test_frames_appended_after_a_sync_and_before_the_seal_are_synced_later(
     tmp_path: Path,
 ) -> None:
     class Meanwhile(QuickFileSystem):
-        """Knows what of each file was synced; the first sync is followed by a put and a seal."""
+        """Tracks the synced bytes of each file; appends and seals right after the first sync."""
 
         def __init__(self) -> None:
             self.durable: dict[int, int] = {}
 
         def sync(self, fd: int) -> None:
             first = not self.durable
-            found = os.fstat(fd)
-            self.durable[found.st_ino] = found.st_size
+            status = os.fstat(fd)
+            self.durable[status.st_ino] = status.st_size
             if first:
                 write(log, b"b", sync=False)
                 log.seal()
@@ -171,7 +171,7 @@ def test_what_came_into_a_segment_behind_its_sync_and_before_its_seal_is_synced_
     assert recover(tmp_path)[0] == [b"a", b"b", b"c"]
 
 
-def test_release_removes_the_sealed_segments_that_the_table_holds(tmp_path: Path) -> None:
+def test_release_removes_sealed_segments_that_the_table_holds(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     write(log, b"a")
     log.seal()
@@ -189,8 +189,8 @@ def test_release_removes_the_sealed_segments_that_the_table_holds(tmp_path: Path
     assert first != third
 
 
-def test_what_only_the_table_made_durable_is_no_proof_of_damage(tmp_path: Path) -> None:
-    """A flush took a and b; c came before it sealed, d after it, and nothing was synced."""
+def test_frames_made_durable_only_by_the_table_are_no_evidence_of_damage(tmp_path: Path) -> None:
+    """A flush took a and b; c was appended before its seal and d after it; nothing was synced."""
     log = new_log(tmp_path)
     last = write(log, b"a" * 5000, b"b" * 5000, sync=False)[-1]
     write(log, b"c", sync=False)
@@ -206,7 +206,7 @@ def test_what_only_the_table_made_durable_is_no_proof_of_damage(tmp_path: Path) 
     assert recover(tmp_path, after=last)[0] == []
 
 
-def test_release_twice_is_release_once(tmp_path: Path) -> None:
+def test_a_second_release_of_the_same_sequence_changes_nothing(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     write(log, b"a")
     log.seal()
@@ -216,7 +216,7 @@ def test_release_twice_is_release_once(tmp_path: Path) -> None:
     assert log.size == 0
 
 
-def test_a_segment_that_cannot_be_removed_is_still_counted_and_tried_again(tmp_path: Path) -> None:
+def test_a_segment_that_cannot_be_removed_is_counted_and_retried(tmp_path: Path) -> None:
     fs = FailingFileSystem()
     log = new_log(tmp_path, fs)
     write(log, b"a")
@@ -230,7 +230,7 @@ def test_a_segment_that_cannot_be_removed_is_still_counted_and_tried_again(tmp_p
     assert log.size == on_disk(tmp_path) == 0
 
 
-def test_size_is_the_bytes_on_disk_at_every_step(tmp_path: Path) -> None:
+def test_log_size_equals_the_bytes_on_disk_after_every_step(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     assert log.size == 0
     write(log, b"a" * 100)
@@ -248,34 +248,34 @@ def test_size_is_the_bytes_on_disk_at_every_step(tmp_path: Path) -> None:
     assert log.size == on_disk(tmp_path) == 0
 
 
-def test_size_is_true_after_a_recovery(tmp_path: Path) -> None:
+def test_log_size_equals_the_bytes_on_disk_after_recovery(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     write(log, b"a")
     log.seal()
     write(log, b"b")
     log.close()
     _, recovery = recover(tmp_path)
-    found = recovery.open_log()
-    assert found.size == on_disk(tmp_path)
-    write(found, b"c")
-    assert found.size == on_disk(tmp_path)
-    found.close()
+    log = recovery.open_log()
+    assert log.size == on_disk(tmp_path)
+    write(log, b"c")
+    assert log.size == on_disk(tmp_path)
+    log.close()
 
 
-def test_a_recovered_log_goes_on_in_a_new_segment_with_the_next_sequence(tmp_path: Path) -> None:
+def test_a_recovered_log_continues_in_a_new_segment_with_the_next_sequence(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     write(log, b"a")
     log.close()
     before = segments_in(tmp_path)[0].read_bytes()
     _, recovery = recover(tmp_path)
-    found = recovery.open_log()
-    assert write(found, b"b") == [4]
-    found.close()
+    log = recovery.open_log()
+    assert write(log, b"b") == [4]
+    log.close()
     assert segments_in(tmp_path)[0].read_bytes() == before
     assert recover(tmp_path)[0] == [b"a", b"b"]
 
 
-def test_what_a_recovery_found_is_synced_before_anything_is_appended(tmp_path: Path) -> None:
+def test_recovered_segments_are_synced_before_the_first_append(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     write(log, b"a", sync=False)
     log.seal()
@@ -285,13 +285,13 @@ def test_what_a_recovery_found_is_synced_before_anything_is_appended(tmp_path: P
     synced: list[str] = []
     fs.fail = lambda name, what: synced.append(Path(what).name) if name == "sync_file" else None
     _, recovery = recover(tmp_path, fs=fs)
-    found = recovery.open_log()
+    log = recovery.open_log()
     assert synced == [path.name for path in segments_in(tmp_path)]
     assert "sync_folder" in fs.calls
-    assert found.synced_sequence == 4
+    assert log.synced_sequence == 4
 
 
-def test_what_a_recovery_found_and_cannot_sync_is_not_called_synced(tmp_path: Path) -> None:
+def test_opening_a_log_fails_if_recovered_segments_cannot_be_synced(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     write(log, b"a", sync=False)
     log.close()
@@ -302,7 +302,7 @@ def test_what_a_recovery_found_and_cannot_sync_is_not_called_synced(tmp_path: Pa
         recovery.open_log()
 
 
-def test_threads_that_append_and_sync_leave_a_dense_log(tmp_path: Path) -> None:
+def test_threads_that_append_and_sync_leave_a_log_without_gaps(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     threads = [
         threading.Thread(target=write, args=(log, *[b"%d-%d" % (n, i) for i in range(30)]))
@@ -327,7 +327,7 @@ def test_threads_that_append_and_sync_leave_a_dense_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), MemoryError(), ValueError("?")])
-def test_a_failed_append_stores_nothing_and_what_was_before_stays(
+def test_a_failed_append_stores_nothing_and_keeps_earlier_entries(
     tmp_path: Path, error: BaseException
 ) -> None:
     fs = FailingFileSystem()
@@ -344,7 +344,7 @@ def test_a_failed_append_stores_nothing_and_what_was_before_stays(
     assert recover(tmp_path)[0] == [b"a"]
 
 
-def test_a_write_that_fails_half_way_stores_nothing(tmp_path: Path) -> None:
+def test_a_write_that_fails_halfway_stores_nothing(tmp_path: Path) -> None:
     class Half(FailingFileSystem):
         def write(self, fd: int, data: bytes | memoryview) -> None:
             if b"torn" in bytes(data):
@@ -362,7 +362,7 @@ def test_a_write_that_fails_half_way_stores_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["sync", "sync_folder"])
-def test_after_a_failed_sync_no_later_sync_counts(tmp_path: Path, call: str) -> None:
+def test_no_sync_succeeds_after_a_failed_sync(tmp_path: Path, call: str) -> None:
     fs = FailingFileSystem()
     log = new_log(tmp_path, fs)
     write(log, b"a", sync=False)
@@ -377,7 +377,7 @@ def test_after_a_failed_sync_no_later_sync_counts(tmp_path: Path, call: str) -> 
     assert log.failed is not None
 
 
-def test_a_failed_sync_of_a_sealed_segment_fails_the_log_too(tmp_path: Path) -> None:
+def test_a_failed_sync_of_a_sealed_segment_fails_the_log(tmp_path: Path) -> None:
     fs = FailingFileSystem()
     log = new_log(tmp_path, fs)
     write(log, b"a", sync=False)
@@ -391,7 +391,7 @@ def test_a_failed_sync_of_a_sealed_segment_fails_the_log_too(tmp_path: Path) -> 
         write(log, b"c")
 
 
-def test_retract_takes_back_the_append_whose_sync_failed(tmp_path: Path) -> None:
+def test_retract_cuts_off_the_append_whose_sync_failed(tmp_path: Path) -> None:
     fs = FailingFileSystem()
     log = new_log(tmp_path, fs)
     write(log, b"a")
@@ -403,8 +403,8 @@ def test_retract_takes_back_the_append_whose_sync_failed(tmp_path: Path) -> None
     assert recover(tmp_path)[0] == [b"a"]
 
 
-def test_retract_leaves_what_an_earlier_append_stored(tmp_path: Path) -> None:
-    """At an interval the append was acknowledged long before its sync failed."""
+def test_retract_keeps_earlier_appends(tmp_path: Path) -> None:
+    """With a sync interval, the append was acknowledged long before its sync failed."""
     fs = FailingFileSystem()
     log = new_log(tmp_path, fs)
     write(log, b"a", sync=False)
@@ -418,7 +418,7 @@ def test_retract_leaves_what_an_earlier_append_stored(tmp_path: Path) -> None:
     assert recover(tmp_path)[0] == [b"a"]
 
 
-def test_size_is_true_after_a_retract_and_after_a_reset(tmp_path: Path) -> None:
+def test_log_size_equals_the_bytes_on_disk_after_retract_and_reset(tmp_path: Path) -> None:
     fs = FailingFileSystem()
     log = new_log(tmp_path, fs)
     write(log, b"a")
@@ -434,7 +434,7 @@ def test_size_is_true_after_a_retract_and_after_a_reset(tmp_path: Path) -> None:
     assert log.size == on_disk(tmp_path)
 
 
-def test_a_reset_drops_the_log_and_takes_records_again(tmp_path: Path) -> None:
+def test_reset_drops_the_log_and_allows_appends_again(tmp_path: Path) -> None:
     fs = FailingFileSystem()
     log = new_log(tmp_path, fs)
     write(log, b"a")
@@ -452,7 +452,7 @@ def test_a_reset_drops_the_log_and_takes_records_again(tmp_path: Path) -> None:
     assert recover(tmp_path, after=9)[0] == [b"d"]
 
 
-def test_a_reset_that_fails_can_be_tried_again(tmp_path: Path) -> None:
+def test_a_failed_reset_can_be_retried(tmp_path: Path) -> None:
     for call in ("remove", "sync_folder"):
         folder = tmp_path / call
         folder.mkdir()
@@ -474,8 +474,8 @@ def test_a_reset_that_fails_can_be_tried_again(tmp_path: Path) -> None:
         assert recover(folder, after=3)[0] == [b"d"]
 
 
-def test_a_segment_that_could_not_begin_does_not_stand_in_the_way(tmp_path: Path) -> None:
-    """Its file may stay, if the disk that refused the header refuses the removal too."""
+def test_a_segment_whose_header_failed_does_not_block_later_appends(tmp_path: Path) -> None:
+    """Its file may remain, if the disk that refused the header also refuses the removal."""
     for calls in (("create",), ("write",), ("write", "remove")):
         folder = tmp_path / "-".join(calls)
         folder.mkdir()
@@ -493,7 +493,7 @@ def test_a_segment_that_could_not_begin_does_not_stand_in_the_way(tmp_path: Path
         assert recover(folder, after=after)[0] == [b"b"]
 
 
-def test_a_header_that_is_cut_short_is_taken_off_the_disk(tmp_path: Path) -> None:
+def test_a_segment_with_a_truncated_header_is_removed(tmp_path: Path) -> None:
     class Half(FailingFileSystem):
         def write(self, fd: int, data: bytes | memoryview) -> None:
             super().write(fd, data[: SEGMENT_HEADER_SIZE // 2])
@@ -506,7 +506,7 @@ def test_a_header_that_is_cut_short_is_taken_off_the_disk(tmp_path: Path) -> Non
     assert log.size == 0
 
 
-def test_a_log_that_never_wrote_closes_twice(tmp_path: Path) -> None:
+def test_a_log_without_appends_can_be_closed_twice(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     log.close()
     log.close()

@@ -42,7 +42,7 @@ START = {A: PREAMBLE_END, B: PREAMBLE_END + FRAME, C: PREAMBLE_END + 2 * FRAME}
 
 
 def damaged(folder: Path, after: int = 0) -> str:
-    """The WALError that a recovery raises, having changed nothing."""
+    """Return the message of the WALError that recovery raises; it must change nothing."""
     before = content(folder)
     with pytest.raises(WALError) as raised:
         recover(folder, after=after)
@@ -50,23 +50,23 @@ def damaged(folder: Path, after: int = 0) -> str:
     return str(raised.value)
 
 
-def hurt(path: Path, position: int) -> None:
-    """Turn one bit."""
+def flip_bit(path: Path, position: int) -> None:
+    """Flip one bit."""
     data = bytearray(path.read_bytes())
     data[position] ^= 0x10
     path.write_bytes(data)
 
 
-# Nothing wrong
+# A whole log
 
 
-def test_a_missing_folder_is_an_empty_log(tmp_path: Path) -> None:
+def test_recovery_of_a_missing_folder_finds_an_empty_log(tmp_path: Path) -> None:
     found, recovery = recover(tmp_path / "wal")
     assert found == []
     assert recovery.last_sequence == 0
 
 
-def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+def test_recovery_leaves_other_files_in_the_folder_alone(tmp_path: Path) -> None:
     make_log(tmp_path, [A])
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "trimmed").mkdir()
@@ -76,7 +76,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     assert content(tmp_path) == before
 
 
-def test_a_whole_log_is_read_without_changing_it(tmp_path: Path) -> None:
+def test_recovery_of_a_whole_log_changes_nothing(tmp_path: Path) -> None:
     make_log(tmp_path, [A, (B, C)], [D])
     before = content(tmp_path)
     for _ in range(3):
@@ -84,14 +84,14 @@ def test_a_whole_log_is_read_without_changing_it(tmp_path: Path) -> None:
     assert content(tmp_path) == before
 
 
-def test_recovery_says_where_the_log_goes_on(tmp_path: Path) -> None:
+def test_recovery_reports_the_last_sequence(tmp_path: Path) -> None:
     make_log(tmp_path, [A, B], [C])
     _, recovery = recover(tmp_path)
     assert recovery.last_sequence == 5
     assert recovery.trimmed_bytes == 0
 
 
-def test_what_the_table_holds_is_not_replayed(tmp_path: Path) -> None:
+def test_entries_that_the_table_holds_are_not_replayed(tmp_path: Path) -> None:
     make_log(tmp_path, [A, B], [C])
     assert recover(tmp_path, after=2)[0] == [B, C]
     assert recover(tmp_path, after=3)[0] == [C]
@@ -99,17 +99,17 @@ def test_what_the_table_holds_is_not_replayed(tmp_path: Path) -> None:
     assert recover(tmp_path, after=50)[1].last_sequence == 50
 
 
-def test_a_log_that_begins_after_what_the_table_holds_is_whole(tmp_path: Path) -> None:
+def test_a_log_that_begins_right_after_the_table_is_whole(tmp_path: Path) -> None:
     first, _ = make_log(tmp_path, [A], [B])
     first.unlink()
     assert recover(tmp_path, after=2)[0] == [B]
 
 
-# Torn
+# Torn tails
 
 
 @pytest.mark.parametrize("length", range(PREAMBLE_END, PREAMBLE_END + FRAME))
-def test_a_tail_cut_at_any_byte_is_trimmed_to_the_last_whole_frame(
+def test_a_tail_truncated_at_any_byte_is_trimmed_to_the_last_whole_entry(
     tmp_path: Path, length: int
 ) -> None:
     (path,) = make_log(tmp_path, [A])
@@ -122,7 +122,7 @@ def test_a_tail_cut_at_any_byte_is_trimmed_to_the_last_whole_frame(
     assert recover(tmp_path)[0] == []
 
 
-def test_a_log_cut_at_every_byte_gives_its_whole_entries(tmp_path: Path) -> None:
+def test_a_log_truncated_at_every_byte_yields_its_whole_entries(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (path,) = make_log(source, [A, (B, C), D])
     data = path.read_bytes()
@@ -162,15 +162,15 @@ def test_garbage_after_the_last_frame_is_trimmed_and_kept(
     assert str(len(data)) in caplog.text
 
 
-def test_the_last_frame_with_a_bit_turned_is_trimmed(tmp_path: Path) -> None:
-    """Nothing after it says that it had been synced."""
+def test_a_last_frame_with_a_flipped_bit_is_trimmed(tmp_path: Path) -> None:
+    """No frame after it records it as synced."""
     (path,) = make_log(tmp_path, [A, B])
-    hurt(path, START[B] + FRAME_HEADER_SIZE)
+    flip_bit(path, START[B] + FRAME_HEADER_SIZE)
     assert recover(tmp_path)[0] == [A]
     assert len(trimmed(tmp_path)) == 1
 
 
-def test_an_entry_of_several_frames_is_dropped_whole_when_one_is_missing(tmp_path: Path) -> None:
+def test_an_entry_of_several_frames_is_dropped_if_one_frame_is_missing(tmp_path: Path) -> None:
     (path,) = make_log(tmp_path, [A, (B, C, D)])
     data = path.read_bytes()
     path.write_bytes(data[:-FRAME])
@@ -182,15 +182,15 @@ def test_an_entry_of_several_frames_is_dropped_whole_when_one_is_missing(tmp_pat
 def test_unsynced_frames_torn_in_the_middle_end_the_log_there(tmp_path: Path) -> None:
     """A later page may have reached the disk before an earlier one."""
     (path,) = make_log(tmp_path, [A, B, C], sync=False)
-    hurt(path, START[B] + 3)
+    flip_bit(path, START[B] + 3)
     data = path.read_bytes()
     assert recover(tmp_path)[0] == [A]
     assert trimmed(tmp_path) == [data[START[B] :]]
 
 
-def test_segments_after_an_unsynced_torn_one_are_set_aside(tmp_path: Path) -> None:
+def test_segments_after_an_unsynced_torn_segment_are_trimmed(tmp_path: Path) -> None:
     first, second, third = make_log(tmp_path, [A, B], [C], [D], sync=False)
-    hurt(first, START[B] + 3)
+    flip_bit(first, START[B] + 3)
     tail, later = first.read_bytes()[START[B] :], [second.read_bytes(), third.read_bytes()]
     assert recover(tmp_path)[0] == [A]
     assert segments_in(tmp_path) == [first]
@@ -199,14 +199,14 @@ def test_segments_after_an_unsynced_torn_one_are_set_aside(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("length", [0, 1, SEGMENT_HEADER_SIZE - 1])
-def test_a_last_segment_without_a_whole_header_is_removed(tmp_path: Path, length: int) -> None:
+def test_a_last_segment_with_a_truncated_header_is_removed(tmp_path: Path, length: int) -> None:
     first, second = make_log(tmp_path, [A], [B])
     second.write_bytes(second.read_bytes()[:length])
     assert recover(tmp_path)[0] == [A]
     assert segments_in(tmp_path) == [first]
 
 
-def test_an_empty_log_file_is_an_empty_log(tmp_path: Path) -> None:
+def test_recovery_of_an_empty_segment_file_finds_an_empty_log(tmp_path: Path) -> None:
     (path,) = make_log(tmp_path, [A])
     path.write_bytes(b"")
     found, recovery = recover(tmp_path)
@@ -217,7 +217,7 @@ def test_an_empty_log_file_is_an_empty_log(tmp_path: Path) -> None:
     assert recover(tmp_path)[0] == [B]
 
 
-def test_a_file_of_zeros_is_a_torn_segment(tmp_path: Path) -> None:
+def test_a_segment_file_of_zeros_is_torn(tmp_path: Path) -> None:
     (path,) = make_log(tmp_path, [A])
     path.write_bytes(bytes(4096))
     assert recover(tmp_path)[0] == []
@@ -225,7 +225,7 @@ def test_a_file_of_zeros_is_a_torn_segment(tmp_path: Path) -> None:
     assert segments_in(tmp_path) == []
 
 
-def test_after_a_trim_the_log_goes_on_with_the_sequence_it_lost(tmp_path: Path) -> None:
+def test_a_trimmed_log_reuses_the_sequence_it_lost(tmp_path: Path) -> None:
     (path,) = make_log(tmp_path, [A, B])
     path.write_bytes(path.read_bytes()[:-1])
     _, recovery = recover(tmp_path)
@@ -235,7 +235,7 @@ def test_after_a_trim_the_log_goes_on_with_the_sequence_it_lost(tmp_path: Path) 
     assert recover(tmp_path)[0] == [A, C]
 
 
-def test_two_torn_tails_leave_two_copies(tmp_path: Path) -> None:
+def test_two_trimmed_tails_leave_two_copies(tmp_path: Path) -> None:
     for tail in (b"x" * 9, b"y" * 9):
         folder = tmp_path / "wal"
         (path,) = make_log(folder, [A])
@@ -245,8 +245,8 @@ def test_two_torn_tails_leave_two_copies(tmp_path: Path) -> None:
     assert sorted(trimmed(tmp_path / "wal")) == [b"x" * 9, b"y" * 9]
 
 
-def test_a_torn_tail_that_holds_something_like_a_frame_is_still_torn(tmp_path: Path) -> None:
-    """A record may hold the bytes of a log; they prove nothing."""
+def test_frame_bytes_inside_a_torn_record_are_no_evidence_of_damage(tmp_path: Path) -> None:
+    """A record may contain the bytes of a log; they are no evidence."""
     other = tmp_path / "other"
     (source,) = make_log(other, [A, B, C, D])
     folder = tmp_path / "wal"
@@ -255,10 +255,12 @@ def test_a_torn_tail_that_holds_something_like_a_frame_is_still_torn(tmp_path: P
     assert recover(folder)[0] == [A]
 
 
-# Damaged
+# Damage
 
 
-def test_a_synced_frame_with_any_bit_turned_is_damage_at_its_place(tmp_path: Path) -> None:
+def test_any_flipped_bit_in_a_synced_frame_is_reported_as_damage_at_its_position(
+    tmp_path: Path,
+) -> None:
     source = tmp_path / "source"
     (path,) = make_log(source, [A, B, C])
     data = path.read_bytes()
@@ -275,8 +277,8 @@ def test_a_synced_frame_with_any_bit_turned_is_damage_at_its_place(tmp_path: Pat
             shutil.rmtree(folder)
 
 
-def test_every_bit_of_a_small_log_turned_loses_nothing_silently(tmp_path: Path) -> None:
-    """WALError, or everything before the turned bit, with a copy of the rest."""
+def test_no_flipped_bit_of_a_small_log_loses_entries_silently(tmp_path: Path) -> None:
+    """Recovery raises WALError, or finds everything before the flipped bit and copies the rest."""
     source = tmp_path / "source"
     (path,) = make_log(source, [A, (B, C)])
     data = path.read_bytes()
@@ -298,15 +300,15 @@ def test_every_bit_of_a_small_log_turned_loses_nothing_silently(tmp_path: Path) 
             shutil.rmtree(folder)
 
 
-def test_a_header_that_is_hurt_under_synced_frames_is_damage(tmp_path: Path) -> None:
+def test_a_broken_segment_header_before_synced_frames_is_damage(tmp_path: Path) -> None:
     (path,) = make_log(tmp_path, [A, B])
-    hurt(path, 20)
+    flip_bit(path, 20)
     assert path.name in damaged(tmp_path)
 
 
-def test_damage_in_an_earlier_segment_is_proved_by_a_later_one(tmp_path: Path) -> None:
+def test_a_later_segment_is_evidence_of_damage_in_an_earlier_one(tmp_path: Path) -> None:
     first, _ = make_log(tmp_path, [A, B], [C])
-    hurt(first, START[B] + FRAME_HEADER_SIZE)
+    flip_bit(first, START[B] + FRAME_HEADER_SIZE)
     message = damaged(tmp_path)
     assert first.name in message
     assert str(START[B]) in message
@@ -318,7 +320,7 @@ def test_an_empty_segment_before_a_synced_one_is_damage(tmp_path: Path) -> None:
     assert second.name in damaged(tmp_path)
 
 
-def test_a_cut_segment_before_a_synced_one_is_damage(tmp_path: Path) -> None:
+def test_a_truncated_segment_before_a_synced_one_is_damage(tmp_path: Path) -> None:
     first, _ = make_log(tmp_path, [A, B], [C])
     first.write_bytes(first.read_bytes()[:-1])
     message = damaged(tmp_path)
@@ -326,13 +328,13 @@ def test_a_cut_segment_before_a_synced_one_is_damage(tmp_path: Path) -> None:
     assert str(START[B]) in message
 
 
-def test_a_segment_cut_between_two_frames_before_a_synced_one_is_damage(tmp_path: Path) -> None:
+def test_a_segment_truncated_between_frames_before_a_synced_one_is_damage(tmp_path: Path) -> None:
     first, _ = make_log(tmp_path, [A, B], [C])
     first.write_bytes(first.read_bytes()[:-FRAME])
     assert "missing" in damaged(tmp_path)
 
 
-def test_a_frame_missing_in_the_middle_is_damage_at_the_hole(tmp_path: Path) -> None:
+def test_a_missing_frame_is_reported_as_damage_at_its_position(tmp_path: Path) -> None:
     (path,) = make_log(tmp_path, [A, B, C])
     data = path.read_bytes()
     path.write_bytes(data[: START[B]] + data[START[C] :])
@@ -341,7 +343,7 @@ def test_a_frame_missing_in_the_middle_is_damage_at_the_hole(tmp_path: Path) -> 
     assert str(START[B]) in message
 
 
-def test_synced_frames_that_changed_places_are_damage(tmp_path: Path) -> None:
+def test_swapped_synced_frames_are_damage(tmp_path: Path) -> None:
     (path,) = make_log(tmp_path, [A, B, C])
     data = path.read_bytes()
     swapped = data[: START[A]] + data[START[B] : START[C]] + data[START[A] : START[B]]
@@ -349,7 +351,7 @@ def test_synced_frames_that_changed_places_are_damage(tmp_path: Path) -> None:
     damaged(tmp_path)
 
 
-def test_a_frame_written_twice_is_kept_once(tmp_path: Path) -> None:
+def test_a_frame_written_twice_is_replayed_once(tmp_path: Path) -> None:
     (path,) = make_log(tmp_path, [A, B])
     data = path.read_bytes()
     path.write_bytes(data + data[START[B] :])
@@ -358,7 +360,7 @@ def test_a_frame_written_twice_is_kept_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_missing_segment_is_damage_that_names_where(tmp_path: Path, missing: int) -> None:
+def test_a_missing_segment_is_damage_and_the_error_says_where(tmp_path: Path, missing: int) -> None:
     paths = make_log(tmp_path, [A], [B], [C])
     paths[missing].unlink()
     message = damaged(tmp_path)
@@ -370,7 +372,7 @@ def test_a_missing_segment_is_damage_that_names_where(tmp_path: Path, missing: i
 def test_a_missing_segment_that_was_never_synced_ends_the_log_there(
     tmp_path: Path, missing: int
 ) -> None:
-    """Its name was lost with the power; nothing says that it had been durable."""
+    """Power loss took its folder entry; no frame records it as durable."""
     paths = make_log(tmp_path, [A], [B], [C], sync=False)
     paths[missing].unlink()
     later = [path.read_bytes() for path in paths[missing + 1 :]]
@@ -404,7 +406,7 @@ def test_a_renamed_segment_is_damage(tmp_path: Path) -> None:
         renamed.rename(path)
 
 
-def test_a_newer_format_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_segment_of_a_newer_format_is_refused_with_a_hint_to_upgrade(tmp_path: Path) -> None:
     (path,) = make_log(tmp_path, [A])
     data = path.read_bytes()
     header = decode_segment_header(memoryview(data))
@@ -420,14 +422,14 @@ def test_a_newer_format_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
 
 
 def begin_segment(folder: Path, sequence: int) -> Path:
-    """What a process leaves that dies after the header and before the first frame."""
+    """Write what a process leaves that dies between the header and the first frame."""
     segment = Segment(folder, FileSystem(), new_name(sequence))
     segment.close()
     return segment.path
 
 
-def test_a_segment_with_only_a_header_gives_way_to_the_next_one(tmp_path: Path) -> None:
-    """Both begin at one sequence; which of the names comes first is chance."""
+def test_a_segment_with_only_a_header_is_replaced_by_the_next_one(tmp_path: Path) -> None:
+    """Both begin at the same sequence; the order of their names is random."""
     for number in range(24):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -441,7 +443,7 @@ def test_a_segment_with_only_a_header_gives_way_to_the_next_one(tmp_path: Path) 
             assert recover(folder)[0] == expected
 
 
-def test_a_segment_whose_entries_are_all_torn_gives_way_to_the_next_one(tmp_path: Path) -> None:
+def test_a_segment_with_only_torn_entries_is_replaced_by_the_next_one(tmp_path: Path) -> None:
     for number in range(12):
         folder = tmp_path / str(number)
         (path,) = make_log(folder, [A])
@@ -453,7 +455,7 @@ def test_a_segment_whose_entries_are_all_torn_gives_way_to_the_next_one(tmp_path
         assert recover(folder)[0] == [B]
 
 
-def test_two_segments_that_begin_at_one_sequence_and_both_hold_frames_are_damage(
+def test_two_segments_with_frames_of_the_same_sequence_are_damage(
     tmp_path: Path,
 ) -> None:
     make_log(tmp_path, [A])
@@ -466,8 +468,8 @@ def test_two_segments_that_begin_at_one_sequence_and_both_hold_frames_are_damage
 # Segments that the table holds already
 
 
-def test_a_released_segment_that_came_back_torn_stands_in_nobodys_way(tmp_path: Path) -> None:
-    """Its removal was lost with the power, and its bytes too: the table holds them."""
+def test_a_released_segment_that_reappears_torn_is_skipped(tmp_path: Path) -> None:
+    """Power loss undid its removal and took its bytes; the table holds its records."""
     for length in (0, 10, PREAMBLE_END + 3, PREAMBLE_END + FRAME + 5):
         folder = tmp_path / str(length)
         first, _ = make_log(folder, [A, B], [C])
@@ -481,8 +483,8 @@ def test_a_released_segment_that_came_back_torn_stands_in_nobodys_way(tmp_path: 
         assert recover(folder, after=3)[0] == [C, D]
 
 
-def test_a_released_segment_that_came_back_does_not_displace_a_newer_one(tmp_path: Path) -> None:
-    """Whatever number it has: only sequences decide what the table holds."""
+def test_a_released_segment_that_reappears_does_not_displace_a_newer_one(tmp_path: Path) -> None:
+    """Only sequences decide what the table holds, not the order of segments."""
     old = tmp_path / "old"
     make_log(old, [A], [B], [C])
     stale = segments_in(old)[-1]
@@ -510,16 +512,16 @@ def test_a_released_segment_that_came_back_does_not_displace_a_newer_one(tmp_pat
     assert recover(folder, after=6)[0] == [D]
 
 
-# Crashes and faults while recovering
+# Crashes and faults during recovery
 
 
 def torn_logs(folder: Path) -> Iterator[tuple[str, Path, list[bytes]]]:
-    """(name, log folder, what a recovery must find)."""
+    """Yield (name, log folder, entries that recovery must find)."""
     (path,) = make_log(folder / "tail", [A, B])
     path.write_bytes(path.read_bytes()[:-3])
     yield "tail", folder / "tail", [A]
     first, _, _ = make_log(folder / "three", [A, B], [C], [D], sync=False)
-    hurt(first, START[B] + 3)
+    flip_bit(first, START[B] + 3)
     yield "three", folder / "three", [A]
     first, _ = make_log(folder / "header", [A], [B], sync=False)
     first.write_bytes(b"")
@@ -528,7 +530,7 @@ def torn_logs(folder: Path) -> Iterator[tuple[str, Path, list[bytes]]]:
     yield "whole", folder / "whole", [A, B]
 
 
-def test_a_recovery_that_fails_at_any_call_is_done_by_the_next(tmp_path: Path) -> None:
+def test_a_recovery_that_fails_at_any_call_is_completed_by_the_next(tmp_path: Path) -> None:
     for name, source, expected in torn_logs(tmp_path):
         for index in range(100):
             folder = tmp_path / f"{name}-{index}"
@@ -552,7 +554,7 @@ def test_a_recovery_that_fails_at_any_call_is_done_by_the_next(tmp_path: Path) -
             raise AssertionError("the recovery never came to its end")
 
 
-def test_recovering_twice_finds_the_same(tmp_path: Path) -> None:
+def test_a_second_recovery_finds_the_same_entries(tmp_path: Path) -> None:
     for name, folder, expected in torn_logs(tmp_path):
         first = recover(folder)
         after = content(folder)
@@ -562,7 +564,7 @@ def test_recovering_twice_finds_the_same(tmp_path: Path) -> None:
         assert first[1].last_sequence == second[1].last_sequence
 
 
-def test_a_segment_that_cannot_be_read_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
+def test_recovery_of_an_unreadable_segment_raises_and_changes_nothing(tmp_path: Path) -> None:
     make_log(tmp_path, [A], [B])
     before = content(tmp_path)
     fs = FailingFileSystem()
@@ -572,7 +574,7 @@ def test_a_segment_that_cannot_be_read_is_an_error_and_changes_nothing(tmp_path:
     assert content(tmp_path) == before
 
 
-def test_a_tail_whose_copy_cannot_be_kept_is_not_cut(tmp_path: Path) -> None:
+def test_a_torn_tail_is_not_cut_off_if_its_copy_cannot_be_written(tmp_path: Path) -> None:
     (path,) = make_log(tmp_path, [A])
     path.write_bytes(path.read_bytes() + b"tail")
     before = path.read_bytes()
@@ -583,8 +585,8 @@ def test_a_tail_whose_copy_cannot_be_kept_is_not_cut(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_the_log_of_a_killed_writer_is_whole(tmp_path: Path) -> None:
-    """Unclosed, unsynced, in the page cache: everything appended is found."""
+def test_the_log_of_a_killed_writer_is_recovered_whole(tmp_path: Path) -> None:
+    """Not closed, not synced, only in the page cache: everything appended is found."""
     log = new_log(tmp_path, FileSystem())
     write(log, *[b"%03d" % i for i in range(50)], sync=False)
     log.seal()

@@ -216,7 +216,7 @@ def repair(
 
 def _repaired(source: TopicFolder, bucket: int, *, dry_run: bool) -> RepairedLog:
     from persisting import fs
-    from persisting.lock import BucketLock, in_passing
+    from persisting.lock import BucketLock, briefly
     from persisting.topic.spec import bucket_folder
     from persisting.wal import FOLDER
     from persisting.wal.inspection import repair as cut
@@ -226,7 +226,7 @@ def _repaired(source: TopicFolder, bucket: int, *, dry_run: bool) -> RepairedLog
     if dry_run:
         report: RepairReport = cut(folder / FOLDER, after, None)
     else:
-        with in_passing():
+        with briefly():
             lock = BucketLock(folder)
         try:
             report = cut(folder / FOLDER, source.table(bucket).sequence, fs.current())

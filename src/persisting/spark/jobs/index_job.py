@@ -36,7 +36,7 @@ def build_index(
     """
     stored = opened(path, topic)
     stored.recover()
-    wanted = indexes.wanted_for(stored.schema(), column, kind, metric)
+    wanted = indexes.spec_for(stored.schema(), column, kind, metric)
     build = partial(_build, str(stored.folder), stored.config, wanted)
     parts: list[dict[str, Any]] = spread(spark, list(stored.buckets), build)
     rows, behind = (sum(part[name] for part in parts) for name in ("rows", "behind"))

@@ -1,4 +1,4 @@
-"""Which names a field may have."""
+"""The names that a field may have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from persisting.records.field_names import ARRIVAL, check_name
 
 
 @pytest.mark.parametrize("name", ["a", "a b", "_x", "数", "item", "x" * 1024, "a'\"b", "-", "**"])
-def test_a_readable_name_passes(name: str) -> None:
+def test_valid_field_names_are_accepted(name: str) -> None:
     check_name(name)
 
 
@@ -34,11 +34,11 @@ def test_a_readable_name_passes(name: str) -> None:
     ],
     ids=lambda v: repr(v)[:20],
 )
-def test_a_name_the_table_cannot_hold_is_refused_with_a_reason(name: object, why: str) -> None:
+def test_invalid_field_names_are_refused_with_a_reason(name: object, why: str) -> None:
     with pytest.raises(SchemaError, match=why):
         check_name(name)
 
 
-def test_the_message_says_where_the_name_stands() -> None:
+def test_the_error_names_the_dict_that_contains_an_invalid_name() -> None:
     with pytest.raises(SchemaError, match=r"in 'user\.address'"):
         check_name("a.b", "user.address")

@@ -28,7 +28,7 @@ ACTIONS = [*OFTEN, *OFTEN, "drop", "compact", "tag", "untag", "restore", "reopen
 
 
 class Kept:
-    """A table, and what each of its versions held when it was made."""
+    """A table, and the content of each of its versions when it was committed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +38,7 @@ class Kept:
         self.epochs: dict[int, int] = {}
 
     def note(self) -> None:
-        """Remember the newest version; those that came with it hold what one of them does."""
+        """Remember the content of the newest version."""
         view = self.table.view
         self.held[view.version] = (view.start, numbers(view))
         self.epochs[view.version] = len(self.table.restores)
@@ -53,8 +53,10 @@ class Kept:
         self.note()
 
     def change(self) -> None:
-        """A commit of Lance's own, which says nothing of ours."""
-        self.table.change("change", lambda dataset: dataset.update_config({"any": "thing"}))
+        """Commit as Lance itself does, without our properties."""
+        self.table.committer.change(
+            "change", lambda dataset: dataset.update_config({"any": "thing"})
+        )
         self.note()
 
     def compact(self) -> None:
@@ -83,18 +85,18 @@ class Kept:
         return removed
 
     @property
-    def there(self) -> list[int]:
+    def existing(self) -> list[int]:
         return [one["version"] for one in versions.listing(self.table.view.dataset)]
 
     def check(self) -> None:
-        """Every version that is there has the rows and offsets it had, for a new process too."""
+        """Check, with a new table, that every version still has its rows and offsets."""
         again = Table(self.folder, fs.current())
         again.refresh()
         assert again.view.version == self.table.view.version
         assert (again.view.start, numbers(again.view)) == self.held[again.view.version]
         assert len(again.restores) == len(self.table.restores)
         assert again.sequence == self.sequence
-        for version in self.there:
+        for version in self.existing:
             if version not in self.held:
                 continue
             view = again.at(version)
@@ -114,62 +116,66 @@ def kept(tmp_path: Path) -> Kept:
 
 @pytest.fixture
 def a_version_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Version v was made ``LONG_AGO - v`` days ago."""
+    """Pretend that version v was committed ``LONG_AGO - v`` days ago."""
     first = dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=LONG_AGO)
-    monkeypatch.setattr(versions, "_moment", lambda one: first + dt.timedelta(days=one["version"]))
+    monkeypatch.setattr(
+        versions, "_timestamp", lambda entry: first + dt.timedelta(days=entry["version"])
+    )
 
 
 def keeping_after(version: int) -> float:
-    """An age that versions up to this one are beyond."""
+    """An age that is exceeded by versions up to this one."""
     return (LONG_AGO - version - 0.5) * DAY
 
 
-# What may go
+# Cleaning
 
 
-def test_old_versions_go_and_the_newest_stays(kept: Kept) -> None:
+def test_cleaning_removes_old_versions_and_keeps_the_newest(kept: Kept) -> None:
     for _ in range(5):
         kept.append()
     assert versions.outdated(kept.table.view.dataset, 0.0) == [1, 2, 3, 4]
     assert kept.clean(0.0) == 4
-    assert kept.there == [5]
+    assert kept.existing == [5]
     kept.check()
 
 
-def test_young_versions_stay(kept: Kept) -> None:
+def test_cleaning_keeps_recent_versions(kept: Kept) -> None:
     for _ in range(5):
         kept.append()
     assert versions.outdated(kept.table.view.dataset, 3600.0) == []
     assert kept.clean(3600.0) == 0
-    assert kept.there == [1, 2, 3, 4, 5]
+    assert kept.existing == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.usefixtures("a_version_a_day")
-def test_only_what_is_older_goes(kept: Kept) -> None:
+def test_cleaning_removes_only_versions_older_than_the_limit(kept: Kept) -> None:
     for _ in range(5):
         kept.append()
     assert versions.outdated(kept.table.view.dataset, keeping_after(3)) == [1, 2, 3]
 
 
 @pytest.mark.usefixtures("a_version_a_day")
-def test_the_commit_that_tells_the_start_of_a_later_version_stays(kept: Kept) -> None:
+def test_cleaning_keeps_the_commit_that_carries_the_properties_of_a_kept_version(
+    kept: Kept,
+) -> None:
     for _ in range(3):
         kept.append()
     kept.drop_first()
-    telling = kept.table.view.version
+    carrying = kept.table.view.version
     for _ in range(6):
         kept.change()
-    young = kept.table.view.version - 1
-    going = versions.outdated(kept.table.view.dataset, keeping_after(young - 1))
-    assert telling not in going
-    assert set(going) == set(range(1, young)) - {telling}
-    kept.clean(keeping_after(young - 1))
-    assert kept.table.at(young).start == 3
+    recent = kept.table.view.version - 1
+    outdated = versions.outdated(kept.table.view.dataset, keeping_after(recent - 1))
+    assert carrying not in outdated
+    assert set(outdated) == set(range(1, recent)) - {carrying}
+    kept.clean(keeping_after(recent - 1))
+    assert kept.table.at(recent).start == 3
     kept.check()
 
 
 @pytest.mark.usefixtures("a_version_a_day")
-def test_what_told_for_versions_that_are_gone_goes_with_the_next_cleaning(kept: Kept) -> None:
+def test_cleaning_later_removes_a_commit_kept_only_for_its_properties(kept: Kept) -> None:
     kept.append()
     kept.append()
     kept.drop_first()
@@ -179,13 +185,15 @@ def test_what_told_for_versions_that_are_gone_goes_with_the_next_cleaning(kept: 
     kept.append()
     last = kept.table.view.version
     kept.clean(keeping_after(last - 1))
-    assert kept.there == [last]
+    assert kept.existing == [last]
     kept.check()
 
 
 @pytest.mark.usefixtures("a_version_a_day")
 @pytest.mark.parametrize("seed", range(6))
-def test_every_version_that_stays_reads_as_before_whatever_happened(kept: Kept, seed: int) -> None:
+def test_every_remaining_version_reads_the_same_after_random_operations(
+    kept: Kept, seed: int
+) -> None:
     rng = random.Random(seed)
     tags: dict[str, int] = {}
     kept.append()
@@ -207,24 +215,24 @@ def test_every_version_that_stays_reads_as_before_whatever_happened(kept: Kept, 
             assert operations.delete_tag(kept.table, fs.current(), name) == (name in tags)
             tags.pop(name, None)
         elif action == "restore":
-            known = [version for version in kept.there if version in kept.held]
+            known = [version for version in kept.existing if version in kept.held]
             version = rng.choice([0, *known])
             kept.restore(version)
             assert kept.held[kept.table.view.version] == (kept.held.get(version) or (0, []))
         elif action == "clean":
-            kept.clean(keeping_after(rng.choice(kept.there)))
+            kept.clean(keeping_after(rng.choice(kept.existing)))
         else:
             kept.table = Table(kept.folder, fs.current())
             kept.table.open(left_clean=True)
         assert versions.tags(kept.table.view.dataset) == tags
-        assert set(tags.values()) <= set(kept.there)
+        assert set(tags.values()) <= set(kept.existing)
     kept.check()
 
 
 # Tags
 
 
-def test_a_tag_keeps_its_version_through_every_cleaning(kept: Kept) -> None:
+def test_a_tagged_version_survives_every_cleaning(kept: Kept) -> None:
     kept.append()
     kept.append()
     kept.drop_first()
@@ -245,18 +253,18 @@ def test_a_tag_keeps_its_version_through_every_cleaning(kept: Kept) -> None:
     kept.check()
 
 
-def test_a_version_goes_when_its_tag_is_gone(kept: Kept) -> None:
+def test_a_version_is_removed_after_its_tag_is_deleted(kept: Kept) -> None:
     kept.append()
     tagged = kept.tag("kept")
     kept.append()
     kept.clean(0.0)
-    assert tagged in kept.there
+    assert tagged in kept.existing
     assert operations.delete_tag(kept.table, fs.current(), "kept")
     kept.clean(0.0)
-    assert tagged not in kept.there
+    assert tagged not in kept.existing
 
 
-def test_a_tag_moves_to_the_newest_version_when_it_is_made_again(kept: Kept) -> None:
+def test_tagging_again_moves_the_tag_to_the_newest_version(kept: Kept) -> None:
     kept.append()
     first = kept.tag("moving")
     kept.append()
@@ -264,11 +272,28 @@ def test_a_tag_moves_to_the_newest_version_when_it_is_made_again(kept: Kept) -> 
     kept.append()
     kept.clean(0.0)
     assert versions.tags(kept.table.view.dataset) == {"moving": second}
-    assert first not in kept.there
+    assert first not in kept.existing
     kept.check()
 
 
-async def test_tags_outlive_versions_that_are_kept_for_no_time_at_all(persisting: Bucket) -> None:
+def test_drafts_that_a_crash_left_are_ignored_and_removed_by_the_next_owner(kept: Kept) -> None:
+    kept.append()
+    tagged = kept.tag("kept")
+    drafts = [
+        kept.table.root / "_refs" / "tags" / "kept.json.0123456789abcdef.tmp",
+        kept.table.root / "_refs" / "tags" / "other.json.tmp",
+        kept.folder / "indexes.json.0123456789abcdef.tmp",
+    ]
+    for draft in drafts:
+        draft.write_bytes(b"{")
+    assert versions.tags(kept.table.view.dataset) == {"kept": tagged}
+    table = Table(kept.folder, fs.current())
+    table.open(left_clean=False)
+    assert not any(draft.exists() for draft in drafts)
+    assert versions.tags(table.view.dataset) == {"kept": tagged}
+
+
+async def test_tagged_versions_survive_with_a_minimal_keep_versions(persisting: Bucket) -> None:
     backend = persisting.open(keep_versions=1e-6, flush_interval=None)
     expected = {}
     for number in range(12):
@@ -291,10 +316,10 @@ async def test_tags_outlive_versions_that_are_kept_for_no_time_at_all(persisting
     assert await backend.get() == expected["tag-4"][1]
 
 
-# Which one is meant
+# Resolving
 
 
-def test_a_number_means_that_version_while_it_is_there(kept: Kept) -> None:
+def test_a_version_number_resolves_while_the_version_exists(kept: Kept) -> None:
     for _ in range(3):
         kept.append()
     dataset = kept.table.view.dataset
@@ -303,11 +328,11 @@ def test_a_number_means_that_version_while_it_is_there(kept: Kept) -> None:
         with pytest.raises(InvalidArgument, match="versions 1 to 3 are kept"):
             versions.resolve(dataset, missing)
     kept.clean(0.0)
-    with pytest.raises(InvalidArgument, match="is not there"):
+    with pytest.raises(InvalidArgument, match="does not exist"):
         versions.resolve(kept.table.view.dataset, 1)
 
 
-def test_a_name_means_the_tagged_version(kept: Kept) -> None:
+def test_a_tag_name_resolves_to_the_tagged_version(kept: Kept) -> None:
     kept.append()
     with pytest.raises(InvalidArgument, match="no tag 'a'; there are: none"):
         versions.resolve(kept.table.view.dataset, "a")
@@ -319,13 +344,13 @@ def test_a_name_means_the_tagged_version(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("version", [True, 1.0, None, b"tag", ("tag",)])
-def test_what_is_no_version_is_refused(kept: Kept, version: Any) -> None:
+def test_an_invalid_version_reference_is_refused(kept: Kept, version: Any) -> None:
     kept.append()
     with pytest.raises(InvalidArgument, match="version must be"):
         versions.resolve(kept.table.view.dataset, version)
 
 
-def test_a_moment_means_the_newest_version_that_was_there_then(kept: Kept) -> None:
+def test_a_point_in_time_resolves_to_the_newest_version_of_that_time(kept: Kept) -> None:
     for _ in range(4):
         kept.append()
     dataset = kept.table.view.dataset
@@ -338,7 +363,7 @@ def test_a_moment_means_the_newest_version_that_was_there_then(kept: Kept) -> No
     assert versions.resolve(dataset, later) == 4
 
 
-def test_a_moment_without_a_zone_is_local_time(kept: Kept) -> None:
+def test_a_datetime_without_timezone_is_local_time(kept: Kept) -> None:
     kept.append()
     kept.append()
     dataset = kept.table.view.dataset
@@ -346,23 +371,23 @@ def test_a_moment_without_a_zone_is_local_time(kept: Kept) -> None:
     assert versions.resolve(dataset, first.astimezone().replace(tzinfo=None)) == 1
 
 
-def test_a_moment_before_the_first_version_means_an_empty_table(kept: Kept) -> None:
+def test_a_time_before_the_first_version_resolves_to_an_empty_table(kept: Kept) -> None:
     kept.append()
     long_ago = dt.datetime(2001, 1, 1, tzinfo=dt.timezone.utc)
     assert versions.resolve(kept.table.view.dataset, long_ago) == versions.NOTHING
     assert kept.table.at(versions.NOTHING).rows == 0
 
 
-def test_a_moment_whose_version_is_gone_is_refused(kept: Kept) -> None:
+def test_a_time_whose_version_was_removed_is_refused(kept: Kept) -> None:
     kept.append()
     long_ago = versions.listing(kept.table.view.dataset)[0]["timestamp"]
     kept.append()
     kept.clean(0.0)
-    with pytest.raises(InvalidArgument, match="no version is left"):
+    with pytest.raises(InvalidArgument, match=r"no version from .* is left"):
         versions.resolve(kept.table.view.dataset, long_ago)
 
 
-def test_the_listing_says_what_each_version_is(kept: Kept) -> None:
+def test_the_listing_shows_rows_and_operation_of_each_version(kept: Kept) -> None:
     kept.append(3)
     kept.append(2)
     kept.drop_first()
@@ -376,29 +401,29 @@ def test_the_listing_says_what_each_version_is(kept: Kept) -> None:
     assert all(one.tzinfo is not None for one in times)
 
 
-# Beside readers
+# Concurrent readers
 
 
-def test_listing_versions_disturbs_no_reader_of_the_same_view(kept: Kept) -> None:
+def test_listing_versions_does_not_disturb_readers_of_the_same_view(kept: Kept) -> None:
     for _ in range(5):
         kept.append()
     view = kept.table.view
     with ThreadPoolExecutor(4) as pool:
         listed = [pool.submit(versions.listing, view.dataset) for _ in range(40)]
         read = [pool.submit(numbers, view) for _ in range(40)]
-        told = [pool.submit(properties.read, view.dataset) for _ in range(40)]
+        read_properties = [pool.submit(properties.read, view.dataset) for _ in range(40)]
         for one in listed:
             assert [v["version"] for v in one.result()] == [1, 2, 3, 4, 5]
         assert all(one.result() == list(range(15)) for one in read)
-        assert all(one.result() == kept.table.properties for one in told)
+        assert all(one.result() == kept.table.properties for one in read_properties)
 
 
-def test_versions_are_listed_and_meant_while_others_are_removed(kept: Kept) -> None:
+def test_versions_are_listed_and_resolved_while_others_are_removed(kept: Kept) -> None:
     kept.append()
     tagged = kept.tag("kept")
     done = threading.Event()
 
-    def look() -> int:
+    def read() -> int:
         seen = 0
         while not done.is_set():
             dataset = kept.table.view.dataset
@@ -409,17 +434,17 @@ def test_versions_are_listed_and_meant_while_others_are_removed(kept: Kept) -> N
         return seen
 
     with ThreadPoolExecutor(2) as pool:
-        looking = [pool.submit(look) for _ in range(2)]
+        reading = [pool.submit(read) for _ in range(2)]
         for _ in range(8):
             for _ in range(4):
                 kept.append(1)
             kept.clean(0.0)
         done.set()
-        assert all(one.result() for one in looking)
+        assert all(one.result() for one in reading)
 
 
 @pytest.mark.parametrize("value", [2, 2.5], ids=["new-field", "wider-field"])
-async def test_a_restored_version_brings_its_fields_and_types_back(
+async def test_a_restore_brings_back_the_fields_and_types_of_the_version(
     persisting: Bucket, value: float
 ) -> None:
     backend = persisting.open(flush_interval=None)

@@ -1,4 +1,4 @@
-"""Which fragments retention drops: whole ones, the oldest first, and never one too many."""
+"""Retention drops whole fragments, the oldest first, and never one too many."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ HOUR = 3600.0
 
 
 def view_of(*rows: int, start: int = 0, width: int = 10) -> TableView:
-    """Fragments of so many rows of ``width`` bytes, from ``start`` on."""
+    """A view of fragments with these numbers of rows, of ``width`` bytes each, from ``start``."""
     return TableView(None, EMPTY, tuple(Size(count, count * width) for count in rows), start)
 
 
 def arrived(folder: Path, *hours_ago: float | tuple[float, ...]) -> Table:
-    """A table with a fragment of rows for each time, or times, of arrival."""
+    """A table with one fragment for each arrival time or list of arrival times."""
     table = Table(folder, fs.current())
     now = time.time()
     for number, hours in enumerate(hours_ago, 1):
@@ -39,7 +39,7 @@ def arrived(folder: Path, *hours_ago: float | tuple[float, ...]) -> Table:
 
 
 def left(view: TableView, count: int) -> tuple[int, int]:
-    """(rows, bytes) without the first ``count`` fragments."""
+    """(rows, bytes) that remain without the first ``count`` fragments."""
     kept = view.sizes[count:]
     return sum(s.rows for s in kept), sum(s.nbytes for s in kept)
 
@@ -48,25 +48,25 @@ def left(view: TableView, count: int) -> tuple[int, int]:
     ("rows", "count"),
     [(100, 0), (61, 0), (60, 0), (51, 0), (50, 1), (49, 1), (31, 1), (30, 2), (1, 2), (0, 3)],
 )
-def test_at_least_the_wanted_rows_stay(rows: int, count: int) -> None:
+def test_retention_keeps_at_least_the_given_rows(rows: int, count: int) -> None:
     assert droppable(view_of(10, 20, 30), Limits(rows=rows)) == count
 
 
 @pytest.mark.parametrize(
     ("nbytes", "count"), [(1000, 0), (501, 0), (500, 1), (301, 1), (300, 2), (1, 2), (0, 3)]
 )
-def test_at_least_the_wanted_bytes_stay(nbytes: int, count: int) -> None:
+def test_retention_keeps_at_least_the_given_bytes(nbytes: int, count: int) -> None:
     assert droppable(view_of(10, 20, 30), Limits(nbytes=nbytes)) == count
 
 
-def test_what_is_beyond_any_limit_goes() -> None:
+def test_a_fragment_beyond_any_limit_is_dropped() -> None:
     view = view_of(10, 20, 30)
     assert droppable(view, Limits(rows=50, nbytes=300)) == 2
     assert droppable(view, Limits(rows=30, nbytes=500)) == 2
     assert droppable(view, Limits(rows=1000, nbytes=500)) == 1
 
 
-def test_nothing_goes_without_a_limit() -> None:
+def test_nothing_is_dropped_without_a_limit() -> None:
     assert not Limits().any
     assert droppable(view_of(10, 20, 30), Limits()) == 0
 
@@ -79,7 +79,7 @@ def test_an_empty_table_has_nothing_to_drop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_as_much_goes_as_may_and_no_more(seed: int) -> None:
+def test_retention_drops_as_many_fragments_as_the_limits_allow(seed: int) -> None:
     rng = random.Random(seed)
     view = view_of(
         *(rng.randint(1, 40) for _ in range(rng.randint(1, 30))), start=rng.randint(0, 9)
@@ -97,20 +97,20 @@ def test_as_much_goes_as_may_and_no_more(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(5 * HOUR, 0), (2.5 * HOUR, 1), (1.5 * HOUR, 2)])
-def test_fragments_go_when_their_youngest_row_is_too_old(
+def test_a_fragment_is_dropped_when_its_youngest_row_is_too_old(
     tmp_path: Path, seconds: float, count: int
 ) -> None:
     table = arrived(tmp_path, (9, 3), (3, 2), (2, 1))
     assert droppable(table.view, Limits(seconds=seconds)) == count
 
 
-def test_everything_goes_when_all_is_too_old(tmp_path: Path) -> None:
+def test_all_fragments_are_dropped_when_all_rows_are_too_old(tmp_path: Path) -> None:
     table = arrived(tmp_path, 4, 3, 2)
     assert droppable(table.view, Limits(seconds=HOUR)) == 3
     assert droppable(table.view, Limits(seconds=0.0)) == 3
 
 
-def test_age_is_that_of_the_rows_that_are_left(tmp_path: Path) -> None:
+def test_retention_by_age_considers_only_remaining_rows(tmp_path: Path) -> None:
     from persisting.table import operations
 
     table = arrived(tmp_path, (4, 4, 4), (3, 3), 2, 1)
@@ -120,7 +120,7 @@ def test_age_is_that_of_the_rows_that_are_left(tmp_path: Path) -> None:
     assert droppable(table.view, Limits(seconds=1.5 * HOUR)) == 1
 
 
-def test_age_and_rows_each_may_let_fragments_go(tmp_path: Path) -> None:
+def test_age_or_rows_alone_is_enough_to_drop_a_fragment(tmp_path: Path) -> None:
     table = arrived(tmp_path, 4, 3, 2, 1)
     assert droppable(table.view, Limits(seconds=3.5 * HOUR, rows=1)) == 3
     assert droppable(table.view, Limits(seconds=1.5 * HOUR, rows=4)) == 3
@@ -130,17 +130,17 @@ def test_age_and_rows_each_may_let_fragments_go(tmp_path: Path) -> None:
     ("floor", "count"),
     [(0, 0), (99, 0), (100, 0), (109, 0), (110, 1), (129, 1), (130, 2), (999, 3)],
 )
-def test_no_row_from_the_floor_on_goes(floor: int, count: int) -> None:
+def test_rows_at_or_above_the_floor_are_kept(floor: int, count: int) -> None:
     view = view_of(10, 20, 30, start=100)
     assert droppable(view, Limits(rows=0), floor) == count
 
 
-def test_a_floor_lets_nothing_go_that_the_limits_keep() -> None:
+def test_a_floor_drops_nothing_that_the_limits_keep() -> None:
     assert droppable(view_of(10, 20, 30), Limits(rows=50), floor=60) == 1
     assert droppable(view_of(10, 20, 30), Limits(rows=60), floor=60) == 0
 
 
-def test_a_floor_holds_for_age_too(tmp_path: Path) -> None:
+def test_the_floor_also_applies_to_retention_by_age(tmp_path: Path) -> None:
     table = arrived(tmp_path, 4, 3, 2, 1)
     assert droppable(table.view, Limits(seconds=0.0), floor=2) == 2
 
@@ -156,12 +156,12 @@ def test_a_floor_holds_for_age_too(tmp_path: Path) -> None:
         Limits(rows="5"),  # type: ignore[arg-type]
     ],
 )
-def test_limits_that_make_no_sense_are_refused(limits: Limits) -> None:
+def test_invalid_retention_limits_are_refused(limits: Limits) -> None:
     with pytest.raises(InvalidArgument, match="retention by"):
         limits.check()
 
 
-def test_zero_is_a_limit() -> None:
+def test_a_retention_limit_may_be_zero() -> None:
     for limits in (Limits(rows=0), Limits(nbytes=0), Limits(seconds=0.0)):
         limits.check()
         assert limits.any

@@ -45,14 +45,14 @@ EVOLVING = Values(evolving=True, vector=FLOATS)
     ],
     ids=repr,
 )
-def test_a_value_has_the_type_of_its_kind(value: Any, dtype: pa.DataType) -> None:
+def test_describe_returns_the_arrow_type_of_a_python_value(value: Any, dtype: pa.DataType) -> None:
     for values in (STRICT, EVOLVING):
         canonical, own = values.describe(value, "f", top=True)
         assert own == dtype
         assert same(value, canonical)
 
 
-def test_a_list_of_floats_is_a_vector_only_at_the_top() -> None:
+def test_a_list_of_floats_is_a_vector_only_at_the_top_level() -> None:
     assert STRICT.describe([0.5, 1.5], "f", top=True)[1] == pa.list_(FLOATS, 2)
     assert STRICT.describe([0.5, 1.5], "f")[1] == pa.list_(FLOATS)
     assert STRICT.describe([[0.5]], "f", top=True)[1] == pa.list_(pa.list_(FLOATS))
@@ -60,7 +60,7 @@ def test_a_list_of_floats_is_a_vector_only_at_the_top() -> None:
     assert STRICT.describe([1, 2], "f", top=True)[1] == pa.list_(pa.int64())
 
 
-def test_an_array_keeps_its_width() -> None:
+def test_a_numpy_array_keeps_its_float_width() -> None:
     for width, dtype in ((np.float16, pa.float16()), (np.float32, pa.float32())):
         _, own = STRICT.describe(np.array([0.1, 0.2], dtype=width), "f", top=True)
         assert own == pa.list_(dtype, 2)
@@ -74,7 +74,7 @@ def test_a_narrower_vector_type_rounds_python_floats() -> None:
     assert narrow.describe(0.1, "f")[0] == 0.1
 
 
-def test_dicts_of_a_list_are_united_where_the_schema_evolves() -> None:
+def test_dicts_in_a_list_are_merged_if_the_schema_evolves() -> None:
     value, own = EVOLVING.describe([{"a": 1}, {"b": "x"}], "f")
     assert value == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
     assert own.value_type == pa.struct([("a", pa.int64()), ("b", pa.string())])
@@ -136,7 +136,7 @@ def test_a_value_fits_a_type_that_holds_it_exactly(value: Any, dtype: pa.DataTyp
     ],
     ids=repr,
 )
-def test_a_value_of_another_kind_does_not_fit(value: Any, dtype: pa.DataType) -> None:
+def test_a_value_of_another_type_does_not_fit(value: Any, dtype: pa.DataType) -> None:
     for values in (STRICT, EVOLVING):
         with pytest.raises(Misfit):
             values.fit(value, dtype, "f")
@@ -147,14 +147,14 @@ def test_an_int_that_a_float_cannot_hold_exactly_raises() -> None:
         STRICT.fit(2**53 + 1, pa.float64(), "f")
 
 
-def test_a_dict_may_lack_fields_only_where_the_schema_evolves() -> None:
+def test_a_dict_may_lack_fields_only_if_the_schema_evolves() -> None:
     dtype = pa.struct([("a", pa.int64()), ("b", pa.string())])
     assert EVOLVING.fit({"b": "x"}, dtype, "f") == {"a": None, "b": "x"}
     with pytest.raises(Misfit):
         STRICT.fit({"b": "x"}, dtype, "f")
 
 
-def test_errors_name_the_place() -> None:
+def test_schema_errors_name_the_path_of_the_value() -> None:
     with pytest.raises(SchemaError, match=r"'f\.a\[1\]\.b'"):
         STRICT.describe({"a": [{"b": 1}, {"b": 2**64}]}, "f")
 
@@ -176,5 +176,5 @@ def test_errors_name_the_place() -> None:
         (pa.int32(), "int32"),
     ],
 )
-def test_types_are_named_as_python_names_them(dtype: pa.DataType, words: str) -> None:
+def test_type_name_uses_the_terms_of_python(dtype: pa.DataType, words: str) -> None:
     assert type_name(dtype) == words

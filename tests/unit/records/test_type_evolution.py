@@ -1,4 +1,4 @@
-"""How two types become one."""
+"""How two types are merged."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ STRICT_ONLY = [
 
 
 @pytest.mark.parametrize(("old", "new", "both"), LEARNED)
-def test_a_strict_schema_learns_what_was_unknown(
+def test_a_strict_schema_fills_in_unknown_types(
     old: pa.DataType, new: pa.DataType, both: pa.DataType
 ) -> None:
     assert learn(old, new, "f") == both
@@ -83,7 +83,9 @@ def test_an_evolving_schema_widens(old: pa.DataType, new: pa.DataType, both: pa.
 
 
 @pytest.mark.parametrize(("old", "new"), IMPOSSIBLE)
-def test_types_without_a_common_one_conflict_both_ways(old: pa.DataType, new: pa.DataType) -> None:
+def test_types_without_a_common_type_conflict_in_both_orders(
+    old: pa.DataType, new: pa.DataType
+) -> None:
     for first, second in ((old, new), (new, old)):
         with pytest.raises(Conflict):
             widen(first, second, "f")
@@ -98,18 +100,20 @@ def test_a_strict_schema_does_not_widen(old: pa.DataType, new: pa.DataType) -> N
 
 
 @pytest.mark.parametrize(("old", "new", "both"), LEARNED + WIDENED)
-def test_widening_is_stable(old: pa.DataType, new: pa.DataType, both: pa.DataType) -> None:
+def test_widening_a_widened_type_changes_nothing(
+    old: pa.DataType, new: pa.DataType, both: pa.DataType
+) -> None:
     assert widen(both, old, "f") == both
     assert widen(both, new, "f") == both
 
 
-def test_the_order_in_which_numbers_come_does_not_matter() -> None:
+def test_widening_numbers_does_not_depend_on_their_order() -> None:
     numbers = [pa.int8(), pa.uint8(), pa.int32(), pa.float16(), pa.float32(), FLOAT, INT]
     for old, new in itertools.combinations(numbers, 2):
         assert widen(old, new, "f") == widen(new, old, "f")
 
 
-def test_a_conflict_says_where() -> None:
+def test_a_type_conflict_names_the_path() -> None:
     with pytest.raises(Conflict) as caught:
         widen(struct(a=pa.list_(struct(b=INT))), struct(a=pa.list_(struct(b=TEXT))), "f")
     assert (caught.value.path, caught.value.old, caught.value.new) == ("f.a[].b", INT, TEXT)
