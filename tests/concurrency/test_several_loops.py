@@ -76,7 +76,7 @@ async def test_a_cancelled_close_goes_on_to_its_end(tmp_path: Path) -> None:
     backend = opened(tmp_path / "b")
     await backend.put({"n": 1})
     # Held, as while a compaction goes on.
-    with backend.bucket.table_turn, pytest.raises(asyncio.TimeoutError):
+    with backend.bucket.table_lock, pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(backend.close(), 0.05)
     while not backend._finished:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -115,15 +115,15 @@ async def test_a_field_on_its_way_survives_the_failure_of_a_later_put(tmp_path: 
     go.set()
     backend = opened(tmp_path / "b", wal_sync_interval=0.0)
     await backend.put({"a": 1})
-    journal = backend.bucket.journal
-    assert journal is not None
-    journal._log._fs = Held()
+    group_commit = backend.bucket.group_commit
+    assert group_commit is not None
+    group_commit._log._fs = Held()
     await backend.flush()  # the next segment has the file system that holds
     go.clear()
     reached.clear()
     on_its_way = asyncio.create_task(backend.put({"a": 2, "new": "field"}))
     assert await asyncio.to_thread(reached.wait, SOON)
-    journal._fail([], RuntimeError("no thread for a later one"))
+    group_commit._fail([], RuntimeError("no thread for a later one"))
     go.set()
     await on_its_way
     await backend.put({"a": 3, "new": None})

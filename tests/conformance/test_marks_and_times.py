@@ -98,5 +98,5 @@ async def test_a_stream_that_begins_after_a_restore_reads_what_is_there(stored: 
     reader = stored.open(read_only=True)
     assert len(await reader.get()) == 2
     await owner.restore("one")
-    reader.bucket.look_again()
+    reader.bucket.expire_view()
     assert await read_all(reader) == [{"n": 0}]

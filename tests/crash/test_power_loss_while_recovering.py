@@ -110,7 +110,7 @@ async def test_power_loss_while_several_torn_segments_are_trimmed_leaves_a_begin
         for _ in range(3):
             await scribe.put(v=1)
             await scribe.put(v=1, text="x" * 700)
-            scribe.backend._bucket.journal.seal()
+            scribe.backend._bucket.group_commit.seal()
 
     open_bucket = wal(wal_sync_interval=60.0)
     scribe = await told(tmp_path, open_bucket, workload, Durable.FLUSHED)

@@ -239,7 +239,7 @@ def test_damage_to_what_was_synced_raises_and_changes_nothing(tmp_path):
 
 def test_lance_backend_refuses_a_folder_with_a_log(tmp_path):
     killed_log(tmp_path)
-    with pytest.raises(StorageError, match="open it once with PersistingBackend"):
+    with pytest.raises(StorageError, match="open and close it once with PersistingBackend"):
         LanceBackend(bucket_id=0, storage_path=str(tmp_path))
 
 

@@ -85,7 +85,7 @@ def test_every_error_is_listed(page: Path):
 @pages
 def test_the_number_of_remembered_writers_is_the_codes(page: Path):
     text = page.read_text("utf-8").replace(",", "")
-    assert f"{producer_sequences.MAX_WRITERS}" in text
+    assert f"{producer_sequences.MAX_PRODUCERS}" in text
 
 
 def test_an_unknown_option_warns_and_names_the_nearest(tmp_path):

@@ -106,10 +106,10 @@ async def test_an_option_drops_by_itself(tmp_path, limit):
 
 async def test_without_limits_nothing_goes_and_nothing_below_a_limit_does(tmp_path):
     async with await filled(tmp_path / "none", flushes=3) as backend:
-        await asyncio.to_thread(backend._bucket.upkeep._run)
+        await asyncio.to_thread(backend._bucket.maintenance._run)
         assert backend.total_count() == 30
     async with await filled(tmp_path / "rows", retention_rows=25) as backend:
-        await asyncio.to_thread(backend._bucket.upkeep._run)
+        await asyncio.to_thread(backend._bucket.maintenance._run)
         assert backend.total_count() == 30
 
 
@@ -213,7 +213,7 @@ async def test_compaction_keeps_every_offset_and_can_be_switched_off(tmp_path):
         assert await backend.get() == rows(0, 400)
         assert await backend.take([0, 399, 57]) == [{"id": 0}, {"id": 399}, {"id": 57}]
     async with await filled(tmp_path / "off", flushes=40, compaction=False) as backend:
-        await asyncio.to_thread(backend._bucket.upkeep._run)
+        await asyncio.to_thread(backend._bucket.maintenance._run)
         assert (await backend.stats())["fragments"] == 40
         report = await backend.compact()
         assert (report["fragments_before"], report["fragments_after"]) == (40, 1)
@@ -223,14 +223,14 @@ async def test_upkeep_that_fails_is_told_and_loses_nothing(tmp_path, faults, cap
     await (await filled(tmp_path, flushes=40, compaction=False)).close()
     async with LanceBackend(0, str(tmp_path)) as backend:
         faults.fail_always("rename")
-        await asyncio.to_thread(backend._bucket.upkeep._run)
+        await asyncio.to_thread(backend._bucket.maintenance._run)
         faults.heal()
         stats = await backend.stats()
         assert "injected fault" in stats["upkeep_error"]
         assert stats["fragments"] == 40
-        assert "upkeep of" in caplog.text
+        assert "maintenance of" in caplog.text
         assert await backend.get() == rows(0, 400)
-        await asyncio.to_thread(backend._bucket.upkeep._run)
+        await asyncio.to_thread(backend._bucket.maintenance._run)
         stats = await backend.stats()
         assert stats["upkeep_error"] is None
         assert stats["fragments"] < 40

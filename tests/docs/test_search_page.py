@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from support.doc_pages import DOCS, both, code, table_with
 
-from persisting.backends.table_api import TableApi
+from persisting.backends.table_backend import TableBackend
 from persisting.bucket import maintenance, snapshot_search
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.queue import LanceBackend, PersistingBackend, write_queue
@@ -26,7 +26,7 @@ pages = pytest.mark.parametrize("page", both("guide/search.md"), ids=["en", "zh"
 
 @pages
 def test_the_arguments_of_search_are_those_of_the_code(page: Path):
-    parameters = list(inspect.signature(TableApi.search).parameters.values())[1:]
+    parameters = list(inspect.signature(TableBackend.search).parameters.values())[1:]
     listed = [(code(row[0]), eval(code(row[1]))) for row in table_with(page, "k", "exact")]  # noqa: S307
     order = [one.name for one in parameters]
     assert sorted(listed, key=lambda one: order.index(one[0])) == [

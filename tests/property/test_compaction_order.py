@@ -209,7 +209,7 @@ async def test_automatic_compaction_after_many_small_flushes_changes_nothing_tha
     before = await state_of(backend)
     assert (await backend.stats())["fragments"] == 36
     backend = await bucket.reopen(backend, compaction=True, flush_interval=None)
-    backend._bucket.upkeep._job.request().result(60)
+    backend._bucket.maintenance._job.request().result(60)
     stats = await backend.stats()
     assert stats["upkeep_error"] is None
     assert stats["fragments"] < 36

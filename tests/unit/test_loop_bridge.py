@@ -62,7 +62,7 @@ def test_every_job_runs_once() -> None:
 
 
 def test_a_job_never_waits_for_another_while_there_may_be_more_threads() -> None:
-    crew, met = loop_bridge.WorkerPool(most=2), threading.Event()
+    crew, met = loop_bridge.WorkerPool(max_threads=2), threading.Event()
     both = threading.Barrier(2, action=met.set)
     crew.submit(lambda: both.wait(SOON))
     crew.submit(lambda: both.wait(SOON))
@@ -70,7 +70,7 @@ def test_a_job_never_waits_for_another_while_there_may_be_more_threads() -> None
 
 
 def test_a_job_that_raises_is_told_and_costs_no_thread(caplog: pytest.LogCaptureFixture) -> None:
-    crew, done = loop_bridge.WorkerPool(most=1), threading.Event()
+    crew, done = loop_bridge.WorkerPool(max_threads=1), threading.Event()
 
     def fail() -> None:
         raise ValueError("this one")
@@ -103,12 +103,12 @@ async def test_a_put_that_gets_no_thread_raises_and_the_next_is_stored(
 ) -> None:
     backend = PersistingBackend(bucket_id=0, storage_path=str(tmp_path / "b"), enable_wal=True)
     await backend.put({"n": 0})
-    assert backend.bucket.journal is not None
-    await asyncio.wrap_future(backend.bucket.journal.drain())
-    while backend.bucket.journal._writing.active:  # noqa: ASYNC110
+    assert backend.bucket.group_commit is not None
+    await asyncio.wrap_future(backend.bucket.group_commit.drain())
+    while backend.bucket.group_commit._writing.active:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     with monkeypatch.context() as patched:
-        patched.setattr(loop_bridge, "_crew", loop_bridge.WorkerPool())
+        patched.setattr(loop_bridge, "_workers", loop_bridge.WorkerPool())
         refuse_threads(patched)
         with pytest.raises(WALError, match="can't start new thread"):
             await backend.put({"n": 1})
@@ -182,12 +182,12 @@ def test_a_loop_that_watches_no_files_is_served_too() -> None:
 def test_a_signal_costs_no_thread() -> None:
     heard = []
     before = signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
-    crew, done = loop_bridge.WorkerPool(most=1), threading.Event()
+    crew, done = loop_bridge.WorkerPool(max_threads=1), threading.Event()
     try:
         crew.submit(done.set)
         assert done.wait(SOON)
         [log_thread] = [
-            t for t in threading.enumerate() if getattr(t, "_args", None) == [crew._bell]
+            t for t in threading.enumerate() if getattr(t, "_args", None) == [crew._event]
         ]
         for _ in range(20):
             signal.pthread_kill(log_thread.ident or 0, signal.SIGUSR1)
@@ -207,7 +207,7 @@ async def test_without_a_free_descriptor_a_put_raises_and_changes_nothing(
 
     backend = PersistingBackend(bucket_id=0, storage_path=str(tmp_path / "b"), enable_wal=True)
     with monkeypatch.context() as patched:
-        patched.setattr(loop_bridge, "_crew", loop_bridge.WorkerPool())
+        patched.setattr(loop_bridge, "_workers", loop_bridge.WorkerPool())
         patched.setattr(os, "eventfd", refuse)
         for put in (backend.put({"n": 1}), backend.put_batch([{"n": 1}])):
             with pytest.raises(WALError, match="Too many open files"):
@@ -254,7 +254,7 @@ def test_calls_behind_an_interrupted_one_come_in_the_next_turn() -> None:
 async def test_a_ring_that_was_heard_already_is_no_error() -> None:
     box, made = loop_bridge.mailbox(), []
     box.post(made.append, 1)
-    box._bell.hear()
+    box._event.wait()
     await asyncio.sleep(0)
     box.post(made.append, 2)
     await asyncio.sleep(0.05)
@@ -262,21 +262,21 @@ async def test_a_ring_that_was_heard_already_is_no_error() -> None:
 
 
 def test_who_goes_on_and_on_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_bridge, "_crew", loop_bridge.WorkerPool(most=1))
+    monkeypatch.setattr(loop_bridge, "_workers", loop_bridge.WorkerPool(max_threads=1))
     done = threading.Event()
 
     def greedy() -> None:
         if not done.is_set():
-            first.want()
+            first.trigger()
 
     first = coalesced.CoalescedTask(greedy, short=True)
-    first.want()
-    coalesced.CoalescedTask(done.set, short=True).want()
+    first.trigger()
+    coalesced.CoalescedTask(done.set, short=True).trigger()
     assert done.wait(SOON)
 
 
 def test_a_job_whose_ring_was_lost_runs_with_the_next() -> None:
-    crew, done = loop_bridge.WorkerPool(most=1), threading.Semaphore(0)
+    crew, done = loop_bridge.WorkerPool(max_threads=1), threading.Semaphore(0)
     crew.submit(done.release)
     assert done.acquire(timeout=SOON)
     crew._jobs.append(done.release)  # as where Ctrl-C comes before the ring
@@ -303,7 +303,7 @@ def test_an_interrupted_request_leaves_a_job_that_runs(
     monkeypatch.setattr(loop_bridge, "submit", interrupted)
     job = coalesced.CoalescedTask(runs.release, short=True)
     with pytest.raises(KeyboardInterrupt):
-        job.want()
+        job.trigger()
     assert runs.acquire(timeout=SOON)
     job.request().result(SOON)
     assert runs.acquire(timeout=SOON)
@@ -330,7 +330,7 @@ def test_a_short_job_waits_for_none_in_the_pool() -> None:
     long = [coalesced.CoalescedTask(lambda: go.wait(SOON)) for _ in range(pool.POOL_THREADS)]
     futures = [job.request() for job in long]
     try:
-        coalesced.CoalescedTask(done.set, short=True).want()
+        coalesced.CoalescedTask(done.set, short=True).trigger()
         assert done.wait(SOON)
     finally:
         go.set()
@@ -345,7 +345,7 @@ def test_a_timer_that_got_no_thread_gets_one_later(
         with monkeypatch.context() as patched:
             patched.setattr(timer, "_timer", fresh)
             refuse_threads(patched)
-            with pytest.raises(StorageError, match="no thread for its timer"):
+            with pytest.raises(StorageError, match="no thread for the timer"):
                 PersistingBackend(bucket_id=0, storage_path=str(tmp_path / "b"))
         monkeypatch.setattr(timer, "_timer", fresh)
         backend = PersistingBackend(
@@ -446,7 +446,7 @@ def test_a_bucket_belongs_to_the_process_that_opened_it(tmp_path: Path) -> None:
             backend.get(),
             backend.close(),
         ):
-            with pytest.raises(StorageError, match="of which this one is a fork"):
+            with pytest.raises(StorageError, match="this process is a fork of it"):
                 await asyncio.wait_for(call, SOON)
 
     async def finished() -> list[dict[str, Any]]:
@@ -468,7 +468,7 @@ def test_a_synchronous_queue_says_so_too(tmp_path: Path) -> None:
 
     def child() -> None:
         writer.put({"id": "b"})
-        with pytest.raises(StorageError, match="of which this one is a fork"):
+        with pytest.raises(StorageError, match="this process is a fork of it"):
             writer.flush()
 
     assert in_child(child) == 0

@@ -82,14 +82,14 @@ async def test_what_comes_while_a_flush_ends_is_flushed_too(
     backend = lance.open(flush_threshold=5, flush_interval=None)
     bucket = backend.bucket
     late = [{"i": 2} for _ in range(10)]
-    look = bucket.upkeep.look
+    look = bucket.maintenance.schedule_if_needed
 
     def put_and_look() -> None:
         while late:
             assert bucket.add_row(late.pop())
         look()
 
-    monkeypatch.setattr(bucket.upkeep, "look", put_and_look)
+    monkeypatch.setattr(bucket.maintenance, "schedule_if_needed", put_and_look)
     await backend.put_batch([{"i": 1}] * 10)
 
     async def flushed() -> bool:
