@@ -53,8 +53,8 @@ class BucketReader:
         self._bucket.check_open()
         await self._access.refresh()
         epoch = self._bucket.epoch
-        async with aclosing(self.pages(offset, limit, block)) as pages:
-            async for page in pages:
+        async with aclosing(self._blocks(offset, limit, block)) as blocks:
+            async for page in blocks:
                 if page.epoch != epoch:
                     raise OffsetOutOfRange(
                         "the bucket was restored to an older version during the read and now ends "
@@ -66,14 +66,27 @@ class BucketReader:
     async def pages(
         self, offset: int, limit: int | None, block: bool, epoch: int | None = None
     ) -> AsyncGenerator[Page]:
-        """Stream pages; an empty page says that the bucket's epoch is not ``epoch``.
+        """Stream pages; an empty page says that the bucket's epoch is not ``epoch``."""
+        step = self._page_rows
+        async with aclosing(self._blocks(offset, limit, block, epoch)) as blocks:
+            async for first, rows, block_epoch in blocks:
+                if len(rows) <= step:
+                    yield Page(first, rows, block_epoch)
+                    continue
+                for start in range(0, len(rows), step):
+                    yield Page(first + start, rows[start : start + step], block_epoch)
+
+    async def _blocks(
+        self, offset: int, limit: int | None, block: bool, epoch: int | None = None
+    ) -> AsyncGenerator[Page]:
+        """Stream blocks: whole pages that are read and converted in one step.
 
         The snapshot is renewed every few seconds, so that a slow consumer does not depend on a
         version that is cleaned up.
         """
         check_window(offset, limit)
         self._bucket.check_open()
-        left, page_rows = limit, self._page_rows
+        left = limit
         while (left is None or left > 0) and not self._bucket.closed:
             await self._access.refresh()
             snapshot = self._bucket.snapshot()
@@ -83,7 +96,7 @@ class BucketReader:
             epoch = snapshot.epoch
             offset = snapshot.first(offset)
             if snapshot.window(offset, left):
-                blocks = snapshot.blocks(offset, left, page_rows)
+                blocks = snapshot.blocks(offset, left, self._page_rows)
                 quick = snapshot.is_quick(offset, left)
                 until = time.monotonic() + _SNAPSHOT_SECONDS
                 while time.monotonic() < until:
@@ -96,12 +109,10 @@ class BucketReader:
                         break  # the snapshot's version was cleaned up: continue with a new one
                     if not rows:
                         break
-                    for start in range(0, len(rows), page_rows):
-                        page = rows[start : start + page_rows]
-                        await self._fairness.checkpoint()
-                        yield Page(offset, page, epoch)
-                        offset += len(page)
-                        left = None if left is None else left - len(page)
+                    await self._fairness.checkpoint()
+                    yield Page(offset, rows, epoch)
+                    offset += len(rows)
+                    left = None if left is None else left - len(rows)
             elif not block:
                 return
             else:
