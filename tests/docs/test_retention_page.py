@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.doc_pages import both, code, table_with
+from support.waiting import until
 
 from persisting.backends import table_backend as backends
 from persisting.bucket import maintenance
@@ -34,12 +35,6 @@ async def filled(folder: Path, flushes: int = 10, **options: Any) -> LanceBacken
         await backend.put_batch(rows(n * 10, 10))
         await backend.flush()
     return backend
-
-
-async def until(holds: Any) -> None:
-    """Wait for something that upkeep does by itself; the test's time limit is the only one."""
-    while not await holds():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
 
 
 @pages
