@@ -16,8 +16,9 @@ import pytest
 import pytest_asyncio
 from support.cluster_join import joined, left
 from support.cluster_nodes import Cluster
-from support.topic_homes import Following, Home, flat, taken, until
+from support.topic_homes import Following, Home, flat, taken
 from support.topic_places import drained, ids, numbered
+from support.waiting import until
 from test_topic_restore import LoggedRestoreContract, RestoreContract
 from test_topic_retention import RetentionContract, SlowContract
 from test_topic_tables import (

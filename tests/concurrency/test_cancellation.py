@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.buckets import Bucket
+from support.waiting import until
 
 from persisting.queue import BucketClosed
 
@@ -199,14 +200,19 @@ async def test_a_put_cancelled_while_it_waits_for_room_stores_nothing(
     bucket: Bucket, faults: Any
 ) -> None:
     backend = bucket.open(flush_threshold=10**6, max_buffer_bytes=20_000)
-    faults.delay = 0.05
+    faults.calls.clear()
+    faults.gate.clear()
     text = "x" * 5000
     puts = [asyncio.create_task(backend.put({"i": i, "t": text})) for i in range(30)]
-    await asyncio.sleep(0.02)
+
+    async def reached_the_disk() -> bool:
+        return bool(faults.calls)
+
+    await until(reached_the_disk)
     for task in puts[10:]:
         task.cancel()
+    faults.gate.set()
     results = await asyncio.gather(*puts, return_exceptions=True)
-    faults.delay = 0.0
     acknowledged = [i for i, r in enumerate(results) if r is None]
     await backend.flush()
     check(await backend.get(), acknowledged, set(range(30)) - set(acknowledged))

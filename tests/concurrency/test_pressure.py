@@ -42,7 +42,7 @@ async def test_puts_wait_when_the_buffer_is_full(bucket: Bucket, shape: str) -> 
     assert [r["i"] async for r in backend.get_stream()] == list(range(60))
 
 
-async def test_concurrent_producers_share_the_bound(bucket: Bucket) -> None:
+async def test_concurrent_producers_stay_within_the_buffer_limit(bucket: Bucket) -> None:
     backend = bucket.open(flush_threshold=10**6, flush_interval=None, max_buffer_bytes=LIMIT)
     worst = 0
 
@@ -57,7 +57,7 @@ async def test_concurrent_producers_share_the_bound(bucket: Bucket) -> None:
     assert len(await read_all(backend)) == 80
 
 
-async def test_arrow_and_batches_wait_too(bucket: Bucket) -> None:
+async def test_arrow_puts_and_batches_wait_when_the_buffer_is_full(bucket: Bucket) -> None:
     backend = bucket.open(flush_threshold=10**6, flush_interval=None, max_buffer_bytes=LIMIT)
     table = pa.table({"i": list(range(10)), "x": ["t" * BIG] * 10})
     for _ in range(8):
@@ -100,7 +100,7 @@ async def test_a_failed_background_flush_surfaces_and_heals(
     assert [r["i"] for r in await backend.get()] == [*acknowledged, -1]
 
 
-async def test_a_full_disk_is_named_and_survived(bucket: Bucket, faults: Any) -> None:
+async def test_full_disk_raises_with_its_cause_and_recovers(bucket: Bucket, faults: Any) -> None:
     backend = bucket.open()
     await backend.put({"i": 0})
     faults.fail_always("write", "sync_file", "sync_folder", error=errno.ENOSPC)
@@ -155,7 +155,7 @@ async def test_a_blocking_stream_outlives_a_failed_close(
     assert await asyncio.wait_for(waiting, 20) == {"i": 1}
 
 
-async def test_a_failed_sync_refuses_all_who_shared_it(persisting: Bucket, faults: Any) -> None:
+async def test_failed_sync_fails_all_puts_that_shared_it(persisting: Bucket, faults: Any) -> None:
     options = {"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": None}
     backend = persisting.open(**options)
     await backend.put({"i": 0})
@@ -172,7 +172,7 @@ async def test_a_failed_sync_refuses_all_who_shared_it(persisting: Bucket, fault
     assert await backend.get() == [{"i": 0}, {"i": 11}]
 
 
-async def test_a_refused_schema_change_leaves_the_schema_as_it_was(
+async def test_refused_schema_change_leaves_the_schema_unchanged(
     persisting: Bucket, faults: Any
 ) -> None:
     backend = persisting.open(enable_wal=True, wal_sync_interval=0.0, flush_interval=None)

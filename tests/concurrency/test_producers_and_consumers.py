@@ -95,7 +95,7 @@ async def test_concurrent_first_records_agree_on_one_schema(bucket: Bucket) -> N
     assert sorted(r["i"] for r in await backend.get()) == list(range(20))
 
 
-async def test_contradicting_first_records_leave_one_winner(bucket: Bucket) -> None:
+async def test_of_contradicting_first_records_one_is_stored(bucket: Bucket) -> None:
     backend = bucket.open()
     puts = [backend.put({"a": 1}), backend.put({"a": "x"}), backend.put({"a": [1]})]
     results = await asyncio.gather(*puts, return_exceptions=True)
@@ -104,7 +104,7 @@ async def test_contradicting_first_records_leave_one_winner(bucket: Bucket) -> N
     assert backend.total_count() == len(await backend.get()) == 1
 
 
-async def test_flushes_at_once_store_each_record_once(bucket: Bucket) -> None:
+async def test_concurrent_flushes_store_each_record_once(bucket: Bucket) -> None:
     backend = bucket.open()
     for i in range(30):
         await backend.put({"i": i})
@@ -114,7 +114,7 @@ async def test_flushes_at_once_store_each_record_once(bucket: Bucket) -> None:
     assert (await backend.stats())["total_count"] == 30
 
 
-async def test_what_was_put_before_a_flush_is_persisted_when_it_returns(bucket: Bucket) -> None:
+async def test_records_put_before_a_flush_are_persisted_when_it_returns(bucket: Bucket) -> None:
     backend = bucket.open()
     for i in range(10):
         flushing = asyncio.create_task(backend.flush())
@@ -146,7 +146,7 @@ async def test_evolution_under_concurrent_puts_loses_nothing(persisting: Bucket)
         await backend.close()
 
 
-async def test_a_widening_never_catches_up_with_a_large_int(persisting: Bucket) -> None:
+async def test_concurrent_widening_never_changes_a_large_int(persisting: Bucket) -> None:
     for attempt in range(10):
         for options in ({}, {"enable_wal": True, "wal_sync_interval": 0.0}):
             folder = persisting.folder / f"{attempt}-{len(options)}"
@@ -163,7 +163,7 @@ async def test_a_widening_never_catches_up_with_a_large_int(persisting: Bucket) 
             await backend.close()
 
 
-async def test_a_field_may_widen_while_its_first_record_is_on_its_way(persisting: Bucket) -> None:
+async def test_field_may_widen_while_its_first_record_is_queued(persisting: Bucket) -> None:
     for attempt in range(5):
         folder = str(persisting.folder / str(attempt))
         async with persisting.kind.cls(

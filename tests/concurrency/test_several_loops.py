@@ -37,7 +37,7 @@ def opened(folder: Path, **options: Any) -> PersistingBackend:
     return PersistingBackend(bucket_id=0, storage_path=str(folder), **{**LOGGED, **options})
 
 
-def test_all_who_close_at_once_find_it_closed(tmp_path: Path) -> None:
+def test_concurrent_closes_all_return_with_the_backend_closed(tmp_path: Path) -> None:
     for number in range(5):
         backend = opened(tmp_path / str(number))
         in_loops(4, lambda n: backend.put({"n": n}))  # noqa: B023
@@ -47,7 +47,7 @@ def test_all_who_close_at_once_find_it_closed(tmp_path: Path) -> None:
         asyncio.run(again.close())
 
 
-def test_a_close_whose_loop_ended_is_finished_by_the_next(tmp_path: Path) -> None:
+def test_close_abandoned_by_its_loop_is_finished_by_the_next_close(tmp_path: Path) -> None:
     class Slow(FileSystem):
         def sync_folder(self, path: Path) -> None:
             going.wait(SOON)
@@ -72,11 +72,11 @@ def test_a_close_whose_loop_ended_is_finished_by_the_next(tmp_path: Path) -> Non
     asyncio.run(again.close())
 
 
-async def test_a_cancelled_close_goes_on_to_its_end(tmp_path: Path) -> None:
+async def test_cancelled_close_still_completes(tmp_path: Path) -> None:
     backend = opened(tmp_path / "b")
     await backend.put({"n": 1})
     # Held, as while a compaction goes on.
-    with backend.bucket.table_turn, pytest.raises(asyncio.TimeoutError):
+    with backend.bucket.table_lock, pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(backend.close(), 0.05)
     while not backend._finished:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -85,7 +85,7 @@ async def test_a_cancelled_close_goes_on_to_its_end(tmp_path: Path) -> None:
     await again.close()
 
 
-def test_the_same_mark_from_several_loops_is_stored_once(tmp_path: Path) -> None:
+def test_same_producer_sequence_from_several_loops_is_stored_once(tmp_path: Path) -> None:
     backend = opened(tmp_path / "b", wal_sync_interval=0.0)
     for number in range(20):
         in_loops(3, lambda _: backend.put_once([{"n": 1}], "writer", number))  # noqa: B023
@@ -104,7 +104,7 @@ async def test_a_closed_log_is_not_synced_once_more(
     assert caplog.text == ""
 
 
-async def test_a_field_on_its_way_survives_the_failure_of_a_later_put(tmp_path: Path) -> None:
+async def test_queued_field_survives_the_failure_of_a_later_put(tmp_path: Path) -> None:
     class Held(FileSystem):
         def sync(self, fd: int) -> None:
             reached.set()
@@ -115,15 +115,15 @@ async def test_a_field_on_its_way_survives_the_failure_of_a_later_put(tmp_path: 
     go.set()
     backend = opened(tmp_path / "b", wal_sync_interval=0.0)
     await backend.put({"a": 1})
-    journal = backend.bucket.journal
-    assert journal is not None
-    journal._log._fs = Held()
+    group_commit = backend.bucket.group_commit
+    assert group_commit is not None
+    group_commit._log._fs = Held()
     await backend.flush()  # the next segment has the file system that holds
     go.clear()
     reached.clear()
     on_its_way = asyncio.create_task(backend.put({"a": 2, "new": "field"}))
     assert await asyncio.to_thread(reached.wait, SOON)
-    journal._fail([], RuntimeError("no thread for a later one"))
+    group_commit._fail([], RuntimeError("no thread for a later one"))
     go.set()
     await on_its_way
     await backend.put({"a": 3, "new": None})
@@ -135,7 +135,7 @@ async def test_a_field_on_its_way_survives_the_failure_of_a_later_put(tmp_path: 
     await backend.close()
 
 
-async def test_indexes_that_cannot_be_read_are_told_in_our_words(
+async def test_unreadable_index_file_raises_storage_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: Any) -> None:

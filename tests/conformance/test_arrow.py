@@ -15,7 +15,7 @@ from persisting.queue import SchemaError
 TABLE = pa.table({"i": [1, 2, 3], "s": ["a", None, "c"], "v": pa.array([[1], [], None])})
 
 
-async def test_what_is_put_as_arrow_is_read_as_records(bucket: Bucket) -> None:
+async def test_arrow_rows_are_read_as_records(bucket: Bucket) -> None:
     backend = bucket.open()
     await backend.put_arrow(TABLE)
     assert backend.total_count() == 3
@@ -56,7 +56,7 @@ async def test_get_arrow_equals_get(bucket: Bucket) -> None:
     assert (await backend.get_arrow(2, 3)).to_pylist() == rows[2:5]
 
 
-async def test_what_get_arrow_returned_can_be_put(bucket: Bucket) -> None:
+async def test_result_of_get_arrow_can_be_put(bucket: Bucket) -> None:
     backend = bucket.open()
     await backend.put_batch([{"i": 1, "v": [0.5, 1.5], "n": None}, {"i": 2, "v": None, "n": None}])
     await backend.put_arrow(await backend.get_arrow())
@@ -85,13 +85,13 @@ async def test_an_empty_table_stores_nothing(bucket: Bucket) -> None:
 @pytest.mark.parametrize(
     "data", [None, [{"a": 1}], {"a": [1]}, pa.array([1])], ids=lambda one: type(one).__name__
 )
-async def test_data_that_is_no_arrow_table_raises(bucket: Bucket, data: object) -> None:
+async def test_put_arrow_refuses_other_data(bucket: Bucket, data: object) -> None:
     backend = bucket.open()
     with pytest.raises(SchemaError, match="Table"):
         await backend.put_arrow(data)
 
 
-async def test_two_columns_of_one_name_raise(bucket: Bucket) -> None:
+async def test_put_arrow_refuses_duplicate_column_names(bucket: Bucket) -> None:
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     with pytest.raises(SchemaError, match="one name"):
         await bucket.open().put_arrow(table)
@@ -109,7 +109,7 @@ async def test_two_columns_of_one_name_raise(bucket: Bucket) -> None:
     ],
     ids=lambda c: str(c.type),
 )
-async def test_a_column_that_cannot_be_kept_exactly_raises(
+async def test_put_arrow_refuses_a_column_that_would_lose_precision(
     bucket: Bucket, column: pa.Array
 ) -> None:
     backend = bucket.open()
@@ -167,7 +167,7 @@ async def test_every_arrow_type_reads_back_the_same(keeper: Bucket, name: str) -
 
 
 @pytest.mark.parametrize("name", sorted(set(ARROW_COLUMNS) - {"uint64"}))
-async def test_what_was_put_as_arrow_can_be_put_again_as_records(keeper: Bucket, name: str) -> None:
+async def test_records_read_from_arrow_rows_can_be_put_again(keeper: Bucket, name: str) -> None:
     backend = keeper.open()
     await backend.put_arrow(pa.table({"x": ARROW_COLUMNS[name]}))
     rows = await backend.get()
@@ -206,7 +206,7 @@ async def test_values_that_could_never_be_read_are_refused_and_lose_nothing(
     assert [one["id"] for one in await backend.get()] == [1, 3]
 
 
-async def test_the_first_and_the_last_moments_are_kept(bucket: Bucket) -> None:
+async def test_earliest_and_latest_timestamps_are_stored(bucket: Bucket) -> None:
     rows = [
         {"at": dt.datetime.min, "on": dt.date.min, "time": dt.time.min},
         {"at": dt.datetime.max, "on": dt.date.max, "time": dt.time.max},
@@ -218,7 +218,7 @@ async def test_the_first_and_the_last_moments_are_kept(bucket: Bucket) -> None:
     assert await backend.get() == rows
 
 
-async def test_what_was_put_does_not_change_with_the_array_it_was_made_from(
+async def test_changing_the_source_array_does_not_change_stored_rows(
     bucket: Bucket,
 ) -> None:
     numbers, items = np.arange(4), np.arange(8.0)
@@ -232,7 +232,7 @@ async def test_what_was_put_does_not_change_with_the_array_it_was_made_from(
     assert await backend.get() == expected
 
 
-async def test_a_slice_is_judged_by_its_own_rows(bucket: Bucket) -> None:
+async def test_arrow_slice_is_checked_by_its_own_rows_only(bucket: Bucket) -> None:
     ends = pa.py_buffer(np.array([0, 1, 3], dtype=np.int32).tobytes())
     texts = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"a\xff\xfe")])
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), texts)

@@ -16,11 +16,11 @@ async def test_close_may_be_called_twice(bucket: Bucket) -> None:
     await backend.close()
 
 
-async def test_close_of_an_unused_backend_is_fine(bucket: Bucket) -> None:
+async def test_unused_backend_can_be_closed(bucket: Bucket) -> None:
     await bucket.open().close()
 
 
-async def test_async_with_closes(bucket: Bucket) -> None:
+async def test_async_with_closes_the_backend(bucket: Bucket) -> None:
     async with bucket.open() as backend:
         await backend.put({"a": 1})
     with pytest.raises(BucketClosed):
@@ -75,7 +75,7 @@ async def test_calls_after_close_raise(bucket: Bucket, call: object) -> None:
     assert isinstance(caught.value, StorageError)
 
 
-async def test_close_flushes(stored: Bucket) -> None:
+async def test_close_flushes_the_buffer(stored: Bucket) -> None:
     backend = stored.open()
     await backend.put({"a": 1})
     await backend.close()

@@ -18,7 +18,7 @@ async def test_a_backend_satisfies_the_protocol(bucket: Bucket) -> None:
     assert isinstance(bucket.open(), StorageBackend)
 
 
-def test_something_else_does_not_satisfy_the_protocol() -> None:
+def test_incomplete_class_does_not_satisfy_the_protocol() -> None:
     assert not isinstance(object(), StorageBackend)
 
 
@@ -98,7 +98,7 @@ async def test_a_batch_of_many_pages_is_stored_in_order(bucket: Bucket) -> None:
 @pytest.mark.parametrize(
     "record", [None, 5, "text", [("a", 1)], object()], ids=lambda one: type(one).__name__
 )
-async def test_a_record_that_is_no_dict_raises(bucket: Bucket, record: object) -> None:
+async def test_put_refuses_a_record_that_is_not_a_dict(bucket: Bucket, record: object) -> None:
     backend = bucket.open()
     with pytest.raises(SchemaError, match="dict"):
         await backend.put(record)
@@ -108,7 +108,9 @@ async def test_a_record_that_is_no_dict_raises(bucket: Bucket, record: object) -
 
 
 @pytest.mark.parametrize("batch", [None, 5, {"a": 1}, "text"], ids=repr)
-async def test_a_batch_that_is_no_list_of_records_raises(bucket: Bucket, batch: object) -> None:
+async def test_put_batch_refuses_anything_but_a_list_of_records(
+    bucket: Bucket, batch: object
+) -> None:
     backend = bucket.open()
     with pytest.raises(StorageError):
         await backend.put_batch(batch)
@@ -166,7 +168,7 @@ async def test_stats_follow_a_flush(stored: Bucket) -> None:
     assert (stats["buffer_count"], stats["persisted_count"]) == (0, 10)
 
 
-async def test_an_option_nobody_knows_is_no_error(bucket: Bucket) -> None:
+async def test_unknown_option_is_ignored(bucket: Bucket) -> None:
     if bucket.kind.persistent:
         with pytest.warns(UserWarning, match="colour"):
             backend = bucket.open(colour="red")

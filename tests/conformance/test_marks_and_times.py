@@ -13,7 +13,7 @@ from support.buckets import Bucket, read_all
 from persisting.queue import InvalidArgument
 
 
-async def test_a_number_is_stored_once(bucket: Bucket) -> None:
+async def test_put_once_stores_a_number_once(bucket: Bucket) -> None:
     backend = bucket.open()
     for number in (0, 0, 7, 3, 2**63 - 1):
         await backend.put_once([{"n": number}], "writer", number)
@@ -22,7 +22,7 @@ async def test_a_number_is_stored_once(bucket: Bucket) -> None:
     assert backend.last_number("writer") == 2**63 - 1
 
 
-async def test_a_number_of_numpy_is_a_number(bucket: Bucket) -> None:
+async def test_put_once_accepts_numpy_integers(bucket: Bucket) -> None:
     backend = bucket.open()
     await backend.put_once([{"n": 1}], "writer", np.int64(3))
     await backend.put_once([{"n": 2}], "writer", 3)
@@ -31,7 +31,7 @@ async def test_a_number_of_numpy_is_a_number(bucket: Bucket) -> None:
     assert backend.last_number("writer") == 3
 
 
-async def test_numbers_that_are_put_at_once_are_stored_in_the_order_of_the_calls(
+async def test_concurrent_numbered_puts_are_stored_in_call_order(
     bucket: Bucket,
 ) -> None:
     backend = bucket.open()
@@ -44,7 +44,7 @@ async def test_numbers_that_are_put_at_once_are_stored_in_the_order_of_the_calls
     assert [one["n"] for one in await backend.get()] == [*range(5000), -1]
 
 
-async def test_a_number_that_is_cancelled_is_stored_once_by_its_repetition(bucket: Bucket) -> None:
+async def test_retry_of_a_cancelled_numbered_put_is_stored_once(bucket: Bucket) -> None:
     backend = bucket.open()
     rows = [{"n": n} for n in range(3000)]
     for number in range(30):
@@ -58,7 +58,9 @@ async def test_a_number_that_is_cancelled_is_stored_once_by_its_repetition(bucke
 
 
 @pytest.mark.parametrize("number", [-1, 1.5, True, "1", None, 2**63, np.float64(2)])
-async def test_what_is_no_number_is_refused_and_named(bucket: Bucket, number: Any) -> None:
+async def test_put_once_refuses_an_invalid_number_and_quotes_it(
+    bucket: Bucket, number: Any
+) -> None:
     backend = bucket.open()
     with pytest.raises(InvalidArgument, match="number must be a whole number from 0"):
         await backend.put_once([{"n": 1}], "writer", number)
@@ -68,14 +70,14 @@ async def test_what_is_no_number_is_refused_and_named(bucket: Bucket, number: An
 
 
 @pytest.mark.parametrize("writer", ["", None, 7, "\ud800"])
-async def test_what_is_no_writer_is_refused(bucket: Bucket, writer: Any) -> None:
+async def test_put_once_refuses_an_invalid_writer(bucket: Bucket, writer: Any) -> None:
     backend = bucket.open()
     with pytest.raises(InvalidArgument, match="writer_id"):
         await backend.put_once([{"n": 1}], writer, 1)
     assert await read_all(backend) == []
 
 
-async def test_a_record_arrives_when_it_is_put(bucket: Bucket) -> None:
+async def test_offset_at_follows_the_time_of_the_put(bucket: Bucket) -> None:
     backend = bucket.open(flush_interval=None) if bucket.kind.persistent else bucket.open()
     between = []
     for n in range(4):
@@ -88,7 +90,7 @@ async def test_a_record_arrives_when_it_is_put(bucket: Bucket) -> None:
     assert [await backend.offset_at(moment) for moment in [0, *between]] == [0, 1, 2, 3, 4]
 
 
-async def test_a_stream_that_begins_after_a_restore_reads_what_is_there(stored: Bucket) -> None:
+async def test_stream_started_after_a_restore_reads_the_restored_records(stored: Bucket) -> None:
     owner = stored.open()
     await owner.put({"n": 0})
     await owner.flush()
@@ -98,5 +100,5 @@ async def test_a_stream_that_begins_after_a_restore_reads_what_is_there(stored: 
     reader = stored.open(read_only=True)
     assert len(await reader.get()) == 2
     await owner.restore("one")
-    reader.bucket.look_again()
+    reader.bucket.expire_view()
     assert await read_all(reader) == [{"n": 0}]

@@ -87,7 +87,7 @@ async def test_dropping_without_close_loses_nothing_that_was_flushed(stored: Buc
     assert rows == ([{"a": 1}, {"a": 2}] if stored.kind.logged else [{"a": 1}])
 
 
-async def test_lance_refuses_a_log_that_was_left_and_says_what_to_do(stored: Bucket) -> None:
+async def test_lance_backend_refuses_a_left_over_log_with_advice(stored: Bucket) -> None:
     backend = PersistingBackend(0, str(stored.folder), enable_wal=True)
     await backend.put({"a": 1})
     del backend

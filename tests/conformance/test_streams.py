@@ -56,7 +56,7 @@ async def test_a_stream_that_does_not_block_ends_when_caught_up(bucket: Bucket) 
     assert [r async for r in stream] == []
 
 
-async def test_a_stream_sees_what_is_put_while_it_is_read(bucket: Bucket) -> None:
+async def test_stream_sees_records_put_while_it_is_read(bucket: Bucket) -> None:
     backend = bucket.open()
     await backend.put({"i": 0})
     seen = []
@@ -178,7 +178,7 @@ async def test_leaving_a_stream_early_leaves_the_backend_usable(bucket: Bucket) 
     assert len(await backend.get()) == 51
 
 
-async def test_wait_for_on_a_blocking_stream_times_out_and_can_go_on(bucket: Bucket) -> None:
+async def test_blocking_stream_can_continue_after_a_timeout(bucket: Bucket) -> None:
     backend = bucket.open()
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(anext(backend.get_stream(block=True)), 0.05)
@@ -221,7 +221,7 @@ async def test_a_stream_of_a_closed_backend_raises(bucket: Bucket) -> None:
             await anext(backend.get_stream(block=block))
 
 
-async def test_a_stream_over_a_long_table_holds_only_a_part_of_it(stored: Bucket) -> None:
+async def test_stream_over_a_long_table_uses_bounded_memory(stored: Bucket) -> None:
     backend = stored.open(flush_threshold=5000)
     for start in range(0, 20_000, 2000):
         await backend.put_batch([{"i": start + i, "t": f"{i:1000d}"} for i in range(2000)])
@@ -237,3 +237,45 @@ async def test_a_stream_over_a_long_table_holds_only_a_part_of_it(stored: Bucket
         tracemalloc.stop()
     assert count == 20_000
     assert peak < 8_000_000
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 100, 1500, 5000])
+async def test_stream_pages_have_batch_size_rows(stored: Bucket, batch_size: int) -> None:
+    backend = stored.open(batch_size=batch_size, flush_interval=None, flush_threshold=10**6)
+    await backend.put_batch([{"i": i} for i in range(1700)])
+    await backend.flush()
+    for i in range(1700, 1710):
+        await backend.put({"i": i})
+    await backend.put_batch([{"i": i} for i in range(1710, 3300)])
+    pages = [page async for page in backend.get_pages(3)]
+    whole, rest = divmod(3297, batch_size)
+    assert [len(page.rows) for page in pages] == [batch_size] * whole + [rest] * bool(rest)
+    assert [page.first for page in pages] == list(range(3, 3300, batch_size))
+    assert [record["i"] for page in pages for record in page.rows] == list(range(3, 3300))
+    limited = [page async for page in backend.get_pages(0, min(batch_size, 2000) + 1)]
+    assert sum(len(page.rows) for page in limited) == min(batch_size, 2000) + 1
+    assert len(limited) == (2 if batch_size <= 2000 else 1)
+
+
+async def test_stream_page_of_large_rows_ends_before_batch_size(stored: Bucket) -> None:
+    backend = stored.open(batch_size=100, flush_interval=None)
+    await backend.put_batch([{"i": i, "b": b"x" * 500_000} for i in range(30)])
+    pages = [page async for page in backend.get_pages()]
+    assert 2 <= len(pages) < 30
+    assert [record["i"] for page in pages for record in page.rows] == list(range(30))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 5000])
+async def test_stream_returns_every_record_for_any_batch_size(
+    bucket: Bucket, batch_size: int
+) -> None:
+    backend = bucket.open(batch_size=batch_size)
+    await backend.put_batch([{"i": i} for i in range(120)])
+    assert [record["i"] async for record in backend.get_stream(5)] == list(range(5, 120))
+    assert [record["i"] async for record in backend.get_stream(5, 9)] == list(range(5, 14))
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5, "100", True, None])
+def test_invalid_batch_size_is_refused(bucket: Bucket, batch_size: Any) -> None:
+    with pytest.raises(InvalidArgument, match="batch_size"):
+        bucket.open(batch_size=batch_size)

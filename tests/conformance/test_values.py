@@ -136,7 +136,7 @@ async def check(keeper: Bucket, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", VALUES)
-async def test_a_value_reads_back_equal_wherever_it_stands(keeper: Bucket, name: str) -> None:
+async def test_value_reads_back_equal_at_any_nesting(keeper: Bucket, name: str) -> None:
     value = VALUES[name]
     row = {
         "value": value,
@@ -271,7 +271,7 @@ UNSTORABLE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("kind", "large"), [("float32", 1e300), ("float16", 70000.0)])
-async def test_a_narrow_vector_refuses_what_it_would_call_infinite(
+async def test_narrow_vector_refuses_values_that_would_become_infinite(
     stored: Bucket, kind: str, large: float
 ) -> None:
     backend = stored.open(vector_type=kind)
@@ -286,7 +286,7 @@ async def test_a_narrow_vector_refuses_what_it_would_call_infinite(
 
 
 @pytest.mark.parametrize("name", UNSTORABLE)
-async def test_what_cannot_be_stored_raises_naming_the_field(keeper: Bucket, name: str) -> None:
+async def test_unstorable_value_raises_with_the_field_name(keeper: Bucket, name: str) -> None:
     value = UNSTORABLE[name]
     backend = keeper.open()
     records = [
@@ -350,7 +350,7 @@ async def test_a_record_that_contains_itself_raises(keeper: Bucket) -> None:
     assert backend.total_count() == 0
 
 
-async def test_depth_is_stored_up_to_the_limit_and_refused_beyond(keeper: Bucket) -> None:
+async def test_nesting_is_stored_up_to_the_limit_and_refused_beyond(keeper: Bucket) -> None:
     backend = keeper.open()
     await backend.put({"a": nested_lists(20)})
     await backend.flush()
@@ -379,7 +379,7 @@ async def test_names_that_differ_in_case_are_different_fields(keeper: Bucket) ->
     ["", "a.b", "a`b", "a\0b", "_rowid", "_rowaddr", "*", "_persisting_time", "\ud800", "x" * 2000],
     ids=lambda n: repr(n)[:20],
 )
-async def test_a_name_the_table_cannot_hold_raises_or_works(keeper: Bucket, name: str) -> None:
+async def test_unusual_field_name_is_stored_or_refused(keeper: Bucket, name: str) -> None:
     backend = keeper.open()
     with pytest.raises(SchemaError):
         await backend.put({"ok": 1, name: 1})

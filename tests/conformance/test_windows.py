@@ -49,13 +49,13 @@ async def test_a_window_is_the_slice_of_all_records(backend: Any) -> None:
         assert table.to_pylist() == ROWS[offset:stop], (offset, limit)
 
 
-async def test_keywords_name_offset_and_limit(backend: Any) -> None:
+async def test_offset_and_limit_can_be_passed_by_keyword(backend: Any) -> None:
     assert await backend.get(limit=2, offset=3) == ROWS[3:5]
     assert [r async for r in backend.get_stream(limit=2, offset=3)] == ROWS[3:5]
 
 
 @pytest.mark.parametrize("bad", [-1, 1.0, "1", True, None])
-async def test_an_offset_that_is_no_whole_number_from_0_raises(bucket: Bucket, bad: Any) -> None:
+async def test_invalid_offset_raises(bucket: Bucket, bad: Any) -> None:
     backend = bucket.open()
     await backend.put({"a": 1})
     for call in (backend.get, backend.get_arrow):
@@ -67,7 +67,7 @@ async def test_an_offset_that_is_no_whole_number_from_0_raises(bucket: Bucket, b
 
 
 @pytest.mark.parametrize("bad", [-1, 1.5, "1", False])
-async def test_a_limit_that_is_no_whole_number_from_0_raises(bucket: Bucket, bad: Any) -> None:
+async def test_invalid_limit_raises(bucket: Bucket, bad: Any) -> None:
     backend = bucket.open()
     for call in (backend.get, backend.get_arrow):
         with pytest.raises(InvalidArgument, match="limit") as caught:
@@ -79,7 +79,7 @@ async def test_a_limit_that_is_no_whole_number_from_0_raises(bucket: Bucket, bad
             pass
 
 
-async def test_random_pages_over_many_flushes_are_right(stored: Bucket) -> None:
+async def test_random_windows_over_many_flushes_return_the_right_records(stored: Bucket) -> None:
     backend = stored.open()
     rows = [{"i": i, "s": "x" * (i % 7)} for i in range(300)]
     for start in range(0, 300, 30):

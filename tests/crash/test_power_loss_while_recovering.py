@@ -129,7 +129,7 @@ async def test_power_loss_while_several_torn_segments_are_trimmed_leaves_a_prefi
         for _ in range(3):
             await writer.put(v=1)
             await writer.put(v=1, text="x" * 700)
-            writer.backend._bucket.journal.seal()
+            writer.backend._bucket.group_commit.seal()
 
     open_bucket = wal(wal_sync_interval=60.0)
     writer = await record_workload(tmp_path, open_bucket, workload, Durable.FLUSHED)

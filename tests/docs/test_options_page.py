@@ -74,4 +74,4 @@ def test_backends_page_lists_every_error(page: Path):
 @pages
 def test_backends_page_states_how_many_writers_are_remembered(page: Path):
     text = page.read_text("utf-8").replace(",", "")
-    assert f"{producer_sequences.MAX_WRITERS}" in text
+    assert f"{producer_sequences.MAX_PRODUCERS}" in text

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.doc_pages import both, code, table_with
 
-from persisting.backends.table_api import TableApi
+from persisting.backends.table_backend import TableBackend
 from persisting.bucket import maintenance, snapshot_search
 from persisting.table import indexes, search
 
@@ -17,7 +17,7 @@ pages = pytest.mark.parametrize("page", both("guide/search.md"), ids=["en", "zh"
 
 @pages
 def test_search_page_lists_the_arguments_of_search(page: Path):
-    parameters = list(inspect.signature(TableApi.search).parameters.values())[1:]
+    parameters = list(inspect.signature(TableBackend.search).parameters.values())[1:]
     listed = [(code(row[0]), eval(code(row[1]))) for row in table_with(page, "k", "exact")]  # noqa: S307
     order = [one.name for one in parameters]
     assert sorted(listed, key=lambda one: order.index(one[0])) == [

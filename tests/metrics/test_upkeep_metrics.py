@@ -248,7 +248,7 @@ async def test_upkeep_that_fails_is_counted_told_and_heals(
         await backend.flush()
         assert scrape().value(name, "failing") == 0
         (groups := Path(backend._bucket.options.storage_path) / "indexes.json").write_bytes(b"[")
-        backend._bucket.upkeep._wanted = None
+        backend._bucket.maintenance._index_specs = None
         await backend.put_batch(records(10, 10))
         await backend.flush()
 

@@ -195,9 +195,7 @@ def record(i: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [LANCE, PERSISTING], ids=str)
-async def test_automatic_compaction_after_many_small_flushes_changes_nothing_that_is_read(
-    kind: Kind, folder: Path
-) -> None:
+async def test_automatic_compaction_does_not_change_what_is_read(kind: Kind, folder: Path) -> None:
     bucket = Bucket(kind, folder)
     backend = bucket.open(compaction=False, flush_interval=None)
     for i in range(36):
@@ -209,7 +207,7 @@ async def test_automatic_compaction_after_many_small_flushes_changes_nothing_tha
     before = await state_of(backend)
     assert (await backend.stats())["fragments"] == 36
     backend = await bucket.reopen(backend, compaction=True, flush_interval=None)
-    backend._bucket.upkeep._job.request().result(60)
+    backend._bucket.maintenance._job.request().result(60)
     stats = await backend.stats()
     assert stats["upkeep_error"] is None
     assert stats["fragments"] < 36
@@ -218,7 +216,7 @@ async def test_automatic_compaction_after_many_small_flushes_changes_nothing_tha
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_compaction_by_hand_changes_nothing_that_is_read(
+async def test_requested_compaction_does_not_change_what_is_read(
     persisting: Bucket, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -55,7 +55,7 @@ LOGS = st.builds(segment, st.lists(FRAMES, min_size=1, max_size=4), counted=st.b
 
 
 @given(st.one_of(GARBAGE, LOGS), st.integers(0, 200))
-def test_any_bytes_are_a_frame_or_broken(data: bytes, position: int) -> None:
+def test_any_bytes_decode_as_a_frame_or_raise(data: bytes, position: int) -> None:
     for decode in (
         lambda: frame.decode_segment_header(memoryview(data)),
         lambda: frame.decode_frame(memoryview(data), position, SALT),
@@ -87,7 +87,7 @@ def laid_out(folder: Path, files: list[bytes]) -> Path:
 
 
 @given(st.lists(st.one_of(GARBAGE, LOGS), min_size=1, max_size=3), st.integers(0, 4))
-def test_any_log_can_be_looked_at_and_is_left_alone(files: list[bytes], after: int) -> None:
+def test_inspecting_any_log_changes_nothing(files: list[bytes], after: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = laid_out(Path(name), files)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -132,7 +132,7 @@ def test_a_bucket_with_any_log_opens_or_refuses_at_length(data: bytes) -> None:
 
 @pytest.mark.parametrize("codec", range(1, 5))
 @pytest.mark.parametrize("kind", [frame.SCHEMA, frame.ROWS])
-def test_a_frame_that_promises_much_gets_little_memory(kind: int, codec: int) -> None:
+def test_frame_with_a_huge_declared_length_allocates_little_memory(kind: int, codec: int) -> None:
     """Its length is what it says, so it says the most."""
     promising = Frame(kind, codec, 0, 2**32 - 1, 1, 0, 0, b"\x28\xb5\x2f\xfd" + bytes(20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -83,7 +83,7 @@ async def as_writer(root: Path, name: Any) -> None:
 
 
 @pytest.mark.parametrize("use", [as_topic, as_group, as_tag, as_writer])
-def test_any_name_is_used_as_it_is_or_refused(tmp_path: Path, use: Use) -> None:
+def test_any_name_is_used_unchanged_or_refused(tmp_path: Path, use: Use) -> None:
     @settings(max_examples=20)
     @given(name=NAMES)
     @example(name="a\ud800")

@@ -97,7 +97,7 @@ async def put_between(kind: Kind, record: Any) -> None:
 
 @pytest.mark.parametrize("kind", [PERSISTING, WAL_SYNCED], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_a_hostile_record_is_stored_as_it_is_or_refused(kind: Kind, shape: str) -> None:
+async def test_hostile_record_is_stored_unchanged_or_refused(kind: Kind, shape: str) -> None:
     await put_between(kind, SHAPES[shape]())
 
 

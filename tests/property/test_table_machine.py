@@ -141,7 +141,7 @@ class TableMachine(RuleBasedStateMachine):
     def open(self, **options: Any) -> None:
         given = {"flush_threshold": 30, "flush_interval": None, **options}
         self.backend = self.bucket.open(**given)
-        self.backend._bucket.upkeep._limit = Limit(rows=60, nbytes=10**6)
+        self.backend._bucket.maintenance._limit = Limit(rows=60, nbytes=10**6)
 
     def teardown(self) -> None:
         self.run(self.bucket.close())
@@ -235,7 +235,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Let upkeep do all that it finds worthwhile."""
-        self.backend._bucket.upkeep._job.request().result(60)
+        self.backend._bucket.maintenance._job.request().result(60)
 
     # Putting
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.topic_homes import BUCKETS, Following, Home, flat, taken, until
+from support.topic_homes import BUCKETS, Following, Home, flat, taken
 from support.topic_places import drained, ids, numbered, streamed
+from support.waiting import until
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.queue import read_queue, write_queue

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 from support.children import python, wait_for_line
-from support.topic_homes import BUCKETS, Home, flat, until
+from support.topic_homes import BUCKETS, Home, flat
 from support.topic_places import ids, numbered
+from support.waiting import until
 
 from persisting.errors import BucketLocked, InvalidArgument
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue

@@ -206,7 +206,7 @@ class TestTasks:
             done = [compaction.execute(dataset, t, table.root, fs.current()) for t in tasks[::-1]]
             compaction.commit(dataset, view, 6, done)
 
-        table.change("compact", work, several=True)
+        table.committer.change("compact", work, several=True)
         assert len(table.view.sizes) == 3
         assert self.numbers(table.view) == list(range(60))
 
@@ -223,7 +223,7 @@ class TestTasks:
             compaction.rewrite(dataset, view, 6, Limit(20, 2**40), table.root, fs.current(), run)
 
         with pytest.raises(TableError, match="was planned for fragments"):
-            table.change("compact", work, several=True)
+            table.committer.change("compact", work, several=True)
         assert table.view.version == view.version
         assert self.numbers(table.view) == list(range(60))
 

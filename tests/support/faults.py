@@ -1,44 +1,39 @@
-"""A file system that fails when a test says so."""
+"""A file system that fails on demand."""
 
 from __future__ import annotations
 
 import errno
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from persisting.fs import FileSystem
+from support.filesystems import HookedFileSystem
 
-CALLS = (
-    "make_folder",
-    "create",
-    "write",
-    "sync",
-    "truncate",
-    "remove",
-    "rename",
-    "sync_file",
-    "sync_folder",
-)
+READS = ("read", "list")
 
 
-class FaultyFileSystem(FileSystem):
-    """Passes every call on, unless it is told to fail it."""
+class FaultyFileSystem(HookedFileSystem):
+    """Passes every call on, except those that a test makes fail. Reads are not counted.
+
+    ``calls`` holds the names of the calls and ``threads`` the threads that made them. While
+    ``gate`` is cleared, calls wait for it.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self._guard = threading.Lock()
+        self.threads: set[int] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self._lock = threading.Lock()
         self._rule: Callable[[str], bool] | None = None
         self._error = errno.EIO
-        self.delay = 0.0
 
     def fail_always(self, *names: str, error: int = errno.EIO) -> None:
         """Fail every call of these names until :meth:`heal`."""
         self._error, self._rule = error, lambda name: name in names
 
     def fail_once_at(self, index: int) -> None:
-        """Fail the call that comes after ``index`` further ones, and no other."""
+        """Fail only the call after ``index`` further ones."""
         left = [index]
 
         def rule(name: str) -> bool:
@@ -51,29 +46,17 @@ class FaultyFileSystem(FileSystem):
         self._error, self._rule = errno.EIO, rule
 
     def heal(self) -> bool:
-        """Fail nothing any more; whether a fault was still waiting."""
-        waiting, self._rule = self._rule is not None, None
-        return waiting
+        """Stop failing; return whether a fault was still pending."""
+        pending, self._rule = self._rule is not None, None
+        return pending
 
-    def _pass(self, name: str) -> None:
-        with self._guard:
+    def before(self, name: str, *args: Any) -> None:
+        if name in READS:
+            return
+        with self._lock:
             self.calls.append(name)
+            self.threads.add(threading.get_ident())
             failing = self._rule is not None and self._rule(name)
-        if self.delay:
-            time.sleep(self.delay)
+        assert self.gate.wait(60), "the gate of the faulty file system was never opened"
         if failing:
             raise OSError(self._error, f"injected fault in {name}")
-
-
-def _watched(name: str) -> Any:
-    real = getattr(FileSystem, name)
-
-    def call(self: FaultyFileSystem, *args: Any) -> Any:
-        self._pass(name)
-        return real(self, *args)
-
-    return call
-
-
-for _name in CALLS:
-    setattr(FaultyFileSystem, _name, _watched(_name))

@@ -16,23 +16,11 @@ from persisting.wal.frame import (
     SEGMENT_HEADER_SIZE,
     Frame,
 )
+from support.filesystems import HookedFileSystem, QuickFileSystem
 
 PREAMBLE = Payload(SCHEMA, 0, 6, b"schema")
 PREAMBLE_END = SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE + len(PREAMBLE.data)
 """Where the first entry of a segment begins."""
-
-
-class QuickFileSystem(FileSystem):
-    """Syncs nothing. Other tests check with simulated power loss that syncs reach the disk."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_file(self, path: Path) -> None:
-        path.stat()
-
-    def sync_folder(self, path: Path) -> None:
-        assert path.is_dir()
 
 
 def rows(data: bytes) -> Payload:
@@ -106,7 +94,7 @@ def trimmed(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted((folder / "trimmed").glob("*"))]
 
 
-class FailingFileSystem(QuickFileSystem):
+class FailingFileSystem(HookedFileSystem, QuickFileSystem):
     """Fails the calls that a test selects."""
 
     def __init__(self) -> None:
@@ -128,44 +116,10 @@ class FailingFileSystem(QuickFileSystem):
     def heal(self) -> None:
         self.fail = lambda name, what: None
 
-    def _pass(self, name: str, what: Any) -> None:
+    def before(self, name: str, *args: Any) -> None:
+        if name in ("make_folder", "list"):
+            return
         self.calls.append(name)
-        error = self.fail(name, what)
+        error = self.fail(name, args[0])
         if error is not None:
             raise error
-
-    def create(self, path: Path) -> int:
-        self._pass("create", path)
-        return super().create(path)
-
-    def write(self, fd: int, data: bytes | memoryview) -> None:
-        self._pass("write", fd)
-        super().write(fd, data)
-
-    def sync(self, fd: int) -> None:
-        self._pass("sync", fd)
-        super().sync(fd)
-
-    def truncate(self, fd: int, size: int) -> None:
-        self._pass("truncate", fd)
-        super().truncate(fd, size)
-
-    def read(self, path: Path) -> bytes:
-        self._pass("read", path)
-        return super().read(path)
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._pass("rename", old)
-        super().rename(old, new)
-
-    def remove(self, path: Path) -> None:
-        self._pass("remove", path)
-        super().remove(path)
-
-    def sync_file(self, path: Path) -> None:
-        self._pass("sync_file", path)
-        super().sync_file(path)
-
-    def sync_folder(self, path: Path) -> None:
-        self._pass("sync_folder", path)
-        super().sync_folder(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,6 @@ async def home_in(where: str, kind: str, folder: Path) -> AsyncIterator[Home]:
 
 def flat(content: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [record for bucket in sorted(content) for record in content[bucket]]
-
-
-async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
-    """Return when it is true; fails if that takes too long."""
-    deadline = time.monotonic() + seconds
-    while not await true():
-        assert time.monotonic() < deadline, "it never became true"
-        await asyncio.sleep(0.02)
 
 
 async def taken(reader: QueueReader, count: int, seconds: float = 20.0) -> list[Any]:

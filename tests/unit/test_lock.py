@@ -247,7 +247,7 @@ async def test_a_reader_refreshes_in_one_thread_at_a_time(
 
         monkeypatch.setattr(Table, "refresh", counted)
         for _ in range(20):
-            reader.bucket.look_again()
+            reader.bucket.expire_view()
             found = await asyncio.gather(*(reader.get(0, 1) for _ in range(8)))
             assert found == [[{"n": 0}]] * 8
         assert most == [1]
@@ -334,7 +334,7 @@ async def test_a_backend_dropped_without_close_does_not_leave_cleanly(
     del backend
     gc.collect()
     assert [record.getMessage() for record in caplog.records] == [
-        f"{folder} was dropped without close(): 1 records that were not flushed are lost"
+        f"{folder} was dropped without close(): 1 unflushed records are lost"
     ]
     lock = BucketLock(folder)
     assert not lock.left_clean

@@ -36,7 +36,7 @@ def descriptors() -> int:
 
 
 @pytest.mark.usefixtures("either_bell")
-def test_every_job_runs_once() -> None:
+def test_worker_pool_runs_every_job_once() -> None:
     crew, guard, ran, done = (
         loop_bridge.WorkerPool(),
         threading.Lock(),
@@ -61,16 +61,16 @@ def test_every_job_runs_once() -> None:
     assert set(ran) == {1}
 
 
-def test_a_job_never_waits_for_another_while_there_may_be_more_threads() -> None:
-    crew, met = loop_bridge.WorkerPool(most=2), threading.Event()
+def test_worker_pool_starts_a_thread_before_a_job_has_to_wait() -> None:
+    crew, met = loop_bridge.WorkerPool(max_threads=2), threading.Event()
     both = threading.Barrier(2, action=met.set)
     crew.submit(lambda: both.wait(SOON))
     crew.submit(lambda: both.wait(SOON))
     assert met.wait(SOON)
 
 
-def test_a_job_that_raises_is_told_and_costs_no_thread(caplog: pytest.LogCaptureFixture) -> None:
-    crew, done = loop_bridge.WorkerPool(most=1), threading.Event()
+def test_job_that_raises_is_logged_and_keeps_its_thread(caplog: pytest.LogCaptureFixture) -> None:
+    crew, done = loop_bridge.WorkerPool(max_threads=1), threading.Event()
 
     def fail() -> None:
         raise ValueError("this one")
@@ -82,7 +82,9 @@ def test_a_job_that_raises_is_told_and_costs_no_thread(caplog: pytest.LogCapture
     assert "this one" in caplog.text
 
 
-def test_without_a_further_thread_the_present_ones_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_pool_uses_existing_threads_if_no_more_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     crew, go, done = loop_bridge.WorkerPool(), threading.Event(), threading.Event()
     crew.submit(lambda: go.wait(SOON))
     refuse_threads(monkeypatch)
@@ -98,17 +100,17 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
-async def test_a_put_that_gets_no_thread_raises_and_the_next_is_stored(
+async def test_put_without_a_thread_raises_and_the_next_put_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = PersistingBackend(bucket_id=0, storage_path=str(tmp_path / "b"), enable_wal=True)
     await backend.put({"n": 0})
-    assert backend.bucket.journal is not None
-    await asyncio.wrap_future(backend.bucket.journal.drain())
-    while backend.bucket.journal._writing.active:  # noqa: ASYNC110
+    assert backend.bucket.group_commit is not None
+    await asyncio.wrap_future(backend.bucket.group_commit.drain())
+    while backend.bucket.group_commit._writing.active:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     with monkeypatch.context() as patched:
-        patched.setattr(loop_bridge, "_crew", loop_bridge.WorkerPool())
+        patched.setattr(loop_bridge, "_workers", loop_bridge.WorkerPool())
         refuse_threads(patched)
         with pytest.raises(WALError, match="can't start new thread"):
             await backend.put({"n": 1})
@@ -118,7 +120,7 @@ async def test_a_put_that_gets_no_thread_raises_and_the_next_is_stored(
 
 
 @pytest.mark.usefixtures("either_bell")
-def test_posts_arrive_in_order_and_once() -> None:
+def test_mailbox_delivers_posts_in_order_and_once() -> None:
     async def main() -> list[tuple[str, int]]:
         box, found, done = loop_bridge.mailbox(), [], asyncio.Event()
         assert box is loop_bridge.mailbox()
@@ -160,7 +162,7 @@ def test_a_closed_loop_takes_no_calls_and_keeps_no_files() -> None:
     assert descriptors() <= before
 
 
-def test_a_loop_that_watches_no_files_is_served_too() -> None:
+def test_mailbox_works_for_a_loop_without_add_reader() -> None:
     class Plain(asyncio.SelectorEventLoop):
         def add_reader(self, *args: Any) -> None:
             raise NotImplementedError
@@ -179,15 +181,15 @@ def test_a_loop_that_watches_no_files_is_served_too() -> None:
     boxes[0].post(pytest.fail, "called in a closed loop")
 
 
-def test_a_signal_costs_no_thread() -> None:
+def test_signal_does_not_end_a_worker_thread() -> None:
     heard = []
     before = signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
-    crew, done = loop_bridge.WorkerPool(most=1), threading.Event()
+    crew, done = loop_bridge.WorkerPool(max_threads=1), threading.Event()
     try:
         crew.submit(done.set)
         assert done.wait(SOON)
         [log_thread] = [
-            t for t in threading.enumerate() if getattr(t, "_args", None) == [crew._bell]
+            t for t in threading.enumerate() if getattr(t, "_args", None) == [crew._event]
         ]
         for _ in range(20):
             signal.pthread_kill(log_thread.ident or 0, signal.SIGUSR1)
@@ -207,7 +209,7 @@ async def test_without_a_free_descriptor_a_put_raises_and_changes_nothing(
 
     backend = PersistingBackend(bucket_id=0, storage_path=str(tmp_path / "b"), enable_wal=True)
     with monkeypatch.context() as patched:
-        patched.setattr(loop_bridge, "_crew", loop_bridge.WorkerPool())
+        patched.setattr(loop_bridge, "_workers", loop_bridge.WorkerPool())
         patched.setattr(os, "eventfd", refuse)
         for put in (backend.put({"n": 1}), backend.put_batch([{"n": 1}])):
             with pytest.raises(WALError, match="Too many open files"):
@@ -216,7 +218,7 @@ async def test_without_a_free_descriptor_a_put_raises_and_changes_nothing(
     await backend.close()
 
 
-def test_a_loop_that_was_closed_with_calls_to_make_is_let_go() -> None:
+def test_loop_closed_with_pending_calls_is_garbage_collected() -> None:
     loops = []
 
     async def main() -> None:
@@ -230,7 +232,7 @@ def test_a_loop_that_was_closed_with_calls_to_make_is_let_go() -> None:
     assert [loop() for loop in loops] == [None] * 20
 
 
-def test_calls_behind_an_interrupted_one_come_in_the_next_turn() -> None:
+def test_calls_after_an_interrupted_one_are_delivered_next() -> None:
     loop, made = asyncio.new_event_loop(), []
 
     def interrupt() -> None:
@@ -251,32 +253,32 @@ def test_calls_behind_an_interrupted_one_come_in_the_next_turn() -> None:
     loop.close()
 
 
-async def test_a_ring_that_was_heard_already_is_no_error() -> None:
+async def test_signal_that_was_taken_already_is_no_error() -> None:
     box, made = loop_bridge.mailbox(), []
     box.post(made.append, 1)
-    box._bell.hear()
+    box._event.wait()
     await asyncio.sleep(0)
     box.post(made.append, 2)
     await asyncio.sleep(0.05)
     assert made == [1, 2]
 
 
-def test_who_goes_on_and_on_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_bridge, "_crew", loop_bridge.WorkerPool(most=1))
+def test_repeating_task_lets_waiting_jobs_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_bridge, "_workers", loop_bridge.WorkerPool(max_threads=1))
     done = threading.Event()
 
     def greedy() -> None:
         if not done.is_set():
-            first.want()
+            first.trigger()
 
     first = coalesced.CoalescedTask(greedy, short=True)
-    first.want()
-    coalesced.CoalescedTask(done.set, short=True).want()
+    first.trigger()
+    coalesced.CoalescedTask(done.set, short=True).trigger()
     assert done.wait(SOON)
 
 
-def test_a_job_whose_ring_was_lost_runs_with_the_next() -> None:
-    crew, done = loop_bridge.WorkerPool(most=1), threading.Semaphore(0)
+def test_job_whose_signal_was_lost_runs_with_the_next() -> None:
+    crew, done = loop_bridge.WorkerPool(max_threads=1), threading.Semaphore(0)
     crew.submit(done.release)
     assert done.acquire(timeout=SOON)
     crew._jobs.append(done.release)  # as where Ctrl-C comes before the ring
@@ -286,9 +288,7 @@ def test_a_job_whose_ring_was_lost_runs_with_the_next() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_interrupted_request_leaves_a_job_that_runs(
-    when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_runs_after_an_interrupted_request(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     crew, runs = loop_bridge.WorkerPool(), threading.Semaphore(0)
     submitted = []
 
@@ -303,13 +303,13 @@ def test_an_interrupted_request_leaves_a_job_that_runs(
     monkeypatch.setattr(loop_bridge, "submit", interrupted)
     job = coalesced.CoalescedTask(runs.release, short=True)
     with pytest.raises(KeyboardInterrupt):
-        job.want()
+        job.trigger()
     assert runs.acquire(timeout=SOON)
     job.request().result(SOON)
     assert runs.acquire(timeout=SOON)
 
 
-def test_a_call_that_raises_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_call_that_raises_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> list[int]:
         def fail() -> None:
             raise ValueError("this one")
@@ -325,12 +325,12 @@ def test_a_call_that_raises_is_told_once(caplog: pytest.LogCaptureFixture) -> No
     assert caplog.text.count("ValueError: this one") == 1
 
 
-def test_a_short_job_waits_for_none_in_the_pool() -> None:
+def test_short_task_does_not_wait_for_the_pool() -> None:
     go, done = threading.Event(), threading.Event()
     long = [coalesced.CoalescedTask(lambda: go.wait(SOON)) for _ in range(pool.POOL_THREADS)]
     futures = [job.request() for job in long]
     try:
-        coalesced.CoalescedTask(done.set, short=True).want()
+        coalesced.CoalescedTask(done.set, short=True).trigger()
         assert done.wait(SOON)
     finally:
         go.set()
@@ -338,14 +338,14 @@ def test_a_short_job_waits_for_none_in_the_pool() -> None:
             future.result(SOON)
 
 
-def test_a_timer_that_got_no_thread_gets_one_later(
+def test_timer_that_could_not_start_a_thread_starts_one_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         with monkeypatch.context() as patched:
             patched.setattr(timer, "_timer", fresh)
             refuse_threads(patched)
-            with pytest.raises(StorageError, match="no thread for its timer"):
+            with pytest.raises(StorageError, match="no thread for the timer"):
                 PersistingBackend(bucket_id=0, storage_path=str(tmp_path / "b"))
         monkeypatch.setattr(timer, "_timer", fresh)
         backend = PersistingBackend(
@@ -380,7 +380,7 @@ asyncio.run(backend.put({"n": 1}))
 """
 
 
-def test_nothing_is_acknowledged_once_the_lock_is_given_back(tmp_path: Path) -> None:
+def test_nothing_is_acknowledged_after_the_lock_is_released(tmp_path: Path) -> None:
     folder = str(tmp_path / "b")
     command = [sys.executable, "-c", _AT_EXIT, folder]
     ended = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
@@ -446,7 +446,7 @@ def test_a_bucket_belongs_to_the_process_that_opened_it(tmp_path: Path) -> None:
             backend.get(),
             backend.close(),
         ):
-            with pytest.raises(StorageError, match="of which this one is a fork"):
+            with pytest.raises(StorageError, match="this process is a fork of it"):
                 await asyncio.wait_for(call, SOON)
 
     async def finished() -> list[dict[str, Any]]:
@@ -461,14 +461,14 @@ def test_a_bucket_belongs_to_the_process_that_opened_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:lance is not fork-safe")
-def test_a_synchronous_queue_says_so_too(tmp_path: Path) -> None:
+def test_synchronous_queue_refuses_use_in_a_fork(tmp_path: Path) -> None:
     opened = write_queue("t", storage_path=str(tmp_path), backend="persisting")
     writer = asyncio.run(opened).sync()
     writer.put({"id": "a"})
 
     def child() -> None:
         writer.put({"id": "b"})
-        with pytest.raises(StorageError, match="of which this one is a fork"):
+        with pytest.raises(StorageError, match="this process is a fork of it"):
             writer.flush()
 
     assert in_child(child) == 0

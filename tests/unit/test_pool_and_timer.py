@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from concurrent.futures import wait
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_runs_never_overlap() -> None:
     assert worst[0] == 1
 
 
-def test_an_error_reaches_all_who_share_the_run_and_the_next_run_is_fresh() -> None:
+def test_error_reaches_all_callers_of_the_run_and_not_the_next() -> None:
     fail = [True]
 
     def run() -> str:
@@ -105,11 +106,15 @@ def test_a_cancelled_request_does_not_disturb_the_others() -> None:
     assert job.request().result(SOON) is None
 
 
-def test_the_timer_calls_in_order_of_time() -> None:
-    called, done = [], threading.Event()
-    timer.after(0.06, lambda: (called.append(3), done.set()))
-    timer.after(0.02, lambda: called.append(1))
-    timer.after(0.04, lambda: called.append(2))
+def test_timer_calls_in_order_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, called, done = [0.0], [], threading.Event()
+    monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    clocked = timer._Timer()
+    clocked.after(0.06, lambda: (called.append(3), done.set()))
+    clocked.after(0.02, lambda: called.append(1))
+    clocked.after(0.04, lambda: called.append(2))
+    assert called == []
+    now[0] = 1.0
     assert done.wait(SOON)
     assert called == [1, 2, 3]
 
@@ -121,7 +126,7 @@ def test_the_timer_does_not_call_early() -> None:
     assert time.monotonic() - began >= 0.05
 
 
-def test_weakly_keeps_nothing_alive_and_then_does_nothing() -> None:
+def test_weak_callback_does_not_keep_its_owner_alive() -> None:
     class Owner:
         calls = 0
 
@@ -138,11 +143,11 @@ def test_weakly_keeps_nothing_alive_and_then_does_nothing() -> None:
     assert Owner.calls == 1
 
 
-def test_the_pool_is_one() -> None:
+def test_pool_is_shared_by_the_process() -> None:
     assert pool.pool() is pool.pool()
 
 
-def test_the_failure_of_what_nobody_waits_for_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_of_a_triggered_task_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     failed = threading.Event()
 
     def fail() -> None:
@@ -151,7 +156,7 @@ def test_the_failure_of_what_nobody_waits_for_is_told(caplog: pytest.LogCaptureF
 
     job = coalesced.CoalescedTask(fail)
     with caplog.at_level("ERROR", "persisting"):
-        job.want()
+        job.trigger()
         assert failed.wait(SOON)
         while job.active:
             time.sleep(0.001)

@@ -38,18 +38,18 @@ def expected(values: list[object], buckets: int) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("buckets", [1, 2, 3, 4, 7, 64, 65_536])
 @pytest.mark.parametrize("values", VALUES, ids=lambda values: type(values[0]).__name__)
-def test_a_table_goes_where_its_records_go(values: list[object], buckets: int) -> None:
+def test_rows_of_a_table_are_routed_like_records(values: list[object], buckets: int) -> None:
     array = pa.array(values)
     assert found(array, buckets) == expected(array.to_pylist(), buckets)
 
 
 @given(st.lists(st.lists(st.none() | st.text(max_size=8), max_size=5), min_size=1, max_size=5))
-def test_chunks_are_one_column(chunks: list[list[str | None]]) -> None:
+def test_chunked_columns_are_routed_as_one(chunks: list[list[str | None]]) -> None:
     column = pa.chunked_array([pa.array(one, pa.string()) for one in chunks], pa.string())
     assert found(column, 5) == expected(column.to_pylist(), 5)
 
 
-def test_the_rule_of_pulsings_queues_is_kept() -> None:
+def test_routing_follows_the_rule_of_pulsing_queues() -> None:
     assert [bucket_of(value, 4) for value in ("a", "b", "", None, 1, "1")] == [1, 3, 2, 2, 3, 3]
 
 
@@ -57,12 +57,12 @@ class Color(str, Enum):
     RED = "red"
 
 
-def test_an_enum_of_texts_goes_where_its_text_goes() -> None:
+def test_string_enum_is_routed_like_its_text() -> None:
     assert [bucket_of(Color.RED, n) for n in (2, 7, 64)] == [
         bucket_of("red", n) for n in (2, 7, 64)
     ]
 
 
-def test_text_that_is_no_unicode_is_refused_in_our_words() -> None:
+def test_routing_refuses_invalid_unicode_with_its_own_error() -> None:
     with pytest.raises(SchemaError, match="unicode"):
         bucket_of("\ud800", 4)

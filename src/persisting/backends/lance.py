@@ -16,9 +16,9 @@ from persisting.records.values import vector_item
 class LanceBackend(TableBackend):
     """Lance-based storage backend for Pulsing queues.
 
-    Records are buffered and become durable with :meth:`flush`, which also runs by itself at
-    ``flush_threshold`` records. The first record defines the schema; a later one that differs
-    raises at put and changes nothing.
+    Records are buffered and become durable with :meth:`flush`, which also runs automatically at
+    ``flush_threshold`` records. The first record defines the schema; putting a record that differs
+    raises and stores nothing.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class LanceBackend(TableBackend):
         **kwargs: Any,
     ) -> None:
         """
-        Initialize Lance backend: take the bucket's lock and open what is there. Blocks.
+        Initialize Lance backend: take the bucket's lock and open its table. Blocks.
 
         Parameters
         ----------
@@ -39,11 +39,11 @@ class LanceBackend(TableBackend):
         storage_path : str
             Folder of the bucket; the table is ``data.lance`` in it.
         batch_size : int, optional
-            Batch size for operations (default: 100).
+            Rows per page of streams and transfers (default: 100).
         flush_threshold : int, optional
             Number of records before auto-flush (default: 1000).
         **kwargs
-            The further options of :class:`~persisting.options.BucketOptions`; others are ignored
+            Further options of :class:`~persisting.options.BucketOptions`; unknown ones are ignored
             with a warning.
         """
         options = self._options(
@@ -56,7 +56,7 @@ class LanceBackend(TableBackend):
         if not options.read_only and has_log(options.storage_path):
             raise StorageError(
                 f"{options.storage_path} holds a write-ahead log with records that may not be in "
-                "the table yet; open it once with PersistingBackend and close it, then again here"
+                "the table yet; open and close it once with PersistingBackend, then open it here"
             )
         super().__init__(Bucket(options, Rules(vector=vector_item(options.vector_type))))
 

@@ -1,4 +1,4 @@
-"""MemoryBackend: the protocol in its plainest form, and the model the others are tested against."""
+"""MemoryBackend: the protocol in its simplest form, and the model for testing the others."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from persisting.bucket.chunk import prepare
-from persisting.bucket.fairness import Queues, Turns
+from persisting.bucket.fairness import FairYield, KeyedLocks
 from persisting.bucket.producer_sequences import check_number, check_writer
 from persisting.bucket.put_cost import check_records
 from persisting.bucket.waiters import Waiters
 from persisting.concurrency.pool import in_thread
-from persisting.errors import BucketClosed, SchemaError
+from persisting.errors import BucketClosed, InvalidArgument, SchemaError
 from persisting.options import check_window
 from persisting.records import RecordEncoder, Rules, arrow
 from persisting.records.encoder import EMPTY
@@ -28,48 +28,51 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ROWS_PER_TURN = 1000
-_MOST_SHAPES = 1024
-_LEAST_INT, _GREATEST_INT = -(2**63), 2**63 - 1
-_ALWAYS = frozenset({float, bool, type(None)})
+_MAX_SHAPES = 1024
+_MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
+_ALWAYS_CANONICAL = frozenset({float, bool, type(None)})
 
 
 class MemoryBackend:
-    """In-memory storage: fast, unbounded, gone with the process.
+    """In-memory storage: fast, unbounded, lost when the process ends.
 
     It takes every record that the other backends could store, each with a schema of its own, and
-    returns it in the same canonical form.
+    returns it in the same canonical form. Streams copy pages of ``batch_size`` records.
     """
 
     def __init__(
         self, bucket_id: int = 0, storage_path: str = "", batch_size: int = 100, **kwargs: Any
     ) -> None:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise InvalidArgument(f"batch_size must be a whole number from 1, got {batch_size!r}")
         self._bucket_id, self._storage_path = bucket_id, str(storage_path)
+        self._page_rows = min(batch_size, _ROWS_PER_TURN)
         self._records: list[dict[str, Any]] = []
         self._arrivals: list[int] = []
         self._last_numbers: dict[str, int] = {}
         self._shapes: set[tuple[str, ...]] = set()
         self._values = Values(evolving=True, vector=pa.float64())
         self._waiters = Waiters()
-        self._turns, self._writers = Turns(), Queues()
+        self._fairness, self._producer_locks = FairYield(), KeyedLocks()
         self._closed = False
 
     async def put(self, record: dict[str, Any]) -> None:
         """Store a single record."""
         self._add([self._canonical(record)])
-        await self._turns.take()
+        await self._fairness.checkpoint()
 
     async def put_batch(self, records: list[dict[str, Any]]) -> None:
         """Store multiple records, all or none."""
-        self._add(await self._taken(check_records(records)))
-        await self._turns.take()
+        self._add(await self._canonical_rows(check_records(records)))
+        await self._fairness.checkpoint()
 
-    async def _taken(self, records: list[Any]) -> list[dict[str, Any]]:
-        taken = []
+    async def _canonical_rows(self, records: list[Any]) -> list[dict[str, Any]]:
+        rows = []
         for number, record in enumerate(records):
-            taken.append(self._canonical(record))
+            rows.append(self._canonical(record))
             if number % _ROWS_PER_TURN == _ROWS_PER_TURN - 1:
                 await asyncio.sleep(0)
-        return taken
+        return rows
 
     async def put_arrow(self, data: pa.Table | pa.RecordBatch) -> None:
         """Store the rows of an Arrow table or batch."""
@@ -81,23 +84,25 @@ class MemoryBackend:
         """Store rows unless the writer has stored this number, or a later one, before."""
         check_writer(writer)
         number = check_number(number)
-        async with self._writers.of(writer):
+        async with self._producer_locks.of(writer):
             if number > self.last_number(writer):
-                listed = isinstance(rows, list)
-                taken = self._taken(list(rows)) if listed else in_thread(_rows_of, rows)
-                self._add(await taken)
+                if isinstance(rows, list):
+                    self._add(await self._canonical_rows(list(rows)))
+                else:
+                    self._add(await in_thread(_rows_of, rows))
                 self._last_numbers[writer] = number
 
     def last_number(self, writer: str) -> int:
-        """The last number that :meth:`put_once` stored for a writer, -1 if none is known."""
+        """Return the last number that :meth:`put_once` stored for a writer, -1 if none."""
         return self._last_numbers.get(writer, -1)
 
     async def offset_at(self, timestamp: int) -> int:
-        """The first offset whose record arrived at ``timestamp`` (µs of Unix time) or later."""
+        """Return the first offset whose record arrived at ``timestamp`` (µs of Unix time) or
+        later."""
         return bisect_left(self._arrivals, timestamp)
 
     async def wait_beyond(self, offset: int) -> None:
-        """Return when there are records beyond ``offset``; raises once closed."""
+        """Return when there are records beyond ``offset``; raise once the backend is closed."""
         while len(self._records) <= offset:
             self._check_open()
             with self._waiters.waiting() as waiter:
@@ -108,22 +113,22 @@ class MemoryBackend:
         """Retrieve records in order."""
         check_window(offset, limit)
         self._check_open()
-        await self._turns.take()
+        await self._fairness.checkpoint()
         stop = None if limit is None else offset + limit
-        found = self._records[offset:stop]
-        for start in range(0, len(found), _ROWS_PER_TURN):
+        rows = self._records[offset:stop]
+        for start in range(0, len(rows), _ROWS_PER_TURN):
             if start:
                 await asyncio.sleep(0)
-            part = found[start : start + _ROWS_PER_TURN]
-            found[start : start + len(part)] = [_copied(record) for record in part]
-        return found
+            part = rows[start : start + _ROWS_PER_TURN]
+            rows[start : start + len(part)] = [_copied(record) for record in part]
+        return rows
 
     async def get_arrow(self, offset: int = 0, limit: int | None = None) -> pa.Table:
         """Retrieve records as an Arrow table."""
         rows = await self.get(offset, limit)
-        found = await in_thread(prepare, RecordEncoder(EMPTY, Rules(evolving=True)), rows)
-        batches = [chunk.batch for chunk in found.chunks]
-        return pa.Table.from_batches(batches, schema=found.shaper.schema)
+        prepared = await in_thread(prepare, RecordEncoder(EMPTY, Rules(evolving=True)), rows)
+        batches = [chunk.batch for chunk in prepared.chunks]
+        return pa.Table.from_batches(batches, schema=prepared.encoder.schema)
 
     async def get_stream(
         self, offset: int = 0, limit: int | None = None, block: bool = False
@@ -133,10 +138,13 @@ class MemoryBackend:
         self._check_open()
         end = None if limit is None else offset + limit
         while end is None or offset < end:
-            if offset < len(self._records):
-                offset += 1
-                await self._turns.take()
-                yield _copied(self._records[offset - 1])
+            stop = offset + self._page_rows if end is None else min(end, offset + self._page_rows)
+            page = [_copied(record) for record in self._records[offset:stop]]
+            if page:
+                await self._fairness.checkpoint(len(page))
+                for record in page:
+                    yield record
+                offset += len(page)
             elif self._closed or not block:
                 return
             else:
@@ -167,7 +175,7 @@ class MemoryBackend:
         return len(self._records)
 
     async def close(self) -> None:
-        """End every waiting stream; may be called twice."""
+        """End all streams that wait for records; may be called twice."""
         self._closed = True
         self._waiters.wake()
 
@@ -189,7 +197,7 @@ class MemoryBackend:
         if names not in self._shapes:
             for name in names:
                 check_name(name)
-            if len(self._shapes) < _MOST_SHAPES:
+            if len(self._shapes) < _MAX_SHAPES:
                 self._shapes.add(names)
         if all(map(_is_canonical, record.values())):
             return dict(record)
@@ -208,17 +216,17 @@ class MemoryBackend:
 
 
 def _is_canonical(value: Any) -> bool:
-    """Whether a value is certainly stored as it is; most are, and need no closer look."""
+    """Whether a value needs no conversion; a quick check that most values pass."""
     kind = type(value)
     if kind is str:
         return bool(value.isascii())
     if kind is int:
-        return _LEAST_INT <= value <= _GREATEST_INT
-    return kind in _ALWAYS
+        return _MIN_INT <= value <= _MAX_INT
+    return kind in _ALWAYS_CANONICAL
 
 
 def _copied(value: Any) -> Any:
-    """A copy of a canonical value, so that no reader can change what is stored."""
+    """Copy a canonical value, so that no reader can change what is stored."""
     if type(value) is dict:
         return {name: _copied(item) for name, item in value.items()}
     if type(value) is list:

@@ -17,9 +17,9 @@ from persisting.records.values import vector_item
 class PersistingBackend(TableBackend):
     """Enhanced storage backend with enterprise features.
 
-    Everything :class:`~persisting.queue.LanceBackend` does, and: with ``enable_wal`` an
-    acknowledged record survives a crash (see ``wal_sync_interval``), records may bring new fields
-    and wider types, and Prometheus metrics are exported.
+    It does everything that :class:`~persisting.queue.LanceBackend` does. In addition, with
+    ``enable_wal`` an acknowledged record survives a crash (see ``wal_sync_interval``), records may
+    bring new fields and wider types, and Prometheus metrics are exported.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PersistingBackend(TableBackend):
         storage_path : str
             Folder of the bucket: the table ``data.lance`` and the log ``wal/`` are in it.
         batch_size : int, optional
-            Batch size for operations (default: 100).
+            Rows per page of streams and transfers (default: 100).
         enable_wal : bool, optional
             Enable Write-Ahead Log (default: False).
         compression : str | None, optional
@@ -56,7 +56,7 @@ class PersistingBackend(TableBackend):
         max_wal_size : int, optional
             Maximum WAL file size in bytes (default: 100MB).
         **kwargs
-            The further options of :class:`~persisting.options.PersistingOptions`; others are
+            Further options of :class:`~persisting.options.PersistingOptions`; unknown ones are
             ignored with a warning.
         """
         options = self._options(
@@ -86,14 +86,14 @@ class PersistingBackend(TableBackend):
 
     async def stats(self) -> dict[str, Any]:
         """Get storage statistics, with the state of the log."""
-        options, journal = self._bucket.options, self._bucket.journal
+        options, group_commit = self._bucket.options, self._bucket.group_commit
         assert isinstance(options, PersistingOptions)
         return {
             **await super().stats(),
-            "wal_enabled": journal is not None,
-            "wal_size": journal.size if journal is not None else 0,
+            "wal_enabled": group_commit is not None,
+            "wal_size": group_commit.size if group_commit is not None else 0,
             "wal_sync_interval": options.wal_sync_interval,
-            "wal_failed": journal is not None and journal.failed,
+            "wal_failed": group_commit is not None and group_commit.failed,
             "metrics_enabled": options.enable_metrics,
         }
 
@@ -104,43 +104,44 @@ def _open(options: PersistingOptions) -> Bucket:
         vector=vector_item(options.vector_type),
         defaults=_checked_defaults(options),
     )
-    meter = metrics.NO_METRICS
+    bucket_metrics = metrics.NO_METRICS
     if options.enable_metrics:
-        meter = metrics.PrometheusMetrics(metrics.topic_of(options.storage_path), options.bucket_id)
+        topic = metrics.topic_of(options.storage_path)
+        bucket_metrics = metrics.PrometheusMetrics(topic, options.bucket_id)
     try:
-        bucket = Bucket(options, rules, meter)
+        bucket = Bucket(options, rules, bucket_metrics)
     except BaseException:
-        meter.remove()
+        bucket_metrics.remove()
         raise
     if not options.read_only:
         try:
             _attach_log(bucket, options)
         except BaseException:
             bucket.abandon()
-            meter.remove()
+            bucket_metrics.remove()
             raise
     return bucket
 
 
 def _attach_log(bucket: Bucket, options: PersistingOptions) -> None:
-    """Recover what a log holds, whatever the options; keep logging if they say so."""
+    """Recover a left-over log, even with ``enable_wal=False``; keep logging if it is enabled."""
     if not options.enable_wal and not has_log(options.storage_path):
         return
     try:
-        found = recover(bucket, bucket.fs)
+        log = recover(bucket, bucket.fs)
     except OSError as exc:
         raise WALError(
-            f"cannot read or mend the log in {options.storage_path}: {exc}; nothing is lost, free "
+            f"cannot read or repair the log in {options.storage_path}: {exc}; nothing is lost, fix "
             "the cause and open it again"
         ) from exc
     bucket.check_defaults()
-    journal = GroupCommit(bucket, found, options)
+    group_commit = GroupCommit(bucket, log, options)
     if options.enable_wal:
-        bucket.attach(journal)
+        bucket.attach(group_commit)
         return
     bucket.flush_recovered()
-    journal.restart(bucket.table.sequence)
-    journal.close()
+    group_commit.restart(bucket.table.sequence)
+    group_commit.close()
 
 
 def _checked_defaults(options: PersistingOptions) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The contract every backend keeps."""
+"""The contract of every backend."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ class StorageBackend(Protocol):
     """Protocol for pluggable storage backends.
 
     A backend stores the records of one bucket in the order in which their puts were acknowledged.
-    Record *n* keeps offset *n* for good: neither flush nor reopening nor upkeep moves it.
+    Record *n* keeps offset *n* forever: flush, reopening and maintenance never move it.
 
     A backend is built as ``cls(bucket_id=…, storage_path=…, batch_size=…, **options)``, may block
-    while it is built (hosts build it in a thread), and ignores options it does not know. It may
+    in its constructor (hosts call it in a thread), and ignores options it does not know. It may
     have an async ``close()``, which flushes and can be called twice.
     """
 
     async def put(self, record: dict[str, Any]) -> None:
         """Store a single record.
 
-        Once this has returned, changing the record changes nothing stored; until then leave it.
-        Raises and stores nothing if the record cannot be kept.
+        The record must not be changed until this has returned; later changes do not affect what
+        is stored. Raises and stores nothing if the record cannot be stored.
         """
         ...
 
     async def put_batch(self, records: list[dict[str, Any]]) -> None:
-        """Store multiple records, all of them or, where one cannot be kept, none."""
+        """Store multiple records: all of them, or none if one cannot be stored."""
         ...
 
     async def get(self, offset: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
         """Retrieve up to ``limit`` records (None: all) from ``offset`` on, in order.
 
-        One consistent view, whatever is put or flushed meanwhile. Past the end it is ``[]``;
-        negative or non-integer arguments raise.
+        The result is one consistent view, whatever is put or flushed meanwhile. Past the end it is
+        ``[]``; negative or non-integer arguments raise.
         """
         ...
 
@@ -43,13 +43,13 @@ class StorageBackend(Protocol):
     ) -> AsyncIterator[dict[str, Any]]:
         """Stream single records from ``offset`` on, in bounded memory.
 
-        With ``block`` it waits for new records when caught up, until ``limit`` records came, the
-        backend is closed or the consumer goes away.
+        With ``block`` it waits for new records when caught up, until it has returned ``limit``
+        records, the backend is closed or the consumer stops.
         """
         ...
 
     async def flush(self) -> None:
-        """Persist buffered data; what was put before the call is durable when this returns."""
+        """Persist buffered data; records put before the call are durable when this returns."""
         ...
 
     async def stats(self) -> dict[str, Any]:
@@ -57,5 +57,5 @@ class StorageBackend(Protocol):
         ...
 
     def total_count(self) -> int:
-        """Get total record count, cheaply and right at any moment."""
+        """Get total record count; cheap, and correct at any time."""
         ...

@@ -1,51 +1,53 @@
-"""The async shell over a bucket: what both table backends share.
+"""The async interface of a bucket, shared by the backends that keep a table.
 
-Nothing here decides about durability; it crosses into threads, waits without blocking the loop,
-and leaves the bucket consistent wherever a task is cancelled.
+Nothing here decides about durability. Puts that are cheap run here; everything else is done by the
+parts that the backend is composed of.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persisting.backends.table_api import TableApi
+from persisting.backends.bucket_access import BucketAccess
+from persisting.backends.bucket_reader import BucketReader
+from persisting.backends.bucket_writer import BucketWriter
+from persisting.backends.table_maintenance import TableMaintenance
+from persisting.backends.table_search import TableSearch, ranked
+from persisting.backends.table_versions import TableVersions
 from persisting.bucket.bucket import Bucket
-from persisting.bucket.chunk import Prepared, prepare, prepare_arrow
-from persisting.bucket.fairness import Queues, Turns
-from persisting.bucket.group_commit import ProducerSequence
-from persisting.bucket.producer_sequences import check_number, check_writer
+from persisting.bucket.chunk import prepare, prepare_arrow
+from persisting.bucket.fairness import FairYield
 from persisting.bucket.put_cost import check_records, is_light
-from persisting.bucket.snapshot import Page, Snapshot
+from persisting.bucket.snapshot import Page
+from persisting.bucket.snapshot_search import OFFSET
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
-from persisting.concurrency.loop_bridge import mailbox
-from persisting.concurrency.pool import in_thread
-from persisting.errors import OffsetOutOfRange, SchemaError, TableError
 from persisting.options import BucketOptions, check_window
-from persisting.records import RecordEncoder
 from persisting.table.layout import EFFECTIVE
+from persisting.table.retention import Limits
 from persisting.table.versions import Version
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_T = TypeVar("_T")
-_FROZEN_PAUSE = 0.005
-_SNAPSHOT_SECONDS = 5.0
 
-
-class TableBackend(TableApi):
-    """A bucket with an async face; the two backends differ in how they build it."""
+class TableBackend:
+    """A bucket with async methods: a queue, and what its table can do beyond a queue."""
 
     def __init__(self, bucket: Bucket) -> None:
-        super().__init__(bucket)
-        self._turns, self._writers = Turns(), Queues()
+        self._bucket = bucket
+        self._fairness = FairYield()
+        access = BucketAccess(bucket)
+        self._writer = BucketWriter(bucket, self._fairness)
+        self._reader = BucketReader(access, self._fairness)
+        self._versions = TableVersions(access)
+        self._search = TableSearch(access)
+        self._maintenance = TableMaintenance(access)
+        self._access = access
         self._closing = CoalescedTask(weak_callback(self, TableBackend._close))
         self._finished = False
         self._opened = bucket.end
@@ -59,118 +61,59 @@ class TableBackend(TableApi):
     def _options(cls, **given: Any) -> BucketOptions:
         raise NotImplementedError
 
+    @property
+    def bucket(self) -> Bucket:
+        """The synchronous core, for blocking code such as bulk writers that own the bucket."""
+        return self._bucket
+
     # Putting
 
     async def put(self, record: dict[str, Any]) -> None:
         """Store a single record."""
         bucket = self._bucket
         if bucket.is_full:
-            await self._make_room()
-        if bucket.journal is None:
+            await self._writer.make_room()
+        if bucket.group_commit is None:
             if bucket.add_row(record):
-                return await self._turns.take()
+                return await self._fairness.checkpoint()
         else:
-            entry = bucket.reserve_row(record)
-            if entry is not None:
-                return await entry.future
-        await self._store(lambda shaper: prepare(shaper, [record]), small=is_light([record]))
+            pending = bucket.enqueue_row(record)
+            if pending is not None:
+                return await pending.future
+        await self._writer.store(
+            lambda encoder: prepare(encoder, [record]), small=is_light([record])
+        )
 
     async def put_batch(self, records: list[dict[str, Any]]) -> None:
         """Store multiple records, all or none."""
         if self._bucket.is_full:
-            await self._make_room()
+            await self._writer.make_room()
         rows = check_records(records)
-        await self._store(lambda shaper: prepare(shaper, rows), small=is_light(rows))
+        await self._writer.store(lambda encoder: prepare(encoder, rows), small=is_light(rows))
 
     async def put_arrow(self, data: pa.Table | pa.RecordBatch) -> None:
         """Store the rows of an Arrow table or batch, all or none."""
         if self._bucket.is_full:
-            await self._make_room()
-        await self._store(lambda shaper: prepare_arrow(shaper, data), small=False)
+            await self._writer.make_room()
+        await self._writer.store(lambda encoder: prepare_arrow(encoder, data), small=False)
 
     async def put_once(
         self, rows: list[dict[str, Any]] | pa.Table, writer: str, number: int
     ) -> None:
         """Store rows unless the writer has stored this number, or a later one, before.
 
-        The mark is kept with the rows, in the log and in the table: a retry is safe across a
+        The number is stored with the rows, in the log and in the table: a retry is safe across a
         crash of either side.
         """
-        check_writer(writer)
-        mark = writer, check_number(number)
-        records = check_records(rows) if isinstance(rows, list) else []
-        # In turn until it has its place in the log: then those behind it share its sync.
-        async with self._writers.of(writer):
-            if self._bucket.is_full:
-                await self._make_room()
-            if isinstance(rows, list):
-                light = is_light(records)
-                waiting = await self._accept(lambda s: prepare(s, records), small=light, mark=mark)
-            else:
-                waiting = await self._accept(
-                    lambda s: prepare_arrow(s, rows), small=False, mark=mark
-                )
-        if waiting is not None:
-            # A retry of the same mark may wait for it too: cancelling one leaves it.
-            await asyncio.shield(waiting)
+        await self._writer.store_once(rows, writer, number)
 
     def last_number(self, writer: str) -> int:
-        """The last number that :meth:`put_once` stored for a writer, -1 if none is known."""
-        return self._bucket.writers.last(writer)
+        """Return the last number that :meth:`put_once` stored for a writer, -1 if none."""
+        return self._bucket.producers.last(writer)
 
-    async def _store(
-        self, prepared_for: Callable[[RecordEncoder], Prepared], *, small: bool
-    ) -> None:
-        waiting = await self._accept(prepared_for, small=small)
-        if waiting is not None:
-            await waiting
-
-    async def _accept(
-        self,
-        prepared_for: Callable[[RecordEncoder], Prepared],
-        *,
-        small: bool,
-        mark: ProducerSequence | None = None,
-    ) -> asyncio.Future[None] | None:
-        """Prepare against the schema at hand until it still is the schema when accepted.
-
-        Where there is a log, the future of its acknowledgement.
-        """
-        bucket = self._bucket
-        while True:
-            bucket.check_writable()
-            if bucket.frozen:
-                await self._make_room()
-            shaper = bucket.shaper
-            try:
-                prepared = prepared_for(shaper) if small else await in_thread(prepared_for, shaper)
-            except pa.ArrowException as exc:
-                raise SchemaError(f"the records cannot be converted: {exc}") from exc
-            if not prepared.chunks:
-                return None
-            if prepared.widened:
-                await in_thread(bucket.learn_large, prepared.widened)
-            if bucket.needs_agreement(prepared) and not await in_thread(bucket.agree, prepared):
-                continue
-            if bucket.journal is None:
-                if bucket.admit(prepared, mark):
-                    await self._turns.take()
-                    return None
-            else:
-                entry = bucket.reserve(prepared, mark)
-                if entry is not None and entry.box is not mailbox():
-                    # The same mark, on its way from another loop: see what becomes of it.
-                    await asyncio.wrap_future(bucket.journal.drain())
-                elif entry is not None:
-                    return entry.future
-
-    async def _make_room(self) -> None:
-        self._bucket.check_writable()
-        while self._bucket.is_full:
-            if self._bucket.frozen:
-                await asyncio.sleep(_FROZEN_PAUSE)
-            else:
-                await asyncio.wrap_future(self._bucket.request_flush())
+    async def flush(self) -> None:
+        """Persist buffered data; returns when it is in the table and synced."""
+        await self._access.flush()
 
     # Reading
 
@@ -183,20 +126,13 @@ class TableBackend(TableApi):
         """
         if version is not None:
             check_window(offset, limit)
-            return await self.read_at(version, offset, limit)
-        found: list[dict[str, Any]] = (await self.read(offset, limit)).rows
-        return found
+            return await self._versions.records(version, offset, limit)
+        records: list[dict[str, Any]] = (await self._reader.read(offset, limit)).rows
+        return records
 
     async def read(self, offset: int = 0, limit: int | None = None) -> Page:
-        """As :meth:`get`, and which offset the first of the records has."""
-        check_window(offset, limit)
-        await self._refresh()
-        snapshot = self._bucket.snapshot()
-        first = snapshot.first(offset)
-        if snapshot.is_quick(first, limit):
-            await self._turns.take()
-            return Page(first, snapshot.records(first, limit), snapshot.epoch)
-        return await self._reading(lambda s: _page(s, s.records, offset, limit))
+        """As :meth:`get`, with the offset of the first record and the bucket's epoch."""
+        return await self._reader.read(offset, limit)
 
     async def get_arrow(
         self, offset: int = 0, limit: int | None = None, *, version: Version | None = None
@@ -204,114 +140,231 @@ class TableBackend(TableApi):
         """Retrieve records as an Arrow table; ``version`` as in :meth:`get`."""
         if version is not None:
             check_window(offset, limit)
-            return await self.arrow_at(version, offset, limit)
-        return (await self.read_arrow(offset, limit)).rows
+            return await self._versions.arrow(version, offset, limit)
+        return (await self._reader.read_arrow(offset, limit)).rows
 
     async def read_arrow(self, offset: int = 0, limit: int | None = None) -> Page:
-        """As :meth:`get_arrow`, and which offset the first row has."""
-        check_window(offset, limit)
-        return await self._reading(lambda s: _page(s, s.table, offset, limit))
+        """As :meth:`get_arrow`, with the offset of the first row and the bucket's epoch."""
+        return await self._reader.read_arrow(offset, limit)
 
-    async def get_stream(
+    def get_stream(
         self, offset: int = 0, limit: int | None = None, block: bool = False
     ) -> AsyncIterator[dict[str, Any]]:
-        """Stream single records; with ``block`` wait for new ones when caught up."""
-        self._bucket.check_open()
-        await self._refresh()
-        epoch = self._bucket.epoch
-        async with aclosing(self.get_pages(offset, limit, block)) as pages:
-            async for page in pages:
-                if page.epoch != epoch:
-                    raise OffsetOutOfRange(
-                        "the bucket was restored to an older version while it was read; it ends "
-                        f"at offset {self._bucket.end} now. Read on from there"
-                    )
-                for record in page.rows:
-                    yield record
+        """Stream single records; with ``block`` wait for new ones when caught up.
 
-    async def get_pages(
+        Records are read in pages of ``batch_size``, as in :meth:`get_pages`.
+        """
+        return self._reader.stream(offset, limit, block)
+
+    def get_pages(
         self,
         offset: int = 0,
         limit: int | None = None,
         block: bool = False,
         epoch: int | None = None,
     ) -> AsyncGenerator[Page]:
-        """Stream records in pages; an empty one says that the epoch is not ``epoch`` (any more).
+        """Stream records in pages of ``batch_size`` rows.
 
-        A slow consumer sees no version for long, so that none is cleaned up under it.
+        A page has fewer rows at the end of what is stored, and where its rows take several
+        megabytes. An empty page says that the bucket was restored and its epoch is not ``epoch``.
         """
-        check_window(offset, limit)
-        self._bucket.check_open()
-        left = limit
-        while (left is None or left > 0) and not self._bucket.closed:
-            await self._refresh()
-            snapshot = self._bucket.snapshot()
-            if epoch is not None and snapshot.epoch != epoch:
-                yield Page(offset, [], snapshot.epoch)
-                return
-            epoch = snapshot.epoch
-            offset = snapshot.first(offset)
-            if snapshot.window(offset, left):
-                pages = snapshot.pages(offset, left)
-                quick = snapshot.is_quick(offset, left)
-                until = time.monotonic() + _SNAPSHOT_SECONDS
-                while time.monotonic() < until:
-                    try:
-                        rows = next(pages, None) if quick else await in_thread(_next, pages)
-                    except TableError:
-                        await self._refresh()
-                        if self._bucket.snapshot().view.version == snapshot.view.version:
-                            raise
-                        break  # its version was cleaned up meanwhile
-                    if not rows:
-                        break
-                    await self._turns.take()
-                    yield Page(offset, rows, epoch)
-                    offset += len(rows)
-                    left = None if left is None else left - len(rows)
-            elif not block:
-                return
-            else:
-                await self._bucket.wait_beyond(offset, epoch)
+        return self._reader.pages(offset, limit, block, epoch)
 
     async def wait_beyond(self, offset: int, epoch: int | None = None) -> None:
-        """Return when there may be records beyond ``offset``, or the epoch has changed; raises
-        once closed."""
-        while self._bucket.end <= offset and epoch in (None, self._bucket.epoch):
-            self._bucket.check_open()
-            await self._refresh()
-            await self._bucket.wait_beyond(offset, epoch)
+        """Return when there may be records beyond ``offset``, or the epoch is not ``epoch``.
+
+        Raise once the backend is closed.
+        """
+        await self._reader.wait_beyond(offset, epoch)
 
     async def offset_at(self, timestamp: int) -> int:
-        """The first offset whose record arrived at ``timestamp`` (µs of Unix time) or later."""
-        return await self._reading(lambda snapshot: snapshot.offset_at(timestamp))
+        """Return the first offset whose record arrived at ``timestamp`` (µs of Unix time) or
+        later."""
+        return await self._reader.offset_at(timestamp)
 
     def epoch(self) -> int:
-        """How often the bucket was restored to an older version."""
+        """Return how often the bucket was restored to an older version."""
         return self._bucket.epoch
 
     def end_offset(self) -> int:
-        """The offset after the last record."""
-        bucket = self._bucket
-        if bucket.options.read_only and not bucket.closed:
-            bucket.refresh()
-        return bucket.end
-
-    # Upkeep and facts
+        """Return the offset after the last record."""
+        self._refresh_now()
+        return self._bucket.end
 
     def total_count(self) -> int:
         """Get total record count (buffer + persisted)."""
-        bucket = self._bucket
-        if bucket.options.read_only and not bucket.closed:
-            bucket.refresh()
-        return sum(bucket.counts)
+        self._refresh_now()
+        return sum(self._bucket.counts)
+
+    def _refresh_now(self) -> None:
+        if self._bucket.options.read_only and not self._bucket.closed:
+            self._bucket.refresh()
+
+    # Versions
+
+    async def versions(self) -> list[dict[str, Any]]:
+        """List the versions that can be read, oldest first: ``version``, ``timestamp``, ``rows``
+        and ``operation`` of each."""
+        return await self._versions.listing()
+
+    async def tag(self, name: str, *, empty: bool = False) -> dict[str, Any]:
+        """Pin everything acknowledged before this call under a name.
+
+        A tag is read with ``version=name`` and outlives retention and the cleaning of versions. A
+        tag of the same name is replaced. A bucket without records raises, unless ``empty``.
+        """
+        return await self._versions.tag(name, empty)
+
+    async def tags(self) -> list[dict[str, Any]]:
+        """List the tags: ``name`` and ``version`` of each."""
+        tags = await self._versions.tags()
+        return [{"name": name, "version": version} for name, version in tags.items()]
+
+    async def delete_tag(self, name: str) -> bool:
+        """Delete a tag and return whether it existed.
+
+        Data that only this tag kept is removed with the next cleaning of versions.
+        """
+        return await self._versions.delete_tag(name)
+
+    async def restore(self, version: Version, *, token: str | None = None) -> dict[str, Any]:
+        """Go back to a version, as a new version with the old content.
+
+        The end goes back, and ``epoch`` rises: readers and groups beyond the end continue there.
+        Repeated calls with the same ``token`` restore once.
+        """
+        return await self._versions.restore(version, token)
+
+    async def resolve(self, version: Version) -> int:
+        """Return the number of a version, 0 for a time before the first one; raise if there is no
+        such version."""
+        return await self._versions.resolve(version)
+
+    async def read_at(
+        self, version: Version, offset: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Read records of a version, as ``get(…, version=…)`` does."""
+        return await self._versions.records(version, offset, limit)
+
+    async def arrow_at(
+        self, version: Version, offset: int = 0, limit: int | None = None
+    ) -> pa.Table:
+        """Read records of a version as an Arrow table."""
+        return await self._versions.arrow(version, offset, limit)
+
+    async def restores(self) -> list[int]:
+        """Return the end of the bucket after each restore so far."""
+        return await self._versions.restore_ends()
+
+    # Search and random access
+
+    async def search(
+        self,
+        vector: Sequence[float] | None = None,
+        text: str | None = None,
+        column: str | Sequence[str] | None = None,
+        k: int = 10,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        metric: str | None = None,
+        exact: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Return the ``k`` records nearest to a vector, best for a text, or both by rank fusion.
+
+        Each has its ``_distance`` or ``_score`` and its ``_offset``. A record is found as soon as
+        it is put, index or not. ``where`` is an SQL condition that every record must meet.
+        """
+        rankings = await self.rankings(
+            vector=vector,
+            text=text,
+            column=column,
+            k=k,
+            where=where,
+            columns=columns,
+            metric=metric,
+            exact=exact,
+        )
+        return ranked(rankings, k, lambda hit: hit[OFFSET])
+
+    async def rankings(self, *, columns: Sequence[str] | None, **asked: Any) -> list[Any]:
+        """Return the hits for the vector, for the text, or one list for each: what
+        :meth:`search` merges."""
+        return await self._search.rankings(columns=columns, **asked)
+
+    async def create_index(
+        self, column: str, kind: str | None = None, *, metric: str = "l2"
+    ) -> dict[str, Any]:
+        """Index a field: vectors by ``vector``, words by ``text``, values by ``scalar``.
+
+        Without ``kind`` the field's type decides; text fields get ``text``. An existing index is
+        replaced. It is kept up to date, and rows that it does not cover yet are found too.
+        """
+        return await self._search.create_index(column, kind, metric)
+
+    async def drop_index(self, column: str, kind: str | None = None) -> int:
+        """Drop the indexes of a field, or the one of that kind; return how many."""
+        return await self._search.drop_index(column, kind)
+
+    async def indexes(self) -> list[dict[str, Any]]:
+        """List the indexes: field, kind, rows covered and rows not covered yet."""
+        return await self._search.indexes()
+
+    async def take(
+        self, offsets: Sequence[int], columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the records at ``offsets``, in that order; raise if an offset has no record."""
+        return await self._search.take(offsets, columns)
+
+    async def query(
+        self,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the records that match an SQL condition, in order."""
+        return await self._search.query(where, columns, limit)
+
+    async def lookup(
+        self, column: str, value: Any, columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the records whose field equals a value; fast with a ``scalar`` index on it."""
+        return await self._search.lookup(column, value, columns)
+
+    # Maintenance
+
+    async def compact(self) -> dict[str, int]:
+        """Rewrite all small fragments as larger ones; offsets, order and content do not change."""
+        return await self._maintenance.compact()
+
+    async def retain(
+        self,
+        *,
+        rows: int | None = None,
+        bytes: int | None = None,
+        seconds: float | None = None,
+    ) -> dict[str, int]:
+        """Drop the oldest rows beyond any of the limits, by whole fragments.
+
+        ``rows`` and ``bytes`` say how much of the newest data to keep at least, ``seconds`` how
+        long to keep a row after its arrival. The offsets of the remaining rows do not change.
+        """
+        return await self._maintenance.retain(Limits(rows=rows, nbytes=bytes, seconds=seconds))
+
+    async def verify(self) -> dict[str, Any]:
+        """Compare every stored file with the checksum of what was written.
+
+        ``ok`` says whether all files are intact; ``damaged`` names each damaged file and the
+        offsets it holds.
+        """
+        return await self._maintenance.verify()
 
     async def stats(self) -> dict[str, Any]:
         """Get storage statistics."""
-        await self._refresh()
-        await self._turns.take()
+        await self._access.refresh()
+        await self._fairness.checkpoint()
         bucket, options = self._bucket, self._bucket.options
-        snapshot = bucket.snapshot_of_any()
+        snapshot = bucket.snapshot_even_if_closed()
         persisted = snapshot.persisted - snapshot.start
         buffered = snapshot.end - snapshot.persisted
         return {
@@ -328,7 +381,7 @@ class TableBackend(TableApi):
             "version": snapshot.view.version,
             "fragments": len(snapshot.view.sizes),
             "table_bytes": sum(size.nbytes for size in snapshot.view.sizes),
-            "upkeep_error": bucket.upkeep.error,
+            "upkeep_error": bucket.maintenance.error,
             "flush_count": bucket.flushes,
             "flush_error": bucket.flush_error,
             "compression": options.compression,
@@ -336,29 +389,33 @@ class TableBackend(TableApi):
             "read_only": options.read_only,
         }
 
+    # Closing
+
     async def close(self) -> None:
-        """Flush and give the bucket back; may be called twice.
+        """Flush and release the bucket; may be called twice.
 
         If the flush fails the error is raised, the backend stays open and keeps every record, and
         ``close`` can be called again once the cause is gone.
         """
-        # One close for all who ask, from whichever loop; a cancelled one leaves it to its end.
+        # All callers, from whichever loop, share one close; cancelling one does not stop it.
         await asyncio.shield(asyncio.wrap_future(self._closing.request()))
 
     def close_now(self) -> None:
-        """The same in this thread, for who alone has the backend."""
+        """Close in this thread, for a caller that has the backend to itself."""
         self._close()
 
     def _close(self) -> None:
-        """In one thread from begin to end: to wait here for another one in the pool might be to
-        wait for ever."""
+        """Close in one thread from start to end.
+
+        Waiting for another job of the pool here could deadlock: all its threads may be closing.
+        """
         if self._finished:
             return
         bucket = self._bucket
         bucket.begin_close()
         try:
-            if bucket.journal is not None:
-                bucket.journal.write_now()
+            if bucket.group_commit is not None:
+                bucket.group_commit.write_now()
             if not bucket.options.read_only:
                 bucket.flush_now()
         except BaseException:
@@ -377,14 +434,3 @@ class TableBackend(TableApi):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-def _page(
-    snapshot: Snapshot, read: Callable[[int, int | None], Any], offset: int, limit: int | None
-) -> Page:
-    first = snapshot.first(offset)
-    return Page(first, read(first, limit), snapshot.epoch)
-
-
-def _next(pages: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
-    return next(pages, None)

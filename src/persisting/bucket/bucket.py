@@ -1,8 +1,10 @@
 """The synchronous core of one bucket: the order of buffer, log, flush and read.
 
-Write: check → (log →) acknowledge → buffer → one table commit with the last log sequence → let
-the log go. Read: table rows, then buffer. Everything here may be called from any thread; the state
-is guarded by a lock that is never held over disk, Lance or conversions.
+Write: check → (log →) acknowledge → buffer → one table commit with the last log sequence → release
+the log. Read: table rows, then buffer. Everything here may be called from any thread. The state is
+guarded by a lock that is never held during I/O, calls of Lance or conversions.
+
+Lock order: flush, table, state.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from persisting import fs as filesystem
 from persisting.bucket import exit_flush
 from persisting.bucket.chunk import Chunk, Prepared, copy_row
 from persisting.bucket.flush_batches import table_batches
-from persisting.bucket.group_commit import GroupCommit, PendingPut, ProducerSequence
+from persisting.bucket.group_commit import GroupCommit, PendingPut
 from persisting.bucket.maintenance import Maintenance
-from persisting.bucket.producer_sequences import WRITERS, Writers
+from persisting.bucket.producer_sequences import WRITERS, ProducerSequence, ProducerSequences
 from persisting.bucket.shared_schema import SharedSchema
 from persisting.bucket.snapshot import Snapshot
 from persisting.bucket.snapshot_search import BufferView
@@ -53,10 +55,10 @@ log = logging.getLogger("persisting")
 EVOLVING = Rules(evolving=True)
 _RETRY_SECONDS = 1.0
 FLUSH_PAUSE = 0.1
-"""Seconds from one flush that the threshold started to the next."""
+"""Minimum seconds between two flushes that the threshold starts."""
 
 READER_REFRESH = 0.05
-"""Seconds between looks for a new version by a reader without the lock."""
+"""Seconds between two checks for a new version by a reader without the lock."""
 
 
 class Bucket:
@@ -68,35 +70,35 @@ class Bucket:
         self.options, self.rules, self.metrics = options, rules, metrics
         self.fs = filesystem.current()
         self._process = os.getpid()
-        self.guard = threading.Lock()
-        self.journal: GroupCommit | None = None
-        self.closed = self._left = False
+        self.state_lock = threading.Lock()
+        self.group_commit: GroupCommit | None = None
+        self.closed = self._released = False
         self.flush_error: str | None = None
         self.flushes = 0
         self.frozen = False
-        """Nothing is accepted for a moment: the bucket is being restored."""
-        self._flush_turn = threading.Lock()
-        self.table_turn = threading.Lock()
-        """Held by whoever writes to the table. The guard is taken inside it, never around it."""
+        """Puts wait while the bucket is being restored or files are imported."""
+        self._flush_lock = threading.Lock()
+        self.table_lock = threading.Lock()
+        """Held while the table is changed. Take ``state_lock`` inside it, never around it."""
         self.waiters = Waiters()
         self._chunks: list[Chunk] = []
         self._buffered_rows = 0
         self._buffered_bytes = 0
         self._flushing = CoalescedTask(weak_callback(self, Bucket._flush))
-        self._flush_due = False
-        self._flush_waits = False
+        self._interval_flush_due = False
+        self._paused_flush_due = False
         self._flushed_at = 0.0
-        self._large: set[str] = set()
-        self._searched: set[str] = set()
-        self._refreshed = 0.0
+        self._large_int_fields: set[str] = set()
+        self._scanned_fields: set[str] = set()
+        self._refreshed_at = 0.0
         self._lock: BucketLock | None = None
-        self.upkeep = Maintenance(self)
+        self.maintenance = Maintenance(self)
         self.buffer_view = BufferView()
         self.table = Table(
             options.storage_path, self.fs, compression=options.compression, defaults=rules.defaults
         )
-        self._marked: dict[ProducerSequence, PendingPut] = {}
-        self._shared = (
+        self._pending_by_producer: dict[ProducerSequence, PendingPut] = {}
+        self._shared_schema = (
             SharedSchema(Path(options.schema_path), self.fs) if options.schema_path else None
         )
         try:
@@ -105,11 +107,11 @@ class Bucket:
             else:
                 self._open_for_writing()
             self._view, self._epoch = self.table.view, len(self.table.restores)
-            self.writers = Writers(self.table.properties.get(WRITERS))
-            # A reader needs it not, and can look at what it is that is damaged.
-            known = self._view.rows and not options.read_only
-            self._last_arrival = self._view.arrival(self._view.end - 1) if known else 0
-            self._shaper = self._acknowledged = self.shaper_of(self._view)
+            self.producers = ProducerSequences(self.table.properties.get(WRITERS))
+            # Readers skip this read, so that a damaged table can still be inspected.
+            has_last = self._view.rows and not options.read_only
+            self._last_arrival = self._view.arrival(self._view.end - 1) if has_last else 0
+            self._encoder = self._acknowledged = self.encoder_for(self._view)
             self.check_defaults()
             self.metrics.table_is(len(self._view.sizes), self._view.start)
         except OSError as exc:
@@ -121,20 +123,20 @@ class Bucket:
 
     # Opening and closing
 
-    def shaper_of(self, view: TableView) -> RecordEncoder:
-        """What records are checked against where this is the table, and its topic what it is."""
+    def encoder_for(self, view: TableView) -> RecordEncoder:
+        """Return the encoder that checks records against a table and the schema of its topic."""
         schema, defined = view.schema, view.dataset is not None
-        agreed = self._shared.read() if self._shared is not None else None
-        if agreed is not None:
-            schema, defined = merge(agreed, schema, EVOLVING), True
+        shared = self._shared_schema.read() if self._shared_schema is not None else None
+        if shared is not None:
+            schema, defined = merge(shared, schema, EVOLVING), True
         return RecordEncoder(schema, self.rules, defined=defined)
 
     def check_defaults(self) -> None:
-        """Raise where a default contradicts its field: no record could take it."""
+        """Raise if a default does not have the type of its field."""
         try:
             check_defaults(self._acknowledged.schema, self.rules)
         except SchemaError as exc:
-            raise InvalidArgument(f"schema_defaults: {exc}; give it one of its type") from exc
+            raise InvalidArgument(f"schema_defaults: {exc}; give one of the field's type") from exc
 
     def _open_for_reading(self) -> None:
         folder = self.options.storage_path
@@ -149,70 +151,73 @@ class Bucket:
             self.fs.sync_chain(folder)
         except OSError as exc:
             raise InvalidArgument(
-                f"storage_path {folder} cannot be made: {exc.strerror}; check its permissions"
+                f"storage_path {folder} cannot be created: {exc.strerror}; check its permissions"
             ) from exc
         try:
-            timer.begin_timer()
+            timer.start_timer()
         except RuntimeError as exc:
-            raise StorageError(f"cannot open {folder}: no thread for its timer ({exc})") from exc
+            raise StorageError(f"cannot open {folder}: no thread for the timer ({exc})") from exc
         self._lock = BucketLock(folder, bucket=self.options.bucket_id)
         self._unlock = weakref.finalize(self, self._lock.release, clean=False)
-        exit_flush.at_exit(self)
+        exit_flush.register(self)
         if self._lock.left_clean:
             self.table.check_signature(self._lock.note)
         self.table.open(left_clean=self._lock.left_clean)
         self.table.set_compression()
-        self.upkeep.begin()
+        self.maintenance.start()
 
     def abandon(self) -> None:
-        """Let the lock go after a failed opening; as it was found, if nothing was written."""
-        self.closed = self._left = True  # what came from the log stays there
+        """Release the lock after a failed opening, still marked clean if nothing was written."""
+        self.closed = self._released = True  # recovered records stay in the log
         if self._lock is not None and self._unlock.detach() is not None:
             untouched = self._lock.left_clean and not self.table.touched
-            kept = {k: v for k, v in self._lock.note.items() if k in SIGNATURE}
-            self._lock.release(clean=untouched, **kept)
+            signature = {k: v for k, v in self._lock.note.items() if k in SIGNATURE}
+            self._lock.release(clean=untouched, **signature)
 
-    def attach(self, journal: GroupCommit) -> None:
-        """Log every record from now on; a bucket that is dropped closes the log's files."""
-        self.journal = journal
-        weakref.finalize(self, journal.close_files)
-        journal.report()
+    def attach(self, group_commit: GroupCommit) -> None:
+        """Log every record from now on; a dropped bucket closes the log's files."""
+        self.group_commit = group_commit
+        weakref.finalize(self, group_commit.close_files)
+        group_commit.report()
         self._after_accepting(0)
 
     def begin_close(self) -> None:
         """Refuse further puts; :meth:`finish_close` or :meth:`cancel_close` follows."""
         self._check_process()
-        with self.guard:
+        with self.state_lock:
             self.closed = True
 
     def cancel_close(self) -> None:
-        """The last flush failed: the bucket stays open, and the close can be tried again."""
-        with self.guard:
+        """Stay open because the last flush failed; the close can be retried."""
+        with self.state_lock:
             self.closed = False
 
     def finish_close(self) -> None:
-        """Everything is flushed: give the files and the lock back."""
+        """Release the files and the lock; everything is flushed."""
         self.waiters.wake()
-        self.upkeep.end()
-        self._left = True
-        with self.table_turn:
-            pass  # what was under way is done
+        self.maintenance.stop()
+        self._released = True
+        with self.table_lock:
+            pass  # wait for a running change of the table
         try:
-            if self.journal is not None:
-                self.journal.close()
+            if self.group_commit is not None:
+                self.group_commit.close()
         finally:
             self.metrics.remove()
             if self._lock is not None and self._unlock.detach() is not None:
-                self._leave(self._lock)
+                self._release_lock(self._lock)
 
-    def _leave(self, lock: BucketLock) -> None:
-        """Everything is durable: what fails here costs the next owner a check, and no more."""
+    def _release_lock(self, lock: BucketLock) -> None:
+        """Release the lock of a flushed bucket.
+
+        Everything is durable: a failure here only makes the next owner check the bucket.
+        """
         if not self.table.committer.checksums_recorded:
             # The next owner drops the indexes whose checksums are not recorded.
             lock.release(clean=False)
             return
         try:
-            left = self.table.signature()
+            signature = self.table.signature()
         except OSError as exc:
             log.warning(
                 "cannot read the newest manifest of %s (%s): the next owner checks the bucket as "
@@ -223,16 +228,16 @@ class Bucket:
             lock.release(clean=False)
             return
         try:
-            lock.release(clean=True, **left)
+            lock.release(clean=True, **signature)
         except StorageError as exc:
             log.warning("%s", exc)
 
     def __del__(self) -> None:
-        """What was acknowledged without a log goes with the object: not in silence."""
+        """Warn if acknowledged records without a log are lost with this object."""
         rows = getattr(self, "_buffered_rows", 0)
-        if rows and self.journal is None and not self.closed and os.getpid() == self._process:
+        if rows and self.group_commit is None and not self.closed and os.getpid() == self._process:
             log.warning(
-                "%s was dropped without close(): %d records that were not flushed are lost",
+                "%s was dropped without close(): %d unflushed records are lost",
                 self.options.storage_path,
                 rows,
             )
@@ -245,53 +250,56 @@ class Bucket:
             )
 
     def _check_process(self) -> None:
-        """Two processes that both append to one log would destroy each other's records. Looked at
-        before any lock: whoever held it at the fork is not here to give it back."""
+        """Raise in a fork: two processes that append to one log would destroy each other's records.
+
+        Checked before taking any lock: a lock that was held at the fork is never released here.
+        """
         if os.getpid() != self._process:
             raise StorageError(
                 f"the backend of {self.options.storage_path} was opened by process "
-                f"{self._process}, of which this one is a fork; open it in the process that uses it"
+                f"{self._process}, and this process is a fork of it; open a backend in the process "
+                "that uses it"
             )
 
     def check_writable(self) -> None:
         self.check_open()
         if self.options.read_only:
             raise StorageError(
-                f"{self.options.storage_path} is open with read_only=True and takes no records"
+                f"{self.options.storage_path} is open with read_only=True and cannot be changed"
             )
 
     # Putting
 
     @property
-    def shaper(self) -> RecordEncoder:
-        """What the next records are checked against."""
-        return self._shaper
+    def encoder(self) -> RecordEncoder:
+        """The encoder that checks the next records."""
+        return self._encoder
 
     @property
     def is_full(self) -> bool:
-        """Whether a put must wait for a flush, which also retries a failed one."""
+        """Whether a put must wait: for a flush, a retry of a failed one, or a restore."""
         self._check_process()
         if self.flush_error is not None or self._buffered_bytes > self.options.max_buffer_bytes:
             return True
         if self.frozen:
             return True
-        return self.journal is not None and self.journal.is_full
+        return self.group_commit is not None and self.group_commit.is_full
 
     def add_row(self, record: Any) -> bool:
-        """Accept a plain record; False: it needs :func:`prepare` and :meth:`admit`."""
-        shaper = self._shaper
-        copied = copy_row(shaper, record)
+        """Accept a plain record; False if it needs :func:`prepare` and :meth:`add_prepared`."""
+        encoder = self._encoder
+        copied = copy_row(encoder, record)
         if copied is None:
             return False
-        with self.guard:
+        with self.state_lock:
             self.check_writable()
-            if self._shaper is not shaper or self.frozen:
+            if self._encoder is not encoder or self.frozen:
                 return False
             tail = self._chunks[-1] if self._chunks else None
-            if tail is None or not tail.can_take(shaper):
-                tail = Chunk(shaper, rows=[])
+            if tail is None or not tail.can_take(encoder):
+                tail = Chunk(encoder, rows=[])
                 self._chunks.append(tail)
-                self._acknowledged = shaper
+                self._acknowledged = encoder
             self._last_arrival = max(self._last_arrival, _now())
             tail.add(*copied, self._last_arrival)
             self._buffered_rows += 1
@@ -299,219 +307,230 @@ class Bucket:
         self._after_accepting(1)
         return True
 
-    def admit(self, prepared: Prepared, mark: ProducerSequence | None = None) -> bool:
-        """Accept prepared records, all of them; False if the schema has changed since.
+    def add_prepared(self, prepared: Prepared, producer: ProducerSequence | None = None) -> bool:
+        """Accept all prepared records; False if the schema has changed since they were prepared.
 
-        Records with a mark that was stored before are accepted without storing them again.
+        Records whose producer sequence is stored already are not stored again.
         """
-        with self.guard:
+        with self.state_lock:
             self.check_writable()
-            if mark is not None and self.writers.has(mark):
+            if producer is not None and self.producers.has(producer):
                 return True
-            if self._shaper is not prepared.base or self.frozen:
+            if self._encoder is not prepared.base or self.frozen:
                 return False
             self._check_widening(prepared)
-            self._shaper = prepared.shaper
+            self._encoder = prepared.encoder
             self._accept(prepared.chunks, _now())
-            self.writers.remember([mark] if mark is not None else [])
+            self.producers.remember([producer] if producer is not None else [])
         self._after_accepting(prepared.rows)
         return True
 
-    def reserve_row(self, record: Any) -> PendingPut | None:
-        """Queue a plain record for the log; None: it needs :func:`prepare` and :meth:`reserve`."""
-        assert self.journal is not None
-        shaper = self._shaper
-        copied = copy_row(shaper, record)
+    def enqueue_row(self, record: Any) -> PendingPut | None:
+        """Queue a plain record for the log.
+
+        None if it needs :func:`prepare` and :meth:`enqueue_prepared`.
+        """
+        assert self.group_commit is not None
+        encoder = self._encoder
+        copied = copy_row(encoder, record)
         if copied is None:
             return None
-        entry = PendingPut([Chunk(shaper, rows=[copied[0]], nbytes=copied[1])])
-        with self.guard:
+        pending = PendingPut([Chunk(encoder, rows=[copied[0]], nbytes=copied[1])])
+        with self.state_lock:
             self.check_writable()
-            if self._shaper is not shaper or self.frozen:
+            if self._encoder is not encoder or self.frozen:
                 return None
-            self.journal.enqueue(entry)
-        self.journal.start()
-        return entry
+            self.group_commit.enqueue(pending)
+        self.group_commit.start()
+        return pending
 
-    def reserve(
-        self, prepared: Prepared, mark: ProducerSequence | None = None
+    def enqueue_prepared(
+        self, prepared: Prepared, producer: ProducerSequence | None = None
     ) -> PendingPut | None:
         """Queue prepared records for the log; None if the schema has changed since.
 
-        Records that come later are checked against them at once; they count, and can be read, when
-        the log has acknowledged them. A mark that waits already gets the entry it waits in.
+        Later records are checked against their schema at once. They are counted and can be read
+        when the log has acknowledged them. A producer sequence that is queued already returns the
+        put that waits.
         """
-        assert self.journal is not None
-        with self.guard:
+        assert self.group_commit is not None
+        with self.state_lock:
             self.check_writable()
-            if mark is not None:
-                waiting = self._marked.get(mark)
-                if waiting is not None:
-                    return waiting
-                if self.writers.has(mark):
-                    return PendingPut.settled()
-            if self._shaper is not prepared.base or self.frozen:
+            if producer is not None:
+                queued = self._pending_by_producer.get(producer)
+                if queued is not None:
+                    return queued
+                if self.producers.has(producer):
+                    return PendingPut.already_stored()
+            if self._encoder is not prepared.base or self.frozen:
                 return None
-            entry = PendingPut(prepared.chunks, mark)
+            pending = PendingPut(prepared.chunks, producer)
             self._check_widening(prepared)
-            self._shaper = prepared.shaper
-            if mark is not None:
-                self._marked[mark] = entry
-            self.journal.enqueue(entry)
-        self.journal.start()
-        return entry
+            self._encoder = prepared.encoder
+            if producer is not None:
+                self._pending_by_producer[producer] = pending
+            self.group_commit.enqueue(pending)
+        self.group_commit.start()
+        return pending
 
-    def acknowledge(self, chunks: list[Chunk], arrival: int, marks: list[ProducerSequence]) -> None:
-        """The log holds these records: they are accepted, in this order."""
-        with self.guard:
+    def acknowledge(
+        self, chunks: list[Chunk], arrival: int, producers: list[ProducerSequence]
+    ) -> None:
+        """Accept records that the log holds, in this order."""
+        with self.state_lock:
             before = self._acknowledged
             self._accept(chunks, arrival)
-            if self._shaper is before:
-                # Later puts failed and took the schema back, while these were on their way.
-                self._shaper = self._acknowledged
-            self.writers.remember(marks)
-            for mark in marks:
-                self._marked.pop(mark, None)
+            if self._encoder is before:
+                # Later puts failed and rolled the schema back while these were written.
+                self._encoder = self._acknowledged
+            self.producers.remember(producers)
+            for producer in producers:
+                self._pending_by_producer.pop(producer, None)
         self._after_accepting(sum(chunk.count for chunk in chunks))
 
     def acknowledge_recovered(self, chunk: Chunk) -> None:
-        """Accept records from a left-over log, and make room for more where it is long.
+        """Accept records of a left-over log, and flush when the buffer is full.
 
-        The table may know a later schema than the record's: a flush may have died after it had
+        The table may have a later schema than the records: a flush may have died after it had
         changed the schema and before it had added the rows.
         """
-        if chunk.shaper is not self._acknowledged:
+        if chunk.encoder is not self._acknowledged:
             schema = merge(self._acknowledged.schema, chunk.schema, EVOLVING)
             if not schema.equals(chunk.schema):
-                chunk.shaper = RecordEncoder(schema, self.rules)
-        self._shaper = chunk.shaper
+                chunk.encoder = RecordEncoder(schema, self.rules)
+        self._encoder = chunk.encoder
         self._accept([chunk], chunk.arrival)
         if self._buffered_bytes > self.options.max_buffer_bytes:
             self._flush_once()
 
     def flush_recovered(self) -> None:
-        """Bring what a left-over log held into the table, while opening."""
+        """Flush the records of a left-over log to the table while opening."""
         self._flush_once()
 
-    def reject(self, marks: list[ProducerSequence]) -> None:
-        """What was reserved and not acknowledged never was. Called under the guard."""
-        self._shaper = self._acknowledged
-        for mark in marks:
-            self._marked.pop(mark, None)
+    def roll_back_pending(self, producers: list[ProducerSequence]) -> None:
+        """Roll back puts that were queued and not acknowledged. Call with ``state_lock`` held."""
+        self._encoder = self._acknowledged
+        for producer in producers:
+            self._pending_by_producer.pop(producer, None)
 
     def _accept(self, chunks: list[Chunk], arrival: int) -> None:
         before, self._last_arrival = self._last_arrival, max(self._last_arrival, arrival)
         for chunk in chunks:
             chunk.arrival = self._last_arrival
-            if chunk.times is not None:  # recovered: the clock may have been behind
+            if chunk.times is not None:  # recovered: the clock may have gone back since
                 chunk.times = np.maximum(chunk.times, before)
             chunk.seal()
             self._buffered_rows += chunk.count
             self._buffered_bytes += chunk.nbytes
         if chunks:
             self._chunks += chunks
-            self._acknowledged = chunks[-1].shaper
+            self._acknowledged = chunks[-1].encoder
 
     def _after_accepting(self, rows: int) -> None:
         self.metrics.accepted(rows, self._buffered_rows)
         self.waiters.wake()
         if self._buffered_rows >= self.options.flush_threshold or (
-            self.journal is not None and self.journal.wants_flush
+            self.group_commit is not None and self.group_commit.wants_flush
         ):
             self._flush_soon()
-        elif not self._flush_due and self.options.flush_interval is not None:
-            self._flush_due = True
-            timer.after(self.options.flush_interval, weak_callback(self, Bucket._flush_aged))
+        elif not self._interval_flush_due and self.options.flush_interval is not None:
+            self._interval_flush_due = True
+            timer.after(
+                self.options.flush_interval, weak_callback(self, Bucket._flush_after_interval)
+            )
 
     def _flush_soon(self) -> None:
-        """Flush at the threshold, but not at once after the last flush: many small commits cost
-        more than one, and the records that wait are no less safe."""
+        """Flush at the threshold, but not right after the last flush.
+
+        Many small commits cost more than one, and the records that wait are no less safe.
+        """
         if self._flushing.pending:
             return
-        rest = self._flushed_at + FLUSH_PAUSE - time.monotonic()
+        pause = self._flushed_at + FLUSH_PAUSE - time.monotonic()
         if self._flushing.active:
-            rest = FLUSH_PAUSE  # and longer: its end is yet to come
-        if rest <= 0 or self._buffered_bytes > self.options.max_buffer_bytes // 4:
+            pause = FLUSH_PAUSE  # a flush is running: the pause begins with its end
+        if pause <= 0 or self._buffered_bytes > self.options.max_buffer_bytes // 4:
             self.request_flush()
-        elif not self._flush_waits:
-            self._flush_waits = True
-            timer.after(rest, weak_callback(self, Bucket._flush_after_pause))
+        elif not self._paused_flush_due:
+            self._paused_flush_due = True
+            timer.after(pause, weak_callback(self, Bucket._flush_after_pause))
 
     def _flush_after_pause(self) -> None:
-        self._flush_waits = False
+        self._paused_flush_due = False
         if self._buffered_rows and not self.closed:
             self._flush_soon()
 
-    def _flush_aged(self) -> None:
-        self._flush_due = False
+    def _flush_after_interval(self) -> None:
+        self._interval_flush_due = False
         if self._buffered_rows and not self.closed:
             self.request_flush()
 
     # Changing the schema
 
-    def agree(self, prepared: Prepared) -> bool:
-        """Have the topic agree to a changed schema; False if it has a further one by now."""
-        if self._shared is None:
+    def propose_schema(self, prepared: Prepared) -> bool:
+        """Propose a changed schema to the topic; False if the topic's schema has more by now."""
+        if self._shared_schema is None:
             return True
-        schema = self._shared.agree(prepared.shaper.schema, prepared.large, self.rules)
-        if schema.equals(prepared.shaper.schema):
+        schema = self._shared_schema.propose(prepared.encoder.schema, prepared.large, self.rules)
+        if schema.equals(prepared.encoder.schema):
             return True
-        self.adopt(schema)
+        self._adopt_topic_schema(schema)
         return False
 
-    def adopt(self, schema: pa.Schema) -> None:
-        """Check later records against what the topic has agreed on."""
-        with self.guard:
-            merged = merge(self._shaper.schema, schema, EVOLVING)
-            self._shaper = RecordEncoder(merged, self.rules)
+    def _adopt_topic_schema(self, schema: pa.Schema) -> None:
+        """Check later records against the topic's schema."""
+        with self.state_lock:
+            merged = merge(self._encoder.schema, schema, EVOLVING)
+            self._encoder = RecordEncoder(merged, self.rules)
 
-    def know(self, schema: pa.Schema) -> None:
-        """The table has records of this schema, which came past the buffer."""
-        with self.guard:
+    def merge_table_schema(self, schema: pa.Schema) -> None:
+        """Merge the schema of records that were written to the table past the buffer."""
+        with self.state_lock:
             merged = merge(self._acknowledged.schema, schema, EVOLVING)
             self._acknowledged = RecordEncoder(merged, self.rules)
-            self._shaper = RecordEncoder(merge(self._shaper.schema, merged, EVOLVING), self.rules)
+            self._encoder = RecordEncoder(merge(self._encoder.schema, merged, EVOLVING), self.rules)
 
-    def restored(self, shaper: RecordEncoder) -> None:
-        """The table is an older one again: with its fields, and the marks of its writers."""
-        with self.guard:
+    def restored(self, encoder: RecordEncoder) -> None:
+        """Take over the schema and the producer sequences of the restored table."""
+        with self.state_lock:
             self._view, self._epoch = self.table.view, len(self.table.restores)
-            self._shaper = self._acknowledged = shaper
-            self._large, self._searched = set(), set()
-            self.writers = Writers(self.table.properties.get(WRITERS))
+            self._encoder = self._acknowledged = encoder
+            self._large_int_fields, self._scanned_fields = set(), set()
+            self.producers = ProducerSequences(self.table.properties.get(WRITERS))
 
-    def needs_agreement(self, prepared: Prepared) -> bool:
-        """Whether the topic must be asked before these records are accepted."""
-        if self._shared is None:
+    def must_propose_schema(self, prepared: Prepared) -> bool:
+        """Whether the topic must agree before these records are accepted."""
+        if self._shared_schema is None:
             return False
-        return prepared.shaper is not prepared.base or not prepared.large <= self._large
+        return prepared.encoder is not prepared.base or not prepared.large <= self._large_int_fields
 
-    def learn_large(self, names: list[str]) -> None:
-        """Find out whether stored whole numbers of these fields could become floats."""
-        while unknown := [name for name in names if name not in self._searched]:
+    def scan_large_ints(self, names: list[str]) -> None:
+        """Scan stored records for whole numbers in these fields that a float cannot represent."""
+        while unknown := [name for name in names if name not in self._scanned_fields]:
             snapshot, large = self.snapshot(), set()
-            # A field that is still on its way to the log is not there, and was looked at.
+            # A field whose first record is still queued for the log is not in the snapshot; its
+            # values were checked when that put was prepared.
             stored = [name for name in unknown if name in snapshot.schema.names]
             for batch in snapshot.batches(snapshot.start, None, stored) if stored else ():
                 large |= {n for n in stored if beyond_float(batch.column(n))}
-            with self.guard:
-                if snapshot.epoch == self._epoch:  # else a restore came between
-                    self._large |= large
-                    self._searched.update(unknown)
+            with self.state_lock:
+                if snapshot.epoch == self._epoch:  # else a restore replaced the records: repeat
+                    self._large_int_fields |= large
+                    self._scanned_fields.update(unknown)
 
     def _check_widening(self, prepared: Prepared) -> None:
-        """Raise if a stored whole number would change in a field that becomes float."""
+        """Raise if a field becomes float and holds whole numbers that a float cannot represent."""
         for name in prepared.widened:
-            if name in self._large:
+            if name in self._large_int_fields:
                 raise SchemaError(
                     f"field {name!r} cannot change from int to float: it holds whole numbers "
-                    "beyond 2**53, which a float cannot keep; put the floats into another field"
+                    "beyond 2**53, which a float cannot hold; put the floats into another field"
                 )
-        self._large |= prepared.large
+        self._large_int_fields |= prepared.large
         for name in prepared.unsearchable:
             log.warning(
-                "field %r of %s held vectors of one length and now takes lists of any: it can no "
-                "longer be searched",
+                "field %r of %s held vectors of one length and now takes lists of any length: it "
+                "can no longer be searched",
                 name,
                 self.options.storage_path,
             )
@@ -522,13 +541,8 @@ class Bucket:
     def end(self) -> int:
         """The offset after the last acknowledged record."""
         self._check_process()
-        with self.guard:
+        with self.state_lock:
             return self._view.end + self._buffered_rows
-
-    @property
-    def start(self) -> int:
-        """The first offset that is left."""
-        return self._view.start
 
     @property
     def epoch(self) -> int:
@@ -537,26 +551,26 @@ class Bucket:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """(rows in the table, rows in the buffer), of one moment."""
+        """(rows in the table, rows in the buffer) at one point in time."""
         self._check_process()
-        with self.guard:
+        with self.state_lock:
             return self._view.rows, self._buffered_rows
 
     def snapshot(self) -> Snapshot:
-        """All acknowledged records as they stand now."""
+        """Return a snapshot of all acknowledged records."""
         self.check_open()
-        return self.snapshot_of_any()
+        return self.snapshot_even_if_closed()
 
-    def snapshot_of_any(self) -> Snapshot:
-        """The same, also of a closed bucket: to count, not to read."""
-        with self.guard:
+    def snapshot_even_if_closed(self) -> Snapshot:
+        """As :meth:`snapshot`; of a closed bucket it can be counted, not read."""
+        with self.state_lock:
             chunks = [(chunk, chunk.count) for chunk in self._chunks]
             schema = self._acknowledged.schema
             defaults = self.rules.defaults or {}
             return Snapshot(self._view, chunks, schema, defaults, self._epoch)
 
     def at(self, version: Version) -> Snapshot:
-        """The records of an older version."""
+        """Return a snapshot of an older version."""
         self.check_open()
         dataset = self.table.view.dataset
         if dataset is not None:
@@ -568,31 +582,31 @@ class Bucket:
         return Snapshot(view, [], view.schema, self.rules.defaults or {}, self._epoch)
 
     def known_schema(self) -> pa.Schema:
-        """All fields of the bucket and of its topic."""
+        """Return all fields of the bucket and of its topic."""
         schema = self._acknowledged.schema
-        agreed = self._shared.read() if self._shared is not None else None
-        return schema if agreed is None else merge(schema, agreed, EVOLVING)
+        shared = self._shared_schema.read() if self._shared_schema is not None else None
+        return schema if shared is None else merge(schema, shared, EVOLVING)
 
-    def look_again(self) -> None:
-        """Have the next :meth:`refresh` look, however short ago the last one was."""
-        self._refreshed = 0.0
+    def expire_view(self) -> None:
+        """Make the next :meth:`refresh` check for a new version, however recent the last was."""
+        self._refreshed_at = 0.0
 
     def refresh(self) -> None:
-        """For a reader without the lock: look for a new version, at most every 50 ms."""
-        if self.options.read_only and time.monotonic() - self._refreshed > READER_REFRESH:
-            with self.table_turn:  # another thread may just be at it
-                if time.monotonic() - self._refreshed <= READER_REFRESH:
-                    return
+        """Check for a new version if this is a reader without the lock, at most every 50 ms."""
+        if self.options.read_only and time.monotonic() - self._refreshed_at > READER_REFRESH:
+            with self.table_lock:
+                if time.monotonic() - self._refreshed_at <= READER_REFRESH:
+                    return  # another thread has just refreshed
                 self.table.refresh()
-                shaper = self.shaper_of(self.table.view)
-                with self.guard:
+                encoder = self.encoder_for(self.table.view)
+                with self.state_lock:
                     self._view, self._epoch = self.table.view, len(self.table.restores)
-                    self._shaper = self._acknowledged = shaper
-                self._refreshed = time.monotonic()
+                    self._encoder = self._acknowledged = encoder
+                self._refreshed_at = time.monotonic()
 
     async def wait_beyond(self, offset: int, epoch: int | None = None) -> None:
-        """Return when there may be records beyond ``offset``, the epoch is another, or the bucket
-        is closed."""
+        """Return when there may be records beyond ``offset``, the epoch is not ``epoch``, or the
+        bucket is closed."""
         if self.options.read_only:
             await asyncio.sleep(READER_REFRESH)
             return
@@ -602,26 +616,26 @@ class Bucket:
 
     # Flushing
 
-    def settle(self) -> None:
-        """The program ends without :meth:`finish_close`: keep what was acknowledged, at least."""
+    def flush_at_exit(self) -> None:
+        """Make acknowledged records durable when the process ends without a close."""
         if os.getpid() != self._process or self.closed or not self._unlock.alive:
             return
         if self._lock is None or not self._lock.in_place:
             return
         try:
-            if self.journal is None or not self.journal.settle():
-                with self._flush_turn:
+            if self.group_commit is None or not self.group_commit.sync_at_exit():
+                with self._flush_lock:
                     self._flush_once()
         except Exception as exc:
             log.error(
-                "%s was not closed, and %d acknowledged records in it are lost: %s",
+                "%s was not closed, and %d acknowledged records are lost: %s",
                 self.options.storage_path,
                 self._buffered_rows,
                 exc,
             )
 
     def request_flush(self) -> Future[None]:
-        """A future of a flush that takes everything acknowledged before this call."""
+        """Return the future of a flush of everything acknowledged before this call."""
         return self._flushing.request()
 
     def flush_now(self) -> None:
@@ -631,8 +645,8 @@ class Bucket:
     def _flush(self) -> None:
         started = time.perf_counter()
         try:
-            with self._flush_turn:
-                flushed = not self._left and self._flush_once()
+            with self._flush_lock:
+                flushed = not self._released and self._flush_once()
         except BaseException as exc:
             self.flush_error = str(exc) or type(exc).__name__
             self.metrics.flush_failed()
@@ -644,46 +658,49 @@ class Bucket:
         if flushed:
             self.flushes += 1
             self.metrics.flushed(time.perf_counter() - started, self._buffered_rows)
-            self.upkeep.look()
+            self.maintenance.schedule_if_needed()
 
     def _retry_flush(self) -> None:
         if self.flush_error is not None and not self.closed:
             self.request_flush()
 
     def _flush_once(self) -> bool:
-        """Bring the buffer into the table, then let its part of the log go."""
-        log_failed = self.journal is not None and self.journal.failed
-        if self.journal is not None and log_failed:
-            # No further append succeeds; once the last one is acknowledged, all is in the buffer.
-            self.journal.wait_idle()
-        with self.guard:
+        """Commit the buffer to the table, then release its part of the log."""
+        log_failed = self.group_commit is not None and self.group_commit.failed
+        if self.group_commit is not None and log_failed:
+            # No append succeeds any more: after the last acknowledgement all is in the buffer.
+            self.group_commit.wait_idle()
+        with self.state_lock:
             chunks, schema = list(self._chunks), self._acknowledged.schema
-            writers = self.writers.encode()
+            producers = self.producers.encode()
             if chunks:
                 chunks[-1].seal()
         if chunks:
             sequence = max(self.table.sequence, chunks[-1].sequence)
-            if self.journal is not None:
-                self.journal.seal()
+            if self.group_commit is not None:
+                self.group_commit.seal()
                 if log_failed:
-                    # Also past the frames that were written and never acknowledged.
-                    sequence = max(sequence, self.journal.last_sequence)
+                    # Skip the frames that were written and never acknowledged, too.
+                    sequence = max(sequence, self.group_commit.last_sequence)
             batches = table_batches(chunks, schema, self.rules)
-            beside = {WRITERS: writers} if writers else {}
-            with self.table_turn:
-                self.table.append(batches, schema, sequence, beside)
-                self.adopt_table(len(chunks))
-        if self.journal is not None:
+            properties = {WRITERS: producers} if producers else {}
+            with self.table_lock:
+                self.table.append(batches, schema, sequence, properties)
+                self.publish_table(len(chunks))
+        if self.group_commit is not None:
             if log_failed:
-                self.journal.restart(self.table.sequence)
+                self.group_commit.restart(self.table.sequence)
             else:
-                self.journal.release(self.table.sequence)
+                self.group_commit.release(self.table.sequence)
         return bool(chunks)
 
-    def adopt_table(self, flushed: int = 0) -> None:
-        """Read from the table's newest version from now on, which holds the first chunks."""
+    def publish_table(self, flushed: int = 0) -> None:
+        """Show the table's newest version to readers; drop the ``flushed`` first chunks.
+
+        Call with ``table_lock`` held.
+        """
         chunks = self._chunks[:flushed]
-        with self.guard:
+        with self.state_lock:
             self._view, self._epoch = self.table.view, len(self.table.restores)
             del self._chunks[:flushed]
             self._buffered_rows -= sum(chunk.count for chunk in chunks)
@@ -691,22 +708,24 @@ class Bucket:
         self.metrics.table_is(len(self._view.sizes), self._view.start)
 
     @contextmanager
-    def emptied(self) -> Iterator[None]:
-        """For a moment everything acknowledged is in the table, and nothing more is accepted."""
-        with self.guard:
+    def quiesced(self) -> Iterator[None]:
+        """Flush everything acknowledged, and accept nothing more inside the context."""
+        with self.state_lock:
             self.check_writable()
             if self.frozen:
-                raise StorageError(f"{self.options.storage_path} is just being restored")
+                raise StorageError(
+                    f"{self.options.storage_path} is being restored by another call; try again"
+                )
             self.frozen = True
         try:
-            if self.journal is not None:
-                self.journal.write_now()
-            # Not the shared job: a flush that waits for its turn there may be behind this one.
-            with self._flush_turn:
+            if self.group_commit is not None:
+                self.group_commit.write_now()
+            # Not the coalesced flush: its next run may have to wait for this one.
+            with self._flush_lock:
                 self._flush_once()
             yield
         finally:
-            with self.guard:
+            with self.state_lock:
                 self.frozen = False
             self.waiters.wake()
 

@@ -1,4 +1,4 @@
-"""Taking over rows that other processes wrote as files: what a bulk writer does with a bucket.
+"""Import rows that other processes wrote as files of the table.
 
 Blocking; for an owner that opened the bucket for this and puts nothing else.
 """
@@ -6,31 +6,34 @@ Blocking; for an owner that opened the bucket for this and puts nothing else.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persisting.bucket.bucket import EVOLVING, Bucket
 from persisting.bucket.producer_sequences import ANONYMOUS, WRITERS
+from persisting.records import Rules
 from persisting.records.arrow import merge
 from persisting.table import bulk_write
 
+if TYPE_CHECKING:
+    from persisting.bucket.bucket import Bucket
+
 
 def prepare(bucket: Bucket, schema: pa.Schema) -> dict[str, Any]:
-    """Make the table ready for files of records of ``schema``; what their writers need to know."""
-    with bucket.emptied(), bucket.table_turn:
+    """Prepare the table for files with records of ``schema``; return what their writers need."""
+    with bucket.quiesced(), bucket.table_lock:
         table = bucket.table
-        table.create(merge(table.view.schema, schema, EVOLVING))
-        bucket.adopt_table()
-        bucket.know(table.view.schema)
+        table.create(merge(table.view.schema, schema, Rules(evolving=True)))
+        bucket.publish_table()
+        bucket.merge_table_schema(table.view.schema)
         dataset = table.view.dataset
         assert dataset is not None
         return {"version": dataset.version, "columns": bulk_write.fingerprint(dataset)}
 
 
 def has(bucket: Bucket, writer: str, number: int) -> bool:
-    """Whether a writer's rows of that number, or later ones, are stored."""
-    return bucket.writers.has((writer, number))
+    """Whether a producer's rows of that number, or later ones, are stored."""
+    return bucket.producers.has((writer, number))
 
 
 def adopt(
@@ -42,28 +45,30 @@ def adopt(
     *,
     replace: bool = False,
 ) -> int:
-    """Store the rows of fragments once per (writer, number); how many were new.
+    """Store the rows of fragments once per (writer, number); return how many were stored.
 
-    ``columns`` are the columns that they were written for, one description or several.
+    ``columns`` describes the columns that the fragments were written for.
     """
-    with bucket.emptied(), bucket.table_turn:
+    with bucket.quiesced(), bucket.table_lock:
         if has(bucket, writer, number):
             return 0
         view = bucket.table.view
         changes = bool(fragments or view.rows)
         if not changes and (not replace or writer.startswith(ANONYMOUS)):
-            return 0  # else the mark is kept: others may put before the overwriting is repeated
-        bucket.writers.remember([(writer, number)])
-        last = view.arrival(view.end - 1) if view.rows else 0
+            return 0
+        # An overwrite is remembered even if nothing changes: a retry must not remove what others
+        # have put since.
+        bucket.producers.remember([(writer, number)])
+        last_arrival = view.arrival(view.end - 1) if view.rows else 0
         bulk_write.commit_files(
             bucket.table,
             bucket.fs,
             fragments,
             columns,
-            max(last, time.time_ns() // 1000),
-            {WRITERS: bucket.writers.encode()},
+            max(last_arrival, time.time_ns() // 1000),
+            {WRITERS: bucket.producers.encode()},
             replace=f"{writer}/{number}" if replace and changes else None,
         )
-        bucket.adopt_table()
-    bucket.upkeep.look()
+        bucket.publish_table()
+    bucket.maintenance.schedule_if_needed()
     return sum(fragment["physical_rows"] for fragment in fragments)

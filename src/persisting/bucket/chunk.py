@@ -1,4 +1,4 @@
-"""Accepted records on their way: the pieces that the buffer, the log and a flush handle."""
+"""Chunks of accepted records: what the buffer, the log and a flush handle."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from persisting.records import RecordEncoder, arrow
 from persisting.records.evolution import integers_become_floats
 
 ROWS_AT_ONCE = 1000
-"""Rows converted in one go; the interpreter is held for about a millisecond."""
+"""Rows converted in one step, which holds the interpreter for about a millisecond."""
 
 _ARROW_ROWS = 65536
 CONVERT_BYTES = 1 << 20
-"""Arrow bytes made from, or turned into, Python objects in one go."""
+"""Arrow bytes converted from or to Python objects in one step."""
 
 
 class Chunk:
-    """Records of one schema, as rows that no one else can change or as an Arrow batch."""
+    """Records of one schema, as private copies of rows or as an Arrow batch."""
 
     __slots__ = (
         "_batch",
@@ -30,21 +30,21 @@ class Chunk:
         "_rows",
         "arrival",
         "count",
+        "encoder",
         "nbytes",
         "sequence",
-        "shaper",
         "times",
     )
 
     def __init__(
         self,
-        shaper: RecordEncoder,
+        encoder: RecordEncoder,
         *,
         rows: list[dict[str, Any]] | None = None,
         batch: pa.RecordBatch | None = None,
         nbytes: int = 0,
     ) -> None:
-        self.shaper = shaper
+        self.encoder = encoder
         self._rows, self._batch = rows, batch
         self.count = len(rows) if rows is not None else batch.num_rows  # type: ignore[union-attr]
         self.nbytes = nbytes or (batch.nbytes if batch is not None else 0)
@@ -53,15 +53,15 @@ class Chunk:
         self.times: list[int] | np.ndarray | None = None
         """The same for each record, where they were accepted at different times."""
         self.sequence = 0
-        """Where the log holds them, 0 without a log."""
+        """Log sequence of the last frame that holds them, 0 without a log."""
         self._open = rows is not None
 
     @property
     def schema(self) -> pa.Schema:
-        return self.shaper.schema
+        return self.encoder.schema
 
     def arrivals(self, count: int) -> np.ndarray:
-        """When each of the first ``count`` records was accepted; they never fall."""
+        """Return when each of the first ``count`` records was accepted; never decreasing."""
         if self.times is None:
             return np.full(count, self.arrival, "int64")
         return np.asarray(self.times[:count], "int64")
@@ -71,28 +71,28 @@ class Chunk:
         """The records as Arrow."""
         if self._batch is None:
             assert self._rows is not None
-            self._batch, self._rows = self.shaper.to_batch(self._rows), None
+            self._batch, self._rows = self.encoder.to_batch(self._rows), None
         return self._batch
 
     def batch_slice(self, start: int, stop: int) -> pa.RecordBatch:
-        """Some of the records as Arrow, without converting the others."""
+        """Return some of the records as Arrow without converting the others."""
         rows = self._rows
         if rows is not None:
-            return self.shaper.to_batch(rows[start:stop])
+            return self.encoder.to_batch(rows[start:stop])
         return self.batch.slice(start, stop - start)
 
     @property
-    def is_row(self) -> bool:
-        """Whether rows may still join it."""
+    def is_open(self) -> bool:
+        """Whether rows may still be added."""
         return self._open
 
-    def can_take(self, shaper: RecordEncoder) -> bool:
-        """Whether a row of this shaper may still be added."""
+    def can_take(self, encoder: RecordEncoder) -> bool:
+        """Whether a row of this encoder may still be added."""
         small = self.count < ROWS_AT_ONCE and self.nbytes < _MAX_BATCH_BYTES
-        return self._open and self.shaper is shaper and small
+        return self._open and self.encoder is encoder and small
 
     def add(self, row: dict[str, Any], nbytes: int, arrival: int) -> None:
-        """Add a row that was accepted at ``arrival``, after those before it."""
+        """Add a row that was accepted at ``arrival``, not before the last one."""
         assert self._rows is not None
         if self.times is None:
             self.times = []
@@ -120,15 +120,15 @@ class Chunk:
 class Prepared:
     """Checked and converted records, not yet accepted.
 
-    ``base`` is the shaper they were checked against; if the bucket has moved on, they are prepared
-    again. ``shaper`` is the one after them.
+    ``base`` is the encoder they were checked against; if the bucket has changed its encoder since,
+    they are prepared again. ``encoder`` is the one after these records.
     """
 
     base: RecordEncoder
-    shaper: RecordEncoder
+    encoder: RecordEncoder
     chunks: list[Chunk]
     large: frozenset[str] = frozenset()
-    """Fields with whole numbers that could not become floats."""
+    """Fields with whole numbers that a float cannot represent."""
 
     @property
     def widened(self) -> list[str]:
@@ -145,76 +145,76 @@ class Prepared:
         ]
 
     def _changes(self) -> Iterator[tuple[pa.Field, pa.DataType]]:
-        if self.shaper is not self.base:
+        if self.encoder is not self.base:
             for field in self.base.schema:
-                yield field, self.shaper.schema.field(field.name).type
+                yield field, self.encoder.schema.field(field.name).type
 
     @property
     def rows(self) -> int:
         return sum(chunk.count for chunk in self.chunks)
 
 
-def copy_row(shaper: RecordEncoder, record: Any) -> tuple[dict[str, Any], int] | None:
-    """A copy of a plain record and its rough size; None if it needs :func:`prepare`."""
-    size = shaper.known_row(record)
+def copy_row(encoder: RecordEncoder, record: Any) -> tuple[dict[str, Any], int] | None:
+    """Return a copy of a plain record and its rough size; None if it needs :func:`prepare`."""
+    size = encoder.known_row(record)
     return None if size is None or size > _MAX_BATCH_BYTES else (dict(record), size)
 
 
-def prepare(shaper: RecordEncoder, records: Sequence[Any]) -> Prepared:
-    """Check and convert records; raises :class:`SchemaError` and keeps nothing of them.
+def prepare(encoder: RecordEncoder, records: Sequence[Any]) -> Prepared:
+    """Check and convert records, or raise :class:`SchemaError`.
 
-    In slices, so that Arrow's converter, which holds the interpreter, is never at it for long.
+    Works in slices, because Arrow's converter holds the interpreter.
     """
-    after, taken = shaper, []
-    start, step = 0, shaper.slice_rows
+    after, converted = encoder, []
+    start, step = 0, encoder.slice_rows
     while start < len(records):
-        some = records if not start and len(records) <= step else records[start : start + step]
-        alike = after.batch_of_alike(some)
+        part = records if not start and len(records) <= step else records[start : start + step]
+        alike = after.batch_of_alike(part)
         nbytes = alike.get_total_buffer_size() if alike is not None else 0
         if alike is not None and nbytes <= _MAX_BATCH_BYTES:
             batches = [(alike, nbytes)]
         else:
-            rows, after = after.take(some)
+            rows, after = after.take(part)
             batches = [(batch, batch.nbytes) for batch in _batches(after, rows)]
             nbytes = sum(size for _, size in batches)
-        taken.append((after, batches))
-        start += len(some)
-        step = after.slice_rows = rows_at_once(nbytes, len(some))
+        converted.append((after, batches))
+        start += len(part)
+        step = after.slice_rows = rows_at_once(nbytes, len(part))
     chunks = []
-    for at, batches in taken:
+    for encoder_then, batches in converted:
         for batch, size in batches:
-            if at is not after:
+            if encoder_then is not after:
                 batch, size = arrow.align(batch, after.schema, after.rules.defaults), 0
             chunks.append(Chunk(after, batch=batch, nbytes=size))
-    return Prepared(shaper, after, _checked(chunks), _large(after, chunks))
+    return Prepared(encoder, after, _check_sizes(chunks), _large_int_fields(after, chunks))
 
 
 def rows_at_once(nbytes: int, rows: int) -> int:
-    """Rows like these that convert quickly enough to hold the interpreter meanwhile."""
+    """Return how many rows of this size to convert in one step, which holds the interpreter."""
     return max(1, min(ROWS_AT_ONCE, CONVERT_BYTES * rows // max(1, nbytes)))
 
 
-def prepare_arrow(shaper: RecordEncoder, data: Any) -> Prepared:
-    """Check an Arrow table against the schema."""
-    table = arrow.accept(data, shaper.schema)
-    schema = arrow.merge(shaper.schema, table.schema, shaper.rules, defined=shaper.defined)
-    unchanged = schema is shaper.schema and shaper.defined
-    after = shaper if unchanged else RecordEncoder(schema, shaper.rules)
+def prepare_arrow(encoder: RecordEncoder, data: Any) -> Prepared:
+    """Check Arrow data and align it with the schema, or raise :class:`SchemaError`."""
+    table = arrow.accept(data, encoder.schema)
+    schema = arrow.merge(encoder.schema, table.schema, encoder.rules, defined=encoder.defined)
+    unchanged = schema is encoder.schema and encoder.defined
+    after = encoder if unchanged else RecordEncoder(schema, encoder.rules)
     chunks = []
     batches = table.to_batches(max_chunksize=_ARROW_ROWS)
     if not table.schema.names and data.num_rows:
         batches = [arrow.no_columns(data.num_rows)]
     for batch in (part for whole in batches for part in _parts(whole)):
         try:
-            aligned = arrow.align(batch, schema, shaper.rules.defaults)
+            aligned = arrow.align(batch, schema, encoder.rules.defaults)
         except pa.ArrowException as exc:
             raise SchemaError(f"the Arrow data does not fit the schema exactly: {exc}") from exc
         chunks.append(Chunk(after, batch=aligned))
-    return Prepared(shaper, after, _checked(chunks), _large(after, chunks))
+    return Prepared(encoder, after, _check_sizes(chunks), _large_int_fields(after, chunks))
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch in slices that the log and the table take easily."""
+    """Split a batch into slices that fit into a frame of the log."""
     if batch.num_rows < 2 or batch.nbytes <= _MAX_BATCH_BYTES:
         yield from [batch] if batch.num_rows else []
         return
@@ -223,32 +223,32 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from _parts(batch.slice(middle))
 
 
-def _checked(chunks: list[Chunk]) -> list[Chunk]:
-    """The chunks, or raise where a record is too large for a frame of the log."""
+def _check_sizes(chunks: list[Chunk]) -> list[Chunk]:
+    """Return the chunks, or raise if a record is too large for a frame of the log."""
     for chunk in chunks:
         if chunk.nbytes > _MAX_RECORD_BYTES:
             raise SchemaError(
                 f"a record takes {chunk.nbytes:,} bytes, more than the {_MAX_RECORD_BYTES:,} that "
-                "one may have; divide it"
+                "one record may have; split it"
             )
     return chunks
 
 
-def _large(shaper: RecordEncoder, chunks: list[Chunk]) -> frozenset[str]:
-    if not shaper.rules.evolving:
+def _large_int_fields(encoder: RecordEncoder, chunks: list[Chunk]) -> frozenset[str]:
+    if not encoder.rules.evolving:
         return frozenset()
     return frozenset(
         name
         for chunk in chunks
-        for name in shaper.integer_columns
+        for name in encoder.integer_columns
         if arrow.beyond_float(chunk.batch.column(name))
     )
 
 
-def _batches(shaper: RecordEncoder, rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
-    """The rows as batches; more than one where a single array cannot hold them."""
+def _batches(encoder: RecordEncoder, rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows as batches; several if a single array cannot hold them."""
     try:
-        batch = shaper.to_batch(rows)
+        batch = encoder.to_batch(rows)
         if batch.nbytes <= _MAX_BATCH_BYTES or len(rows) == 1:
             yield batch
             return
@@ -256,8 +256,8 @@ def _batches(shaper: RecordEncoder, rows: list[dict[str, Any]]) -> Iterator[pa.R
         if not isinstance(exc.__cause__, pa.ArrowCapacityError) or len(rows) == 1:
             raise
     middle = len(rows) // 2
-    yield from _batches(shaper, rows[:middle])
-    yield from _batches(shaper, rows[middle:])
+    yield from _batches(encoder, rows[:middle])
+    yield from _batches(encoder, rows[middle:])
 
 
 _MAX_BATCH_BYTES = 64 * 1024 * 1024

@@ -1,34 +1,39 @@
-"""Letting others run: calls that never wait would keep the event loop to themselves, and calls
-of one writer that overtake each other would make the earlier one look stored."""
+"""Fairness on the event loop.
+
+A call that never waits would keep the loop to itself, so it yields now and then. Puts of one
+producer must not overtake each other, or the earlier one would look stored.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import weakref
 
-CALLS_PER_TURN = 64
+CALLS_PER_YIELD = 64
 
 
-class Turns:
-    """Counts calls that needed no waiting, and waits for one turn of the loop now and then."""
+class FairYield:
+    """Yields to the event loop once in a number of calls that needed no waiting."""
 
     def __init__(self) -> None:
         self._calls = 0
 
-    async def take(self) -> None:
-        self._calls += 1
-        if self._calls % CALLS_PER_TURN == 0:
+    async def checkpoint(self, calls: int = 1) -> None:
+        """Count ``calls``, and let other tasks run if it is their turn."""
+        self._calls += calls
+        if self._calls >= CALLS_PER_YIELD:
+            self._calls = 0
             await asyncio.sleep(0)
 
 
-class Queues:
-    """One call at a time for each name, in the order in which an event loop made them."""
+class KeyedLocks:
+    """One lock for each name and event loop; waiters get it in the order of their calls."""
 
     def __init__(self) -> None:
-        # A lock is there as long as somebody holds it or waits for it.
+        # An entry lives as long as a task holds the lock or waits for it.
         self._locks = weakref.WeakValueDictionary[tuple[int, str], asyncio.Lock]()
 
     def of(self, name: str) -> asyncio.Lock:
-        """The lock to hold meanwhile."""
+        """Return the lock of a name in the running loop."""
         loop = asyncio.get_running_loop()
         return self._locks.setdefault((id(loop), name), asyncio.Lock())

@@ -1,4 +1,4 @@
-"""What a flush hands to the table: chunks brought to one schema, small ones put together."""
+"""Prepare chunks for the table: align them with one schema and merge small ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MERGED_BYTES = 16 * 1024 * 1024
 def table_batches(
     chunks: Sequence[Chunk], schema: pa.Schema, rules: Rules
 ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-    """Batches of ``schema`` in order, each with the arrival of its rows."""
+    """Yield batches of ``schema`` in order, each with the arrival times of its rows."""
     for group in _groups(chunks):
         batches = [align(chunk.batch, schema, rules.defaults) for chunk in group]
         whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,7 +1,7 @@
-"""How a bucket uses its log: what is put into frames, when they are synced, who is told.
+"""Group commit: how a bucket writes, syncs and recovers its log.
 
-Puts queue up; one job at a time takes all that wait, writes them as frames in one go, syncs once
-if the setting demands it, and acknowledges them together: that is the group commit.
+Puts queue up. One task at a time takes all queued puts, appends them as frames in one write, syncs
+once if ``wal_sync_interval`` is 0, and acknowledges them together.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from persisting import codec
 from persisting.bucket.chunk import ROWS_AT_ONCE, Chunk
+from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.concurrency import loop_bridge, timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.errors import WALError
@@ -36,34 +37,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("persisting")
 
-_WORTH_COMPRESSING = 256
+_MIN_COMPRESSED_BYTES = 256
 _JOINED_BYTES = 16 * 1024 * 1024
 
 
-ProducerSequence = tuple[str, int]
-"""A writer and its number of a put: the same mark is stored once."""
-
-
 class PendingPut:
-    """One put in the queue: its chunks, its mark, and the future to resolve in its loop."""
+    """One put in the queue: chunks, producer sequence, and the future to resolve in its loop."""
 
-    __slots__ = ("box", "chunks", "future", "mark")
+    __slots__ = ("box", "chunks", "future", "producer")
 
-    def __init__(self, chunks: list[Chunk], mark: ProducerSequence | None = None) -> None:
-        self.chunks, self.mark = chunks, mark
+    def __init__(self, chunks: list[Chunk], producer: ProducerSequence | None = None) -> None:
+        self.chunks, self.producer = chunks, producer
         self.box = loop_bridge.mailbox()
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    def settled(cls) -> PendingPut:
-        """An entry that asks for nothing: its records are stored already."""
-        entry = cls([])
-        entry.future.set_result(None)
-        return entry
+    def already_stored(cls) -> PendingPut:
+        """Return an acknowledged put without records, for a retry of a stored one."""
+        pending = cls([])
+        pending.future.set_result(None)
+        return pending
 
 
 class GroupCommit:
-    """The log of one open bucket."""
+    """Writes the puts of one open bucket to its log."""
 
     def __init__(self, bucket: Bucket, log: Log, options: PersistingOptions) -> None:
         self._bucket_ref = weakref.ref(bucket)
@@ -77,7 +74,7 @@ class GroupCommit:
         self._sync_due = False
         self._schema: pa.Schema | None = None
         self._preamble: tuple[pa.Schema, Payload] | None = None
-        self._turn = threading.Lock()
+        self._log_lock = threading.Lock()
 
     @property
     def _bucket(self) -> Bucket:
@@ -100,54 +97,56 @@ class GroupCommit:
 
     @property
     def is_full(self) -> bool:
-        """Whether puts wait: the log failed, or is twice as long as it should be."""
+        """Whether puts must wait: the log has failed, or is twice as large as it should be."""
         return self.failed or self._log.size > 2 * self._max_bytes
 
-    def enqueue(self, entry: PendingPut) -> None:
-        """Called under the bucket's guard, so that the queue has the order of the checks."""
-        self._queue.append(entry)
+    def enqueue(self, put: PendingPut) -> None:
+        """Queue a put. Call with the bucket's ``state_lock`` held: puts are logged in the order
+        in which they were checked."""
+        self._queue.append(put)
 
     def start(self) -> None:
-        """Have the queue written."""
+        """Start writing the queue in a thread."""
         if not self._writing.pending:
             try:
-                self._writing.want()
+                self._writing.trigger()
             except loop_bridge.NoThread as exc:
                 self._fail([], exc)
 
     def drain(self) -> Future[None]:
-        """A future of when everything queued before this call is acknowledged or failed."""
+        """Return a future that is done when all puts queued before this call are acknowledged or
+        have failed."""
         return self._writing.request()
 
     # Writing
 
     def _write(self) -> None:
         bucket = self._bucket_ref()
-        if bucket is not None:  # held, with its lock, until the write is done
-            with self._turn:
+        if bucket is not None:  # this reference keeps the bucket and its lock during the write
+            with self._log_lock:
                 self._write_queue()
 
     def write_now(self) -> None:
-        """Write what is queued, in this thread."""
+        """Write all queued puts in this thread."""
         self._write()
 
     def wait_idle(self) -> None:
-        """Return when no write is between the log and its acknowledgement."""
-        with self._turn:
+        """Return when no put is between its append and its acknowledgement."""
+        with self._log_lock:
             pass
 
     def _write_queue(self) -> None:
-        with self._bucket.guard:
-            entries, self._queue = self._queue, []
-        if not entries:
+        with self._bucket.state_lock:
+            puts, self._queue = self._queue, []
+        if not puts:
             return
         arrival = time.time_ns() // 1000
         try:
-            groups = _grouped(entries)
+            groups = _grouped(puts)
             payloads, preamble = self._encode(groups)
         except BaseException as exc:
             self._schema = None
-            self._fail(entries, exc)
+            self._fail(puts, exc)
             return
         try:
             lasts = self._log.append(payloads, preamble, arrival)
@@ -160,30 +159,31 @@ class GroupCommit:
             self._schema = None
             self._log.retract()
             self._bucket.metrics.log_failed()
-            self._fail(entries, exc)
+            self._fail(puts, exc)
             return
-        marks = [group.mark for group in groups if group.mark is not None]
+        producers = [group.producer for group in groups if group.producer is not None]
+        chunks = [chunk for group in groups for chunk in group.chunks]
         try:
             self.report()
-            self._bucket.acknowledge([c for group in groups for c in group.chunks], arrival, marks)
-        except BaseException as exc:  # stored, but whoever put it must not wait for ever
-            _resolve(entries, exc)
+            self._bucket.acknowledge(chunks, arrival, producers)
+        except BaseException as exc:  # the puts are stored, but nobody may wait forever
+            _resolve(puts, exc)
             raise
-        _resolve(entries, None)
+        _resolve(puts, None)
         if self._interval > 0 and not self._sync_due:
             self._sync_due = True
-            timer.after(self._interval / 2, weak_callback(self, GroupCommit._sync_later))
+            timer.after(self._interval / 2, weak_callback(self, GroupCommit._request_sync))
 
-    def _fail(self, entries: list[PendingPut], exc: BaseException) -> None:
-        """None of these was stored, nor what queued up behind them and relied on their schema."""
-        with self._bucket.guard:
-            entries, self._queue = entries + self._queue, []
-            self._bucket.reject([entry.mark for entry in entries if entry.mark is not None])
+    def _fail(self, puts: list[PendingPut], exc: BaseException) -> None:
+        """Fail these puts, and all that queued up behind them and rely on their schema."""
+        with self._bucket.state_lock:
+            puts, self._queue = puts + self._queue, []
+            self._bucket.roll_back_pending([p.producer for p in puts if p.producer is not None])
         if not isinstance(exc, WALError):
             wrapped = WALError(f"cannot log to {self._log.folder}: {exc}")
             wrapped.__cause__ = exc
             exc = wrapped
-        _resolve(entries, exc)
+        _resolve(puts, exc)
         if self.failed:
             self._bucket.request_flush()
 
@@ -195,7 +195,7 @@ class GroupCommit:
         schema = self._schema
         payloads = []
         for group in groups:
-            frames = [] if group.mark is None else [_mark_payload(group.mark)]
+            frames = [] if group.producer is None else [_producer_payload(group.producer)]
             for chunk in group.chunks:
                 if schema is not chunk.schema and schema != chunk.schema:
                     schema = chunk.schema
@@ -207,7 +207,7 @@ class GroupCommit:
 
     def _rows_payload(self, batch: pa.RecordBatch) -> Payload:
         raw = memoryview(batch.serialize())
-        if self._codec != codec.NONE and len(raw) >= _WORTH_COMPRESSING:
+        if self._codec != codec.NONE and len(raw) >= _MIN_COMPRESSED_BYTES:
             packed = codec.compress(self._codec, raw)
             if len(packed) < len(raw):
                 return Payload(ROWS, self._codec, len(raw), packed)
@@ -224,24 +224,24 @@ class GroupCommit:
         self._log.sync()
         self._bucket.metrics.log_synced(time.perf_counter() - started, self._unsynced)
 
-    def _sync_later(self) -> None:
+    def _request_sync(self) -> None:
         self._sync_due = False
         self._syncing.request()
 
     def _sync(self) -> None:
-        """The interval's sync. If it fails, a flush brings the records to the table instead."""
+        """Sync at the interval. If that fails, flush the records to the table instead."""
         try:
             if not self.failed and not self._log.closed:
                 self._sync_now()
         except WALError as exc:
-            if self._log.closed:  # in this moment: all of it is in the table
+            if self._log.closed:  # closed meanwhile: everything is in the table
                 return
             log.error("%s; flushing to the table instead", exc)
             self._bucket.metrics.log_failed()
             self._bucket.request_flush()
 
-    def settle(self) -> bool:
-        """Sync what the interval has not yet, since the program ends; False if that fails."""
+    def sync_at_exit(self) -> bool:
+        """Sync the frames that the interval has not synced yet; False if the log has failed."""
         try:
             if self._unsynced and not self.failed and not self._log.closed:
                 self._sync_now()
@@ -252,7 +252,7 @@ class GroupCommit:
     # Around a flush
 
     def seal(self) -> None:
-        """Let the records logged from now on begin a new segment."""
+        """Write later frames to a new segment."""
         self._log.seal()
 
     @property
@@ -260,23 +260,23 @@ class GroupCommit:
         return self._log.last_sequence
 
     def release(self, sequence: int) -> None:
-        """The table holds everything up to ``sequence``."""
+        """Delete segments up to ``sequence``, which the table holds."""
         self._log.release(sequence)
         self.report()
 
     def report(self) -> None:
-        """Bring the gauges up to date."""
+        """Update the gauges of the log."""
         self._bucket.metrics.log_written(self._log.size, self._unsynced)
 
     def restart(self, sequence: int) -> None:
-        """Begin anew after a failure; the table holds everything that was acknowledged."""
+        """Start a new log after a failure; the table holds everything that was acknowledged."""
         self._log.reset(sequence)
         self._schema = None
         self._bucket.metrics.log_written(0, 0)
 
     @property
     def close_files(self) -> Callable[[], None]:
-        """Closes the log's files; keeps neither the journal nor the bucket alive."""
+        """A callable that closes the log's files and keeps neither this nor the bucket alive."""
         return self._log.close
 
     def close(self) -> None:
@@ -284,43 +284,44 @@ class GroupCommit:
 
 
 def recover(bucket: Bucket, fs: FileSystem) -> Log:
-    """Take the records of a left-over log into the bucket, once each; the log to go on with."""
+    """Replay a left-over log into the bucket, each record once; return the log to append to."""
     folder = bucket.options.storage_path / FOLDER
     fs.make_folder(folder)
     fs.sync_folder(folder.parent)
     after = bucket.table.sequence
     recovery = Recovery(folder, fs, after)
-    shaper: RecordEncoder | None = None
+    encoder: RecordEncoder | None = None
     records = 0
-    waiting = RecoveredChunks(bucket)
+    chunks = RecoveredChunks(bucket)
     for frame in recovery.frames():
         if frame.kind == SCHEMA:
-            waiting.hand_over()
-            shaper = RecordEncoder(_read_schema(frame, folder), bucket.rules)
+            chunks.hand_over()
+            encoder = RecordEncoder(_read_schema(frame, folder), bucket.rules)
         elif frame.kind == MARK and frame.sequence > after:
-            # Before its rows: a flush in the middle of them leaves the rest to the log.
-            waiting.hand_over()
-            bucket.writers.remember([_read_mark(frame, folder)])
+            # Remember it before its rows: a flush in the middle of them leaves the rest of the
+            # rows in the log.
+            chunks.hand_over()
+            bucket.producers.remember([_read_producer(frame, folder)])
         elif frame.kind == ROWS and frame.sequence > after:
-            chunk = _read_chunk(frame, shaper, folder)
+            chunk = _read_chunk(frame, encoder, folder)
             records += chunk.count
-            waiting.add(chunk)
+            chunks.add(chunk)
         elif frame.kind not in (SCHEMA, ROWS, MARK):
             raise WALError(
                 f"the log in {folder} holds a frame of unknown kind {frame.kind} at sequence "
                 f"{frame.sequence}; it was written by a newer version, upgrade persisting"
             )
-    waiting.hand_over()
+    chunks.hand_over()
     if records:
         bucket.metrics.recovered(records)
         log.info("recovered %d records from the log in %s", records, folder)
-    found = recovery.open_log()
-    found.release(bucket.table.sequence)
-    return found
+    recovered = recovery.open_log()
+    recovered.release(bucket.table.sequence)
+    return recovered
 
 
 class RecoveredChunks:
-    """Recovered chunks of one schema on their way into the bucket; small ones go together."""
+    """Collects recovered chunks of one schema and hands them to the bucket in larger ones."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -339,10 +340,9 @@ class RecoveredChunks:
     def hand_over(self) -> None:
         chunks, self._chunks, self._rows, self._nbytes = self._chunks, [], 0, 0
         if chunks:
-            last = chunks[-1]
-            whole = last
+            whole = last = chunks[-1]
             if len(chunks) > 1:
-                whole = Chunk(last.shaper, batch=pa.concat_batches([c.batch for c in chunks]))
+                whole = Chunk(last.encoder, batch=pa.concat_batches([c.batch for c in chunks]))
                 whole.sequence = last.sequence
                 whole.times = np.maximum.accumulate(
                     np.repeat([c.arrival for c in chunks], [c.count for c in chunks])
@@ -359,40 +359,41 @@ def has_log(folder: Any) -> bool:
 
 def _read_schema(frame: Frame, folder: Any) -> pa.Schema:
     try:
-        return pa.ipc.read_schema(pa.py_buffer(_unpacked(frame)))
+        return pa.ipc.read_schema(pa.py_buffer(_decompressed(frame)))
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise WALError(
             f"the schema at sequence {frame.sequence} of the log in {folder} cannot be read: {exc}"
         ) from exc
 
 
-def _read_mark(frame: Frame, folder: Any) -> ProducerSequence:
+def _read_producer(frame: Frame, folder: Any) -> ProducerSequence:
     try:
-        return msgspec.msgpack.decode(_unpacked(frame), type=ProducerSequence)
+        return msgspec.msgpack.decode(_decompressed(frame), type=ProducerSequence)
     except msgspec.DecodeError as exc:
         raise WALError(
-            f"the writer's mark at sequence {frame.sequence} of the log in {folder} cannot be "
+            f"the producer sequence at sequence {frame.sequence} of the log in {folder} cannot be "
             f"read: {exc}"
         ) from exc
 
 
-def _read_chunk(frame: Frame, shaper: RecordEncoder | None, folder: Any) -> Chunk:
-    if shaper is None:
+def _read_chunk(frame: Frame, encoder: RecordEncoder | None, folder: Any) -> Chunk:
+    if encoder is None:
         raise WALError(
-            f"the log in {folder} has records at sequence {frame.sequence} and no schema before"
+            f"the log in {folder} has records at sequence {frame.sequence} without a schema before "
+            "them"
         )
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(_unpacked(frame)), shaper.schema)
+        batch = pa.ipc.read_record_batch(pa.py_buffer(_decompressed(frame)), encoder.schema)
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise WALError(
             f"the records at sequence {frame.sequence} of the log in {folder} cannot be read: {exc}"
         ) from exc
-    chunk = Chunk(shaper, batch=batch, nbytes=frame.raw_length)
+    chunk = Chunk(encoder, batch=batch, nbytes=frame.raw_length)
     chunk.sequence, chunk.arrival = frame.sequence, frame.arrival
     return chunk
 
 
-def _unpacked(frame: Frame) -> bytes:
+def _decompressed(frame: Frame) -> bytes:
     return bytes(codec.decompress(frame.codec, frame.payload, frame.raw_length))
 
 
@@ -401,34 +402,34 @@ def _schema_payload(schema: pa.Schema) -> Payload:
     return Payload(SCHEMA, codec.NONE, len(raw), raw)
 
 
-def _mark_payload(mark: ProducerSequence) -> Payload:
-    raw = msgspec.msgpack.encode(mark)
+def _producer_payload(producer: ProducerSequence) -> Payload:
+    raw = msgspec.msgpack.encode(producer)
     return Payload(MARK, codec.NONE, len(raw), raw)
 
 
-def _grouped(entries: list[PendingPut]) -> list[PendingPut]:
-    """The entries to log; single rows of one schema that wait together share the first's chunk."""
+def _grouped(puts: list[PendingPut]) -> list[PendingPut]:
+    """Return the puts to log; adjacent single rows of one schema join the chunk of the first."""
     groups: list[PendingPut] = []
     tail: Chunk | None = None
-    for entry in entries:
-        if entry.mark is None and len(entry.chunks) == 1 and entry.chunks[0].is_row:
-            if tail is not None and tail.can_take(entry.chunks[0].shaper):
-                tail.absorb(entry.chunks[0])
+    for put in puts:
+        if put.producer is None and len(put.chunks) == 1 and put.chunks[0].is_open:
+            if tail is not None and tail.can_take(put.chunks[0].encoder):
+                tail.absorb(put.chunks[0])
                 continue
-            tail = entry.chunks[0]
+            tail = put.chunks[0]
         else:
             tail = None
-        groups.append(entry)
+        groups.append(put)
     return groups
 
 
-def _resolve(entries: list[PendingPut], exc: BaseException | None) -> None:
-    if len(entries) == 1:
-        entries[0].box.post(_resolve_here, [entries[0].future], exc)
+def _resolve(puts: list[PendingPut], exc: BaseException | None) -> None:
+    if len(puts) == 1:
+        puts[0].box.post(_resolve_here, [puts[0].future], exc)
         return
     by_box: dict[loop_bridge.LoopMailbox, list[asyncio.Future[None]]] = defaultdict(list)
-    for entry in entries:
-        by_box[entry.box].append(entry.future)
+    for put in puts:
+        by_box[put.box].append(put.future)
     for box, futures in by_box.items():
         box.post(_resolve_here, futures, exc)
 

@@ -1,6 +1,7 @@
-"""How far consumer groups have come: small files that only the group's member writes.
+"""Committed offsets of consumer groups, in small files that only a member of the group writes.
 
-They lie beside the buckets, so the bucket's owner can read them: retention may have to wait.
+They are stored beside the buckets, so that a bucket's owner can read them: retention may have to
+wait for a group.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from persisting.fs import FileSystem
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """How far a group has come in a bucket, and in which epoch of the bucket that was."""
+    """The committed offset of a group in a bucket, and the epoch of the bucket at the commit."""
 
     offset: int = 0
     generation: int = 0
     epoch: int = 0
 
     def now(self, restored: Sequence[int]) -> int:
-        """The offset, or what restores since then have left of it."""
+        """Return the offset, lowered to the end of the bucket after each later restore."""
         return min([self.offset, *restored[self.epoch :]])
 
 
 def read_committed(folder: Path, bucket: int, fs: FileSystem) -> Committed:
-    """The committed offset of a bucket; 0 before the first commit."""
+    """Read the committed offset of a bucket; 0 before the first commit."""
     path = folder / f"bucket_{bucket}.json"
     try:
         return json_files.decode(fs.read(path), Committed)
@@ -38,13 +39,13 @@ def read_committed(folder: Path, bucket: int, fs: FileSystem) -> Committed:
         raise StorageError(f"cannot read the group's offset file {path}: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:
         raise StorageError(
-            f"the group's offset file {path} is damaged ({exc}); remove it to have the group read "
-            "the bucket from its beginning"
+            f"the group's offset file {path} is damaged ({exc}); remove it and the group "
+            "reads the bucket from its beginning"
         ) from exc
 
 
 def groups_in(folder: Path, fs: FileSystem) -> list[Path]:
-    """The folders of the groups."""
+    """List the folders of the groups."""
     if not folder.is_dir():
         return []
     return [
@@ -57,9 +58,9 @@ def groups_in(folder: Path, fs: FileSystem) -> list[Path]:
 def least_committed(
     folder: Path, bucket: int, restored: Sequence[int], fs: FileSystem
 ) -> int | None:
-    """The lowest offset that some group still needs, None if there is no group.
+    """Return the lowest committed offset of all groups, None if there is no group.
 
     ``restored`` are the ends of the bucket after each of its restores.
     """
-    found = [read_committed(group, bucket, fs) for group in groups_in(folder, fs)]
-    return min((one.now(restored) for one in found), default=None)
+    committed = [read_committed(group, bucket, fs) for group in groups_in(folder, fs)]
+    return min((position.now(restored) for position in committed), default=None)

@@ -1,7 +1,7 @@
-"""The upkeep of a bucket: by itself after flushes and now and then, and by hand.
+"""Maintenance of a bucket: automatic after flushes and at intervals, and on request.
 
-Everything here blocks and runs in the pool. Each step holds the table for its own length only, so
-that a flush waits for one step at most, and puts wait for none.
+Everything here blocks and runs in the pool. Each step holds the table lock only while it runs, so
+that a flush waits for one step at most, and puts never wait.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ log = logging.getLogger("persisting")
 
 _BEHIND_ROWS = 8192
 _BEHIND_SHARE = 20
-_LEAST_FULL_ROWS = 1024
-_SHARE_OF_KEPT = 8
-"""With retention, a fragment holds at most this part of what is kept: it goes as a whole."""
+_MIN_FRAGMENT_ROWS = 1024
+_FRAGMENTS_KEPT = 8
+"""With retention, the kept rows span at least this many fragments: it drops whole fragments."""
 
-_RARELY = 60.0
+_LONGEST_PAUSE = 60.0
 
 
 class Maintenance:
-    """Looks after one bucket that is open for writing."""
+    """Maintains one bucket that is open for writing."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket_ref = weakref.ref(bucket)
@@ -54,12 +54,12 @@ class Maintenance:
         )
         self._limit = _fragment_limit(self._limits)
         self._job = CoalescedTask(weak_callback(self, Maintenance._run))
-        self._wanted: list[IndexSpec] | None = None
-        self._unwanted = False
-        """Whether the table may have an index that is to go."""
+        self._index_specs: list[IndexSpec] | None = None
+        self._stale_indexes = False
+        """Whether the table may have an index that was dropped."""
         self._pause = _pause(options.keep_versions, options.retention_seconds)
         self._clean_at = time.monotonic() + self._pause
-        self._ended = False
+        self._stopped = False
 
     @property
     def _bucket(self) -> Bucket:
@@ -68,32 +68,32 @@ class Maintenance:
             raise ReferenceError("the bucket was dropped")
         return bucket
 
-    # By itself
+    # Automatic
 
-    def begin(self) -> None:
-        """Look now and then, also when nothing is flushed."""
-        timer.after(self._pause, weak_callback(self, Maintenance._again))
+    def start(self) -> None:
+        """Run at intervals, also when nothing is flushed."""
+        timer.after(self._pause, weak_callback(self, Maintenance._run_at_interval))
 
-    def end(self) -> None:
-        """Look no more: the bucket was closed for good."""
-        self._ended = True
+    def stop(self) -> None:
+        """Stop running at intervals: the bucket is closed."""
+        self._stopped = True
 
-    def _again(self) -> None:
-        if not self._ended and self._bucket_ref() is not None:
+    def _run_at_interval(self) -> None:
+        if not self._stopped and self._bucket_ref() is not None:
             self._job.request()
-            self.begin()
+            self.start()
 
-    def look(self) -> None:
-        """After a flush: begin what is worthwhile by now. Never raises: the flush succeeded."""
+    def schedule_if_needed(self) -> None:
+        """Schedule maintenance after a flush if there is work; never raise, the flush is done."""
         bucket = self._bucket
         sizes = bucket.table.view.sizes
         if (
             (bucket.options.compaction and compaction.worthwhile(sizes, self._limit))
             or self._limits.rows is not None
             or self._limits.nbytes is not None
-            or self._wanted is None
-            or self._wanted
-            or self._unwanted
+            or self._index_specs is None
+            or self._index_specs
+            or self._stale_indexes
             or self._cleaning_due
         ):
             self._job.request()
@@ -103,13 +103,12 @@ class Maintenance:
         return time.monotonic() >= self._clean_at
 
     def _run(self) -> None:
-        """What is worthwhile now. What fails is told, tried again at the next occasion, and stands
-        in nothing else's way."""
+        """Run the steps that have work. Failures are logged and retried, and block nothing else."""
         bucket = self._bucket_ref()
         if bucket is None or bucket.closed:
             return
         failures = []
-        for step in (self._index, self._compact_all, self._retain_by_itself, self._clean):
+        for step in (self._index, self._compact_all, self._retain_automatically, self._clean):
             try:
                 step()
             except Exception as exc:
@@ -120,28 +119,28 @@ class Maintenance:
             before, self.error = self.error, str(failures[0]) or type(failures[0]).__name__
             bucket.metrics.upkeep_failed()
             if self.error != before:
-                log.error("upkeep of %s failed: %s", bucket.options.storage_path, self.error)
+                log.error("maintenance of %s failed: %s", bucket.options.storage_path, self.error)
 
     @contextmanager
-    def _turn(self) -> Iterator[TableView]:
-        """Hold the table of the open bucket; what was done to it is seen by readers at once."""
+    def _exclusive_table(self) -> Iterator[TableView]:
+        """Hold the table lock of the open bucket; publish the table to readers on exit."""
         bucket = self._bucket
-        with bucket.table_turn:
+        with bucket.table_lock:
             if bucket.closed:
                 bucket.check_open()
             try:
                 yield bucket.table.view
             finally:
-                bucket.adopt_table()
+                bucket.publish_table()
 
     def _index(self) -> None:
         bucket = self._bucket
-        if not (self.wanted or self._unwanted) or not bucket.table.view.rows:
+        if not (self.index_specs or self._stale_indexes) or not bucket.table.view.rows:
             bucket.metrics.indexed(0)
             return
-        with self._turn() as view:
-            operations.build_indexes(bucket.table, self.wanted)
-            self._unwanted = False
+        with self._exclusive_table() as view:
+            operations.build_indexes(bucket.table, self.index_specs)
+            self._stale_indexes = False
             behind = indexes.behind(bucket.table.view.dataset)
             if behind >= max(_BEHIND_ROWS, view.rows // _BEHIND_SHARE):
                 operations.optimize_indexes(bucket.table)
@@ -152,12 +151,12 @@ class Maintenance:
         while self._bucket.options.compaction and self._compact_some():
             pass
 
-    def _retain_by_itself(self) -> None:
+    def _retain_automatically(self) -> None:
         if self._limits.any:
             self.retain(self._limits)
 
     def _compact_some(self) -> bool:
-        with self._turn() as view:
+        with self._exclusive_table() as view:
             return self._compact(view, compaction.worthwhile(view.sizes, self._limit), self._limit)
 
     def _compact(self, view: TableView, count: int, limit: Limit, *, whole: bool = False) -> bool:
@@ -172,32 +171,32 @@ class Maintenance:
         return after < len(view.sizes)
 
     def _clean(self) -> int:
-        """Remove versions that are too old, if it is time for that; how many."""
+        """Remove expired versions if cleaning is due; return how many."""
         bucket = self._bucket
         keep = bucket.options.keep_versions
         if keep is None or not self._cleaning_due or bucket.table.view.dataset is None:
             return 0
         started = time.monotonic()
         try:
-            with self._turn():
+            with self._exclusive_table():
                 return operations.clean(bucket.table, keep)
         finally:
-            # Where it takes long it comes seldom: a flush has to wait for it.
+            # Back off while cleaning is slow: flushes wait for it.
             took = time.monotonic() - started
             self._clean_at = time.monotonic() + self._pause + 20 * took
 
     @property
     def limit(self) -> Limit:
-        """How large a fragment may become."""
+        """The maximum size of a compacted fragment."""
         return self._limit
 
-    # By hand
+    # On request
 
     def compact(self) -> dict[str, int]:
-        """Rewrite all small fragments, and remove versions that are too old."""
+        """Rewrite all small fragments, and remove expired versions."""
         bucket = self._bucket
         before = len(bucket.table.view.sizes)
-        with self._turn() as view:
+        with self._exclusive_table() as view:
             count = compaction.everything(view.sizes, self._limit)
             self._compact(view, count, self._limit, whole=True)
         self._clean_at = 0.0
@@ -206,11 +205,11 @@ class Maintenance:
         return {"fragments_before": before, "fragments_after": after, "versions_removed": cleaned}
 
     def retain(self, limits: Limits) -> dict[str, int]:
-        """Drop the oldest fragments that lie beyond the limits and are not held back."""
+        """Drop the oldest fragments beyond the limits, except those that a group or tag needs."""
         limits.check()
         bucket = self._bucket
         dropped = 0
-        with self._turn() as view:
+        with self._exclusive_table() as view:
             count = retention.droppable(view, limits, self._floor())
             if count:
                 dropped = operations.drop_first(bucket.table, count)
@@ -220,11 +219,11 @@ class Maintenance:
         return {"dropped": dropped, "start_offset": start}
 
     def _floor(self) -> int | None:
-        """The offset from which on rows are held back from retention."""
+        """Return the first offset that groups or tags still need, None if retention is free."""
         bucket = self._bucket
         options, floors = bucket.options, []
         if "groups" in options.retention_waits_for and options.groups_path is not None:
-            restored = [one.end for one in bucket.table.restores]
+            restored = [restore.end for restore in bucket.table.restores]
             floors.append(
                 group_offsets.least_committed(
                     options.groups_path, options.bucket_id, restored, bucket.fs
@@ -236,16 +235,16 @@ class Maintenance:
         return min((floor for floor in floors if floor is not None), default=None)
 
     def tag(self, name: str, empty: bool = False) -> dict[str, Any]:
-        """Pin everything in the table now under a name, in place of an older tag of that name.
+        """Tag the table's newest version; an older tag of that name is replaced.
 
-        With ``empty`` a table that does not exist yet is no error, and has version 0.
+        With ``empty`` a table that does not exist yet is tagged as version 0; else it raises.
         """
         bucket = self._bucket
         versions.check_tag(name)
-        with self._turn() as view:
+        with self._exclusive_table() as view:
             if view.dataset is None and not empty:
                 raise StorageError(
-                    f"{bucket.options.storage_path} holds nothing yet that could be tagged"
+                    f"{bucket.options.storage_path} is empty: there is no version to tag yet"
                 )
             version = 0 if view.dataset is None else operations.tag(bucket.table, bucket.fs, name)
             view = bucket.table.view
@@ -260,27 +259,29 @@ class Maintenance:
     def delete_tag(self, name: str) -> bool:
         bucket = self._bucket
         versions.check_tag(name)
-        with self._turn():
+        with self._exclusive_table():
             return operations.delete_tag(bucket.table, bucket.fs, name)
 
     def restore(self, version: Version, token: str | None = None) -> dict[str, Any]:
-        """Go back to a version: a new version with its content. The end of the bucket goes back
-        too, and its epoch rises, by which readers know."""
+        """Go back to a version by committing a new version with its content.
+
+        The end of the bucket goes back too, and its epoch rises so that readers notice.
+        """
         bucket = self._bucket
         table = bucket.table
         token = token or uuid.uuid4().hex
-        with bucket.emptied(), self._turn() as view:
-            before, shaper = view.end, bucket.shaper_of(view)
+        with bucket.quiesced(), self._exclusive_table() as view:
+            before, encoder = view.end, bucket.encoder_for(view)
             if not table.restores or table.restores[-1].token != token:
                 if view.dataset is not None:
                     number = versions.resolve(view.dataset, version)
-                    if number != versions.NOTHING:  # whose fields stay those of now
-                        shaper = bucket.shaper_of(table.at(number))
+                    if number != versions.NOTHING:  # an empty table keeps today's fields
+                        encoder = bucket.encoder_for(table.at(number))
                     operations.restore(table, number, token)
                 elif version != versions.NOTHING and not isinstance(version, dt.datetime):
                     raise InvalidArgument(f"{bucket.options.storage_path} has no versions yet")
             after = table.view
-            bucket.restored(shaper)
+            bucket.restored(encoder)
         return {
             "version": after.version,
             "start_offset": after.start,
@@ -292,59 +293,58 @@ class Maintenance:
     # Indexes
 
     @property
-    def wanted(self) -> list[IndexSpec]:
-        """The indexes that were asked for; a reader without the lock looks each time."""
+    def index_specs(self) -> list[IndexSpec]:
+        """The indexes that users created; a reader without the lock loads them each time."""
         bucket = self._bucket
-        if self._wanted is None or bucket.options.read_only:
-            self._wanted = indexes.load(bucket.options.storage_path, bucket.fs)
-        return self._wanted
+        if self._index_specs is None or bucket.options.read_only:
+            self._index_specs = indexes.load(bucket.options.storage_path, bucket.fs)
+        return self._index_specs
 
-    def create_index(self, wanted: IndexSpec) -> dict[str, Any]:
-        """Have an index from now on, in place of one of its family on the same field."""
+    def create_index(self, spec: IndexSpec) -> dict[str, Any]:
+        """Create an index; it replaces one of the same family on the same field."""
         bucket = self._bucket
-        others = [
-            one for one in self.wanted if (one.column, one.family) != (wanted.column, wanted.family)
-        ]
-        with self._turn() as view:
-            again = wanted in self.wanted and view.dataset is not None
-            if again and wanted.name in indexes.built(view.dataset):
-                operations.drop_index(bucket.table, wanted.name)
-            indexes.save(bucket.options.storage_path, [*others, wanted], bucket.fs)
-            self._wanted = [*others, wanted]
+        key = spec.column, spec.family
+        others = [other for other in self.index_specs if (other.column, other.family) != key]
+        with self._exclusive_table() as view:
+            rebuild = spec in self.index_specs and view.dataset is not None
+            if rebuild and spec.name in indexes.built(view.dataset):
+                operations.drop_index(bucket.table, spec.name)
+            indexes.save(bucket.options.storage_path, [*others, spec], bucket.fs)
+            self._index_specs = [*others, spec]
             if bucket.table.view.rows:
-                operations.build_indexes(bucket.table, self.wanted)
-        return self.describe(wanted)
+                operations.build_indexes(bucket.table, self.index_specs)
+        return self.describe_index(spec)
 
     def drop_index(self, column: str, kind: str | None) -> int:
-        """Do without an index; how many there were."""
+        """Drop the indexes of a field, or those of a kind; return how many."""
         bucket = self._bucket
-        going = [
-            one
-            for one in self.wanted
-            if one.column == column and kind in (None, one.kind, one.family)
+        dropped = [
+            spec
+            for spec in self.index_specs
+            if spec.column == column and kind in (None, spec.kind, spec.family)
         ]
-        if going or self._unwanted:
-            with self._turn() as view:
-                staying = [one for one in self.wanted if one not in going]
-                indexes.save(bucket.options.storage_path, staying, bucket.fs)
-                self._wanted, self._unwanted = staying, True
+        if dropped or self._stale_indexes:
+            with self._exclusive_table() as view:
+                remaining = [spec for spec in self.index_specs if spec not in dropped]
+                indexes.save(bucket.options.storage_path, remaining, bucket.fs)
+                self._index_specs, self._stale_indexes = remaining, True
                 if view.dataset is not None:
-                    operations.build_indexes(bucket.table, self._wanted)
-                self._unwanted = False
-            if not self._wanted:
+                    operations.build_indexes(bucket.table, self._index_specs)
+                self._stale_indexes = False
+            if not self._index_specs:
                 bucket.metrics.indexed(0)
-        return len(going)
+        return len(dropped)
 
-    def describe(self, wanted: IndexSpec) -> dict[str, Any]:
-        """An index and how far it has come."""
+    def describe_index(self, spec: IndexSpec) -> dict[str, Any]:
+        """Describe an index, and how many rows it covers."""
         view = self._bucket.table.view
-        there = indexes.built(view.dataset) if view.dataset is not None else {}
-        rows = there[wanted.name].rows if wanted.name in there else 0
+        built = indexes.built(view.dataset) if view.dataset is not None else {}
+        rows = built[spec.name].rows if spec.name in built else 0
         return {
-            "column": wanted.column,
-            "kind": wanted.kind,
-            "family": wanted.family,
-            "metric": wanted.metric if wanted.family == "vector" else None,
+            "column": spec.column,
+            "kind": spec.kind,
+            "family": spec.family,
+            "metric": spec.metric if spec.family == "vector" else None,
             "rows": rows,
             "behind": view.rows - rows,
         }
@@ -353,13 +353,13 @@ class Maintenance:
 def _fragment_limit(limits: Limits) -> Limit:
     rows, nbytes = Limit()
     if limits.rows is not None:
-        rows = min(rows, max(_LEAST_FULL_ROWS, limits.rows // _SHARE_OF_KEPT))
+        rows = min(rows, max(_MIN_FRAGMENT_ROWS, limits.rows // _FRAGMENTS_KEPT))
     if limits.nbytes is not None:
-        nbytes = min(nbytes, max(1, limits.nbytes // _SHARE_OF_KEPT))
+        nbytes = min(nbytes, max(1, limits.nbytes // _FRAGMENTS_KEPT))
     return Limit(rows, nbytes)
 
 
 def _pause(*seconds: float | None) -> float:
-    """How often to look, for what has to happen within these times."""
-    shortest = min((one for one in seconds if one is not None), default=_RARELY)
-    return max(0.2, min(_RARELY, shortest / 10))
+    """Return the interval of maintenance, given the options that limit the age of data."""
+    shortest = min((limit for limit in seconds if limit is not None), default=_LONGEST_PAUSE)
+    return max(0.2, min(_LONGEST_PAUSE, shortest / 10))

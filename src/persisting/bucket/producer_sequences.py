@@ -1,4 +1,4 @@
-"""What each idempotent writer stored last, so that a retried put is stored once."""
+"""The last sequence number of each idempotent producer, so that a retried put is stored once."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import msgspec
 from persisting.errors import InvalidArgument, TableError
 
 WRITERS = "persisting.writers"
-"""Property of an append: the last number of each writer, as JSON."""
+"""Property of a table commit: the last number of each producer, as JSON."""
 
-MAX_WRITERS = 1024
-"""Writers remembered per bucket; beyond it one that wrote longest ago is forgotten."""
+ProducerSequence = tuple[str, int]
+"""A producer's name (``writer_id``) and the number of its put; each pair is stored once."""
+
+MAX_PRODUCERS = 1024
+"""Producers remembered per bucket; beyond it the one that wrote longest ago is forgotten."""
 
 _MAX_NUMBER = (1 << 63) - 1
 
 ANONYMOUS = "~"
-"""Begins the names of writers that live as long as a connection; they are forgotten first."""
+"""Prefix of producers that live as long as a connection; they are forgotten first."""
 
 
 def check_writer(name: Any) -> None:
-    """Raise if it cannot be the name of a writer: it is kept as text."""
+    """Raise if this cannot be the name of a producer, which is stored as text."""
     try:
         if not isinstance(name, str) or not name.encode():
             raise InvalidArgument(f"writer_id must be a non-empty string, got {name!r}")
@@ -31,7 +34,7 @@ def check_writer(name: Any) -> None:
 
 
 def check_number(number: Any, name: str = "number") -> int:
-    """The number of a put as it is kept, or raise: it goes into the log and the table."""
+    """Return the number of a put as an int that the log and the table can store, or raise."""
     if not isinstance(number, bool) and hasattr(number, "__index__"):
         value = operator.index(number)
         if 0 <= value <= _MAX_NUMBER:
@@ -39,31 +42,33 @@ def check_number(number: Any, name: str = "number") -> int:
     raise InvalidArgument(f"{name} must be a whole number from 0 to 2**63 - 1, got {number!r}")
 
 
-class Writers:
-    """Last numbers by writer, the most recent writer last. Guarded by the bucket."""
+class ProducerSequences:
+    """Last number of each producer, the most recent producer last. Guarded by the bucket."""
 
     def __init__(self, encoded: str | None = None) -> None:
         try:
             self._last = msgspec.json.decode(encoded or b"{}", type=dict[str, int])
         except msgspec.DecodeError as exc:
-            raise TableError(f"the writers kept with the table cannot be read: {exc}") from exc
+            raise TableError(f"the producer sequences in the table cannot be read: {exc}") from exc
 
-    def has(self, mark: tuple[str, int]) -> bool:
-        """Whether this put, or a later one of its writer, is stored."""
-        return mark[1] <= self._last.get(mark[0], -1)
+    def has(self, sequence: ProducerSequence) -> bool:
+        """Whether this put, or a later one of its producer, is stored."""
+        producer, number = sequence
+        return number <= self._last.get(producer, -1)
 
-    def last(self, writer: str) -> int:
-        """The last number of a writer, -1 if it is not known."""
-        return self._last.get(writer, -1)
+    def last(self, producer: str) -> int:
+        """Return the last number of a producer, -1 if there is none."""
+        return self._last.get(producer, -1)
 
-    def remember(self, marks: list[tuple[str, int]]) -> None:
-        for writer, number in marks:
-            known = self._last.pop(writer, -1)
-            self._last[writer] = max(known, number)
-        while len(self._last) > MAX_WRITERS:
+    def remember(self, sequences: list[ProducerSequence]) -> None:
+        """Note puts as stored; forget the oldest producers beyond the maximum."""
+        for producer, number in sequences:
+            last = self._last.pop(producer, -1)
+            self._last[producer] = max(last, number)
+        while len(self._last) > MAX_PRODUCERS:
             oldest = next(iter(self._last))
-            del self._last[next((w for w in self._last if w.startswith(ANONYMOUS)), oldest)]
+            del self._last[next((p for p in self._last if p.startswith(ANONYMOUS)), oldest)]
 
     def encode(self) -> str:
-        """For :data:`WRITERS`; empty if there are none."""
+        """Return the value of :data:`WRITERS`; empty if there are no producers."""
         return msgspec.json.encode(self._last).decode() if self._last else ""

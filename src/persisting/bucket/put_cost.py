@@ -1,4 +1,4 @@
-"""How much work a put brings: a little is done on the event loop, more goes to a thread."""
+"""Estimate the work of a put: small puts are converted on the event loop, others in a thread."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from persisting.errors import SchemaError
 
 LIGHT_RECORDS = 128
 _SAMPLES = 16
-_DEEP = 40
+_MAX_DEPTH = 40
 _MANY_FIELDS = 200
-"""A new shape of more fields takes longer than their values."""
+"""With more fields, checking a new set of names costs more than converting the values."""
 
 LIGHT_WEIGHT = 16_384
 """Characters, bytes and items that convert in about a millisecond."""
 
 
 def check_records(records: Any) -> list[Any]:
-    """A list of its own of the records of a batch, or :class:`SchemaError`."""
+    """Return the records of a batch as a new list, or raise :class:`SchemaError`."""
     if isinstance(records, (dict, str, bytes)) or not isinstance(records, Iterable):
         raise SchemaError(
             f"put_batch takes a list of records, got a {type(records).__name__}; "
@@ -34,7 +34,7 @@ def is_light(records: list[Any]) -> bool:
         return False
     left, step = LIGHT_WEIGHT, 1
     if len(records) > LIGHT_RECORDS:
-        # Of many records some stand for all.
+        # Estimate many records by a sample.
         step = len(records) // _SAMPLES
         left = LIGHT_WEIGHT // step
     for record in records[::step]:
@@ -55,8 +55,8 @@ def is_light(records: list[Any]) -> bool:
 
 
 def _weight(value: Any, left: int, depth: int = 0) -> int:
-    """The size of a value, or something above ``left`` as soon as it is more."""
-    if depth > _DEEP:
+    """Return the weight of a value, or any number above ``left`` once it exceeds that."""
+    if depth > _MAX_DEPTH:
         return left + 1
     if isinstance(value, (str, bytes, bytearray)):
         return 1 + len(value) // 16

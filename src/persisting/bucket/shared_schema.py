@@ -1,8 +1,8 @@
-"""One schema for all buckets of a topic, kept in a small file beside them.
+"""One schema for all buckets of a topic, stored in a small file beside them.
 
-A bucket asks here before it changes its schema: the change is merged with what other buckets, in
-this process or another, have agreed on, or it is refused at the put. Changes are rare, so a file
-under a lock is enough, and it works wherever the buckets' storage is shared.
+Before a bucket changes its schema it proposes the change here. The change is merged with the
+schema that the other buckets use, in this process or another, or the put is refused. Changes are
+rare, so a file under a lock is enough, and it works wherever the buckets' storage is shared.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ FILE = "schema.json"
 FORMAT = 1
 
 
-class _Kept(msgspec.Struct):
-    """What the file says. ``large`` are fields with whole numbers that cannot become floats."""
+class _SchemaFile(msgspec.Struct):
+    """Content of the file. ``large`` are fields with whole numbers that a float cannot hold."""
 
     format: int
     schema: str
@@ -34,26 +34,26 @@ class _Kept(msgspec.Struct):
 
 
 class SharedSchema:
-    """The schema in ``path``; every method may block and be called from any thread."""
+    """The schema in ``path``. Every method may block and may be called from any thread."""
 
     def __init__(self, path: Path, fs: FileSystem) -> None:
         self._path, self._fs = path, fs
 
     def read(self) -> pa.Schema | None:
-        """The agreed schema, None if no record has defined it."""
-        kept = self._load()
-        return None if kept is None else _decoded(kept.schema)
+        """Return the topic's schema, None if no record has defined it."""
+        stored = self._load()
+        return None if stored is None else _decoded(stored.schema)
 
-    def agree(self, wanted: pa.Schema, large: frozenset[str], rules: Rules) -> pa.Schema:
+    def propose(self, schema: pa.Schema, large: frozenset[str], rules: Rules) -> pa.Schema:
         """Merge a bucket's new schema into the topic's, or raise :class:`SchemaError`."""
         with file_lock(self._path.with_name(self._path.name + ".lock")):
-            kept = self._load()
-            old = EMPTY if kept is None else _decoded(kept.schema)
-            merged = merge(old, wanted, rules, defined=kept is not None)
-            all_large = large | set(kept.large if kept is not None else ())
+            stored = self._load()
+            old = EMPTY if stored is None else _decoded(stored.schema)
+            merged = merge(old, schema, rules, defined=stored is not None)
+            all_large = large | set(stored.large if stored is not None else ())
             for field in old:
                 self._check_large(field, merged.field(field.name), all_large)
-            if kept is None or merged is not old or all_large != set(kept.large):
+            if stored is None or merged is not old or all_large != set(stored.large):
                 self._save(merged, all_large)
             return merged
 
@@ -64,7 +64,7 @@ class SharedSchema:
                 "whole numbers beyond 2**53 in it; put the floats into another field"
             )
 
-    def _load(self) -> _Kept | None:
+    def _load(self) -> _SchemaFile | None:
         try:
             data = self._fs.read(self._path)
         except FileNotFoundError:
@@ -73,19 +73,19 @@ class SharedSchema:
             raise StorageError(f"cannot read {self._path}: {exc.strerror}") from exc
         json_files.check_format(data, self._path, FORMAT)
         try:
-            kept = json_files.decode(data, _Kept)
+            stored = json_files.decode(data, _SchemaFile)
         except msgspec.DecodeError as exc:
             raise StorageError(
-                f"the topic's schema file {self._path} is damaged ({exc}); remove it to have it "
-                "written anew with the next change of schema"
+                f"the topic's schema file {self._path} is damaged ({exc}); remove it and the "
+                "next schema change writes it again"
             ) from exc
-        return kept
+        return stored
 
     def _save(self, schema: pa.Schema, large: set[str] | frozenset[str]) -> None:
         encoded = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        kept = _Kept(format=FORMAT, schema=encoded, large=sorted(large))
+        stored = _SchemaFile(format=FORMAT, schema=encoded, large=sorted(large))
         with os_errors_as("write", self._path):
-            self._fs.write_file(self._path, msgspec.json.encode(kept))
+            self._fs.write_file(self._path, msgspec.json.encode(stored))
 
 
 def _decoded(text: str) -> pa.Schema:

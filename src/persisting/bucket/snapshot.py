@@ -16,12 +16,15 @@ from persisting.errors import OffsetOutOfRange
 from persisting.records.arrow import align
 from persisting.table.view import TableView
 
+_PAGE_BYTES = 4 * 1024 * 1024
+"""A page of a stream ends once its rows take this many bytes of Arrow data."""
+
 
 class Page(NamedTuple):
-    """Rows that were read: the offset of the first, and the epoch they are of.
+    """Rows of a read with the offset of the first one and the epoch of the bucket.
 
-    The epoch rises when the bucket is restored to an older version: offsets of another epoch may
-    mean other rows.
+    A stream hands over pages of the bucket's ``batch_size`` rows. The epoch rises when the bucket
+    is restored to an older version: in another epoch the same offset may hold another row.
     """
 
     first: int
@@ -30,7 +33,7 @@ class Page(NamedTuple):
 
 
 class Snapshot:
-    """Rows ``start`` to ``end`` as they stood at one moment. Reading it blocks; use a thread."""
+    """Rows ``start`` to ``end`` at one point in time. Reading it blocks; use a thread."""
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class Snapshot:
         defaults: Mapping[str, Any],
         epoch: int = 0,
     ) -> None:
-        """``chunks`` come with their count at that moment: the last one may still grow."""
+        """``chunks`` come with their row count at that time: the last one may still grow."""
         self.view, self._chunks = view, chunks
         self.schema, self.defaults = schema, defaults
         self.epoch = epoch
@@ -48,7 +51,7 @@ class Snapshot:
         self.end = view.end + sum(count for _, count in chunks)
 
     def first(self, offset: int) -> int:
-        """Where a read from ``offset`` begins: 0 means the earliest row that is left."""
+        """Return where a read from ``offset`` begins; 0 means the earliest row that is left."""
         if offset == 0 or offset >= self.start:
             return max(offset, self.start)
         raise OffsetOutOfRange(
@@ -57,14 +60,14 @@ class Snapshot:
         )
 
     def window(self, offset: int, limit: int | None) -> int:
-        """How many rows a read from ``offset`` finds."""
+        """Return how many rows a read from ``offset`` returns."""
         left = max(0, self.end - offset)
         return left if limit is None else min(limit, left)
 
     def batches(
         self, offset: int, limit: int | None, columns: list[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a window as Arrow batches of the snapshot's schema, or some columns of it."""
+        """Yield a window as Arrow batches of the snapshot's schema, or of some of its columns."""
         schema = self.schema
         if columns is not None:
             schema = pa.schema([schema.field(name) for name in columns])
@@ -85,18 +88,46 @@ class Snapshot:
             start += count
 
     def table(self, offset: int, limit: int | None) -> pa.Table:
-        """A window as one Arrow table."""
+        """Read a window as one Arrow table."""
         return pa.Table.from_batches(list(self.batches(offset, limit)), schema=self.schema)
 
-    def pages(self, offset: int, limit: int | None) -> Iterator[list[dict[str, Any]]]:
-        """A window as lists of records, each made in one short step."""
+    def blocks(
+        self, offset: int, limit: int | None, page_rows: int
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Yield a window as lists of records that a stream cuts into pages of ``page_rows``.
+
+        A list holds whole pages, except the last one, and one that ends early because its rows
+        take several megabytes.
+        """
+        block: list[dict[str, Any]] = []
+        nbytes = 0
+        for rows, size in self._converted(offset, limit):
+            block += rows
+            nbytes += size
+            rest = len(block) % page_rows
+            if nbytes >= _PAGE_BYTES and rest == len(block):
+                rest = 0
+            if rest < len(block):
+                following = block[len(block) - rest :]
+                del block[len(block) - rest :]
+                yield block
+                block, nbytes = following, 0
+        if block:
+            yield block
+
+    def _converted(
+        self, offset: int, limit: int | None
+    ) -> Iterator[tuple[list[dict[str, Any]], int]]:
+        """Yield a window as lists of records and their bytes, each converted in a short step."""
         for batch in self.batches(offset, limit):
-            step = rows_at_once(batch.nbytes, batch.num_rows)
+            nbytes = batch.nbytes
+            step = rows_at_once(nbytes, batch.num_rows)
             for start in range(0, batch.num_rows, step):
-                yield batch.slice(start, step).to_pylist()
+                rows = batch.slice(start, step).to_pylist()
+                yield rows, nbytes * len(rows) // batch.num_rows
 
     def take(self, offsets: Sequence[int], schema: pa.Schema | None = None) -> list[Any]:
-        """The records at ``offsets``, in that order, with the fields of ``schema``."""
+        """Return the records at ``offsets``, in that order, with the fields of ``schema``."""
         schema = self.schema if schema is None else schema
         for offset in offsets:
             if not self.start <= offset < self.end:
@@ -106,13 +137,13 @@ class Snapshot:
                     else f"there is no offset {offset}: nothing is stored"
                 )
         stored = [offset for offset in offsets if offset < self.persisted]
-        found: dict[int, Any] = {}
+        persisted: dict[int, Any] = {}
         for start in range(0, len(stored), ROWS_AT_ONCE):
-            some = stored[start : start + ROWS_AT_ONCE]
-            batch = align(self.view.take(some, schema.names), schema, self.defaults)
-            found |= zip(some, batch.to_pylist(), strict=True)
+            part = stored[start : start + ROWS_AT_ONCE]
+            batch = align(self.view.take(part, schema.names), schema, self.defaults)
+            persisted |= zip(part, batch.to_pylist(), strict=True)
         return [
-            found[offset] if offset in found else self._buffered(offset, schema)
+            persisted[offset] if offset in persisted else self._buffered(offset, schema)
             for offset in offsets
         ]
 
@@ -129,7 +160,7 @@ class Snapshot:
         return list(accumulate((count for _, count in self._chunks), initial=self.persisted))[:-1]
 
     def buffered_arrivals(self) -> np.ndarray:
-        """When each buffered row was accepted, in µs of Unix time."""
+        """Return when each buffered row was accepted, in µs of Unix time."""
         times = [chunk.arrivals(count) for chunk, count in self._chunks]
         return np.concatenate(times) if times else np.zeros(0, "int64")
 
@@ -139,16 +170,16 @@ class Snapshot:
         return tuple(self._chunks)
 
     def records(self, offset: int, limit: int | None) -> list[dict[str, Any]]:
-        """A window as records."""
-        found: list[dict[str, Any]] = []
-        for page in self.pages(offset, limit):
-            found += page
-        return found
+        """Read a window as records."""
+        records: list[dict[str, Any]] = []
+        for rows, _ in self._converted(offset, limit):
+            records += rows
+        return records
 
     def offset_at(self, timestamp: int) -> int:
-        """The first offset whose record arrived at ``timestamp`` (µs of Unix time) or later.
+        """Return the first offset whose record arrived at ``timestamp`` (µs of Unix time) or later.
 
-        Times of arrival never fall from one record to the next.
+        Arrival times never decrease from one record to the next.
         """
         low, high = self.start, self.persisted
         while low < high:
@@ -165,7 +196,7 @@ class Snapshot:
         return low
 
     def is_quick(self, offset: int, limit: int | None) -> bool:
-        """Whether a read needs no disk and few conversions, so that a thread costs more."""
+        """Whether a read needs no disk and so few conversions that a thread would cost more."""
         if offset < self.persisted:
             return False
         rows = self.window(offset, limit)

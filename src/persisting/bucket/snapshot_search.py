@@ -1,4 +1,4 @@
-"""Search, lookup and filters over a snapshot: the table and what is still buffered."""
+"""Search, lookup and filters over a snapshot: the table and the buffer."""
 
 from __future__ import annotations
 
@@ -29,60 +29,61 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("persisting")
 
-_FUSION = 60
+_RANK_FUSION = 60
 _CANDIDATES = 4
-_MOST = 10_000
-_WORDS_ROWS = 65536
+_MAX_RESULTS = 10_000
+_TEXT_SCAN_ROWS = 65536
 DISTANCE, SCORE, OFFSET = "_distance", "_score", "_offset"
 
 
 class BufferView:
-    """The buffer as the last search laid it out, for the next one that finds it unchanged."""
+    """Caches the buffer in the table's layout for the next search that finds it unchanged."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._kept: tuple[Any, TableView] | None = None
-        self._told: set[str] = set()
+        self._lock = threading.Lock()
+        self._cached: tuple[Any, TableView] | None = None
+        self._warned: set[str] = set()
 
     def of(self, snapshot: Snapshot) -> TableView:
-        with self._guard:
-            if self._kept is None or self._kept[0] != snapshot.buffer_key:
+        """Return the buffered rows of a snapshot as a view."""
+        with self._lock:
+            if self._cached is None or self._cached[0] != snapshot.buffer_key:
                 rows = snapshot.table(snapshot.persisted, None)
                 times = pa.array(snapshot.buffered_arrivals())
                 view = laid_out(rows, snapshot.schema, snapshot.persisted, times)
-                self._kept = snapshot.buffer_key, view
-            return self._kept[1]
+                self._cached = snapshot.buffer_key, view
+            return self._cached[1]
 
-    def first_time(self, column: str) -> bool:
+    def is_first_warning(self, column: str) -> bool:
         """Whether this is the first warning about a field."""
-        with self._guard:
-            known = column in self._told
-            self._told.add(column)
-            return not known
+        with self._lock:
+            warned = column in self._warned
+            self._warned.add(column)
+            return not warned
 
-    def with_words(self, view: TableView, column: str) -> None:
-        """Have an index of the words of a field, made once."""
-        with self._guard:
+    def ensure_text_index(self, view: TableView, column: str) -> None:
+        """Index the words of a field of a cached view, unless that was done before."""
+        with self._lock:
             if not search.has_words(view, column):
-                # On a handle of its own: building borrows it, and others search the view's.
+                # Build on a separate handle: other threads search the view's handle meanwhile.
                 handle = own_handle(view.dataset)
                 indexes.build_text(handle, column, f"words_{column}")
                 view.dataset = handle
 
 
 class SnapshotSearch:
-    """Looks for rows in a snapshot. Blocking; use a thread."""
+    """Finds rows in a snapshot. Blocking; use a thread."""
 
     def __init__(
-        self, snapshot: Snapshot, known: pa.Schema, wanted: list[IndexSpec], buffer: BufferView
+        self, snapshot: Snapshot, known: pa.Schema, indexed: list[IndexSpec], buffer: BufferView
     ) -> None:
-        """``known`` are all fields of the topic."""
-        self._snapshot, self.known, self._wanted = snapshot, known, wanted
+        """``known`` holds all fields of the topic, ``indexed`` the indexes of the bucket."""
+        self._snapshot, self.known, self._indexed = snapshot, known, indexed
         self._buffer = buffer
 
     # Search
 
-    def asks(
+    def requests(
         self,
         *,
         vector: Any,
@@ -93,7 +94,7 @@ class SnapshotSearch:
         metric: str | None,
         exact: bool,
     ) -> list[SearchRequest]:
-        """One search for each of the vector and the words, or raise for what cannot be."""
+        """Return one request for the vector and one for the text; raise for invalid arguments."""
         _check_count(k)
         search.check_where(where)
         if vector is None and text is None:
@@ -105,29 +106,29 @@ class SnapshotSearch:
         for own in (DISTANCE, SCORE):
             if own in self.known.names:
                 raise InvalidArgument(
-                    f"the records have a field {own!r}, a name that a search needs for itself"
+                    f"the records have a field {own!r}, a name that search results use"
                 )
         columns = [column] if isinstance(column, str) else list(column or ())
         for name in columns:
             indexes.field_of(self.known, name)
         both = vector is not None and text is not None
-        depth = min(_MOST, max(k * _CANDIDATES, 50)) if both else k
-        found = []
+        depth = min(_MAX_RESULTS, max(k * _CANDIDATES, 50)) if both else k
+        requests = []
         if vector is not None:
             name = self._column(columns, "vector", only=not both)
             values = _checked_vector(vector, self.known.field(name))
             own = self._metric(name)
             flat = exact or (metric is not None and metric != own)
-            found.append(SearchRequest(name, values, None, depth, where, metric or own, flat))
+            requests.append(SearchRequest(name, values, None, depth, where, metric or own, flat))
         if text is not None:
             if not isinstance(text, str) or not text.strip():
                 raise InvalidArgument(f"text must be words to look for, got {text!r}")
             name = self._column(columns, "text", only=not both)
-            found.append(SearchRequest(name, None, text, depth, where))
-        return found
+            requests.append(SearchRequest(name, None, text, depth, where))
+        return requests
 
     def _column(self, columns: list[str], family: str, *, only: bool) -> str:
-        """The field to search; where none is named, the one that can be meant."""
+        """Return the field to search: the named one, or the only one that qualifies."""
         fits = indexes.is_vector if family == "vector" else indexes.is_text
         named = [name for name in columns if fits(self.known.field(name).type)]
         if only and columns and (len(columns) > 1 or not named):
@@ -138,74 +139,77 @@ class SnapshotSearch:
             )
         if not named:
             indexed = [
-                one.column
-                for one in self._wanted
-                if one.family == family and one.column in self.known.names
+                spec.column
+                for spec in self._indexed
+                if spec.family == family and spec.column in self.known.names
             ]
             indexed = [name for name in indexed if fits(self.known.field(name).type)]
             named = indexed or [f.name for f in self.known if fits(f.type)]
         if len(named) != 1:
-            there = ", ".join(map(repr, named)) or "none"
+            candidates = ", ".join(map(repr, named)) or "none"
             if not self.known.names:
-                raise InvalidArgument("nothing is stored yet that could be searched")
+                raise InvalidArgument("nothing is stored yet: there is no field to search")
             raise InvalidArgument(
-                f"say which {family} field to search (column=…); there are: {there}"
+                f"name the {family} field to search (column=…); there are: {candidates}"
             )
         return named[0]
 
     def _metric(self, column: str) -> str:
-        for one in self._wanted:
-            if one.column == column and one.family == "vector":
-                return one.metric
+        for spec in self._indexed:
+            if spec.column == column and spec.family == "vector":
+                return spec.metric
         return "l2"
 
-    def hits(self, ask: SearchRequest) -> list[Hit]:
-        """The best rows for one ask, best first."""
-        look = (lambda view: search.hits(view, ask)) if ask.text is None else self._words(ask)
-        return sorted(self._in_all(look, ask.where))[: ask.k]
+    def hits(self, request: SearchRequest) -> list[Hit]:
+        """Return the best rows for a request, best first."""
+        if request.text is None:
+            hits = self._search_all(lambda view: search.hits(view, request), request.where)
+        else:
+            hits = self._search_all(self._text_search(request), request.where)
+        return sorted(hits)[: request.k]
 
-    def _words(self, ask: SearchRequest) -> Any:
-        """A look for words: where no index splits the text into words, one is made in memory."""
+    def _text_search(self, request: SearchRequest) -> Any:
+        """Return a function that searches a view for words; without an index of the field it
+        builds one in memory."""
 
-        def look(view: TableView) -> list[Hit]:
+        def find(view: TableView) -> list[Hit]:
             if view.dataset is None or not view.rows:
                 return []
-            if ask.column not in view.dataset.schema.names:
+            if request.column not in view.dataset.schema.names:
                 return []
-            if search.has_words(view, ask.column):
-                return search.hits(view, ask)
+            if search.has_words(view, request.column):
+                return search.hits(view, request)
             if view is not self._snapshot.view:
-                self._buffer.with_words(view, ask.column)
-                return search.hits(view, ask)
-            if view.rows > _WORDS_ROWS and self._buffer.first_time(ask.column):
+                self._buffer.ensure_text_index(view, request.column)
+                return search.hits(view, request)
+            if view.rows > _TEXT_SCAN_ROWS and self._buffer.is_first_warning(request.column):
                 log.warning(
-                    "a search for words in field %r reads all %d rows: create_index(%r) makes it "
-                    "quick",
-                    ask.column,
+                    "a text search in field %r reads all %d rows: create_index(%r) makes it fast",
+                    request.column,
                     view.rows,
-                    ask.column,
+                    request.column,
                 )
             schema, names = self._snapshot.schema, None
-            if ask.where is None:
-                schema, names = pa.schema([schema.field(ask.column)]), [ask.column]
-            return [hit for part in self._parts(names, schema) for hit in look(part)]
+            if request.where is None:
+                schema, names = pa.schema([schema.field(request.column)]), [request.column]
+            return [hit for part in self._parts(names, schema) for hit in find(part)]
 
-        return look
+        return find
 
     def _parts(self, names: list[str] | None, schema: pa.Schema) -> Iterator[TableView]:
-        """The table's rows as views in memory, some at a time."""
+        """Yield the table's rows as views in memory, some at a time."""
         view = self._snapshot.view
         offset = view.start
-        for batch in view.batches(offset, view.rows, names, rows=_WORDS_ROWS, arrival=True):
+        for batch in view.batches(offset, view.rows, names, rows=_TEXT_SCAN_ROWS, arrival=True):
             times = batch.column(layout.ARRIVAL_FIELD.name)
             rows = pa.Table.from_batches([batch.drop_columns([layout.ARRIVAL_FIELD.name])])
             yield laid_out(rows, schema, offset, times, self._snapshot.defaults)
             offset += batch.num_rows
 
-    def found(
+    def records(
         self, hits: Sequence[Hit], by: str, columns: pa.Schema | None
     ) -> list[dict[str, Any]]:
-        """The records of hits, each with what makes it one."""
+        """Return the records of hits, each with its distance or score and its offset."""
         records = self._snapshot.take([hit.offset for hit in hits], columns)
         sign = 1 if by == DISTANCE else -1
         return [
@@ -218,35 +222,35 @@ class SnapshotSearch:
     def matching(
         self, where: str | None, columns: pa.Schema | None, limit: int | None
     ) -> list[dict[str, Any]]:
-        """The first records that a condition keeps, in order."""
+        """Return the first records that match a condition, in order."""
         search.check_where(where)
         check_window(0, limit)
-        found: list[dict[str, Any]] = []
-        step = _MOST if limit is None else limit
-        offsets = self._in_all(lambda view: search.matching(view, where, limit), where)
+        records: list[dict[str, Any]] = []
+        step = _MAX_RESULTS if limit is None else limit
+        offsets = self._search_all(lambda view: search.matching(view, where, limit), where)
         offsets = sorted(offsets)[:limit]
         for start in range(0, len(offsets), max(1, step)):
-            found += self._snapshot.take(offsets[start : start + step], columns)
-        return found
+            records += self._snapshot.take(offsets[start : start + step], columns)
+        return records
 
-    # Where to look
+    # The views to search
 
-    def _in_all(self, look: Any, where: str | None = None) -> list[Any]:
-        """What ``look``, with the condition ``where``, finds in the table and in the buffer."""
+    def _search_all(self, find: Any, where: str | None = None) -> list[Any]:
+        """Return what ``find``, with the condition ``where``, finds in the table and the buffer."""
         try:
-            if where is None or not self._divides_otherwise(where):
-                return [one for view in self._views() for one in look(view)]
+            if where is None or not self._division_changes(where):
+                return [hit for view in self._views() for hit in find(view)]
         except UnknownField as exc:
             if exc.name.split(".")[0] not in self.known.names:
                 raise UnknownField(exc.where, exc.name, self.known.names) from exc
         except InvalidArgument:
             if self._snapshot.view.schema.equals(self.known):
                 raise
-        # The table lacks a field that is known by now, or has it with a narrower type.
-        return [one for view in self._filled_views() for one in look(view)]
+        # The table lacks a field that the topic has by now, or has it with a narrower type.
+        return [hit for view in self._filled_views() for hit in find(view)]
 
-    def _divides_otherwise(self, where: str) -> bool:
-        """Whether a division may be one of whole numbers that are floats by now."""
+    def _division_changes(self, where: str) -> bool:
+        """Whether a condition may divide whole numbers that are floats in the topic's schema."""
         view = self._snapshot.view.schema
         return "/" in where and any(
             integers_become_floats(field.type, self.known.field(field.name).type)
@@ -260,7 +264,7 @@ class SnapshotSearch:
             yield self._buffer.of(self._snapshot)
 
     def _filled_views(self) -> Iterator[TableView]:
-        """All rows as views in memory, with all fields that are known, some at a time."""
+        """Yield all rows as views in memory with all fields of the topic, some at a time."""
         view = self._snapshot.view
         yield from self._parts(None, self.known)
         if self._snapshot.end > view.end:
@@ -276,35 +280,35 @@ def laid_out(
     arrivals: pa.Array | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> TableView:
-    """Records as a view in the table's layout, in memory."""
+    """Return records as a view in the table's layout, in memory."""
     fields = typed(schema)
     physical = layout.physical_schema(fields, None)
     arrivals = pa.nulls(rows.num_rows) if arrivals is None else arrivals
     times = arrivals.cast(layout.ARRIVAL_FIELD.type)
-    batches = [align(one, fields, defaults) for one in rows.combine_chunks().to_batches()]
-    laid = [layout.to_physical(one, times, physical) for one in batches]
-    return search.in_memory(pa.Table.from_batches(laid, schema=physical), fields, start)
+    batches = [align(batch, fields, defaults) for batch in rows.combine_chunks().to_batches()]
+    stored = [layout.to_physical(batch, times, physical) for batch in batches]
+    return search.in_memory(pa.Table.from_batches(stored, schema=physical), fields, start)
 
 
 def typed(schema: pa.Schema) -> pa.Schema:
-    """The schema with a type for fields that were only ever None."""
+    """Return the schema with string as the type of fields that were only ever None."""
     return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
 
 
-def fused(lists: Sequence[Sequence[Any]], key: Any, k: int) -> list[tuple[Any, float]]:
-    """Several rankings as one: a hit scores 1 / (60 + its rank) in each that has it."""
+def fuse_rankings(rankings: Sequence[Sequence[Any]], key: Any, k: int) -> list[tuple[Any, float]]:
+    """Merge rankings: a hit scores the sum of 1 / (60 + its rank) in each ranking that has it."""
     scores: dict[Any, float] = {}
-    kept: dict[Any, Any] = {}
-    for ranking in lists:
+    hits: dict[Any, Any] = {}
+    for ranking in rankings:
         for rank, hit in enumerate(ranking, 1):
-            scores[key(hit)] = scores.get(key(hit), 0.0) + 1 / (_FUSION + rank)
-            kept.setdefault(key(hit), hit)
-    best = sorted(scores, key=lambda one: (-scores[one], one))[:k]
-    return [(kept[one], scores[one]) for one in best]
+            scores[key(hit)] = scores.get(key(hit), 0.0) + 1 / (_RANK_FUSION + rank)
+            hits.setdefault(key(hit), hit)
+    best = sorted(scores, key=lambda place: (-scores[place], place))[:k]
+    return [(hits[place], scores[place]) for place in best]
 
 
 def condition(column: str, value: Any) -> str:
-    """The SQL condition that a field has a value."""
+    """Return the SQL condition that a field equals a value."""
     if not isinstance(column, str):
         raise InvalidArgument(f"column must be a field's name, got {column!r}")
     name = f"`{column}`"
@@ -318,15 +322,17 @@ def condition(column: str, value: Any) -> str:
 def only_equal(
     records: list[dict[str, Any]], column: str, value: Any, columns: Sequence[str] | None
 ) -> list[dict[str, Any]]:
-    """Those that really have the value: a condition may take a neighbour for it, where the
-    field's type cannot hold the value itself. ``columns`` are the fields to leave."""
+    """Return the records that really have the value, with the fields ``columns``.
+
+    A condition may match a neighbouring value if the field's type cannot hold the value itself.
+    """
     if isinstance(value, np.generic):
         value = value.item()
-    same = [r for r in records if r.get(column) == value]
-    found = records if value != value else same
+    is_nan = value != value
+    equal = records if is_nan else [record for record in records if record.get(column) == value]
     if columns is None or column in columns:
-        return found
-    return [{name: record.get(name) for name in columns} for record in found]
+        return equal
+    return [{name: record.get(name) for name in columns} for record in equal]
 
 
 def _literal(column: str, value: Any) -> str:
@@ -352,8 +358,8 @@ def _literal(column: str, value: Any) -> str:
         micros = value // dt.timedelta(microseconds=1)
         return f"arrow_cast({micros}, 'Duration(Microsecond)')"
     if isinstance(value, dt.datetime):
-        moment = value if value.tzinfo is None else value.astimezone(dt.timezone.utc)
-        return f"timestamp '{moment.replace(tzinfo=None).isoformat(' ')}'"
+        utc = value if value.tzinfo is None else value.astimezone(dt.timezone.utc)
+        return f"timestamp '{utc.replace(tzinfo=None).isoformat(' ')}'"
     if isinstance(value, dt.date):
         return f"date '{value.isoformat()}'"
     raise InvalidArgument(
@@ -369,15 +375,15 @@ def _checked_vector(vector: Any, field: pa.Field) -> list[float]:
     if values.ndim != 1:
         raise InvalidArgument(f"vector must be one list of floats, got {values.ndim} dimensions")
     if not (np.abs(values) <= np.finfo(np.float32).max).all():
-        raise InvalidArgument("vector holds a value that is not finite, or beyond a 32-bit float")
+        raise InvalidArgument("vector holds a value that is not finite or exceeds a 32-bit float")
     if len(values) != field.type.list_size:
         raise InvalidArgument(
             f"vector has {len(values)} values, field {field.name!r} has {field.type.list_size}"
         )
-    found: list[float] = values.tolist()
-    return found
+    checked: list[float] = values.tolist()
+    return checked
 
 
 def _check_count(k: Any) -> None:
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= _MOST:
-        raise InvalidArgument(f"k must be a whole number from 1 to {_MOST}, got {k!r}")
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= _MAX_RESULTS:
+        raise InvalidArgument(f"k must be a whole number from 1 to {_MAX_RESULTS}, got {k!r}")

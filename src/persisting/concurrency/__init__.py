@@ -1,1 +1,1 @@
-"""Threads, timers and the bridge between event loops and threads."""
+"""Threads, timers and event loops: how blocking work is run and awaited."""

@@ -1,4 +1,4 @@
-"""Background tasks that never overlap themselves and whose runs are shared by their callers."""
+"""Background tasks that run one at a time and whose runs are shared by their callers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def weak_callback(owner: _T, method: Callable[[_T], Any]) -> Callable[[], Any]:
-    """A call of ``method`` that does not keep its owner alive, and does nothing once it is gone."""
+    """Return a call of ``method`` that does not keep its owner alive and does nothing after it."""
     ref = weakref.ref(owner)
 
     def call() -> Any:
@@ -30,49 +30,50 @@ def weak_callback(owner: _T, method: Callable[[_T], Any]) -> Callable[[], Any]:
 
 
 class CoalescedTask:
-    """A job of which one run goes on at a time, and whose runs are shared.
+    """A task of which one run is active at a time.
 
-    :meth:`request` returns a future of a run that **begins after the call**, so that a caller
-    knows its own state was seen; callers that arrive while a run is under way share the next.
+    :meth:`request` returns the future of a run that **begins after the call**, so that the run sees
+    the caller's state. Callers that arrive during a run share the next one.
     """
 
     def __init__(self, run: Callable[[], Any], *, short: bool = False) -> None:
-        """A ``short`` job waits for none that is in the pool."""
+        """A ``short`` task runs in the worker threads of the loop bridge, not behind long work."""
         self._run, self._short = run, short
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._waiting: list[Future[Any]] = []
-        self._wanted = False
+        self._requested = False
         self._active = self._running = False
 
     def request(self) -> Future[Any]:
+        """Start a run, or share the next one; the future has its result or error."""
         future: Future[Any] = Future()
-        with suppress(loop_bridge.NoThread):  # the future tells
-            self._want([future])
+        with suppress(loop_bridge.NoThread):  # the future has the error
+            self._schedule([future])
         return future
 
-    def want(self) -> None:
-        """As :meth:`request`, for those who wait for nothing: ``run`` tells of its own failures."""
-        self._want([])
+    def trigger(self) -> None:
+        """As :meth:`request`, without a future: ``run`` reports its own failures."""
+        self._schedule([])
 
-    def _want(self, waiting: list[Future[Any]]) -> None:
+    def _schedule(self, waiting: list[Future[Any]]) -> None:
         try:
-            with self._guard:
+            with self._lock:
                 self._waiting += waiting
-                self._wanted = True
+                self._requested = True
                 start = not self._active
                 self._active = True
             if start:
                 self._submit()
         except loop_bridge.NoThread as exc:
-            with self._guard:
+            with self._lock:
                 refused, self._waiting = self._waiting, []
-                self._wanted = self._active = False
-            for one in refused:
-                if one.set_running_or_notify_cancel():
-                    one.set_exception(exc)
+                self._requested = self._active = False
+            for future in refused:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(exc)
             raise
         except BaseException:
-            # A signal's exception, perhaps before it was submitted; twice does no harm.
+            # A signal handler raised, perhaps before the submit; submitting twice is harmless.
             self._submit()
             raise
 
@@ -82,36 +83,36 @@ class CoalescedTask:
             return
         try:
             pool().submit(self._work)
-        except RuntimeError as exc:  # also where the interpreter is going down
+        except RuntimeError as exc:  # also during interpreter shutdown
             raise loop_bridge.NoThread(str(exc)) from exc
 
     @property
     def pending(self) -> bool:
         """Whether a run is waiting to begin."""
-        return self._wanted
+        return self._requested
 
     @property
     def active(self) -> bool:
-        """Whether a run is under way or waiting to begin."""
+        """Whether a run is active or waiting to begin."""
         return self._active
 
     def _work(self) -> None:
-        with self._guard:
+        with self._lock:
             if self._running:
                 return
             self._running = True
         while True:
-            with self._guard:
+            with self._lock:
                 served, self._waiting = self._waiting, []
-                wanted, self._wanted = self._wanted, False
-                if not wanted:
+                requested, self._requested = self._requested, False
+                if not requested:
                     self._active = self._running = False
                     return
             try:
                 result = self._run()
             except BaseException as exc:
                 if not served:
-                    log.exception("what nobody waits for failed")
+                    log.exception("a background task failed, and no caller waits for it")
                 for future in served:
                     if future.set_running_or_notify_cancel():
                         future.set_exception(exc)
@@ -119,8 +120,8 @@ class CoalescedTask:
                 for future in served:
                     if future.set_running_or_notify_cancel():
                         future.set_result(result)
-            if self._short and loop_bridge.crowded():
-                with self._guard:
+            if self._short and loop_bridge.has_backlog():
+                with self._lock:
                     self._running = False
-                self._submit()  # behind those who wait
+                self._submit()  # behind the jobs that wait
                 return

@@ -1,8 +1,8 @@
-"""Quick hops between an event loop and a thread, for what every put does.
+"""Fast switches between an event loop and a thread, for the path of every put.
 
-A hop through a thread pool and ``call_soon_threadsafe`` costs as much as writing a record to the
-log. Here each way is one write to a file descriptor that the other side waits on: the system call
-lets go of Python's lock, so that who is woken can run at once.
+A switch through a thread pool and ``call_soon_threadsafe`` costs as much as writing a record to the
+log. Here each direction is one write to a file descriptor that the other side waits on. The system
+call releases the GIL, so that the woken thread can run at once.
 """
 
 from __future__ import annotations
@@ -19,46 +19,48 @@ from typing import Any
 
 log = logging.getLogger("persisting")
 
-MOST_THREADS = 16
+MAX_THREADS = 16
 
 
 class NoThread(RuntimeError):
-    """Nobody can do the job, and nobody was given it."""
+    """No thread can be started; the job was not accepted."""
 
 
 class EventFd:
-    """What one side rings and the other waits for."""
+    """A wake-up that one side signals and the other waits for: an eventfd, or a pipe."""
 
     def __init__(self, *, counting: bool = False) -> None:
-        """A counting bell is heard once per ring, by whichever thread waits; another is heard
-        once for all the rings before, and never waited for: a loop watches its ``fd``."""
+        """With ``counting`` each signal wakes one waiting thread. Without it one :meth:`wait`
+        takes all signals so far and never blocks: an event loop watches ``fd``."""
         self._counting = counting
         if hasattr(os, "eventfd"):
             kind = os.EFD_SEMAPHORE if counting else os.EFD_NONBLOCK
-            self.fd = self._rung = os.eventfd(0, os.EFD_CLOEXEC | kind)
+            self.fd = self._write_fd = os.eventfd(0, os.EFD_CLOEXEC | kind)
         else:
-            self.fd, self._rung = os.pipe()
+            self.fd, self._write_fd = os.pipe()
             os.set_blocking(self.fd, counting)
-            os.set_blocking(self._rung, counting)
-        closing = weakref.finalize(self, _close, {self.fd, self._rung})
-        closing.atexit = False  # threads wait at it until the very end
+            os.set_blocking(self._write_fd, counting)
+        closing = weakref.finalize(self, _close, {self.fd, self._write_fd})
+        closing.atexit = False  # threads wait on it until the process ends
 
-    def ring(self) -> None:
-        if self._rung == self.fd:
+    def signal(self) -> None:
+        """Wake the other side."""
+        if self._write_fd == self.fd:
             os.eventfd_write(self.fd, 1)
         else:
-            with suppress(BlockingIOError):  # it has been ringing for long
-                os.write(self._rung, b"1")
+            with suppress(BlockingIOError):  # the pipe is already full
+                os.write(self._write_fd, b"1")
 
-    def hear(self) -> None:
-        if self._rung != self.fd:
+    def wait(self) -> None:
+        """Take one signal of a counting event, waiting for it, or all signals of another one."""
+        if self._write_fd != self.fd:
             os.read(self.fd, 1 if self._counting else 1 << 16)
             return
         while True:
             try:
                 os.eventfd_read(self.fd)
                 return
-            except InterruptedError:  # by a signal; unlike other calls this one is not repeated
+            except InterruptedError:  # Python does not retry this call after a signal (PEP 475)
                 continue
 
 
@@ -68,95 +70,98 @@ def _close(fds: set[int]) -> None:
 
 
 class WorkerPool:
-    """Daemon threads for short jobs, as many as are busy at a time. Jobs must not raise."""
+    """Daemon threads for short jobs; grows to the number of simultaneous jobs.
 
-    def __init__(self, most: int = MOST_THREADS) -> None:
-        self._most = most
+    Jobs must not raise.
+    """
+
+    def __init__(self, max_threads: int = MAX_THREADS) -> None:
+        self._max_threads = max_threads
         self._jobs: deque[Callable[[], Any]] = deque()
-        self._bell: EventFd | None = None
-        self._guard = threading.Lock()
+        self._event: EventFd | None = None
+        self._lock = threading.Lock()
         self._threads = self._busy = 0
 
     def submit(self, job: Callable[[], Any]) -> None:
-        """Run a job soon; :class:`NoThread` where not even one can be had."""
-        bell = self._bell
-        if bell is None or self._busy + len(self._jobs) >= self._threads:
-            bell = self._grow()
+        """Run a job soon; raise :class:`NoThread` if no thread can be started."""
+        event = self._event
+        if event is None or self._busy + len(self._jobs) >= self._threads:
+            event = self._grow()
         self._jobs.append(job)
-        bell.ring()
+        event.signal()
 
     def _grow(self) -> EventFd:
-        with self._guard:
+        with self._lock:
             try:
-                bell = self._bell = self._bell or EventFd(counting=True)
+                event = self._event = self._event or EventFd(counting=True)
             except OSError as exc:
                 raise NoThread(str(exc)) from exc
-            if self._threads < self._most:
+            if self._threads < self._max_threads:
                 name = f"persisting-log-{self._threads}"
                 try:
-                    threading.Thread(target=self._run, args=[bell], name=name, daemon=True).start()
+                    threading.Thread(target=self._run, args=[event], name=name, daemon=True).start()
                 except RuntimeError as exc:
                     if not self._threads:
                         raise NoThread(str(exc)) from exc
                 else:
                     self._threads += 1
-            return bell
+            return event
 
     @property
-    def crowded(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether jobs wait for a thread."""
         return bool(self._jobs)
 
-    def _run(self, bell: EventFd) -> None:
+    def _run(self, event: EventFd) -> None:
         while True:
-            bell.hear()
-            with self._guard:
+            event.wait()
+            with self._lock:
                 self._busy += 1
-            # Until none is left: Ctrl-C may have come between a job and its ring.
+            # Take all jobs: Ctrl-C may have come between a job and its signal.
             while self._jobs:
-                with suppress(IndexError):  # another thread was quicker
-                    self._do(self._jobs.popleft())
-            with self._guard:
+                with suppress(IndexError):  # another thread took the last job
+                    self._run_job(self._jobs.popleft())
+            with self._lock:
                 self._busy -= 1
 
-    def _do(self, job: Callable[[], Any]) -> None:
+    def _run_job(self, job: Callable[[], Any]) -> None:
         try:
             if self._jobs:
-                self._grow()  # two who submitted at once may have counted on this thread both
+                self._grow()  # two concurrent submits may both have counted on this thread
             job()
         except BaseException:
-            log.exception("a job of the log failed")
+            log.exception("a background job of the log failed")
 
 
-_crew = WorkerPool()
+_workers = WorkerPool()
 
 
 def submit(job: Callable[[], Any]) -> None:
-    """Run a short job in a thread that has nothing else to do."""
-    _crew.submit(job)
+    """Run a short job in a worker thread."""
+    _workers.submit(job)
 
 
-def crowded() -> bool:
-    """Whether jobs wait, so that who goes on and on should let them have a turn."""
-    return _crew.crowded
+def has_backlog() -> bool:
+    """Whether jobs wait for a thread, so that a task that repeats should let them run first."""
+    return _workers.has_backlog
 
 
 class LoopMailbox:
     """Calls for one event loop, posted by other threads.
 
-    Calls must not raise, and may be made twice where one is interrupted.
+    Calls must not raise, and may run twice if they are interrupted.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Made by the loop itself."""
+        """Must be created in the loop itself."""
         calls = deque[tuple[Callable[..., Any], tuple[Any, ...]]]()
-        self._bell = bell = EventFd()
-        # Calls hold futures, and these the loop: only the loop itself may hold them.
+        self._event = event = EventFd()
+        # Calls hold futures, which hold the loop: only the loop itself may own them.
         self._calls = weakref.ref(calls)
 
         def deliver() -> None:
-            with suppress(BlockingIOError):  # heard already, in a turn that was broken off
-                bell.hear()
+            with suppress(BlockingIOError):  # taken already, by a call that was interrupted
+                event.wait()
             try:
                 while calls:
                     call, args = calls[0]
@@ -166,21 +171,21 @@ class LoopMailbox:
                         log.exception("a call in an event loop failed")
                     calls.popleft()
             finally:
-                if calls:  # Ctrl-C: what is left, the one it met included, comes in the next turn
-                    bell.ring()
+                if calls:  # Ctrl-C: deliver the rest, and the interrupted call, next time
+                    event.signal()
 
-        loop.add_reader(bell.fd, deliver)
+        loop.add_reader(event.fd, deliver)
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
-        """Have the loop call, in the order of the posts; nothing happens once it is closed."""
+        """Call in the loop, in the order of the posts; does nothing once the loop is closed."""
         calls = self._calls()
         if calls is not None:
             calls.append((call, args))
-            self._bell.ring()
+            self._event.signal()
 
 
 class _CallSoonMailbox(LoopMailbox):
-    """The same for a loop that cannot watch a file descriptor, or where none can be had."""
+    """A mailbox for loops that cannot watch a file descriptor, or when none is available."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -188,7 +193,7 @@ class _CallSoonMailbox(LoopMailbox):
     def post(self, call: Callable[..., Any], *args: Any) -> None:
         loop = self._loop()
         if loop is not None:
-            with suppress(RuntimeError):  # it is closed
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(call, *args)
 
 
@@ -197,22 +202,22 @@ _mailboxes = weakref.WeakKeyDictionary()
 
 
 def mailbox() -> LoopMailbox:
-    """The mailbox of the running loop."""
+    """Return the mailbox of the running loop."""
     loop = asyncio.get_running_loop()
-    found = _mailboxes.get(loop)
-    if found is None:
+    box = _mailboxes.get(loop)
+    if box is None:
         try:
-            found = LoopMailbox(loop)
+            box = LoopMailbox(loop)
         except (NotImplementedError, OSError):
-            found = _CallSoonMailbox(loop)
-        _mailboxes[loop] = found
-    return found
+            box = _CallSoonMailbox(loop)
+        _mailboxes[loop] = box
+    return box
 
 
 def _reset_after_fork() -> None:
     """A forked process has none of its parent's threads."""
-    global _crew
-    _crew = WorkerPool()
+    global _workers
+    _workers = WorkerPool()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

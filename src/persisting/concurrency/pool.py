@@ -1,4 +1,4 @@
-"""The process's thread pool for blocking work, and awaiting what runs in it.
+"""The process's thread pool for blocking work, and helpers to await it.
 
 A bucket owns no thread. Blocking work (syncs, Lance, conversions of many rows) runs in this pool;
 the short work of every put runs in the threads of :mod:`persisting.concurrency.loop_bridge`.
@@ -18,13 +18,13 @@ _R = TypeVar("_R")
 POOL_THREADS = 16
 
 _pool: ThreadPoolExecutor | None = None
-_pool_guard = threading.Lock()
+_pool_lock = threading.Lock()
 
 
 def pool() -> ThreadPoolExecutor:
-    """The process's pool for blocking work."""
+    """Return the process's pool for blocking work."""
     global _pool
-    with _pool_guard:
+    with _pool_lock:
         if _pool is None:
             _pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="persisting")
         return _pool
@@ -36,7 +36,7 @@ async def in_thread(call: Callable[..., _R], *args: Any) -> _R:
 
 
 async def in_thread_or_undo(undo: Callable[[_R], None], call: Callable[..., _R], *args: Any) -> _R:
-    """Run blocking work in the pool; if the caller is cancelled, undo what it did after all."""
+    """Run blocking work in the pool; if the caller is cancelled, undo its result."""
     future = asyncio.get_running_loop().run_in_executor(pool(), call, *args)
     try:
         return await asyncio.shield(future)
@@ -51,8 +51,10 @@ async def in_thread_or_undo(undo: Callable[[_R], None], call: Callable[..., _R],
 
 
 async def within(awaitable: Awaitable[_R], seconds: float | None) -> _R:
-    """The result, or ``asyncio.TimeoutError``. Unlike ``asyncio.wait_for`` before Python 3.12 it
-    never swallows a cancellation."""
+    """Return the result, or raise ``asyncio.TimeoutError``.
+
+    Unlike ``asyncio.wait_for`` before Python 3.12 it never swallows a cancellation.
+    """
     task = asyncio.ensure_future(awaitable)
     try:
         done, _ = await asyncio.wait([task], timeout=seconds)
@@ -66,9 +68,9 @@ async def within(awaitable: Awaitable[_R], seconds: float | None) -> _R:
 
 
 def _reset_after_fork() -> None:
-    """A forked process has none of its parent's threads."""
-    global _pool, _pool_guard
-    _pool, _pool_guard = None, threading.Lock()
+    """Start without a pool: a forked process has none of its parent's threads."""
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,6 +1,6 @@
 """One timer thread for the process: sync intervals, flush intervals, retries.
 
-It only starts work elsewhere; what it calls must be short and must not block.
+It only starts work elsewhere: the functions it calls must be short and must not block.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class _Timer:
 
     def after(self, seconds: float, call: Callable[[], Any]) -> None:
         with self._wake:
-            self._begin()
+            self._ensure_thread()
             heapq.heappush(self._heap, (time.monotonic() + seconds, next(self._numbers), call))
             self._wake.notify()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         with self._wake:
-            self._begin()
+            self._ensure_thread()
 
-    def _begin(self) -> None:
+    def _ensure_thread(self) -> None:
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="persisting-timer", daemon=True)
             thread.start()
@@ -54,16 +54,16 @@ class _Timer:
                 call = heapq.heappop(self._heap)[2]
             try:
                 call()
-            except Exception:  # the timer is needed by others too
-                log.exception("what was to be done by now failed")
+            except Exception:  # other callbacks still need the timer
+                log.exception("a scheduled callback failed")
 
 
 _timer = _Timer()
 
 
-def begin_timer() -> None:
-    """Have the timer's thread, or RuntimeError; :func:`after` then finds it."""
-    _timer.begin()
+def start_timer() -> None:
+    """Start the timer's thread, or raise RuntimeError; later calls of :func:`after` need it."""
+    _timer.start()
 
 
 def after(seconds: float, call: Callable[[], Any]) -> None:
@@ -72,7 +72,7 @@ def after(seconds: float, call: Callable[[], Any]) -> None:
 
 
 def _reset_after_fork() -> None:
-    """A forked process has none of its parent's threads."""
+    """Start with a new timer: a forked process has none of its parent's threads."""
     global _timer
     _timer = _Timer()
 

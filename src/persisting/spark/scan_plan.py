@@ -97,7 +97,7 @@ def _merged(options: WriteOptions, config: TopicConfig, incoming: pa.Schema) -> 
 def _agreed(options: WriteOptions, config: TopicConfig, incoming: pa.Schema) -> pa.Schema:
     """The same, and the topic agrees to it."""
     rules = EVOLVING if config.backend == "persisting" else Rules()
-    return shared_schema(options.folder).agree(
+    return shared_schema(options.folder).propose(
         _merged(options, config, incoming), frozenset(), rules
     )
 

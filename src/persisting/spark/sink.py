@@ -45,7 +45,7 @@ def commit(
     if large:
         shared = shared_schema(folder)
         rules = EVOLVING if config.backend == "persisting" else Rules()
-        shared.agree(shared.read() or EMPTY, large, rules)
+        shared.propose(shared.read() or EMPTY, large, rules)
     rows = 0
     for bucket in range(config.num_buckets):
         fragments = [f for one in ordered for f in one.fragments.get(bucket, [])]

@@ -142,7 +142,7 @@ class ReadonlyBucketClient:
         finally:
             await owner.close()
             if self._reader is not None:
-                self._reader.bucket.look_again()
+                self._reader.bucket.expire_view()
 
     async def pages(
         self, offset: int, limit: int | None, block: bool, epoch: int | None = None

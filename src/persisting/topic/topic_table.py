@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from persisting import fs as filesystem
-from persisting.backends.table_api import ranked
+from persisting.backends.table_search import ranked
 from persisting.bucket import group_offsets
 from persisting.bucket.snapshot_search import DISTANCE, OFFSET, SCORE, condition, only_equal
 from persisting.concurrency.pool import in_thread

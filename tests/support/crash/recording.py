@@ -11,19 +11,7 @@ from typing import Any
 
 from persisting.fs import FileSystem
 from support.crash.disk_model import Disk, Folder
-
-
-class QuickFileSystem(FileSystem):
-    """Skips syncs: for folders whose durability is not tested."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_file(self, path: Path) -> None:
-        path.stat()
-
-    def sync_folder(self, path: Path) -> None:
-        assert path.is_dir()
+from support.filesystems import QuickFileSystem
 
 
 @dataclass(frozen=True)

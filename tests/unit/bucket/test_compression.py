@@ -86,7 +86,7 @@ async def test_zstd_is_smaller_than_lz4_is_smaller_than_none(
     assert sizes["snappy"] <= sizes[None] * 1.1, sizes
 
 
-async def test_values_inside_others_are_compressed_as_well(tmp_path: Path) -> None:
+async def test_nested_values_are_compressed(tmp_path: Path) -> None:
     rows = nested()
     plain = await size_of(PERSISTING, tmp_path / "none", rows, None)
     packed = await size_of(PERSISTING, tmp_path / "zstd", rows, "zstd")
@@ -118,7 +118,7 @@ async def test_changing_the_option_applies_to_new_data(kind: Kind, folder: Path)
     assert rows == [row for number in range(5) for row in texts(seed=number)]
 
 
-async def test_a_field_that_comes_later_is_compressed_too(tmp_path: Path) -> None:
+async def test_field_added_later_is_compressed(tmp_path: Path) -> None:
     sizes = {}
     for name in (None, "zstd"):
         folder = tmp_path / str(name)
@@ -154,7 +154,7 @@ async def test_a_widened_field_keeps_its_codec(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "effective"), [(None, None), ("zstd", "zstd"), ("lz4", "lz4"), ("snappy", "lz4")]
 )
-async def test_stats_say_what_is_asked_and_what_the_table_does(
+async def test_stats_show_requested_and_effective_compression(
     folder: Path, name: str | None, effective: str | None
 ) -> None:
     async with PERSISTING.cls(0, str(folder), compression=name) as backend:

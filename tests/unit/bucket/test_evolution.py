@@ -258,7 +258,7 @@ async def test_a_dict_value_beyond_an_arrow_int32_widens_it(
     await check_everywhere(persisting, backend, [{"x": 1}, {"x": 2}, {"x": 2**40}])
 
 
-async def test_values_hidden_under_an_arrow_null_do_not_stand_in_the_way(
+async def test_values_behind_an_arrow_null_do_not_prevent_widening(
     persisting: Bucket, options: dict[str, Any]
 ) -> None:
     backend = persisting.open(**options)
@@ -279,7 +279,7 @@ async def test_values_hidden_under_an_arrow_null_do_not_stand_in_the_way(
     ],
     ids=["deep", "in-dicts", "in-lists", "in-lists-of-dicts"],
 )
-async def test_uuids_deep_inside_stand_in_no_ones_way(
+async def test_nested_uuids_do_not_prevent_widening(
     persisting: Bucket, options: dict[str, Any], rows: list[dict[str, Any]]
 ) -> None:
     backend = persisting.open(**options)
@@ -289,7 +289,7 @@ async def test_uuids_deep_inside_stand_in_no_ones_way(
     await check_everywhere(persisting, backend, rows * 2)
 
 
-async def test_new_fields_come_as_arrow_too(persisting: Bucket, options: dict[str, Any]) -> None:
+async def test_arrow_data_adds_new_fields(persisting: Bucket, options: dict[str, Any]) -> None:
     backend = persisting.open(**options)
     await backend.put({"a": 1})
     await backend.flush()
@@ -312,7 +312,7 @@ async def test_many_evolutions_in_a_row_keep_every_row(
     await check_everywhere(persisting, backend, rows)
 
 
-async def test_a_vector_of_another_length_becomes_a_plain_list_and_says_so_once(
+async def test_vector_of_another_length_turns_the_field_into_lists_with_one_warning(
     persisting: Bucket, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
     backend = persisting.open(**options)
@@ -330,7 +330,7 @@ async def test_a_vector_of_another_length_becomes_a_plain_list_and_says_so_once(
     )
 
 
-async def test_defaults_fill_new_fields_in_what_was_stored_before(
+async def test_defaults_fill_new_fields_of_records_stored_before(
     persisting: Bucket, options: dict[str, Any]
 ) -> None:
     defaults = {"age": 0, "tags": ["none"], "where": {"city": "?"}, "id": U}
@@ -382,7 +382,7 @@ async def test_a_default_of_another_type_is_refused_at_opening(
     [(None, 7), ([], [1]), (1, 0.5), ({"a": 1}, {"a": 1, "b": 2}), ([0.5, 1.5], [0.5])],
     ids=str,
 )
-async def test_a_default_may_widen_its_field_as_a_record_may(
+async def test_default_widens_its_field_as_a_record_does(
     persisting: Bucket, stored: Any, default: Any
 ) -> None:
     backend = persisting.open()
@@ -396,7 +396,7 @@ async def test_a_default_may_widen_its_field_as_a_record_may(
     assert found[1]["y"] == default
 
 
-async def test_a_field_that_never_came_is_not_made_by_its_default(persisting: Bucket) -> None:
+async def test_default_alone_does_not_create_a_field(persisting: Bucket) -> None:
     backend = persisting.open(schema_defaults={"age": 0})
     await backend.put({"name": "Alice"})
     await backend.flush()

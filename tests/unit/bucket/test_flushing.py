@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,10 @@ from typing import Any
 import lance as lancedb
 import pytest
 from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Bucket, Kind
+from support.waiting import until
 
-from persisting.bucket.bucket import FLUSH_PAUSE
+from persisting.bucket import bucket as bucket_module
 from persisting.queue import PersistingBackend
-
-SOON = 20.0
-
-
-async def until(condition: Any) -> None:
-    async def poll() -> None:
-        # The state of a bucket is no event that could be awaited.
-        while not await condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(poll(), SOON)
 
 
 def log_bytes(folder: Path) -> int:
@@ -60,36 +49,42 @@ async def test_the_threshold_starts_a_flush(kind: Kind, way: str, folder: Path) 
 
 
 @pytest.mark.parametrize("kind", [LANCE, PERSISTING, WAL_SYNCED], ids=str)
-async def test_the_threshold_flushes_no_more_often_than_it_may(kind: Kind, folder: Path) -> None:
+async def test_threshold_starts_no_flush_right_after_the_last_one(
+    kind: Kind, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bucket = Bucket(kind, folder)
     backend = bucket.open(flush_threshold=5, flush_interval=None)
-    started = time.monotonic()
-    while time.monotonic() - started < 6 * FLUSH_PAUSE:
+    await backend.put_batch([{"i": 1}] * 10)
+
+    async def flushed(times: int) -> bool:
+        return (await backend.stats())["flush_count"] == times
+
+    await until(lambda: flushed(1))
+    monkeypatch.setattr(bucket_module, "FLUSH_PAUSE", 3600.0)
+    for _ in range(20):
         await backend.put_batch([{"i": 1}] * 10)
-
-    async def flushed() -> bool:
-        return (await backend.stats())["buffer_count"] == 0
-
-    await until(flushed)  # also what came during the last one, though nothing is put any more
-    passed = time.monotonic() - started
-    assert 2 <= (await backend.stats())["flush_count"] <= passed / FLUSH_PAUSE + 1
+    assert (await backend.stats())["flush_count"] == 1
+    monkeypatch.setattr(bucket_module, "FLUSH_PAUSE", 0.0)
+    backend.bucket._flush_after_pause()  # as the timer does when the pause is over
+    await until(lambda: flushed(2))
+    assert (await backend.stats())["buffer_count"] == 0
     await bucket.close()
 
 
-async def test_what_comes_while_a_flush_ends_is_flushed_too(
+async def test_records_put_while_a_flush_ends_are_flushed(
     lance: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = lance.open(flush_threshold=5, flush_interval=None)
     bucket = backend.bucket
     late = [{"i": 2} for _ in range(10)]
-    look = bucket.upkeep.look
+    look = bucket.maintenance.schedule_if_needed
 
     def put_and_look() -> None:
         while late:
             assert bucket.add_row(late.pop())
         look()
 
-    monkeypatch.setattr(bucket.upkeep, "look", put_and_look)
+    monkeypatch.setattr(bucket.maintenance, "schedule_if_needed", put_and_look)
     await backend.put_batch([{"i": 1}] * 10)
 
     async def flushed() -> bool:
@@ -100,7 +95,7 @@ async def test_what_comes_while_a_flush_ends_is_flushed_too(
 
 
 @pytest.mark.parametrize("kind", [LANCE, PERSISTING, WAL_SYNCED], ids=str)
-async def test_the_interval_flushes_what_lies_longer(kind: Kind, folder: Path) -> None:
+async def test_flush_interval_flushes_older_records(kind: Kind, folder: Path) -> None:
     bucket = Bucket(kind, folder)
     backend = bucket.open(flush_interval=0.05)
     for i in range(3):
@@ -139,7 +134,7 @@ async def test_a_flush_adds_one_fragment_and_touches_no_other(kind: Kind, folder
     await bucket.close()
 
 
-async def test_a_flush_is_on_disk_for_anyone_who_reads_lance(persisting: Bucket) -> None:
+async def test_flushed_records_are_readable_with_lance(persisting: Bucket) -> None:
     backend = persisting.open()
     await backend.put({"i": 7, "text": "x"})
     await backend.flush()
@@ -159,7 +154,7 @@ async def test_wal_size_is_the_size_of_the_files(persisting: Bucket) -> None:
     assert (await backend.stats())["wal_size"] == log_bytes(persisting.folder) > 0
 
 
-async def test_a_flush_lets_the_log_go(persisting: Bucket) -> None:
+async def test_flush_releases_the_log(persisting: Bucket) -> None:
     backend = persisting.open(enable_wal=True, flush_interval=None)
     await backend.put_batch([{"t": "x" * 1000} for _ in range(50)])
     full = log_bytes(persisting.folder)
@@ -169,7 +164,7 @@ async def test_a_flush_lets_the_log_go(persisting: Bucket) -> None:
     assert not list((persisting.folder / "wal").glob("*.wal"))
 
 
-async def test_a_log_that_is_too_long_is_flushed(persisting: Bucket) -> None:
+async def test_log_beyond_its_maximum_size_is_flushed(persisting: Bucket) -> None:
     limit = 50_000
     backend = persisting.open(
         enable_wal=True, max_wal_size=limit, flush_interval=None, flush_threshold=10**6
@@ -219,25 +214,30 @@ async def test_switching_the_log_on_and_off_keeps_everything(persisting: Bucket)
     assert (await backend.stats())["wal_enabled"] is False
 
 
-async def test_puts_go_on_while_a_flush_is_under_way(persisting: Bucket, faults: Any) -> None:
+async def test_puts_continue_during_a_flush(persisting: Bucket, faults: Any) -> None:
     backend = persisting.open(flush_interval=None)
     await backend.put({"i": 0})
-    faults.delay = 0.1
+    faults.calls.clear()
+    faults.gate.clear()
     flushing = asyncio.create_task(backend.flush())
-    await asyncio.sleep(0.05)
+
+    async def reached_the_disk() -> bool:
+        return bool(faults.calls)
+
+    await until(reached_the_disk)
     for i in range(1, 50):
         await backend.put({"i": i})
         assert backend.total_count() == i + 1
         assert (await backend.get(i)) == [{"i": i}]
     assert not flushing.done()
     assert [r["i"] for r in await backend.get()] == list(range(50))
+    faults.gate.set()
     await flushing
-    faults.delay = 0.0
     stats = await backend.stats()
     assert (stats["persisted_count"], stats["buffer_count"]) == (1, 49)
 
 
-async def test_stats_of_persisting_tell_about_the_log(persisting: Bucket) -> None:
+async def test_stats_of_persisting_backend_describe_the_log(persisting: Bucket) -> None:
     backend = persisting.open(enable_wal=True, wal_sync_interval=0.25, compression="zstd")
     await backend.put({"a": 1})
     stats = await backend.stats()

@@ -57,7 +57,7 @@ async def test_a_restore_between_an_index_and_its_checksums_leaves_nothing_unche
     await persisting.close()
 
 
-async def test_an_index_whose_checksums_could_not_be_kept_is_built_anew(
+async def test_index_whose_checksums_were_not_written_is_rebuilt(
     persisting: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = persisting.open(**QUIET)
@@ -125,7 +125,7 @@ async def filled(persisting: Bucket) -> AsyncIterator[Any]:
 # What an index is
 
 
-async def test_an_index_says_what_it_is_and_what_it_covers(persisting: Bucket) -> None:
+async def test_index_description_has_kind_and_coverage(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     await backend.put_batch(records(1100))
     said = await backend.create_index("v", metric="cosine")
@@ -191,7 +191,7 @@ def _indices_of(folder: Any) -> list[str]:
     return [one.name for one in lance.dataset(str(folder)).describe_indices()]
 
 
-async def test_a_dropped_index_is_gone_and_its_records_are_not(filled: Any) -> None:
+async def test_dropping_an_index_keeps_its_records(filled: Any) -> None:
     assert await filled.drop_index("v") == 1
     assert await filled.drop_index("v") == 0
     assert await filled.drop_index("t", "scalar") == 0
@@ -201,7 +201,7 @@ async def test_a_dropped_index_is_gone_and_its_records_are_not(filled: Any) -> N
     assert await filled.drop_index("nope") == 0
 
 
-async def test_an_index_may_come_before_there_are_enough_vectors(persisting: Bucket) -> None:
+async def test_index_can_be_created_before_there_are_enough_vectors(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     rows = records(1300)
     await backend.put_batch(rows[:10])
@@ -238,7 +238,7 @@ async def test_an_index_may_come_before_there_are_enough_vectors(persisting: Buc
         ("v", "", "''"),
     ],
 )
-async def test_an_index_that_cannot_be_is_an_error_that_says_why(
+async def test_impossible_index_raises_with_the_reason(
     persisting: Bucket, column: Any, kind: Any, message: str
 ) -> None:
     backend = persisting.open(**QUIET)
@@ -251,7 +251,9 @@ async def test_an_index_that_cannot_be_is_an_error_that_says_why(
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [1], [{"a": 1}], None], ids=repr)
-async def test_a_field_of_another_shape_takes_no_index(persisting: Bucket, value: Any) -> None:
+async def test_index_on_a_field_of_unsuitable_type_is_refused(
+    persisting: Bucket, value: Any
+) -> None:
     backend = persisting.open(**QUIET)
     await backend.put({"x": value})
     with pytest.raises(InvalidArgument, match="'x' is"):
@@ -279,7 +281,7 @@ async def test_fields_of_any_name_are_indexed(persisting: Bucket, name: str) -> 
         assert await backend.drop_index(names[column]) == 1
 
 
-async def test_only_the_owner_indexes_and_readers_use_it(filled: Any, persisting: Bucket) -> None:
+async def test_owner_creates_indexes_and_readers_use_them(filled: Any, persisting: Bucket) -> None:
     await filled.flush()
     reader = persisting.open(**QUIET, read_only=True)
     await assert_all_found(reader, "as a reader")
@@ -312,7 +314,7 @@ async def test_records_are_found_after_compaction(filled: Any) -> None:
     await assert_all_found(filled, "compacted again")
 
 
-async def test_compaction_leaves_every_index_its_rows(persisting: Bucket) -> None:
+async def test_compaction_keeps_index_coverage(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     for start in range(0, 1500, 300):
         await backend.put_batch(records(300, start))
@@ -377,7 +379,7 @@ async def assert_all_found_where_given(backend: Any) -> None:
     assert_nearest(await backend.search(vector=query, k=5), rows, query, 5)
 
 
-async def test_vectors_that_become_wider_stay_searchable(persisting: Bucket) -> None:
+async def test_widened_vectors_stay_searchable(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     arrays = np.random.default_rng(6).normal(size=(1200, SIZE)).astype(np.float32)
     await backend.put_batch([{"n": i, "v": array} for i, array in enumerate(arrays)])
@@ -392,7 +394,7 @@ async def test_vectors_that_become_wider_stay_searchable(persisting: Bucket) -> 
         await backend.flush()
 
 
-async def test_vectors_that_become_lists_are_no_longer_searched_and_nothing_else_suffers(
+async def test_vectors_that_become_lists_lose_search_and_nothing_else(
     persisting: Bucket,
 ) -> None:
     backend = persisting.open(**QUIET)
@@ -428,7 +430,7 @@ async def test_a_default_is_found_through_an_index(persisting: Bucket) -> None:
     assert [row["n"] for row in await backend.lookup("k", "x")] == [*range(10), 11, 12]
 
 
-async def test_a_damaged_list_of_indexes_is_an_error_that_says_what_to_do(
+async def test_damaged_index_file_raises_with_advice(
     persisting: Bucket,
 ) -> None:
     backend = persisting.open(**QUIET)
@@ -448,7 +450,7 @@ async def test_a_damaged_list_of_indexes_is_an_error_that_says_what_to_do(
 # Keeping up
 
 
-async def test_indexes_follow_new_rows_by_themselves(persisting: Bucket) -> None:
+async def test_indexes_are_updated_automatically(persisting: Bucket) -> None:
     backend = persisting.open(**{**QUIET, "compaction": True})
     await backend.put_batch(records(1100))
     await index_all(backend)
@@ -560,7 +562,7 @@ async def test_the_default_index_finds_99_of_100_nearest_by_every_metric(
 
 
 @pytest.mark.parametrize("kind", ["ivf_rq", "ivf_hnsw_sq"])
-async def test_the_other_vector_indexes_find_most(persisting: Bucket, kind: str) -> None:
+async def test_other_vector_index_kinds_find_most_neighbours(persisting: Bucket, kind: str) -> None:
     backend = persisting.open(**QUIET)
     rows = records(2000)
     await backend.put_batch(rows[:1800])

@@ -81,7 +81,7 @@ def with_values(values: list[Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("indexed", [False, True], ids=["plain", "indexed"])
 @pytest.mark.parametrize("kind", VALUES)
-async def test_a_value_is_looked_up_wherever_it_lies(
+async def test_lookup_finds_values_in_table_and_buffer(
     persisting: Bucket, kind: str, indexed: bool
 ) -> None:
     rows = with_values(VALUES[kind])
@@ -116,7 +116,7 @@ async def test_a_value_is_looked_up_wherever_it_lies(
     ],
     ids=lambda value: f"{type(value).__name__}-{value}",
 )
-async def test_equal_values_of_other_types_are_the_same_value(
+async def test_lookup_treats_equal_values_of_different_types_as_equal(
     persisting: Bucket, stored: Any, value: Any
 ) -> None:
     backend = persisting.open(**QUIET)
@@ -126,7 +126,7 @@ async def test_equal_values_of_other_types_are_the_same_value(
         await backend.flush()
 
 
-async def test_not_a_number_is_looked_up_or_refused(persisting: Bucket) -> None:
+async def test_lookup_of_nan_works_or_is_refused(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     await backend.put_batch([{"n": 0, "x": 1.0}, {"n": 1, "x": math.nan}])
     for _ in range(2):
@@ -166,7 +166,7 @@ MISFITS: list[tuple[Any, Any]] = [
 ]
 
 
-async def test_a_value_that_the_field_cannot_hold_is_an_error(persisting: Bucket) -> None:
+async def test_lookup_of_a_value_of_the_wrong_type_raises(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     row = {name: values[0] for name, values in VALUES.items()}
     await backend.put({**row, "struct": {"a": 1}, "list": [1], "vector": [0.5, 1.5]})
@@ -176,7 +176,7 @@ async def test_a_value_that_the_field_cannot_hold_is_an_error(persisting: Bucket
         await backend.flush()
 
 
-async def test_a_lookup_never_finds_a_neighbour_of_the_value(persisting: Bucket) -> None:
+async def test_lookup_never_returns_a_neighbouring_value(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     await backend.put(
         {
@@ -200,9 +200,7 @@ async def test_a_lookup_never_finds_a_neighbour_of_the_value(persisting: Bucket)
 
 
 @pytest.mark.parametrize("indexed", [False, True], ids=["plain", "indexed"])
-async def test_a_field_that_was_only_none_so_far_is_looked_up(
-    persisting: Bucket, indexed: bool
-) -> None:
+async def test_lookup_works_on_a_field_with_only_none(persisting: Bucket, indexed: bool) -> None:
     backend = persisting.open(**QUIET)
     await backend.put_batch([{"n": 0, "x": None}, {"n": 1, "x": None}])
     await backend.flush()
@@ -216,7 +214,7 @@ async def test_a_field_that_was_only_none_so_far_is_looked_up(
         await backend.flush()
 
 
-async def test_what_the_buffer_widens_is_looked_up_at_once(persisting: Bucket) -> None:
+async def test_lookup_sees_a_type_that_the_buffer_widened(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     await backend.put_batch([{"n": n, "x": n, "meta": {"a": n}} for n in range(5)])
     await backend.flush()
@@ -306,7 +304,7 @@ CONDITIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 @pytest.mark.parametrize("place", ["buffer", "table", "both", "indexed"])
-async def test_a_condition_keeps_what_it_says_in_order(persisting: Bucket, place: str) -> None:
+async def test_query_returns_matching_records_in_order(persisting: Bucket, place: str) -> None:
     rows = people()
     backend = persisting.open(**QUIET)
     first = 12 if place in ("both", "indexed") else 20
@@ -325,7 +323,7 @@ async def test_a_condition_keeps_what_it_says_in_order(persisting: Bucket, place
         assert limited == [{"id": row["id"]} for row in expected[:3]], where
 
 
-async def test_none_inside_of_dicts_is_none_to_a_condition(persisting: Bucket) -> None:
+async def test_condition_treats_none_inside_dicts_as_null(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     rows: list[dict[str, Any]] = [
         {"n": 0, "meta": {"a": "x", "b": {"c": 1}}, "empty": {}, "items": [{"a": 1}]},
@@ -351,7 +349,7 @@ async def test_none_inside_of_dicts_is_none_to_a_condition(persisting: Bucket) -
         await backend.flush()
 
 
-async def test_the_time_of_arrival_divides_old_records_from_new(persisting: Bucket) -> None:
+async def test_condition_on_arrival_time_separates_old_from_new_records(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     await backend.put({"n": 0})
     await backend.flush()
@@ -366,7 +364,9 @@ async def test_the_time_of_arrival_divides_old_records_from_new(persisting: Buck
         await backend.flush()
 
 
-async def test_fields_that_differ_in_case_only_are_two(persisting: Bucket) -> None:
+async def test_fields_that_differ_only_in_case_are_distinct_in_conditions(
+    persisting: Bucket,
+) -> None:
     backend = persisting.open(**QUIET)
     await backend.put_batch([{"a": n, "A": -n} for n in range(1, 4)])
     for _ in range(2):
@@ -429,7 +429,7 @@ WRONG_CONDITIONS: list[tuple[Any, str]] = [
 ]
 
 
-async def test_a_wrong_condition_is_an_error_that_shows_it(persisting: Bucket) -> None:
+async def test_invalid_condition_raises_and_is_quoted(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     rows = people()
     await backend.put_batch(rows[:10])
@@ -534,7 +534,7 @@ test_any_condition_or_name_is_answered_or_refused_at_length = pytest.mark.timeou
 
 
 @pytest.mark.parametrize("index", [None, "scalar", "bitmap"])
-async def test_a_limit_gives_the_first_rows_in_the_order_of_offsets(
+async def test_query_limit_returns_the_first_rows_by_offset(
     persisting: Bucket, index: str | None
 ) -> None:
     rows = [{"n": n, "k": (n * 7919) % 5} for n in range(3000)]
@@ -562,14 +562,14 @@ async def test_a_limit_gives_the_first_rows_in_the_order_of_offsets(
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, True, "3"])
-async def test_a_limit_is_a_whole_number(persisting: Bucket, limit: Any) -> None:
+async def test_query_limit_must_be_a_whole_number(persisting: Bucket, limit: Any) -> None:
     backend = persisting.open(**QUIET)
     await backend.put({"n": 1})
     with pytest.raises(InvalidArgument, match="limit"):
         await backend.query("n = 1", limit=limit)
 
 
-async def test_the_named_fields_come_in_the_named_order(persisting: Bucket) -> None:
+async def test_query_returns_columns_in_the_requested_order(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     await backend.put_batch(people()[:10])
     await backend.flush()
@@ -589,7 +589,7 @@ async def test_the_named_fields_come_in_the_named_order(persisting: Bucket) -> N
 @pytest.mark.parametrize(
     "columns", [["nope"], "id", [5], [None], 5, ["id", "nope"], ["meta.source"]]
 )
-async def test_fields_that_are_not_there_are_an_error(persisting: Bucket, columns: Any) -> None:
+async def test_unknown_columns_raise(persisting: Bucket, columns: Any) -> None:
     backend = persisting.open(**QUIET)
     await backend.put_batch(people()[:2])
     for _ in range(2):
@@ -603,7 +603,7 @@ async def test_fields_that_are_not_there_are_an_error(persisting: Bucket, column
         await backend.flush()
 
 
-async def test_take_gives_the_records_in_the_order_of_the_offsets(persisting: Bucket) -> None:
+async def test_take_returns_records_in_the_order_of_offsets(persisting: Bucket) -> None:
     rows = [{"n": n, "text": f"t{n}"} for n in range(50)]
     backend = persisting.open(**QUIET)
     for start in (0, 10, 30):
@@ -627,14 +627,14 @@ async def test_take_accepts_any_whole_numbers(persisting: Bucket, offsets: Any) 
 
 
 @pytest.mark.parametrize("offsets", [[-1], [1.0], [True], ["1"], [None], "01", 5, None])
-async def test_what_is_no_offset_cannot_be_taken(persisting: Bucket, offsets: Any) -> None:
+async def test_take_refuses_invalid_offsets(persisting: Bucket, offsets: Any) -> None:
     backend = persisting.open(**QUIET)
     await backend.put_batch([{"n": n} for n in range(5)])
     with pytest.raises(InvalidArgument):
         await backend.take(offsets)
 
 
-async def test_offsets_beyond_the_ends_cannot_be_taken(persisting: Bucket) -> None:
+async def test_take_refuses_offsets_out_of_range(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     with pytest.raises(OffsetOutOfRange, match="nothing is stored"):
         await backend.take([0])
@@ -651,7 +651,7 @@ async def test_offsets_beyond_the_ends_cannot_be_taken(persisting: Bucket) -> No
     assert await backend.take([60, 20]) == [{"n": 60}, {"n": 20}]
 
 
-async def test_offsets_found_after_retention_are_those_of_before(persisting: Bucket) -> None:
+async def test_retention_does_not_change_offsets_of_found_records(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     for start in range(0, 100, 20):
         await backend.put_batch(
@@ -668,7 +668,7 @@ async def test_offsets_found_after_retention_are_those_of_before(persisting: Buc
     assert (hit["n"], hit["_offset"]) == (40, 40)
 
 
-async def test_defaults_of_fields_are_what_conditions_see(persisting: Bucket) -> None:
+async def test_conditions_see_field_defaults(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET, schema_defaults={"age": 7})
     await backend.put({"n": 0})
     await backend.flush()
@@ -682,7 +682,7 @@ async def test_defaults_of_fields_are_what_conditions_see(persisting: Bucket) ->
         await backend.flush()
 
 
-async def test_a_division_is_that_of_the_field_as_it_is_known(tmp_path: Path) -> None:
+async def test_condition_divides_by_the_current_type_of_a_field(tmp_path: Path) -> None:
     bucket = Bucket(PERSISTING, tmp_path / "b")
     backend = bucket.open(flush_interval=None)
     await backend.put({"x": 5})

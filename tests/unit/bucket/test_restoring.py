@@ -29,7 +29,7 @@ async def other_type(bucket: Bucket, first: Any, second: Any) -> Any:
 @pytest.mark.parametrize(
     ("first", "second"), [("text", 1), (1, "text"), ([1.0, 2.0], "text"), ({"q": 1}, 5)], ids=str
 )
-async def test_the_fields_are_those_of_the_restored_version(
+async def test_restore_brings_back_the_fields_of_the_version(
     kind: Kind, first: Any, second: Any, tmp_path: Path
 ) -> None:
     bucket = Bucket(kind, tmp_path / "b")
@@ -51,7 +51,7 @@ async def test_the_fields_are_those_of_the_restored_version(
 
 
 @pytest.mark.parametrize("kind", [PERSISTING, WAL_SYNCED], ids=str)
-async def test_whole_numbers_that_come_back_stay_whole(kind: Kind, tmp_path: Path) -> None:
+async def test_restored_int_field_stays_int(kind: Kind, tmp_path: Path) -> None:
     bucket, large = Bucket(kind, tmp_path / "b"), 2**60 + 1
     backend = bucket.open()
     await backend.put({"x": 1})
@@ -92,7 +92,7 @@ async def test_a_restore_that_contradicts_the_topic_changes_nothing(tmp_path: Pa
 
 
 @pytest.mark.parametrize("zone", [None, dt.timezone(dt.timedelta(hours=14))], ids=str)
-async def test_the_first_and_the_last_moments_are_moments(
+async def test_restore_accepts_the_earliest_and_latest_datetimes(
     tmp_path: Path, zone: dt.timezone | None
 ) -> None:
     bucket = Bucket(LANCE, tmp_path / "b")

@@ -37,10 +37,10 @@ async def test_retain_drops_records_beyond_any_limit(tmp_path):
 
 async def test_maintenance_drops_nothing_within_the_limits(tmp_path):
     async with await filled(tmp_path / "none", flushes=3) as backend:
-        await asyncio.to_thread(backend._bucket.upkeep._run)
+        await asyncio.to_thread(backend._bucket.maintenance._run)
         assert backend.total_count() == 30
     async with await filled(tmp_path / "rows", retention_rows=25) as backend:
-        await asyncio.to_thread(backend._bucket.upkeep._run)
+        await asyncio.to_thread(backend._bucket.maintenance._run)
         assert backend.total_count() == 30
 
 
@@ -59,12 +59,12 @@ async def test_dropped_records_free_disk_space_when_their_versions_are_removed(t
 
 async def test_compaction_keeps_offsets_and_can_be_disabled(tmp_path):
     async with await filled(tmp_path / "on", flushes=40) as backend:
-        await asyncio.to_thread(backend._bucket.upkeep._run)
+        await asyncio.to_thread(backend._bucket.maintenance._run)
         assert (await backend.stats())["fragments"] < 40
         assert await backend.get() == rows(0, 400)
         assert await backend.take([0, 399, 57]) == [{"id": 0}, {"id": 399}, {"id": 57}]
     async with await filled(tmp_path / "off", flushes=40, compaction=False) as backend:
-        await asyncio.to_thread(backend._bucket.upkeep._run)
+        await asyncio.to_thread(backend._bucket.maintenance._run)
         assert (await backend.stats())["fragments"] == 40
         report = await backend.compact()
         assert (report["fragments_before"], report["fragments_after"]) == (40, 1)

@@ -60,7 +60,7 @@ async def lay(
         *((place, metric) for place in ("both", PLACES[-1]) for metric in ("cosine", "dot")),
     ],
 )
-async def test_vector_search_gives_the_nearest_wherever_they_lie(
+async def test_vector_search_finds_the_nearest_in_table_and_buffer(
     persisting: Bucket, place: str, metric: str
 ) -> None:
     rows = with_vectors(ENOUGH + 400)
@@ -100,7 +100,7 @@ async def test_numpy_vectors_are_stored_and_searched_in_their_width(
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_records_without_a_distance_are_not_found_and_hide_no_other(
+async def test_records_without_a_distance_are_skipped_and_hide_no_other(
     persisting: Bucket, place: str
 ) -> None:
     rows = with_vectors(ENOUGH + 400)
@@ -145,7 +145,7 @@ async def test_equal_vectors_are_all_found(persisting: Bucket, place: str) -> No
 
 
 @pytest.mark.parametrize("place", ["buffer", "both", "index and later rows"])
-async def test_more_than_there_is_gives_all_there_is(persisting: Bucket, place: str) -> None:
+async def test_search_for_more_than_stored_returns_all(persisting: Bucket, place: str) -> None:
     rows = with_vectors(ENOUGH)
     backend = await lay(persisting, rows, place, {"column": "v"})
     query = vectors(1, SIZE, seed=6)[0]
@@ -167,7 +167,7 @@ async def test_a_record_is_found_as_soon_as_it_is_put(persisting: Bucket) -> Non
             assert [hit["id"] for hit in hits] == [row["id"]]
 
 
-async def test_a_metric_other_than_the_indexs_is_searched_too(persisting: Bucket) -> None:
+async def test_search_works_with_a_metric_other_than_the_index(persisting: Bucket) -> None:
     rows = with_vectors(ENOUGH)
     backend = await lay(persisting, rows, "index", {"column": "v", "metric": "cosine"})
     query = vectors(1, SIZE, seed=7)[0]
@@ -187,7 +187,7 @@ async def test_an_exact_search_ignores_the_index(persisting: Bucket, kind: str) 
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_condition_holds_before_the_nearest_are_chosen(
+async def test_vector_search_filters_before_choosing_the_nearest(
     persisting: Bucket, place: str
 ) -> None:
     rows = with_vectors(ENOUGH + 400)
@@ -200,7 +200,7 @@ async def test_a_condition_holds_before_the_nearest_are_chosen(
     assert await backend.search(vector=query, k=10, where="id < 0") == []
 
 
-async def test_hits_carry_the_named_fields_their_distance_and_their_offset(
+async def test_hits_have_requested_fields_distance_and_offset(
     persisting: Bucket,
 ) -> None:
     rows = [{**row, "text": f"t{row['id']}"} for row in with_vectors(20)]
@@ -250,14 +250,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_cannot_be_searched_is_an_error_that_says_why(persisting: Bucket) -> None:
+async def test_invalid_search_raises_with_the_reason(persisting: Bucket) -> None:
     rows = [{**row, "t": "x"} for row in with_vectors(4)]
     backend = await lay(persisting, rows, "both", {})
     wrong = [(a, await complaint(backend.search(**a), message)) for a, message in WRONG]
     assert [one for one in wrong if one[1]] == []
 
 
-async def test_a_bucket_without_vectors_says_so(persisting: Bucket) -> None:
+async def test_vector_search_without_a_vector_field_raises(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     for _ in range(2):
         with pytest.raises(InvalidArgument):
@@ -267,7 +267,7 @@ async def test_a_bucket_without_vectors_says_so(persisting: Bucket) -> None:
         await backend.put({"id": 1, "v": None, "t": None})
 
 
-async def test_one_of_two_vector_fields_must_be_named(persisting: Bucket) -> None:
+async def test_search_requires_a_column_if_there_are_two_vector_fields(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     await backend.put_batch([{"a": [float(i), 0.0], "b": [0.0, float(i)]} for i in range(5)])
     with pytest.raises(InvalidArgument, match="'a', 'b'"):
@@ -276,7 +276,7 @@ async def test_one_of_two_vector_fields_must_be_named(persisting: Bucket) -> Non
     assert hit["_offset"] == 3
 
 
-async def test_records_that_have_a_field_of_a_hit_are_not_searched(persisting: Bucket) -> None:
+async def test_search_refuses_records_with_a_field_named_like_a_result(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     await backend.put({"v": [1.0, 2.0], "t": "x", "_distance": 9.5})
     for _ in range(2):
@@ -336,7 +336,7 @@ def with_texts() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_words_are_found_wherever_the_text_lies(persisting: Bucket, place: str) -> None:
+async def test_text_search_finds_words_in_table_and_buffer(persisting: Bucket, place: str) -> None:
     backend = await lay(persisting, with_texts(), place, {"column": "t"})
     for text, expected in QUERIES:
         hits = await backend.search(text=text, k=100)
@@ -348,7 +348,7 @@ async def test_words_are_found_wherever_the_text_lies(persisting: Bucket, place:
 
 
 @pytest.mark.parametrize("place", ["buffer", "both", "index and later rows"])
-async def test_a_text_with_more_of_the_words_comes_first(persisting: Bucket, place: str) -> None:
+async def test_text_with_more_matching_words_ranks_first(persisting: Bucket, place: str) -> None:
     rows = [{"id": i, "t": f"filler{i} alpha words"} for i in range(40)]
     rows[33]["t"] = "filler33 alpha beta"
     backend = await lay(persisting, rows, place, {"column": "t"})
@@ -369,9 +369,7 @@ async def test_a_text_is_found_as_soon_as_it_is_put(persisting: Bucket) -> None:
 
 
 @pytest.mark.parametrize("place", ["buffer", "both", "index and later rows"])
-async def test_a_condition_holds_before_the_best_texts_are_chosen(
-    persisting: Bucket, place: str
-) -> None:
+async def test_text_search_filters_before_choosing_the_best(persisting: Bucket, place: str) -> None:
     rows = [{"id": i, "t": "word " * (1 + i % 3) + f"w{i}"} for i in range(60)]
     backend = await lay(persisting, rows, place, {"column": "t"})
     hits = await backend.search(text="word", k=5, where="id >= 50 AND id < 58")
@@ -380,7 +378,7 @@ async def test_a_condition_holds_before_the_best_texts_are_chosen(
     assert await backend.search(text="word", where="id < 0") == []
 
 
-async def test_the_indexed_text_field_is_meant_where_none_is_named(persisting: Bucket) -> None:
+async def test_text_search_defaults_to_the_indexed_field(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     await backend.put_batch([{"a": "red", "b": "blue"}, {"a": "blue", "b": "red"}])
     with pytest.raises(InvalidArgument, match="'a', 'b'"):
@@ -409,7 +407,7 @@ def by_rank_fusion(
 
 
 @pytest.mark.parametrize("place", ["buffer", "table", "both"])
-async def test_vector_and_words_together_are_fused_by_rank(persisting: Bucket, place: str) -> None:
+async def test_hybrid_search_fuses_vector_and_text_by_rank(persisting: Bucket, place: str) -> None:
     backend = await lay(persisting, hybrid_rows(), place, {})
     query = vectors(1, SIZE, seed=11)[0]
     depth, k = 50, 10
@@ -427,7 +425,7 @@ async def test_vector_and_words_together_are_fused_by_rank(persisting: Bucket, p
         assert hit["id"] == hit["_offset"]
 
 
-async def test_what_is_best_in_both_rankings_is_best(persisting: Bucket) -> None:
+async def test_hybrid_search_ranks_the_best_of_both_first(persisting: Bucket) -> None:
     rows = hybrid_rows()
     rows[123]["t"] = "unique"
     backend = await lay(persisting, rows, "both", {})
@@ -437,7 +435,7 @@ async def test_what_is_best_in_both_rankings_is_best(persisting: Bucket) -> None
     assert len({hit["_offset"] for hit in hits}) == len(hits) == 5
 
 
-async def test_words_that_are_nowhere_leave_the_vectors_order(persisting: Bucket) -> None:
+async def test_hybrid_search_with_unknown_words_keeps_the_vector_order(persisting: Bucket) -> None:
     rows = hybrid_rows()
     backend = await lay(persisting, rows, "both", {})
     query = vectors(1, SIZE, seed=12)[0]
@@ -446,7 +444,7 @@ async def test_words_that_are_nowhere_leave_the_vectors_order(persisting: Bucket
     assert [hit["_offset"] for hit in both] == [hit["_offset"] for hit in alone]
 
 
-async def test_a_condition_holds_for_both_rankings(persisting: Bucket) -> None:
+async def test_hybrid_search_filters_both_rankings(persisting: Bucket) -> None:
     backend = await lay(persisting, hybrid_rows(), "both", {})
     query = vectors(1, SIZE, seed=13)[0]
     hits = await backend.search(vector=query, text="common", k=50, where="id % 5 = 0")
@@ -454,7 +452,7 @@ async def test_a_condition_holds_for_both_rankings(persisting: Bucket) -> None:
     assert all(hit["id"] % 5 == 0 for hit in hits)
 
 
-async def test_both_fields_are_named_in_one_list(persisting: Bucket) -> None:
+async def test_hybrid_search_takes_both_columns_in_one_list(persisting: Bucket) -> None:
     backend = persisting.open(**QUIET)
     rows = [
         {"v": [float(i), 0.0], "w": [0.0, float(i)], "s": f"s{i}", "t": f"t{i}"} for i in range(9)

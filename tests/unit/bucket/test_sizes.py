@@ -33,7 +33,7 @@ def test_arrow_data_is_cut_by_bytes_as_well_as_by_rows() -> None:
 
 
 @pytest.mark.parametrize("kind", [LANCE, WAL_SYNCED], ids=str)
-async def test_a_record_that_no_frame_can_hold_is_refused(
+async def test_record_too_large_for_a_log_frame_is_refused(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunk, "_MAX_RECORD_BYTES", 1_000_000)

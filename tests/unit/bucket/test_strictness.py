@@ -60,14 +60,16 @@ async def test_a_record_that_does_not_match_raises_at_put_and_nothing_is_added(
     assert await backend.get() == [FIRST, FIRST]
 
 
-async def test_the_first_record_rules_a_batch_as_well(lance: Bucket) -> None:
+async def test_first_record_of_a_batch_defines_the_schema(lance: Bucket) -> None:
     backend = lance.open()
     with pytest.raises(SchemaError, match="'b'"):
         await backend.put_batch([{"a": 1}, {"a": 2, "b": 1}])
     assert backend.total_count() == 0
 
 
-async def test_fields_may_come_in_any_order_and_keep_the_first(lance: Bucket) -> None:
+async def test_fields_may_come_in_any_order_and_keep_that_of_the_first_record(
+    lance: Bucket,
+) -> None:
     backend = lance.open()
     await backend.put({"b": 1, "a": "x"})
     await backend.put({"a": "y", "b": 2})
@@ -110,7 +112,7 @@ async def test_a_first_record_without_fields_takes_no_others(lance: Bucket) -> N
     assert await backend.get() == [{}, {}]
 
 
-async def test_arrow_input_is_held_to_the_same_schema(lance: Bucket) -> None:
+async def test_arrow_data_is_checked_against_the_same_schema(lance: Bucket) -> None:
     backend = lance.open()
     await backend.put({"a": 1, "b": "x"})
     for table, word in (

@@ -74,19 +74,19 @@ def _compact_bucket(spark: SparkSession, stored: TopicFolder, number: int) -> di
     with owner_of(stored.folder, stored.config, number, "call compact() on its queue") as owner:
         bucket = owner.bucket
         before = len(bucket.table.view.sizes)
-        with bucket.table_turn:
+        with bucket.table_lock:
             try:
                 rows, tasks = _rewrite(spark, bucket)
             finally:
-                bucket.adopt_table()
+                bucket.publish_table()
         # By hand: nothing is left to rewrite, and versions that are too old are removed.
-        left = bucket.upkeep.compact()
+        left = bucket.maintenance.compact()
     return {**left, "fragments_before": before, "rows": rows, "tasks": tasks}
 
 
 def _rewrite(spark: SparkSession, bucket: Bucket) -> tuple[int, int]:
     """(rows, tasks) that were rewritten; the caller holds the table."""
-    table, limit = bucket.table, bucket.upkeep.limit
+    table, limit = bucket.table, bucket.maintenance.limit
     count = compaction.everything(table.view.sizes, limit)
     if not count:
         return 0, 0

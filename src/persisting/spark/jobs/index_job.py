@@ -46,4 +46,4 @@ def build_index(
 def _build(folder: str, config: TopicConfig, wanted: IndexSpec, bucket: int) -> dict[str, Any]:
     """Runs in an executor."""
     with owner_of(Path(folder), config, bucket, "call create_index() on its queue") as owner:
-        return owner.bucket.upkeep.create_index(wanted)
+        return owner.bucket.maintenance.create_index(wanted)

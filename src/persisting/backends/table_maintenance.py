@@ -1,0 +1,51 @@
+"""Compaction, retention and verification of a bucket's table, as coroutines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from persisting.backends.bucket_access import BucketAccess
+from persisting.concurrency.pool import in_thread
+from persisting.errors import InvalidArgument
+from persisting.table import verify
+from persisting.table.retention import Limits
+
+
+class TableMaintenance:
+    """Maintenance of one bucket that a user asks for."""
+
+    def __init__(self, access: BucketAccess) -> None:
+        self._access, self._bucket = access, access.bucket
+
+    async def compact(self) -> dict[str, int]:
+        """Flush, then rewrite all small fragments."""
+        await self._access.flush()
+        return await self._access.write(self._bucket.maintenance.compact)
+
+    async def retain(self, limits: Limits) -> dict[str, int]:
+        """Flush, then drop the oldest rows beyond the limits."""
+        limits.check()
+        if not limits.any:
+            raise InvalidArgument("retain needs rows=…, bytes=… or seconds=…")
+        await self._access.flush()
+        return await self._access.write(self._bucket.maintenance.retain, limits)
+
+    async def verify(self) -> dict[str, Any]:
+        """Compare every stored file with its checksum."""
+        await self._access.refresh()
+        bucket = self._bucket
+        view = bucket.snapshot().view
+        report = await in_thread(verify.verify, bucket.table, view)
+        while report.damaged and bucket.snapshot().view.version != view.version:
+            view = bucket.snapshot().view  # a missing file may have been cleaned up meanwhile
+            report = await in_thread(verify.verify, bucket.table, view)
+        if bucket.options.read_only and bucket.snapshot().view.version == view.version:
+            await in_thread(verify.check_signature, bucket.table, report)
+        bucket.metrics.verified(len(report.damaged))
+        return {
+            "ok": report.ok,
+            "rows": report.rows,
+            "files": report.files,
+            "damaged": report.damaged,
+            "unchecked": report.unchecked,
+        }
