@@ -290,7 +290,7 @@ async def test_a_topic_merges_its_buckets_into_one_top_k(tmp_path):
 async def test_a_topic_in_memory_cannot_be_searched(tmp_path):
     async with await write_queue(topic="t", backend="memory") as writer:
         await writer.put({"id": 1})
-        with pytest.raises(StorageError, match="keeps no table"):
+        with pytest.raises(StorageError, match="has no table"):
             await writer.search(text="x")
 
 

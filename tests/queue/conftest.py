@@ -18,7 +18,7 @@ async def no_topic_is_left_open() -> AsyncIterator[None]:
     """Whatever a test does, its topics close: no handle and no lock is left behind."""
     before = set(local._live)
     yield
-    left = sorted(set(local._live) - before)
+    left = sorted(set(local._live) - before, key=str)
     for key in left:
         del local._live[key]
     assert not left, f"topics are left open: {left}"

@@ -496,7 +496,7 @@ class TestOtherProcesses:
             reader = await read_queue(topic="t", storage_path=str(tmp_path))
             await reader.set_offset(10)
             looks = 0
-            port = reader._topic.port(0)
+            port = reader._topic.bucket(0)
             source = port._source  # type: ignore[attr-defined]
 
             async def counted() -> Any:

@@ -34,7 +34,7 @@ async def test_a_read_that_retention_overtakes_gives_what_it_has(tmp_path: Path)
         await writer.put([{"id": str(n)} for n in range(first, first + 10)])
         await writer.flush()
     reader = await read_queue(**where)
-    port, offsets = reader._topic.port(0), []
+    port, offsets = reader._topic.bucket(0), []
     read = port.read
 
     async def read_then_retain(offset: int, limit: int | None) -> Any:
