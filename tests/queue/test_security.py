@@ -65,7 +65,7 @@ async def test_no_name_leads_out_of_its_folder(tmp_path: Path, name: str) -> Non
     assert sorted(tmp_path.rglob("*")) == before
 
 
-async def test_all_that_is_made_is_for_its_owner_only(tmp_path: Path) -> None:
+async def test_created_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     home = tmp_path / "made" / "home"
     before = os.umask(0)
     try:
@@ -86,7 +86,7 @@ def scraped(port: int) -> str:
         return str(answer.read().decode())
 
 
-async def test_metrics_tell_nothing_of_what_records_hold(tmp_path: Path) -> None:
+async def test_metrics_expose_no_record_content(tmp_path: Path) -> None:
     inside, outside = metrics.serve(port=0), serve(str(tmp_path), 0, "127.0.0.1")
     try:
         async with await write_queue(
@@ -121,7 +121,7 @@ def listening() -> set[str]:
     return found
 
 
-async def test_a_topic_opens_no_port_and_metrics_only_one_of_this_machine(tmp_path: Path) -> None:
+async def test_topic_opens_no_port_and_metrics_listen_on_localhost_only(tmp_path: Path) -> None:
     before = listening()
     await filled(tmp_path)
     assert listening() == before
@@ -134,7 +134,7 @@ async def test_a_topic_opens_no_port_and_metrics_only_one_of_this_machine(tmp_pa
         server.server_close()
 
 
-def test_nothing_in_the_code_runs_what_is_stored() -> None:
+def test_code_never_executes_stored_data() -> None:
     """Whatever is read from disk is decoded by Arrow, Lance, msgspec or struct."""
     for path in Path(persisting.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -61,7 +61,7 @@ def tell(child: Any, line: str) -> None:
 class TestOtherProcesses:
     """The owner is another process; here are readers of its files."""
 
-    async def test_every_reader_of_the_files_sees_the_restore(self, tmp_path: Path) -> None:
+    async def test_readers_of_the_files_follow_a_restore_by_the_owner(self, tmp_path: Path) -> None:
         with python(OWNER, tmp_path, 2) as owner:
             tell(owner, "put 0 30")
             tell(owner, "tag t")
@@ -91,7 +91,7 @@ class TestOtherProcesses:
             for handle in (reader, waiting, follower, heir):
                 await handle.close()
 
-    async def test_a_stream_of_the_files_of_a_topic_restored_before_waits_quietly(
+    async def test_stream_of_a_topic_restored_earlier_waits_without_polling_pages(
         self, tmp_path: Path
     ) -> None:
         with python(OWNER, tmp_path, 1) as owner:
@@ -119,7 +119,9 @@ class TestOtherProcesses:
                 assert await tail.reaches(5) == list(range(100, 105))
             await reader.close()
 
-    async def test_a_reader_without_an_owner_restores(self, tmp_path: Path, make_home: Any) -> None:
+    async def test_reader_restores_a_topic_that_nobody_owns(
+        self, tmp_path: Path, make_home: Any
+    ) -> None:
         home = make_home("persisting")
         await tagged(home)
         await home.close()
@@ -133,7 +135,7 @@ class TestOtherProcesses:
         await writer.close()
         await reader.close()
 
-    async def test_a_bucket_held_elsewhere_is_named_and_the_restore_can_be_repeated(
+    async def test_restore_names_a_bucket_owned_elsewhere_and_can_be_repeated(
         self, tmp_path: Path, make_home: Any
     ) -> None:
         home = make_home("lance")
@@ -149,7 +151,7 @@ class TestOtherProcesses:
         await reader.close()
 
     @_NIGHTLY
-    async def test_a_restore_survives_the_kill_of_its_owner(self, tmp_path: Path) -> None:
+    async def test_restore_survives_the_kill_of_its_owner(self, tmp_path: Path) -> None:
         with python(OWNER, tmp_path, 3) as owner:
             tell(owner, "put 0 30")
             tell(owner, "tag t")
@@ -162,7 +164,7 @@ class TestOtherProcesses:
             assert sorted(ids(await writer.query())) == [*range(30), *range(100, 110)]
             assert [b["epoch"] for b in (await writer.stats())["buckets"]] == [1, 1, 1]
 
-    async def test_a_log_from_before_the_restore_is_not_replayed_after_a_kill(
+    async def test_log_from_before_the_restore_is_not_replayed_after_a_kill(
         self, tmp_path: Path
     ) -> None:
         with python(OWNER, tmp_path, 3) as owner:
@@ -180,7 +182,7 @@ class TestOtherProcesses:
     @pytest.mark.parametrize(
         "wait", [pytest.param(wait, marks=_NIGHTLY) for wait in (0.0, 0.01, 0.02, 0.03, 0.06)]
     )
-    async def test_an_owner_killed_while_it_restores_leaves_each_bucket_whole(
+    async def test_owner_killed_during_a_restore_leaves_each_bucket_consistent(
         self, tmp_path: Path, wait: float
     ) -> None:
         with python(OWNER, tmp_path, 3) as owner:

@@ -24,7 +24,7 @@ from persisting.queue import read_queue, write_queue
 _NIGHTLY = pytest.mark.nightly
 
 
-async def test_a_read_that_retention_overtakes_gives_what_it_has(tmp_path: Path) -> None:
+async def test_get_overtaken_by_retention_returns_what_it_has_read(tmp_path: Path) -> None:
     where: dict[str, Any] = {"topic": "t", "storage_path": str(tmp_path)}
     writer = await write_queue(**where, num_buckets=2, backend="lance")
     for first in range(0, 100, 10):
@@ -62,7 +62,7 @@ class TestSlow(SlowContract):
 
 
 class TestStored:
-    async def test_a_reader_of_the_files_keeps_to_the_same_rules(
+    async def test_retention_applies_to_readers_of_the_files_as_well(
         self, tmp_path: Path, make_home: Any
     ) -> None:
         home = make_home("persisting")
@@ -87,7 +87,7 @@ class TestStored:
         assert await reader.query() == []
         await reader.close()
 
-    async def test_a_slow_stream_of_the_files_survives_an_owner_that_cleans_up(
+    async def test_slow_stream_of_the_files_survives_cleaning_by_the_owner(
         self, tmp_path: Path, make_home: Any
     ) -> None:
         home = make_home("lance")
@@ -121,7 +121,7 @@ class TestStored:
     ],
     ids=str,
 )
-async def test_wrong_options_are_refused_before_the_topic_is_made(
+async def test_invalid_retention_options_are_refused_before_the_topic_is_created(
     tmp_path: Path, wrong: dict[str, Any], make_home: Any
 ) -> None:
     home = make_home("persisting")

@@ -56,7 +56,9 @@ class TestMaintenance(MaintenanceContract):
 
 
 @pytest.mark.parametrize("kind", ["memory", "custom"])
-async def test_a_backend_without_tables_says_so_and_what_to_use(kind: str, tmp_path: Path) -> None:
+async def test_table_methods_of_a_backend_without_a_table_name_the_backends_to_use(
+    kind: str, tmp_path: Path
+) -> None:
     place = Place(kind, tmp_path / "queues")
     writer = await place.filled(20)
     reader = await place.read()
@@ -90,7 +92,9 @@ async def test_a_backend_without_tables_says_so_and_what_to_use(kind: str, tmp_p
 class TestStored:
     """A topic that nobody owns: a reader does what it is asked to, and lets go again."""
 
-    async def test_a_reader_alone_uses_everything(self, tmp_path: Path, make_home: Any) -> None:
+    async def test_reader_of_an_unowned_topic_can_use_every_table_method(
+        self, tmp_path: Path, make_home: Any
+    ) -> None:
         home = make_home("lance")
         writer = await home.open()
         for start in (0, 20, 40):
@@ -122,7 +126,9 @@ class TestStored:
 
     @pytest.mark.filterwarnings("error::UserWarning")
     @pytest.mark.parametrize("kind", ["lance", "persisting"])
-    async def test_nothing_is_warned_of(self, kind: str, tmp_path: Path, make_home: Any) -> None:
+    async def test_changes_by_a_reader_of_an_unowned_topic_do_not_warn(
+        self, kind: str, tmp_path: Path, make_home: Any
+    ) -> None:
         home = make_home(kind)
         await (await home.open()).put(numbered(20))
         await home.close()
@@ -130,7 +136,9 @@ class TestStored:
             await reader.tag("t")
             await reader.compact()
 
-    async def test_an_index_of_another_owner_is_seen(self, tmp_path: Path, make_home: Any) -> None:
+    async def test_index_created_by_another_reader_is_used(
+        self, tmp_path: Path, make_home: Any
+    ) -> None:
         home = make_home("persisting")
         await (await home.open()).put(vectors(20))
         await home.close()
@@ -145,7 +153,7 @@ class TestStored:
         await first.close()
         await second.close()
 
-    async def test_a_bucket_that_was_never_made_holds_nothing(
+    async def test_bucket_that_was_never_created_is_empty(
         self, tmp_path: Path, make_home: Any
     ) -> None:
         home = make_home("persisting")
@@ -165,7 +173,7 @@ class TestStored:
             assert (await reader.tag("t"))["rows"] == 1
             assert ids(await reader.get(version="t")) == [number]
 
-    async def test_calls_go_on_while_this_process_opens_and_closes_the_topic(
+    async def test_table_calls_continue_while_this_process_opens_and_closes_the_topic(
         self, tmp_path: Path, spawned: Any, make_home: Any
     ) -> None:
         home = make_home("persisting")

@@ -26,7 +26,7 @@ class TestTags(TagContract):
 class TestOwners:
     """Who may tag, and what the others hear."""
 
-    async def test_a_tag_that_fails_half_way_leaves_the_older_one_whole(
+    async def test_tag_that_fails_midway_leaves_the_previous_tag_intact(
         self, tmp_path: Path, make_home: Any
     ) -> None:
         home = make_home("lance")
@@ -48,7 +48,7 @@ class TestOwners:
             assert await reader.get(None, version="t") == content
         await reader.close()
 
-    async def test_a_failed_new_tag_is_none_and_pins_nothing(
+    async def test_failed_new_tag_does_not_exist_and_pins_nothing(
         self, tmp_path: Path, make_home: Any
     ) -> None:
         home = make_home("lance")
@@ -66,7 +66,7 @@ class TestOwners:
         assert len(await reader.get(None, version="t")) == 30
         await reader.close()
 
-    async def test_what_another_process_owns_is_tagged_there_and_read_here(
+    async def test_topic_owned_by_another_process_is_tagged_there_and_read_here(
         self, tmp_path: Path
     ) -> None:
         code = """
@@ -116,7 +116,7 @@ asyncio.run(main())
             await reader.close()
 
     @_NIGHTLY
-    async def test_a_reader_from_before_the_first_record_reads_a_later_tag(
+    async def test_reader_opened_before_the_first_record_reads_a_later_tag(
         self, tmp_path: Path
     ) -> None:
         code = """
@@ -146,7 +146,9 @@ asyncio.run(main())
             await reader.close()
 
     @_NIGHTLY
-    async def test_a_tag_of_a_killed_owner_holds_what_its_log_held(self, tmp_path: Path) -> None:
+    async def test_tag_after_the_kill_of_the_owner_contains_its_logged_records(
+        self, tmp_path: Path
+    ) -> None:
         code = """
 import asyncio, sys
 from persisting.queue import write_queue
@@ -167,7 +169,7 @@ asyncio.run(main())
             assert (await reader.tag("t"))["rows"] == 50
             assert sorted(ids(await reader.get(None, version="t"))) == list(range(50))
 
-    async def test_a_buckets_own_tag_is_no_tag_of_the_topic(
+    async def test_tag_of_a_single_bucket_is_not_a_tag_of_the_topic(
         self, tmp_path: Path, make_home: Any
     ) -> None:
         home = make_home("persisting")
@@ -188,7 +190,7 @@ asyncio.run(main())
         async with PersistingBackend(1, folder) as bucket:
             assert [t["name"] for t in await bucket.tags()] == ["mine", "ours.mine"]
 
-    async def test_a_damaged_tag_file_is_named_and_the_others_are_read(
+    async def test_damaged_tag_file_is_named_and_other_tags_stay_readable(
         self, tmp_path: Path, make_home: Any
     ) -> None:
         from persisting.errors import StorageError
@@ -210,7 +212,7 @@ asyncio.run(main())
 
 
 @_NIGHTLY
-async def test_tags_keep_their_content_while_upkeep_goes_on_by_itself(
+async def test_tags_keep_their_content_during_automatic_maintenance(
     tmp_path: Path, spawned: Any, make_home: Any
 ) -> None:
     home = make_home("persisting")
@@ -248,7 +250,7 @@ async def test_tags_keep_their_content_while_upkeep_goes_on_by_itself(
     await home.close()
 
 
-async def test_a_damaged_tag_file_does_not_cost_what_the_tag_holds(tmp_path: Path) -> None:
+async def test_damaged_tag_file_does_not_release_the_tagged_versions(tmp_path: Path) -> None:
     """Its pin could pass for a lost one; the file may be brought back from a copy."""
     writer = await write_queue(
         topic="t", storage_path=str(tmp_path), num_buckets=2, backend="persisting"

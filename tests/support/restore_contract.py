@@ -27,7 +27,7 @@ async def tagged(home: Home, before: int = 30, after: int = 30, **options: Any) 
 
 
 class RestoreContract:
-    async def test_the_topic_is_what_the_tag_was_and_goes_on_from_there(self, home: Home) -> None:
+    async def test_restored_topic_equals_the_tag_and_accepts_new_records(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(30))
         await writer.tag("t")
@@ -54,7 +54,7 @@ class RestoreContract:
         assert await home.content() == after
         assert [b["epoch"] for b in (await writer.stats())["buckets"]] == [1] * BUCKETS
 
-    async def test_the_versions_before_a_restore_can_still_be_read(self, home: Home) -> None:
+    async def test_versions_before_a_restore_can_still_be_read(self, home: Home) -> None:
         writer = await tagged(home)
         await writer.tag("whole")
         whole = flat(await home.content())
@@ -68,7 +68,9 @@ class RestoreContract:
         assert flat(await home.content()) == whole
         assert [b["epoch"] for b in (await writer.stats())["buckets"]] == [2] * BUCKETS
 
-    async def test_a_moment_is_restored_where_buckets_were_empty_then(self, home: Home) -> None:
+    async def test_restore_to_a_timestamp_empties_buckets_that_were_empty_then(
+        self, home: Home
+    ) -> None:
         writer = await home.open()
         reader = await home.read()
         await writer.put({"id": 1})
@@ -87,7 +89,7 @@ class RestoreContract:
         await writer.restore(moment - dt.timedelta(days=1))
         assert flat(await home.content()) == []
 
-    async def test_single_buckets_are_restored_alone(self, home: Home) -> None:
+    async def test_single_bucket_is_restored_without_the_others(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(30))
         await writer.flush()
@@ -100,7 +102,7 @@ class RestoreContract:
         assert await home.content() == {**whole, 1: content[1]}
         assert [b["epoch"] for b in (await writer.stats())["buckets"]] == [0, 1, 0]
 
-    async def test_what_is_no_version_restores_nothing(self, home: Home) -> None:
+    async def test_restore_to_an_invalid_version_changes_nothing(self, home: Home) -> None:
         writer = await tagged(home)
         await writer.flush()
         content = await home.content()
@@ -110,7 +112,7 @@ class RestoreContract:
         assert await home.content() == content
         assert [b["epoch"] for b in (await writer.stats())["buckets"]] == [0] * BUCKETS
 
-    async def test_a_reader_beyond_the_end_goes_on_there_and_is_told(
+    async def test_reader_beyond_the_restored_end_continues_there_with_a_warning(
         self, home: Home, caplog: pytest.LogCaptureFixture
     ) -> None:
         writer = await tagged(home)
@@ -125,7 +127,7 @@ class RestoreContract:
         stats = await reader.stats()
         assert (stats["lag"], stats["total_count"]) == (0, 50)
 
-    async def test_a_reader_that_had_not_come_so_far_reads_on(self, home: Home) -> None:
+    async def test_reader_before_the_restored_end_is_not_affected(self, home: Home) -> None:
         writer = await tagged(home)
         reader = await home.read()
         content = await home.content()
@@ -152,7 +154,7 @@ class RestoreContract:
         assert sorted(ids(await streamed(by_stream))) == fresh
         assert sorted(ids(await drained(sought))) == fresh
 
-    async def test_a_seek_that_is_cancelled_skips_nothing_put_after_a_restore(
+    async def test_seek_that_is_cancelled_skips_nothing_put_after_a_restore(
         self, home: Home
     ) -> None:
         writer = await home.open()
@@ -175,9 +177,7 @@ class RestoreContract:
         found = ids(await drained(reader))
         assert set(found) >= set(range(100, 140))
 
-    async def test_a_restore_that_is_taken_back_delivers_what_nobody_had_read(
-        self, home: Home
-    ) -> None:
+    async def test_undone_restore_delivers_records_nobody_had_read(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(20))
         await writer.tag("mistake")
@@ -197,7 +197,7 @@ class RestoreContract:
         for one in (reader, group):
             assert sorted(ids(await drained(one))) == list(range(20, 60))
 
-    async def test_a_waiting_get_wakes_with_what_is_put_after_a_restore(
+    async def test_waiting_get_returns_records_put_after_a_restore(
         self, home: Home, spawned: Any
     ) -> None:
         writer = await tagged(home)
@@ -209,7 +209,7 @@ class RestoreContract:
         await writer.put(numbered(12, 100))
         assert sorted(await waiting) == list(range(100, 112))
 
-    async def test_a_blocking_stream_goes_on_over_restores(self, home: Home) -> None:
+    async def test_blocking_stream_continues_across_restores(self, home: Home) -> None:
         writer = await tagged(home)
         reader = await home.read()
         async with aclosing(Following(reader.get_stream(block=True))) as tail:
@@ -223,9 +223,7 @@ class RestoreContract:
             await writer.put(numbered(5, 400))
             assert sorted((await tail.reaches(167))[162:]) == list(range(400, 405))
 
-    async def test_a_blocking_stream_that_begins_after_the_restore_misses_nothing(
-        self, home: Home
-    ) -> None:
+    async def test_blocking_stream_started_after_a_restore_misses_nothing(self, home: Home) -> None:
         writer = await tagged(home)
         reader = await home.read()
         assert len(await drained(reader)) == 60
@@ -236,7 +234,7 @@ class RestoreContract:
             await writer.put(numbered(6, 106))
             assert sorted(await tail.reaches(12)) == list(range(100, 112))
 
-    async def test_a_stream_from_an_offset_goes_on_over_a_restore_and_repeats_nothing(
+    async def test_stream_from_an_offset_continues_across_a_restore_without_repeats(
         self, home: Home
     ) -> None:
         writer = await tagged(home)
@@ -251,7 +249,7 @@ class RestoreContract:
             assert sorted(fresh) == list(range(100, 112))
         assert sorted(ids(await drained(reader))) == [*range(30), *range(100, 112)]
 
-    async def test_a_stream_from_an_offset_and_gets_of_the_same_reader_both_see_it(
+    async def test_stream_from_an_offset_and_gets_of_one_reader_both_follow_a_restore(
         self, home: Home
     ) -> None:
         writer = await tagged(home)
@@ -264,7 +262,9 @@ class RestoreContract:
             assert sorted(await taken(reader, 12)) == list(range(100, 112))
             assert sorted((await tail.reaches(72))[60:]) == list(range(100, 112))
 
-    async def test_a_group_beyond_the_end_is_reported_and_set_back(self, home: Home) -> None:
+    async def test_group_beyond_the_restored_end_is_reported_and_moved_back(
+        self, home: Home
+    ) -> None:
         writer = await tagged(home)
         member = await home.read(group="g")
         assert len(await drained(member)) == 60
@@ -287,7 +287,7 @@ class RestoreContract:
         assert len(rest) == 30 - 3 + 20
 
     @pytest.mark.parametrize("more", [5, 60], ids=["below", "above"])
-    async def test_a_commit_of_an_older_epoch_skips_nothing_put_later(
+    async def test_commit_of_an_older_epoch_skips_nothing_put_later(
         self, home: Home, more: int
     ) -> None:
         writer = await tagged(home)
@@ -304,7 +304,7 @@ class RestoreContract:
         last = await home.read(group="g")
         assert await last.get() == []
 
-    async def test_auto_commit_over_a_restore_delivers_everything_put_later(
+    async def test_auto_commit_across_a_restore_delivers_all_later_records(
         self, home: Home
     ) -> None:
         writer = await tagged(home)
@@ -318,7 +318,7 @@ class RestoreContract:
         found += await drained(heir)
         assert sorted(ids(found)) == list(range(1000, 1060))
 
-    async def test_puts_beside_a_restore_are_kept_or_taken_back_never_torn(
+    async def test_put_concurrent_with_a_restore_is_kept_or_removed_as_a_whole(
         self, home: Home, spawned: Any
     ) -> None:
         writer = await home.open(flush_threshold=25)
@@ -357,7 +357,7 @@ class RestoreContract:
                 members = set(mine)
                 assert [n for n in found if n in members] == mine
 
-    async def test_two_restores_at_once_both_end(self, home: Home) -> None:
+    async def test_two_concurrent_restores_both_complete(self, home: Home) -> None:
         writer = await tagged(home)
         other = await home.write(backend_options={})
         content = await other.query("id < 30")
@@ -373,7 +373,7 @@ class RestoreContract:
 class LoggedRestoreContract:
     """With the log: what was acknowledged and not yet flushed is dealt with as well."""
 
-    async def test_what_only_the_log_held_does_not_come_back(self, home: Home) -> None:
+    async def test_logged_records_before_a_restore_are_not_replayed(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(30), sequence=1)
         await writer.tag("t")
@@ -387,7 +387,9 @@ class LoggedRestoreContract:
         writer = await home.reopen()
         assert sorted(ids(await writer.query())) == [*range(30), *range(100, 110)]
 
-    async def test_a_writer_replays_what_the_restore_took_back(self, home: Home) -> None:
+    async def test_writer_can_store_removed_sequences_again_after_a_restore(
+        self, home: Home
+    ) -> None:
         writer = await home.write(
             num_buckets=BUCKETS, writer_id="w", backend_options={**WAL, "flush_interval": None}
         )

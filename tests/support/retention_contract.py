@@ -24,7 +24,9 @@ async def in_steps(home: Home, steps: int = 4, count: int = 30, **options: Any) 
 
 
 class RetentionContract:
-    async def test_the_oldest_rows_go_and_the_offsets_of_the_others_stay(self, home: Home) -> None:
+    async def test_retention_drops_the_oldest_rows_and_keeps_other_offsets(
+        self, home: Home
+    ) -> None:
         writer = await in_steps(home)
         content = await home.content()
         reader = await home.read()
@@ -59,7 +61,7 @@ class RetentionContract:
             ]
         assert (await writer.retain(rows=10**6))["dropped"] == 0
 
-    async def test_offset_0_means_the_earliest_and_one_below_the_start_raises(
+    async def test_offset_0_means_the_earliest_and_an_offset_below_the_start_raises(
         self, home: Home
     ) -> None:
         writer = await in_steps(home)
@@ -82,9 +84,7 @@ class RetentionContract:
         await reader.reset()
         assert sorted(ids(await drained(reader))) == sorted(ids(left))
 
-    async def test_a_cursor_that_retention_overtook_raises_until_it_is_reset(
-        self, home: Home
-    ) -> None:
+    async def test_cursor_overtaken_by_retention_raises_until_it_is_reset(self, home: Home) -> None:
         writer = await in_steps(home)
         reader, fresh = await home.read(), await home.read()
         assert len(await reader.get(9)) == 9
@@ -99,7 +99,7 @@ class RetentionContract:
         await writer.put(numbered(10, 500))
         assert sorted(ids(await drained(reader))) == list(range(500, 510))
 
-    async def test_a_reader_within_what_is_left_notices_nothing(self, home: Home) -> None:
+    async def test_reader_beyond_the_dropped_rows_is_not_affected(self, home: Home) -> None:
         writer = await in_steps(home)
         reader = await home.read()
         assert len(await reader.get(None)) == 120
@@ -109,7 +109,7 @@ class RetentionContract:
         assert sorted(ids(await drained(reader))) == list(range(500, 510))
         assert reader.offsets() != starts
 
-    async def test_lag_counts_what_can_still_be_read(self, home: Home) -> None:
+    async def test_lag_counts_only_rows_that_retention_left(self, home: Home) -> None:
         writer = await in_steps(home)
         reader, member = await home.read(), await home.read(group="g")
         await member.get(0)
@@ -122,7 +122,7 @@ class RetentionContract:
         await member.commit()
         assert (await member.stats())["group_lag"] == 0
 
-    async def test_seek_finds_its_place_among_what_is_left(self, home: Home) -> None:
+    async def test_seek_works_on_the_rows_that_retention_left(self, home: Home) -> None:
         writer = await in_steps(home)
         await asyncio.sleep(0.01)
         between = time.time()
@@ -138,7 +138,7 @@ class RetentionContract:
         await reader.seek(timestamp=time.time() + 60)
         assert await reader.get() == []
 
-    async def test_a_read_of_many_pages_that_retention_overtakes_gives_what_it_has(
+    async def test_long_read_overtaken_by_retention_returns_each_record_once(
         self, home: Home
     ) -> None:
         writer = await home.open()
@@ -148,7 +148,7 @@ class RetentionContract:
         found, _ = await asyncio.gather(reader.get(limit=None), writer.retain(rows=0))
         assert len(set(ids(found))) == len(found)
 
-    async def test_everything_may_go_and_the_topic_goes_on(self, home: Home) -> None:
+    async def test_topic_emptied_by_retention_accepts_new_records(self, home: Home) -> None:
         writer = await in_steps(home, 2)
         await writer.create_index("id")
         reader = await home.read()
@@ -169,7 +169,7 @@ class RetentionContract:
         assert {b["bucket_id"]: b["start_offset"] for b in stats["buckets"]} == ends
         assert sorted(ids(flat(await home.content()))) == list(range(100, 130))
 
-    async def test_bytes_and_age_limit_too(self, home: Home) -> None:
+    async def test_retention_limits_bytes_and_age(self, home: Home) -> None:
         writer = await in_steps(home)
         sizes = [b["table_bytes"] for b in (await writer.stats())["buckets"]]
         done = await writer.retain(bytes=min(sizes) // 2)
@@ -179,7 +179,7 @@ class RetentionContract:
         assert (await writer.retain(seconds=3600))["dropped"] == 0
         assert (await writer.retain(bytes=0))["dropped"] == 120 - done["dropped"]
 
-    async def test_wrong_limits_drop_nothing(self, home: Home) -> None:
+    async def test_invalid_retention_limits_drop_nothing(self, home: Home) -> None:
         writer = await in_steps(home, 1)
         wrong: list[dict[str, Any]] = [
             {},
@@ -193,7 +193,7 @@ class RetentionContract:
                 await writer.retain(**limits)
         assert (await writer.stats())["total_count"] == 30
 
-    async def test_groups_hold_back_what_they_have_not_committed(self, home: Home) -> None:
+    async def test_retention_keeps_what_a_group_has_not_committed(self, home: Home) -> None:
         writer = await in_steps(home, retention_waits_for=["groups"])
         quick, slow = await home.read(group="quick"), await home.read(group="slow")
         first = await drained(quick)
@@ -209,7 +209,7 @@ class RetentionContract:
         await slow.commit()
         assert (await writer.retain(rows=0))["dropped"] == 120 - sum(starts.values())
 
-    async def test_a_group_that_a_restore_set_back_holds_what_it_has_to_read_again(
+    async def test_retention_keeps_what_a_group_must_read_again_after_a_restore(
         self, home: Home
     ) -> None:
         writer = await home.open(retention_waits_for=["groups"])
@@ -228,7 +228,7 @@ class RetentionContract:
         heir = await home.read(group="g")
         assert sorted(ids(await drained(heir))) == list(range(1000, 1120))
 
-    async def test_without_the_option_groups_hold_nothing(self, home: Home) -> None:
+    async def test_groups_do_not_delay_retention_by_default(self, home: Home) -> None:
         writer = await in_steps(home)
         member = await home.read(group="g")
         assert len(await member.get(9)) == 9
@@ -245,7 +245,7 @@ class RetentionContract:
         heir = await home.read(group="g")
         assert await heir.get() == []
 
-    async def test_tags_hold_back_by_option_and_are_readable_in_any_case(self, home: Home) -> None:
+    async def test_tags_delay_retention_by_option_and_are_always_readable(self, home: Home) -> None:
         writer = await in_steps(home, 2, retention_waits_for=["tags"])
         assert (await writer.retain(rows=0))["dropped"] == 60
         for step in (2, 3):
@@ -261,7 +261,7 @@ class RetentionContract:
         await writer.delete_tag("t")
         assert (await writer.retain(rows=0))["dropped"] == 90
 
-    async def test_an_older_version_still_has_the_rows_at_their_offsets(self, home: Home) -> None:
+    async def test_older_version_keeps_dropped_rows_at_their_offsets(self, home: Home) -> None:
         writer = await in_steps(home)
         content = await home.content()
         made = await writer.tag("t")
@@ -287,7 +287,7 @@ class RetentionContract:
             with pytest.raises(OffsetOutOfRange):
                 await alone.get(3, offset=start - 1, version="later")
 
-    async def test_a_restore_brings_back_what_retention_took(self, home: Home) -> None:
+    async def test_restore_brings_back_rows_that_retention_dropped(self, home: Home) -> None:
         writer = await in_steps(home)
         content = await home.content()
         await writer.tag("t")
@@ -300,7 +300,9 @@ class RetentionContract:
         await reader.set_offset(3)
         assert len(await reader.get(None)) == 120 - 3 * BUCKETS
 
-    async def test_a_blocking_stream_that_keeps_up_goes_on_over_retention(self, home: Home) -> None:
+    async def test_blocking_stream_that_keeps_up_continues_across_retention(
+        self, home: Home
+    ) -> None:
         writer = await home.open()
         reader = await home.read()
         async with aclosing(Following(reader.get_stream(block=True))) as tail:
@@ -311,7 +313,7 @@ class RetentionContract:
                 await writer.retain(rows=0)
             assert sorted(tail.found) == list(range(120))
 
-    async def test_a_stream_that_was_overtaken_says_so(self, home: Home) -> None:
+    async def test_stream_overtaken_by_retention_raises(self, home: Home) -> None:
         writer = await in_steps(home, 4, 2000)
         reader = await home.read()
         stream = reader.get_stream()
@@ -325,7 +327,7 @@ class RetentionContract:
         assert first["id"] < 8000
         assert sorted(ids(await drained(reader))) == list(range(100_000, 100_030))
 
-    async def test_the_options_drop_by_themselves(self, home: Home) -> None:
+    async def test_retention_options_drop_rows_automatically(self, home: Home) -> None:
         writer = await home.open(retention_rows=20)
         reader = await home.read()
 
@@ -343,7 +345,7 @@ class RetentionContract:
         found = {n["id"] for n in await reader.get(None)}
         assert set(range(150, 180)) <= found
 
-    async def test_the_age_option_drops_without_further_puts(self, home: Home) -> None:
+    async def test_retention_by_age_needs_no_further_puts(self, home: Home) -> None:
         writer = await home.open(retention_seconds=0.5)
         await writer.put(numbered(30))
         await writer.flush()
@@ -372,7 +374,7 @@ async def in_fragments(writer: Any) -> None:
 class SlowContract:
     """Readers that take their time while compaction and cleaning go on."""
 
-    async def test_a_slow_stream_reads_everything_once_and_in_order(self, home: Home) -> None:
+    async def test_slow_stream_reads_everything_once_and_in_order(self, home: Home) -> None:
         options = {**(home.options or {}), **SMALL, "keep_versions": 0.1}
         writer = await home.write(num_buckets=1, backend_options=options)
         await in_fragments(writer)
@@ -388,7 +390,7 @@ class SlowContract:
         assert found[:ROWS] == list(range(ROWS))
         assert found[ROWS:] in ([], [10**6])
 
-    async def test_long_reads_of_a_version_that_goes_begin_again_or_say_so(
+    async def test_long_read_of_a_removed_version_restarts_or_raises(
         self, home: Home, spawned: Any
     ) -> None:
         writer = await home.open(keep_versions=0.05, flush_threshold=30, compaction=True)

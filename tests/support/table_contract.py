@@ -61,7 +61,7 @@ QUERY = [0.3, -0.2, 0.9, 0.1]
 
 
 class VersionContract:
-    async def test_every_buckets_versions_are_listed_oldest_first(self, home: Home) -> None:
+    async def test_versions_of_all_buckets_are_listed_oldest_first(self, home: Home) -> None:
         writer = await home.open()
         for start in (0, 20, 40):
             await writer.put(numbered(20, start))
@@ -96,7 +96,7 @@ class VersionContract:
             table = await reader.get_arrow(version=versions)
             assert table.to_pylist() == flat(content)
 
-    async def test_a_moment_reads_what_was_flushed_by_then(self, home: Home) -> None:
+    async def test_timestamp_reads_what_was_flushed_until_then(self, home: Home) -> None:
         writer = await home.open()
         reader = await home.read()
         before = dt.datetime.now(dt.timezone.utc)
@@ -116,7 +116,7 @@ class VersionContract:
         assert (await reader.get_arrow(version=before - dt.timedelta(days=1))).num_rows == 0
         assert len(await reader.get(None, version=between + dt.timedelta(days=1))) == 40
 
-    async def test_offset_and_limit_count_as_they_do_without_a_version(self, home: Home) -> None:
+    async def test_offset_and_limit_apply_to_a_version(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(30))
         await writer.tag("t")
@@ -132,7 +132,7 @@ class VersionContract:
         assert (await reader.get_arrow(limit=0, version="t")).num_rows == 0
         assert await reader.get(None, offset=10**6, version="t") == []
 
-    async def test_reading_a_version_leaves_the_cursor_alone(self, home: Home) -> None:
+    async def test_reading_a_version_does_not_move_the_cursor(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(30))
         await writer.tag("t")
@@ -144,7 +144,7 @@ class VersionContract:
         assert reader.offsets() == at
         assert len(await drained(reader)) == 20
 
-    async def test_a_number_is_a_version_where_one_bucket_is_read(self, home: Home) -> None:
+    async def test_version_number_is_accepted_by_a_reader_of_one_bucket(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(30))
         await writer.flush()
@@ -157,7 +157,7 @@ class VersionContract:
         with pytest.raises(InvalidArgument, match="datetime"):
             await (await home.read()).get(version=1)
 
-    async def test_a_version_that_is_none_raises_and_is_named(self, home: Home) -> None:
+    async def test_invalid_version_raises_and_is_named(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(30))
         await writer.flush()
@@ -177,12 +177,12 @@ class VersionContract:
                 with pytest.raises(InvalidArgument, match=said):
                     await read
 
-    async def test_an_offset_without_a_version_raises(self, home: Home) -> None:
+    async def test_offset_without_a_version_raises(self, home: Home) -> None:
         await home.open()
         with pytest.raises(InvalidArgument, match="set_offset"):
             await (await home.read()).get(offset=3)
 
-    async def test_the_same_words_work_on_the_writer(self, home: Home) -> None:
+    async def test_writer_has_the_table_methods_of_the_reader(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(vectors(30))
         reader = await home.read()
@@ -198,7 +198,7 @@ class VersionContract:
 
 class SearchContract:
     @pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
-    async def test_the_buckets_results_merge_into_one_exact_ranking(
+    async def test_results_of_all_buckets_merge_into_one_exact_ranking(
         self, home: Home, metric: str
     ) -> None:
         writer = await home.open()
@@ -217,7 +217,7 @@ class SearchContract:
                 expected = distances([by_id[n] for n in ids(found)], QUERY, metric)
                 assert told == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
-    async def test_a_condition_holds_before_the_best_are_chosen(self, home: Home) -> None:
+    async def test_search_applies_the_condition_before_ranking(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(vectors(200))
         await writer.flush()
@@ -228,7 +228,7 @@ class SearchContract:
         assert ids(found) == nearest(records, QUERY, 12)
         assert await reader.search(vector=QUERY, where="id > 10000") == []
 
-    async def test_an_index_changes_no_result(self, home: Home) -> None:
+    async def test_index_changes_no_result(self, home: Home) -> None:
         writer = await home.open()
         reader = await home.read()
         await writer.put(vectors(4000))
@@ -246,9 +246,7 @@ class SearchContract:
         assert await reader.indexes() == []
         assert await writer.drop_index("v") == 0
 
-    async def test_an_index_of_another_metric_replaces_the_first_and_counts(
-        self, home: Home
-    ) -> None:
+    async def test_index_with_another_metric_replaces_the_first(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(vectors(200))
         await writer.create_index("v")
@@ -258,7 +256,7 @@ class SearchContract:
         found = ids(await reader.search(vector=QUERY, k=10))
         assert found == nearest(vectors(200), QUERY, 10, "cosine")
 
-    async def test_each_hit_says_where_it_lies(self, home: Home) -> None:
+    async def test_each_hit_has_its_bucket_and_offset(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(vectors(100))
         await writer.flush()
@@ -269,7 +267,7 @@ class SearchContract:
             assert {n: v for n, v in hit.items() if not n.startswith("_")} == record
             assert hit["_bucket"] == bucket_of(hit["id"])
 
-    async def test_only_the_fields_asked_for_come_back(self, home: Home) -> None:
+    async def test_only_requested_fields_are_returned(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(vectors(50))
         reader = await home.read()
@@ -279,7 +277,7 @@ class SearchContract:
         assert await reader.lookup("id", 3, columns=["odd"]) == [{"odd": True}]
         assert list((await reader.take([(0, 0)], columns=["odd", "id"]))[0]) == ["odd", "id"]
 
-    async def test_words_are_found_in_every_bucket_best_first(self, home: Home) -> None:
+    async def test_text_search_covers_every_bucket_best_hit_first(self, home: Home) -> None:
         writer = await home.open()
         texts = ["red fox", "red red red", "blue whale", "fox and whale", "nothing here"]
         await writer.put([{"id": n, "text": texts[n % 5]} for n in range(50)])
@@ -297,7 +295,7 @@ class SearchContract:
         few = await reader.search(text="red", k=100, where="id >= 60")
         assert sorted(ids(few)) == [n for n in range(60, 80) if n % 5 in (0, 1)]
 
-    async def test_a_vector_and_words_rank_together(self, home: Home) -> None:
+    async def test_hybrid_search_ranks_vector_and_text_together(self, home: Home) -> None:
         writer = await home.open()
         records = [
             {**one, "text": "wanted thing" if one["id"] % 10 == 0 else "something else"}
@@ -317,7 +315,7 @@ class SearchContract:
         assert scores == sorted(scores, reverse=True)
         assert all("_distance" not in hit for hit in found)
 
-    async def test_a_record_is_found_as_soon_as_it_is_put(self, home: Home) -> None:
+    async def test_record_is_found_as_soon_as_it_is_put(self, home: Home) -> None:
         writer = await home.open(flush_threshold=7)
         reader = await home.read()
         for number in range(40):
@@ -327,7 +325,7 @@ class SearchContract:
             assert ids(await reader.lookup("id", number)) == [number]
             assert ids(await reader.query(f"id = {number}")) == [number]
 
-    async def test_searching_while_others_write_gives_whole_rankings(
+    async def test_search_during_writes_returns_complete_rankings(
         self, home: Home, spawned: Any
     ) -> None:
         writer = await home.open(flush_threshold=50, compaction=True)
@@ -355,7 +353,7 @@ class SearchContract:
             records += vectors(25, start)
         assert ids(await reader.search(vector=QUERY, k=30)) == nearest(records, QUERY, 30)
 
-    async def test_empty_buckets_and_an_empty_topic_are_searched_too(self, home: Home) -> None:
+    async def test_empty_buckets_and_empty_topics_can_be_searched(self, home: Home) -> None:
         writer = await home.open()
         reader = await home.read()
         assert await reader.query() == []
@@ -378,7 +376,7 @@ class SearchContract:
         await writer.put([{"id": n, "v": QUERY, "odd": False} for n in others])
         assert sorted(ids(await reader.query("id >= 0"))) == sorted([number, *others])
 
-    async def test_what_cannot_be_searched_raises_and_is_named(self, home: Home) -> None:
+    async def test_invalid_search_raises_and_names_the_argument(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(vectors(30))
         await writer.flush()
@@ -402,7 +400,7 @@ class SearchContract:
             with pytest.raises(InvalidArgument, match=said):
                 await reader.search(**asked)
 
-    async def test_a_vector_may_be_any_list_of_numbers(self, home: Home) -> None:
+    async def test_search_accepts_any_sequence_of_numbers_as_vector(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(vectors(30))
         reader = await home.read()
@@ -416,7 +414,7 @@ class SearchContract:
         ):
             assert ids(await reader.search(vector=vector, k=5)) == expected
 
-    async def test_wrong_indexes_raise_and_change_nothing(self, home: Home) -> None:
+    async def test_invalid_index_raises_and_changes_nothing(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(vectors(30))
         for wrong in (
@@ -445,7 +443,7 @@ class AccessContract:
         assert await reader.take([3, 1, 1], bucket_id=2) == [content[2][o] for o in (3, 1, 1)]
         assert await reader.take([]) == []
 
-    async def test_offsets_that_are_none_raise(self, home: Home) -> None:
+    async def test_take_with_invalid_offsets_raises(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(40))
         reader = await home.read()
@@ -461,7 +459,7 @@ class AccessContract:
             with pytest.raises(error):
                 await reader.take(offsets)
 
-    async def test_a_string_is_no_list_of_fields(self, home: Home) -> None:
+    async def test_string_as_columns_is_refused(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(40))
         reader = await home.read()
@@ -473,7 +471,7 @@ class AccessContract:
             with pytest.raises(InvalidArgument, match="list"):
                 await use
 
-    async def test_a_query_keeps_the_order_within_each_bucket(self, home: Home) -> None:
+    async def test_query_keeps_the_order_within_each_bucket(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(60))
         await writer.flush()
@@ -489,7 +487,7 @@ class AccessContract:
             with pytest.raises(InvalidArgument):
                 await reader.query(limit=wrong)
 
-    async def test_lookup_finds_every_record_with_the_value(self, home: Home) -> None:
+    async def test_lookup_finds_every_record_with_a_value(self, home: Home) -> None:
         writer = await home.open()
         day = dt.datetime(2024, 2, 29, 12, 0, 0, 5)
         records = [
@@ -535,7 +533,9 @@ class AccessContract:
             assert [r["n"] for r in found] == [key, key + 20, key + 40]
         assert await reader.lookup("id", "absent") == []
 
-    async def test_a_reader_of_some_buckets_speaks_of_those(self, home: Home) -> None:
+    async def test_table_methods_of_a_partial_reader_cover_its_buckets_only(
+        self, home: Home
+    ) -> None:
         writer = await home.open()
         await writer.put(vectors(60))
         await writer.flush()
@@ -567,7 +567,9 @@ class AccessContract:
 class EvolvingContract:
     """Fields that only some buckets know."""
 
-    async def test_a_field_of_another_bucket_is_none_here(self, evolving_home: Home) -> None:
+    async def test_field_known_only_to_another_bucket_reads_as_none(
+        self, evolving_home: Home
+    ) -> None:
         home = evolving_home
         writer = await home.open()
         first, second, third = one_per_bucket()
@@ -598,7 +600,7 @@ class EvolvingContract:
         await writer.put({"id": third, "a": 7, "b": "z"})
         assert ids(await reader.query("b = 'z' AND a > 5")) == [third]
 
-    async def test_an_unknown_field_is_an_error_beside_one_that_some_buckets_know(
+    async def test_unknown_field_raises_even_with_a_field_only_some_buckets_know(
         self, evolving_home: Home
     ) -> None:
         home = evolving_home
@@ -612,7 +614,7 @@ class EvolvingContract:
             with pytest.raises(InvalidArgument, match="nope"):
                 await reader.query(where)
 
-    async def test_an_index_on_a_field_that_one_bucket_knows_serves_all(
+    async def test_index_on_a_field_of_one_bucket_covers_all_buckets(
         self, evolving_home: Home
     ) -> None:
         home = evolving_home
@@ -627,9 +629,7 @@ class EvolvingContract:
         for number in (first, second, third):
             assert ids(await reader.lookup("b", f"b{number}")) == [number]
 
-    async def test_versions_from_before_a_field_appeared_read_as_they_were(
-        self, evolving_home: Home
-    ) -> None:
+    async def test_version_before_a_new_field_reads_without_it(self, evolving_home: Home) -> None:
         home = evolving_home
         writer = await home.open()
         await writer.put([{"id": n, "v": n} for n in range(30)])
@@ -648,7 +648,7 @@ class EvolvingContract:
 
 
 class MaintenanceContract:
-    async def test_compaction_changes_no_offset_no_order_and_no_record(self, home: Home) -> None:
+    async def test_compaction_changes_no_offset_order_or_record(self, home: Home) -> None:
         writer = await home.open()
         for start in range(0, 120, 20):
             await writer.put(vectors(20, start))
@@ -726,7 +726,7 @@ class MaintenanceContract:
 
         await asyncio.to_thread(work)
 
-    async def test_a_closed_handle_is_no_table_any_more(self, home: Home) -> None:
+    async def test_table_methods_of_a_closed_handle_raise(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(vectors(20))
         await writer.tag("t")

@@ -23,7 +23,7 @@ async def cleaned(writer: Any) -> None:
 
 
 class TagContract:
-    async def test_a_tag_says_what_it_holds(self, home: Home) -> None:
+    async def test_tag_describes_what_it_holds(self, home: Home) -> None:
         writer = await home.open()
         reader = await home.read()
         assert await reader.tags() == []
@@ -43,7 +43,7 @@ class TagContract:
         assert await reader.tags() == [made, second]
         assert await writer.tags() == [made, second]
 
-    async def test_a_tag_holds_what_was_acknowledged_and_nothing_put_later(
+    async def test_tag_holds_acknowledged_records_and_nothing_put_later(
         self, home: Home, spawned: Any
     ) -> None:
         writer = await home.open(flush_threshold=40, compaction=True)
@@ -80,7 +80,7 @@ class TagContract:
             assert len(found) == len(set(found)) == rows
             assert least <= set(found) <= most, name
 
-    async def test_a_tag_reads_the_same_whatever_happens_later(self, home: Home) -> None:
+    async def test_tag_reads_the_same_whatever_happens_later(self, home: Home) -> None:
         writer = await home.open(keep_versions=BRIEF)
         reader = await home.read()
         await writer.put(numbered(30))
@@ -125,7 +125,7 @@ class TagContract:
         await unchanged()
         assert (await reader.verify())["ok"]
 
-    async def test_what_no_tag_holds_is_cleaned_up(self, home: Home) -> None:
+    async def test_versions_without_a_tag_are_cleaned_up(self, home: Home) -> None:
         writer = await home.open(keep_versions=BRIEF)
         await writer.put(numbered(30))
         made = await writer.tag("t")
@@ -143,7 +143,7 @@ class TagContract:
         kept = {(v["bucket"], v["version"]) for v in await reader.versions()}
         assert not kept & set(versions.items())
 
-    async def test_a_deleted_tag_is_gone(self, home: Home) -> None:
+    async def test_deleted_tag_is_gone(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(30))
         await writer.tag("t")
@@ -158,7 +158,7 @@ class TagContract:
                 await use
         assert len(await reader.get(None, version="other")) == 30
 
-    async def test_a_tag_of_a_name_that_is_taken_replaces_it(self, home: Home) -> None:
+    async def test_tag_of_an_existing_name_replaces_it(self, home: Home) -> None:
         writer = await home.open(keep_versions=BRIEF)
         reader = await home.read()
         await writer.put(numbered(30))
@@ -171,7 +171,7 @@ class TagContract:
         assert await reader.tags() == [made]
         assert await reader.get(None, version="t") == content
 
-    async def test_tags_of_one_name_at_once_leave_one_whole_tag(
+    async def test_concurrent_tags_of_one_name_leave_one_complete_tag(
         self, home: Home, spawned: Any
     ) -> None:
         writer = await home.open(keep_versions=BRIEF)
@@ -196,9 +196,7 @@ class TagContract:
         stop.set()
         await producing
 
-    async def test_a_tag_made_beside_the_deletion_of_its_name_is_whole_or_gone(
-        self, home: Home
-    ) -> None:
+    async def test_tag_concurrent_with_its_deletion_is_complete_or_gone(self, home: Home) -> None:
         writer = await home.open(keep_versions=BRIEF)
         other = await home.write(backend_options={})
         reader = await home.read()
@@ -214,7 +212,7 @@ class TagContract:
                 assert await reader.tags() == [made]
                 assert len(await reader.get(None, version="t")) == made["rows"]
 
-    async def test_an_empty_topic_and_empty_buckets_can_be_tagged(self, home: Home) -> None:
+    async def test_empty_topic_and_empty_buckets_can_be_tagged(self, home: Home) -> None:
         writer = await home.open()
         reader = await home.read()
         made = await writer.tag("nothing")
@@ -234,7 +232,7 @@ class TagContract:
         await writer.put({"id": 2})
         assert flat(await home.content()) == [{"id": 2}]
 
-    async def test_a_name_that_is_none_raises(self, home: Home) -> None:
+    async def test_invalid_tag_name_raises(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(3))
         for name in ("", "a b", "a/b", "../a", ".a", "a.", "x" * 129, "ü", None, 5):
@@ -243,7 +241,7 @@ class TagContract:
                     await use
         assert await writer.tags() == []
 
-    async def test_every_name_that_is_one_can_be_read(self, home: Home) -> None:
+    async def test_every_valid_tag_name_can_be_read(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(3))
         reader = await home.read()
