@@ -1,4 +1,4 @@
-"""A wrong argument of write_queue or read_queue is told in our words, and nothing is made."""
+"""Invalid arguments of write_queue and read_queue are refused, and nothing is created."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.topic_places import numbered
 from persisting.errors import InvalidArgument, SchemaError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
 
-ADDRESSES: list[Any] = [
+URLS: list[Any] = [
     "s3://bucket/queues",
     "gs://bucket",
     "S3A://bucket/queues",
@@ -24,7 +24,7 @@ ADDRESSES: list[Any] = [
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Relative paths lie in the test's folder."""
+    """Make relative paths point into the test's folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -34,7 +34,7 @@ async def made() -> None:
         await writer.put(numbered(10))
 
 
-@pytest.mark.parametrize("path", ADDRESSES, ids=str)
+@pytest.mark.parametrize("path", URLS, ids=str)
 async def test_storage_path_that_is_a_url_is_refused(here: Path, path: Any) -> None:
     for opening in (write_queue, read_queue):
         with pytest.raises(InvalidArgument, match="address"):
@@ -83,7 +83,7 @@ async def test_backend_must_be_a_name_or_a_class_with_the_protocol_methods(
     here: Path, backend: Any
 ) -> None:
     for opening in (write_queue, read_queue):
-        with pytest.raises(InvalidArgument, match=r"backend must|no storage backend"):
+        with pytest.raises(InvalidArgument, match=r"backend must|not a storage backend"):
             await opening("t", backend=backend)
     assert not list(here.iterdir())
 

@@ -1,4 +1,4 @@
-"""Opening, closing and cancelling: no handle, lock or record is lost on the way."""
+"""Opening, closing and cancelling lose no handle, lock or record."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.children import python
 from support.faults import FaultyFileSystem
+from support.topic_homes import until
 from support.topic_places import WAL, ids, numbered, streamed
 
 from persisting.errors import BucketClosed, StorageError
@@ -18,11 +19,16 @@ from persisting.topic import local
 
 
 async def lock_is_free(root: Path) -> int:
-    """Open and close the topic's only bucket; the number of its records."""
+    """Open and close the topic's only bucket; return the number of its records."""
     backend = PersistingBackend(0, str(root / "t" / "bucket_0"))
     count = backend.total_count()
     await backend.close()
     return count
+
+
+async def _no_topic_is_open() -> bool:
+    """Cancelled calls close their handles in the background."""
+    return local.live_topics("t") == []
 
 
 async def opened(root: Path, **given: Any) -> Any:
@@ -75,8 +81,7 @@ async def test_cancelled_write_queue_leaves_nothing_open(tmp_path: Path) -> None
         for result in await asyncio.gather(task, return_exceptions=True):
             if not isinstance(result, BaseException):
                 await result.close()
-    await asyncio.sleep(0.2)
-    assert local.live_topics("t") == []
+    await until(_no_topic_is_open)
 
 
 async def test_cancelled_read_queue_leaves_nothing_open(tmp_path: Path) -> None:
@@ -90,8 +95,7 @@ async def test_cancelled_read_queue_leaves_nothing_open(tmp_path: Path) -> None:
             if not isinstance(result, BaseException):
                 await result.close()
     await writer.close()
-    await asyncio.sleep(0.1)
-    assert local.live_topics("t") == []
+    await until(_no_topic_is_open)
 
 
 async def test_cancelled_put_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -177,7 +181,7 @@ async def test_reader_opened_before_the_writer_wakes_on_put(tmp_path: Path, spaw
     await reader.close()
 
 
-async def test_dropped_writer_releases_its_lock(tmp_path: Path) -> None:
+async def test_dropped_backend_releases_its_lock(tmp_path: Path) -> None:
     backend = LanceBackend(0, str(tmp_path / "t" / "bucket_0"))
     await backend.put({"id": 1})
     await backend.flush()

@@ -1,4 +1,4 @@
-"""Readers of this process: cancelled, closed and shared while they wait."""
+"""Readers of this process that are cancelled, closed or shared while they wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics between processes: who owns, who reads, and what a kill -9 leaves."""
+"""Topics shared between processes: ownership, reading, and recovery after a kill -9."""
 
 from __future__ import annotations
 

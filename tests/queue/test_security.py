@@ -1,4 +1,5 @@
-"""What SECURITY.md says: names stay inside, files are private, nothing listens, nothing runs."""
+"""The promises of SECURITY.md: names stay inside their folder, files are private, nothing listens
+on the network, and stored data is never executed."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ async def filled(home: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-async def test_no_name_leads_out_of_its_folder(tmp_path: Path, name: str) -> None:
+async def test_names_cannot_leave_the_storage_folder(tmp_path: Path, name: str) -> None:
     home = tmp_path / "home"
     await filled(home)
     before = sorted(tmp_path.rglob("*"))
@@ -105,7 +106,7 @@ async def test_metrics_expose_no_record_content(tmp_path: Path) -> None:
 
 
 def listening() -> set[str]:
-    """The sockets of this process that wait for connections."""
+    """Return the listening sockets of this process."""
     mine = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -135,7 +136,7 @@ async def test_topic_opens_no_port_and_metrics_listen_on_localhost_only(tmp_path
 
 
 def test_code_never_executes_stored_data() -> None:
-    """Whatever is read from disk is decoded by Arrow, Lance, msgspec or struct."""
+    """Only Arrow, Lance, msgspec and struct decode what is read from disk."""
     for path in Path(persisting.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names: list[Any] = []

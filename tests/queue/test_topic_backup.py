@@ -1,4 +1,4 @@
-"""A copy of a topic holds everything that was acknowledged before it began, whoever writes on."""
+"""A backup holds everything that was acknowledged before it began, even while others write."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ async def test_backup_contains_offsets_tags_groups_indexes_and_tagged_versions(
 async def test_backups_made_while_the_owner_writes_are_complete(
     tmp_path: Path, keep: float
 ) -> None:
-    """``keep`` is how long the owner leaves old versions: with next to nothing, files go while
-    they are copied."""
+    """``keep`` is how long the owner keeps old versions: with 0.01 s, files are removed while they
+    are copied."""
     async with await writer_of(tmp_path, flush_threshold=20, keep_versions=keep) as writer:
         put = 0
 
@@ -123,7 +123,7 @@ async def test_backups_made_while_the_owner_writes_are_complete(
         assert not backup.damage_in(tmp_path / f"copy{number}")
         backup.restore(tmp_path / f"copy{number}", tmp_path / f"again{number}")
         found = await numbers_in(tmp_path, f"again{number}")
-        # A put is of two buckets: of the one that was under way, one may be in the copy.
+        # A put goes to two buckets; of the put in flight, the backup may hold one part.
         assert len(found) == len(set(found))
         assert set(range(floor)) <= set(found)
 
@@ -245,9 +245,9 @@ async def test_backup_and_restore_overwrite_nothing(tmp_path: Path) -> None:
     async with await writer_of(tmp_path) as writer:
         await writer.put(records(0, 5))
         copy = copy_of(tmp_path)
-        with pytest.raises(InvalidArgument, match="is there already"):
+        with pytest.raises(InvalidArgument, match="already exists"):
             copy_of(tmp_path)
-    with pytest.raises(InvalidArgument, match="is there already"):
+    with pytest.raises(InvalidArgument, match="already exists"):
         backup.restore(copy, tmp_path / "t")
     assert await numbers_in(tmp_path, "t") == list(range(5))
 
@@ -257,6 +257,6 @@ async def test_backup_into_the_topic_itself_is_refused(tmp_path: Path) -> None:
         await writer.put(records(0, 3))
     source = TopicFolder.open(tmp_path / "t")
     for place in ("inside", "groups/inside", "bucket_0/../inside"):
-        with pytest.raises(InvalidArgument, match="in the topic that is to be copied"):
+        with pytest.raises(InvalidArgument, match="inside the topic to be copied"):
             backup.create(source, tmp_path / "t" / place)
     assert not (tmp_path / "t" / "groups").exists()

@@ -1,4 +1,4 @@
-"""The topic's file: what it keeps, what contradicts it, and that a wrong word never gets in."""
+"""The topic file: what it stores, what contradicts it, and that invalid options never get in."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def topic_file(root: Path, topic: str = "t") -> dict[str, Any]:
 
 
 async def made(root: Path, **given: Any) -> None:
-    """A topic on disk with ten records, closed."""
+    """Create a topic on disk with ten records, and close it."""
     words = {"backend": "lance", **given}
     async with await write_queue(topic="t", storage_path=str(root), **words) as writer:
         await writer.put(numbered(10))
@@ -378,7 +378,9 @@ async def test_unusual_topic_name_is_used_as_folder_name(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
-async def test_no_name_leads_out_of_its_folder(tmp_path: Path, name: Any) -> None:
+async def test_topic_and_group_names_cannot_leave_the_storage_folder(
+    tmp_path: Path, name: Any
+) -> None:
     root = tmp_path / "root"
     for opening in (write_queue, read_queue):
         with pytest.raises(InvalidArgument):

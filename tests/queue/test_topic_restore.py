@@ -1,4 +1,4 @@
-"""A topic goes back to an older state; readers and groups are told, and miss nothing put later."""
+"""Restoring a topic to an older state, in this process and in others."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def tell(child: Any, line: str) -> None:
 
 
 class TestOtherProcesses:
-    """The owner is another process; here are readers of its files."""
+    """Another process owns the topic; this one reads its files."""
 
     async def test_readers_of_the_files_follow_a_restore_by_the_owner(self, tmp_path: Path) -> None:
         with python(OWNER, tmp_path, 2) as owner:
@@ -91,7 +91,7 @@ class TestOtherProcesses:
             for handle in (reader, waiting, follower, heir):
                 await handle.close()
 
-    async def test_stream_of_a_topic_restored_earlier_waits_without_polling_pages(
+    async def test_stream_of_a_topic_restored_earlier_waits_without_busy_polling(
         self, tmp_path: Path
     ) -> None:
         with python(OWNER, tmp_path, 1) as owner:
@@ -101,20 +101,20 @@ class TestOtherProcesses:
             tell(owner, "restore t")
             reader = await read_queue(topic="t", storage_path=str(tmp_path))
             await reader.set_offset(10)
-            looks = 0
-            port = reader._topic.bucket(0)
-            source = port._source  # type: ignore[attr-defined]
+            polls = 0
+            client = reader._topic.bucket(0)
+            source = client._source  # type: ignore[attr-defined]
 
             async def counted() -> Any:
-                nonlocal looks
-                looks += 1
+                nonlocal polls
+                polls += 1
                 return await source()
 
-            port._source = counted  # type: ignore[attr-defined]
+            client._source = counted  # type: ignore[attr-defined]
             async with aclosing(Following(reader.get_stream(block=True))) as tail:
                 await asyncio.sleep(1.0)
-                # It looks every 50 ms; a loop without a pause would look hundreds of times.
-                assert looks < 100
+                # It polls every 50 ms; a loop without a pause would poll thousands of times.
+                assert polls < 100
                 tell(owner, "put 100 105")
                 assert await tail.reaches(5) == list(range(100, 105))
             await reader.close()

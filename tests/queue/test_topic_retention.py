@@ -1,4 +1,4 @@
-"""Retention: old rows go, the offsets of the others stay, and everybody is told the truth."""
+"""Retention in this process, and for readers of the files."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ async def test_get_overtaken_by_retention_returns_what_it_has_read(tmp_path: Pat
         await writer.put([{"id": str(n)} for n in range(first, first + 10)])
         await writer.flush()
     reader = await read_queue(**where)
-    port, offsets = reader._topic.bucket(0), []
-    read = port.read
+    client, offsets = reader._topic.bucket(0), []
+    read = client.read
 
     async def read_then_retain(offset: int, limit: int | None) -> Any:
         offsets.append(offset)
         page = await read(offset, limit)
         if len(offsets) == 1:
-            await writer.retain(rows=10)  # as retention by itself might at this moment
+            await writer.retain(rows=10)  # as automatic retention might do here
         return page
 
-    port.read = read_then_retain
+    client.read = read_then_retain
     assert len(await reader.get(limit=60)) > 30
     assert len(offsets) == 2
     with pytest.raises(OffsetOutOfRange, match="removed by retention"):
@@ -52,9 +52,6 @@ async def test_get_overtaken_by_retention_returns_what_it_has_read(tmp_path: Pat
 
 class TestRetention(RetentionContract):
     pass
-
-
-"""More fragments than Lance reads ahead (about 24): a slow reader has to open files later on."""
 
 
 class TestSlow(SlowContract):

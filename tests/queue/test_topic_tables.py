@@ -1,4 +1,4 @@
-"""The topic as a table: versions, search and random access over all its buckets."""
+"""The topic as a table, in this process and on files that nobody owns."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_table_methods_of_a_backend_without_a_table_name_the_backends_to_u
 
 
 class TestStored:
-    """A topic that nobody owns: a reader does what it is asked to, and lets go again."""
+    """A topic that nobody owns: a reader owns it for the duration of a change."""
 
     async def test_reader_of_an_unowned_topic_can_use_every_table_method(
         self, tmp_path: Path, make_home: Any
@@ -117,7 +117,7 @@ class TestStored:
         assert (await reader.restore("t"))["removed"] == 0
         assert await reader.drop_index("id") == 1
         assert await reader.delete_tag("t") is True
-        # The bucket is free: a writer opens it at once.
+        # The bucket is free again: a writer can open it.
         writer = await home.write(backend_options={})
         await writer.put(vectors(5, 60))
         assert len(await reader.query()) == 65

@@ -1,4 +1,4 @@
-"""A tag is one consistent point over all buckets of a topic, and stays what it was."""
+"""Tags of a topic in this process, across processes, and with damaged files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from support.topic_places import ids, numbered
 
 from persisting.errors import BucketLocked, InvalidArgument
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
+from persisting.topic.table_calls import Tags
 
 _NIGHTLY = pytest.mark.nightly
 
@@ -23,8 +24,28 @@ class TestTags(TagContract):
     pass
 
 
+async def test_concurrent_tags_of_one_name_leave_one_pin_in_each_bucket(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"topic": "t", "storage_path": str(tmp_path)}
+    writers = [await write_queue(**where, backend="lance", num_buckets=2) for _ in range(3)]
+    for start in range(0, 50, 10):
+        await writers[0].put(numbered(10, start))
+        results = await asyncio.gather(*(w.tag("t") for w in writers for _ in range(3)))
+        (tag,) = await writers[0].tags()
+        assert tag in results
+        assert tag["rows"] == start + 10
+        for bucket in range(2):
+            pins = await writers[0]._topic.bucket(bucket).call(Tags())
+            versions = [pin["version"] for pin in pins]
+            assert versions == [tag["buckets"][bucket]["version"]]
+        assert [path.name for path in (tmp_path / "t" / "tags").iterdir()] == ["t.json"]
+    await asyncio.gather(*(w.delete_tag("t") for w in writers), writers[0].tag("u"))
+    assert [tag["name"] for tag in await writers[0].tags()] == ["u"]
+    for writer in writers:
+        await writer.close()
+
+
 class TestOwners:
-    """Who may tag, and what the others hear."""
+    """Only the owner can tag; other processes get an error that names it."""
 
     async def test_tag_that_fails_midway_leaves_the_previous_tag_intact(
         self, tmp_path: Path, make_home: Any
@@ -42,7 +63,7 @@ class TestOwners:
             async with LanceBackend(taken, str(folder), keep_versions=None):
                 with pytest.raises(BucketLocked):
                     await reader.tag("t")
-            # Nothing of the failed call is under way any more: the next one finds the buckets free.
+            # No part of the failed call still runs: the next call finds the buckets free.
             await cleaned(reader)
             assert await reader.tags() == [made]
             assert await reader.get(None, version="t") == content
@@ -251,7 +272,7 @@ async def test_tags_keep_their_content_during_automatic_maintenance(
 
 
 async def test_damaged_tag_file_does_not_release_the_tagged_versions(tmp_path: Path) -> None:
-    """Its pin could pass for a lost one; the file may be brought back from a copy."""
+    """Its pin could be taken for a lost one, but the file may be restored from a copy."""
     writer = await write_queue(
         topic="t", storage_path=str(tmp_path), num_buckets=2, backend="persisting"
     )

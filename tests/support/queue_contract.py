@@ -18,7 +18,7 @@ from support.topic_places import Place, drained, ids, numbered, streamed
 
 
 def pulsing_bucket(value: Any, buckets: int) -> int:
-    """The rule as ``pulsing.streaming.queue.Queue._hash_partition`` has it."""
+    """Route as ``pulsing.streaming.queue.Queue._hash_partition`` does."""
     text = "" if value is None else str(value)
     return int(hashlib.md5(text.encode()).hexdigest(), 16) % buckets
 
@@ -614,7 +614,7 @@ class GroupContract:
 
 
 async def shared_out(*members: Any, buckets: int) -> None:
-    """Let the members look at each other until every bucket has one of them."""
+    """Let the members rebalance until every bucket is assigned to one of them."""
     for _ in range(200):
         for member in members:
             await member.get(limit=0)

@@ -18,7 +18,7 @@ from support.topic_places import WAL, drained, ids, numbered, streamed
 
 
 async def tagged(home: Home, before: int = 30, after: int = 30, **options: Any) -> Any:
-    """A writer of 0 … before, which are tagged "t", and of as many as ``after`` beyond."""
+    """Return a writer that has put ``before`` records, tagged them "t", and put ``after`` more."""
     writer = await home.open(**options)
     await writer.put(numbered(before))
     await writer.tag("t")
@@ -139,7 +139,7 @@ class RestoreContract:
         assert len(flat(content)) == 60
 
     async def test_records_put_after_a_restore_are_never_skipped(self, home: Home) -> None:
-        """Also where the end has passed the readers' old places before they look again."""
+        """Even if the end has passed the readers' old offsets before they read again."""
         writer = await tagged(home, 30, 30)
         by_get, by_arrow, by_stream, sought = [await home.read() for _ in range(4)]
         assert len(await drained(by_get)) == 60
@@ -274,8 +274,8 @@ class RestoreContract:
         await behind.commit()
         done = await writer.restore("t")
         ends = {b: part["end_offset"] for b, part in done["buckets"].items()}
-        told = {(g["group"], g["bucket"]): (g["committed"], g["end"]) for g in done["groups"]}
-        assert told == {("g", b): (o, ends[b]) for b, o in committed.items() if o > ends[b]}
+        reported = {(g["group"], g["bucket"]): (g["committed"], g["end"]) for g in done["groups"]}
+        assert reported == {("g", b): (o, ends[b]) for b, o in committed.items() if o > ends[b]}
         await writer.put(numbered(20, 100))
         stats = await member.stats()
         assert stats["group_lag"] == 20
@@ -371,7 +371,7 @@ class RestoreContract:
 
 
 class LoggedRestoreContract:
-    """With the log: what was acknowledged and not yet flushed is dealt with as well."""
+    """With a log, which holds records that are acknowledged and not flushed."""
 
     async def test_logged_records_before_a_restore_are_not_replayed(self, home: Home) -> None:
         writer = await home.open()

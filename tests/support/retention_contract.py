@@ -15,7 +15,7 @@ from support.topic_places import drained, ids, numbered, streamed
 
 
 async def in_steps(home: Home, steps: int = 4, count: int = 30, **options: Any) -> Any:
-    """A writer whose every bucket has a fragment for each step."""
+    """Return a writer after ``steps`` flushes: every bucket has a fragment for each."""
     writer = await home.open(**options)
     for step in range(steps):
         await writer.put(numbered(count, step * count))
@@ -361,6 +361,7 @@ class RetentionContract:
 
 
 FRAGMENTS, ROWS = 100, 1000
+"""More fragments than Lance reads ahead (about 24), so that a slow reader opens files late."""
 SMALL = {"flush_interval": None, "compaction": False}
 
 
@@ -372,7 +373,7 @@ async def in_fragments(writer: Any) -> None:
 
 
 class SlowContract:
-    """Readers that take their time while compaction and cleaning go on."""
+    """Slow readers during compaction and the removal of old versions."""
 
     async def test_slow_stream_reads_everything_once_and_in_order(self, home: Home) -> None:
         options = {**(home.options or {}), **SMALL, "keep_versions": 0.1}

@@ -21,7 +21,7 @@ def bucket_of(number: Any) -> int:
 
 
 def one_per_bucket(start: int = 0) -> list[int]:
-    """Numbers that go to bucket 0, 1 and 2."""
+    """Return ids that are routed to bucket 0, 1 and 2."""
     found: dict[int, int] = {}
     number = start
     while len(found) < BUCKETS:
@@ -52,7 +52,7 @@ def distances(records: list[dict[str, Any]], query: list[float], metric: str) ->
 def nearest(
     records: list[dict[str, Any]], query: list[float], k: int, metric: str = "l2"
 ) -> list[int]:
-    """Their ids, by brute force."""
+    """Return the ids of the nearest records, by brute force."""
     ranked = sorted(zip(distances(records, query, metric), ids(records), strict=True))
     return [number for _, number in ranked[:k]]
 
@@ -172,9 +172,9 @@ class VersionContract:
             (dt.date(2024, 1, 1), "datetime"),
             ("../escape", "letters"),
         ]
-        for version, said in wrong:
+        for version, message in wrong:
             for read in (reader.get(version=version), reader.get_arrow(version=version)):
-                with pytest.raises(InvalidArgument, match=said):
+                with pytest.raises(InvalidArgument, match=message):
                     await read
 
     async def test_offset_without_a_version_raises(self, home: Home) -> None:
@@ -210,12 +210,12 @@ class SearchContract:
         for k in (1, 10, 300, 1000):
             found = await reader.search(vector=QUERY, k=k, metric=metric)
             assert ids(found) == nearest(records, QUERY, k, metric)
-            told = [hit["_distance"] for hit in found]
-            assert told == sorted(told)
+            found_distances = [hit["_distance"] for hit in found]
+            assert found_distances == sorted(found_distances)
             if metric != "dot":
                 by_id = {r["id"]: r for r in records}
                 expected = distances([by_id[n] for n in ids(found)], QUERY, metric)
-                assert told == pytest.approx(expected, rel=1e-4, abs=1e-4)
+                assert found_distances == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
     async def test_search_applies_the_condition_before_ranking(self, home: Home) -> None:
         writer = await home.open()
@@ -344,8 +344,8 @@ class SearchContract:
         for _ in range(15):
             found = await reader.search(vector=QUERY, k=30)
             assert len(set(ids(found))) == 30
-            told = [hit["_distance"] for hit in found]
-            assert told == sorted(told)
+            found_distances = [hit["_distance"] for hit in found]
+            assert found_distances == sorted(found_distances)
         stop.set()
         end = await producing
         records = vectors(100)
@@ -396,9 +396,9 @@ class SearchContract:
             ({"text": "words"}, "text field"),
             ({}, "vector"),
         ]
-        for asked, said in wrong:
-            with pytest.raises(InvalidArgument, match=said):
-                await reader.search(**asked)
+        for arguments, message in wrong:
+            with pytest.raises(InvalidArgument, match=message):
+                await reader.search(**arguments)
 
     async def test_search_accepts_any_sequence_of_numbers_as_vector(self, home: Home) -> None:
         writer = await home.open()

@@ -13,7 +13,7 @@ from support.topic_homes import BUCKETS, Home, flat, until
 from support.topic_places import ids, numbered
 
 BRIEF = 0.01
-"""Seconds for which old versions are kept, where a test wants them cleaned up at once."""
+"""A ``keep_versions`` (in seconds) that lets tests clean up old versions immediately."""
 
 
 async def cleaned(writer: Any) -> None:

@@ -45,20 +45,23 @@ class StreamMerge:
 
     async def next(self, timeout: float | None) -> BucketPage | None:
         """Return the next page, None after ``timeout`` seconds; raise at the end of all streams."""
-        while self._running:
-            if self._getting is None:
-                self._getting = asyncio.create_task(self._queue.get())
-            done, _ = await asyncio.wait(
-                [self._getting, self._stopped],
-                timeout=timeout,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if not done:
-                return None
-            if self._stopped.done():
-                break
-            bucket, page = self._getting.result()
-            self._getting = None
+        while self._running and not self._stopped.done():
+            if self._getting is None and not self._queue.empty():
+                bucket, page = self._queue.get_nowait()  # no task: pages may be small
+            else:
+                if self._getting is None:
+                    self._getting = asyncio.create_task(self._queue.get())
+                done, _ = await asyncio.wait(
+                    [self._getting, self._stopped],
+                    timeout=timeout,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    return None
+                if self._stopped.done():
+                    break
+                bucket, page = self._getting.result()
+                self._getting = None
             if isinstance(page, BaseException):
                 raise page
             if page is not None:
