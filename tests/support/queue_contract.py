@@ -225,8 +225,8 @@ class ReadingContract:
         reader = await place.read()
         await reader.get()
         started = time.monotonic()
-        assert await reader.get(wait=True, timeout=0.3) == []
-        assert 0.2 < time.monotonic() - started < 5
+        assert await asyncio.wait_for(reader.get(wait=True, timeout=0.3), 60) == []
+        assert time.monotonic() - started > 0.2
 
     async def test_repeated_short_waits_always_return(self, place: Place) -> None:
         await place.filled(1)
@@ -239,12 +239,10 @@ class ReadingContract:
         writer = await place.filled(1)
         reader = await place.read()
         await reader.get()
-        waiting = asyncio.ensure_future(reader.get(wait=True, timeout=30))
+        waiting = asyncio.ensure_future(reader.get(wait=True))
         await asyncio.sleep(0.3)
-        started = time.monotonic()
         await writer.put({"id": 77})
-        assert ids(await waiting) == [77]
-        assert time.monotonic() - started < 5
+        assert ids(await asyncio.wait_for(waiting, 60)) == [77]
 
     async def test_stream_continues_at_the_cursor(self, place: Place) -> None:
         await place.filled(40)

@@ -20,6 +20,7 @@ from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.snapshot import Page
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketClosed, BucketLocked, StorageError
+from persisting.lock import described
 from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.local import LocalBucketClient, live_topic
 from persisting.topic.ownership import open_owner, recover
@@ -139,7 +140,8 @@ class ReadonlyBucketClient:
             owner = await in_thread(open_owner, self._topic_folder, self._config, self._bucket)
         except BucketLocked as exc:
             raise BucketLocked(
-                f"{str(exc).split(';')[0]}; call {call.op}() there, or on a queue of its cluster",
+                f"bucket {self._bucket} of topic {self._config.topic!r} is open for writing by "
+                f"{described(exc.owner)}; call {call.op}() there, or on a queue of its cluster",
                 owner=exc.owner,
             ) from exc
         try:

@@ -47,7 +47,7 @@ class QueueWriter(TopicTable):
         self._writer_id = writer_id or uuid.uuid4().hex
         self._numbering = asyncio.Lock()
         self._numbered_puts: dict[int, asyncio.Lock] = {}
-        """By bucket: its numbered puts are sent one at a time, in the order of their numbers."""
+        """By bucket: its numbered puts are sent one at a time, in the order of the calls."""
         self._touched: set[int] = set()
         self._loop = asyncio.get_running_loop()
 
