@@ -73,7 +73,28 @@ async def test_topic_that_closes_while_it_is_opened_again_serves_the_new_writer(
     assert await lock_is_free(tmp_path) == 210
 
 
-async def test_cancelled_write_queue_leaves_nothing_open(tmp_path: Path) -> None:
+async def test_cancelled_write_queue_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening: set[object] = set()
+    run = local.in_thread_or_undo
+
+    async def counted(undo: Any, call: Any, *args: Any) -> Any:
+        token = object()
+        opening.add(token)
+
+        def call_and_count(*given: Any) -> Any:
+            try:
+                return call(*given)
+            finally:
+                opening.discard(token)
+
+        return await run(undo, call_and_count, *args)
+
+    async def closed_after_all() -> bool:
+        return not opening and await _no_topic_is_open()
+
+    monkeypatch.setattr(local, "in_thread_or_undo", counted)
     for attempt in range(20):
         task = asyncio.ensure_future(opened(tmp_path / str(attempt)))
         await asyncio.sleep(0.0005 * attempt)
@@ -81,7 +102,7 @@ async def test_cancelled_write_queue_leaves_nothing_open(tmp_path: Path) -> None
         for result in await asyncio.gather(task, return_exceptions=True):
             if not isinstance(result, BaseException):
                 await result.close()
-    await until(_no_topic_is_open)
+    await until(closed_after_all)
 
 
 async def test_cancelled_read_queue_leaves_nothing_open(tmp_path: Path) -> None:
