@@ -16,20 +16,20 @@ import pytest
 import pytest_asyncio
 from support.cluster_join import joined, left
 from support.cluster_nodes import Cluster
-from support.topic_homes import Following, Home, flat, taken
-from support.topic_places import drained, ids, numbered
-from support.waiting import until
-from test_topic_restore import LoggedRestoreContract, RestoreContract
-from test_topic_retention import RetentionContract, SlowContract
-from test_topic_tables import (
+from support.restore_contract import LoggedRestoreContract, RestoreContract
+from support.retention_contract import RetentionContract, SlowContract
+from support.table_contract import (
     AccessContract,
     EvolvingContract,
+    MaintenanceContract,
     SearchContract,
-    UpkeepContract,
     VersionContract,
     one_per_bucket,
 )
-from test_topic_tags import TagContract
+from support.tag_contract import TagContract
+from support.topic_homes import Following, Home, flat, taken
+from support.topic_places import drained, ids, numbered
+from support.waiting import until
 
 from persisting.bucket.snapshot import Page
 from persisting.cluster import client, peers
@@ -110,7 +110,7 @@ class TestEvolving(EvolvingContract):
 
 @_ON_MODULE
 @_NIGHTLY
-class TestUpkeep(UpkeepContract):
+class TestMaintenance(MaintenanceContract):
     pass
 
 

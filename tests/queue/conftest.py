@@ -15,10 +15,10 @@ from persisting.topic import local
 
 @pytest.fixture(autouse=True)
 async def no_topic_is_left_open() -> AsyncIterator[None]:
-    """Whatever a test does, its topics close: no handle and no lock is left behind."""
+    """Fail a test that leaves a topic open."""
     before = set(local._live)
     yield
-    left = sorted(set(local._live) - before)
+    left = sorted(set(local._live) - before, key=str)
     for key in left:
         del local._live[key]
     assert not left, f"topics are left open: {left}"
@@ -33,7 +33,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest.fixture(params=["memory", "lance", "persisting"])
 async def typed_place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
-    """With a backend that keeps every type of value."""
+    """A place whose backend stores every type of value."""
     made = Place(request.param, tmp_path / "queues")
     yield made
     await made.close()
@@ -55,7 +55,7 @@ async def logged_place(tmp_path: Path) -> AsyncIterator[Place]:
 
 @pytest.fixture
 async def make_home(tmp_path: Path) -> AsyncIterator[Any]:
-    """Homes of this process in the test's folder, closed at its end."""
+    """Make homes of this process in the test's folder; they are closed at the end."""
     made: list[Home] = []
 
     def make(kind: str) -> Home:

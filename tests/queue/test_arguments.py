@@ -1,4 +1,4 @@
-"""A wrong argument of write_queue or read_queue is told in our words, and nothing is made."""
+"""Invalid arguments of write_queue and read_queue are refused, and nothing is created."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.topic_places import numbered
 from persisting.errors import InvalidArgument, SchemaError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
 
-ADDRESSES: list[Any] = [
+URLS: list[Any] = [
     "s3://bucket/queues",
     "gs://bucket",
     "S3A://bucket/queues",
@@ -24,7 +24,7 @@ ADDRESSES: list[Any] = [
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Relative paths lie in the test's folder."""
+    """Make relative paths point into the test's folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -34,8 +34,8 @@ async def made() -> None:
         await writer.put(numbered(10))
 
 
-@pytest.mark.parametrize("path", ADDRESSES, ids=str)
-async def test_an_address_is_no_folder(here: Path, path: Any) -> None:
+@pytest.mark.parametrize("path", URLS, ids=str)
+async def test_storage_path_that_is_a_url_is_refused(here: Path, path: Any) -> None:
     for opening in (write_queue, read_queue):
         with pytest.raises(InvalidArgument, match="address"):
             await opening("t", storage_path=path)
@@ -46,7 +46,7 @@ async def test_an_address_is_no_folder(here: Path, path: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["~", "~/queues", "~nobody/queues", Path("~/queues")], ids=str)
-async def test_a_tilde_is_not_taken_for_a_folder(here: Path, path: Any) -> None:
+async def test_storage_path_with_a_tilde_is_refused(here: Path, path: Any) -> None:
     for opening in (write_queue, read_queue):
         with pytest.raises(InvalidArgument, match="whole path"):
             await opening("t", storage_path=path)
@@ -56,20 +56,22 @@ async def test_a_tilde_is_not_taken_for_a_folder(here: Path, path: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["./~/queues", "./s3:/queues", "a:b/queues", "q~/x"])
-async def test_a_folder_that_is_really_named_so_can_be_named(here: Path, path: str) -> None:
+async def test_folder_with_a_colon_or_tilde_in_its_name_can_be_given_as_a_path(
+    here: Path, path: str
+) -> None:
     async with await write_queue("t", storage_path=path, backend="lance") as writer:
         await writer.put({"id": 1})
     assert (here / path / "t" / "topic.json").is_file()
 
 
-async def test_a_folder_named_tilde_that_is_there_is_used(here: Path) -> None:
+async def test_existing_folder_named_tilde_is_used(here: Path) -> None:
     (here / "~").mkdir()
     async with await write_queue("t", storage_path="~/queues", backend="lance") as writer:
         await writer.put({"id": 1})
     assert (here / "~" / "queues" / "t").is_dir()
 
 
-async def test_an_empty_path_is_not_the_default_one(here: Path) -> None:
+async def test_empty_storage_path_is_refused(here: Path) -> None:
     for opening in (write_queue, read_queue):
         with pytest.raises(InvalidArgument, match="storage_path"):
             await opening("t", storage_path="")
@@ -77,15 +79,17 @@ async def test_an_empty_path_is_not_the_default_one(here: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", [5, b"lance", ["lance"], dict, int], ids=str)
-async def test_a_backend_is_a_name_or_a_class_with_the_methods(here: Path, backend: Any) -> None:
+async def test_backend_must_be_a_name_or_a_class_with_the_protocol_methods(
+    here: Path, backend: Any
+) -> None:
     for opening in (write_queue, read_queue):
-        with pytest.raises(InvalidArgument, match=r"backend must|no storage backend"):
+        with pytest.raises(InvalidArgument, match=r"backend must|not a storage backend"):
             await opening("t", backend=backend)
     assert not list(here.iterdir())
 
 
 @pytest.mark.parametrize("system", ["orders", 5, ["orders"]], ids=str)
-async def test_a_system_that_is_none_is_told(here: Path, system: Any) -> None:
+async def test_system_that_is_not_a_pulsing_system_is_refused(here: Path, system: Any) -> None:
     for opening in (write_queue, read_queue):
         with pytest.raises(InvalidArgument, match="actor system"):
             await opening(system, "id")
@@ -93,20 +97,20 @@ async def test_a_system_that_is_none_is_told(here: Path, system: Any) -> None:
 
 
 @pytest.mark.parametrize("wait", ["x", "1", None, -1, float("nan"), []], ids=str)
-async def test_waiting_for_a_topic_takes_a_number_of_seconds(wait: Any) -> None:
+async def test_wait_for_topic_must_be_a_number_of_seconds(wait: Any) -> None:
     with pytest.raises(InvalidArgument, match="wait_for_topic"):
         await read_queue("t", wait_for_topic=wait)
 
 
 @pytest.mark.parametrize("buckets", [3, "01", b"1", 0.5, []], ids=str)
-async def test_bucket_ids_are_a_list(buckets: Any) -> None:
+async def test_bucket_ids_must_be_a_list(buckets: Any) -> None:
     await made()
     with pytest.raises(InvalidArgument, match="bucket_ids"):
         await read_queue("t", bucket_ids=buckets)
 
 
 @pytest.mark.parametrize("buckets", [[0, 1], (0, 1), {0, 1}, range(2)], ids=str)
-async def test_any_collection_of_buckets_will_do(buckets: Any) -> None:
+async def test_bucket_ids_may_be_any_collection(buckets: Any) -> None:
     await made()
     async with await read_queue("t", bucket_ids=buckets) as reader:
         assert sorted(reader.buckets) == [0, 1]
@@ -116,18 +120,18 @@ async def test_any_collection_of_buckets_will_do(buckets: Any) -> None:
     ("rank", "world_size", "name"),
     [("0", 2, "rank"), (0, "2", "world_size"), (0.0, 2, "rank"), ([], 2, "rank"), (0, 0, "rank")],
 )
-async def test_a_rank_is_a_whole_number(rank: Any, world_size: Any, name: str) -> None:
+async def test_rank_must_be_a_whole_number(rank: Any, world_size: Any, name: str) -> None:
     with pytest.raises(InvalidArgument, match=name):
         await read_queue("t", rank=rank, world_size=world_size)
 
 
-async def test_a_rank_that_came_as_text_says_what_to_write() -> None:
+async def test_rank_given_as_text_is_refused_with_a_hint() -> None:
     with pytest.raises(InvalidArgument, match=r"int\('0'\)"):
         await read_queue("t", rank="0", world_size=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("timeout", ["1", [], float("nan"), True], ids=str)
-async def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
+async def test_timeout_must_be_a_number_of_seconds(timeout: Any) -> None:
     await made()
     async with await read_queue("t") as reader:
         with pytest.raises(InvalidArgument, match="timeout"):
@@ -135,7 +139,7 @@ async def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
 
 
 @pytest.mark.parametrize("places", [5, None, 1.5], ids=str)
-async def test_take_takes_a_list(places: Any) -> None:
+async def test_take_requires_a_list_of_offsets(places: Any) -> None:
     await made()
     async with await read_queue("t") as reader:
         with pytest.raises(InvalidArgument, match="take"):
@@ -150,7 +154,7 @@ async def test_arrow_data_with_two_columns_of_one_name_is_refused(names: list[st
         assert (await writer.stats())["total_count"] == 0
 
 
-async def test_a_rank_without_a_bucket_is_warned() -> None:
+async def test_rank_without_a_bucket_warns() -> None:
     await made()
     with pytest.warns(UserWarning, match="rank 5 of 8 has no bucket"):
         reader = await read_queue("t", rank=5, world_size=8)

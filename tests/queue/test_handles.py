@@ -1,4 +1,4 @@
-"""Opening, closing and cancelling: no handle, lock or record is lost on the way."""
+"""Opening, closing and cancelling lose no handle, lock or record."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from support.children import python
 from support.faults import FaultyFileSystem
 from support.topic_places import WAL, ids, numbered, streamed
+from support.waiting import until
 
 from persisting.errors import BucketClosed, StorageError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
@@ -18,11 +19,16 @@ from persisting.topic import local
 
 
 async def lock_is_free(root: Path) -> int:
-    """Open and close the topic's only bucket; the number of its records."""
+    """Open and close the topic's only bucket; return the number of its records."""
     backend = PersistingBackend(0, str(root / "t" / "bucket_0"))
     count = backend.total_count()
     await backend.close()
     return count
+
+
+async def _no_topic_is_open() -> bool:
+    """Cancelled calls close their handles in the background."""
+    return local.live_topics("t") == []
 
 
 async def opened(root: Path, **given: Any) -> Any:
@@ -30,7 +36,7 @@ async def opened(root: Path, **given: Any) -> Any:
     return await write_queue(topic="t", storage_path=str(root), **words)
 
 
-async def test_a_closed_writer_does_not_open_its_buckets_again(tmp_path: Path) -> None:
+async def test_closed_writer_does_not_open_its_buckets_again(tmp_path: Path) -> None:
     writer = await opened(tmp_path)
     await writer.put({"id": 1})
     await writer.close()
@@ -41,7 +47,7 @@ async def test_a_closed_writer_does_not_open_its_buckets_again(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("delay", [0, 0.001, 0.003, 0.006, 0.01])
-async def test_a_put_beside_close_is_stored_or_refused(tmp_path: Path, delay: float) -> None:
+async def test_put_concurrent_with_close_is_stored_or_refused(tmp_path: Path, delay: float) -> None:
     writer = await opened(tmp_path)
     putting = asyncio.ensure_future(writer.put({"id": 1}))
     await asyncio.sleep(delay)
@@ -51,7 +57,7 @@ async def test_a_put_beside_close_is_stored_or_refused(tmp_path: Path, delay: fl
     assert await lock_is_free(tmp_path) == (1 if result is None else 0)
 
 
-async def test_a_topic_that_closes_while_it_is_opened_again_serves_the_new_writer(
+async def test_topic_that_closes_while_it_is_opened_again_serves_the_new_writer(
     tmp_path: Path,
 ) -> None:
     for round_ in range(10):
@@ -67,7 +73,28 @@ async def test_a_topic_that_closes_while_it_is_opened_again_serves_the_new_write
     assert await lock_is_free(tmp_path) == 210
 
 
-async def test_a_cancelled_write_queue_leaves_nothing_open(tmp_path: Path) -> None:
+async def test_cancelled_write_queue_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening: set[object] = set()
+    run = local.in_thread_or_undo
+
+    async def counted(undo: Any, call: Any, *args: Any) -> Any:
+        token = object()
+        opening.add(token)
+
+        def call_and_count(*given: Any) -> Any:
+            try:
+                return call(*given)
+            finally:
+                opening.discard(token)
+
+        return await run(undo, call_and_count, *args)
+
+    async def closed_after_all() -> bool:
+        return not opening and await _no_topic_is_open()
+
+    monkeypatch.setattr(local, "in_thread_or_undo", counted)
     for attempt in range(20):
         task = asyncio.ensure_future(opened(tmp_path / str(attempt)))
         await asyncio.sleep(0.0005 * attempt)
@@ -75,11 +102,10 @@ async def test_a_cancelled_write_queue_leaves_nothing_open(tmp_path: Path) -> No
         for result in await asyncio.gather(task, return_exceptions=True):
             if not isinstance(result, BaseException):
                 await result.close()
-    await asyncio.sleep(0.2)
-    assert local.live_topics("t") == []
+    await until(closed_after_all)
 
 
-async def test_a_cancelled_read_queue_leaves_nothing_open(tmp_path: Path) -> None:
+async def test_cancelled_read_queue_leaves_nothing_open(tmp_path: Path) -> None:
     writer = await opened(tmp_path)
     await writer.put(numbered(10))
     for attempt in range(20):
@@ -90,11 +116,10 @@ async def test_a_cancelled_read_queue_leaves_nothing_open(tmp_path: Path) -> Non
             if not isinstance(result, BaseException):
                 await result.close()
     await writer.close()
-    await asyncio.sleep(0.1)
-    assert local.live_topics("t") == []
+    await until(_no_topic_is_open)
 
 
-async def test_a_cancelled_put_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
+async def test_cancelled_put_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
     writer = await opened(tmp_path, backend="persisting", backend_options=WAL)
     for attempt in range(20):
         task = asyncio.ensure_future(writer.put(numbered(10, 10 * attempt)))
@@ -110,7 +135,7 @@ async def test_a_cancelled_put_is_stored_whole_or_not_at_all(tmp_path: Path) -> 
     assert found == sorted(found)
 
 
-async def test_a_reader_keeps_the_topic_open_and_the_last_handle_closes_it(tmp_path: Path) -> None:
+async def test_reader_keeps_the_topic_open_and_the_last_handle_closes_it(tmp_path: Path) -> None:
     writer = await opened(tmp_path)
     await writer.put({"id": 1})
     reader = await read_queue(topic="t", storage_path=str(tmp_path))
@@ -120,7 +145,9 @@ async def test_a_reader_keeps_the_topic_open_and_the_last_handle_closes_it(tmp_p
     assert await lock_is_free(tmp_path) == 1
 
 
-async def test_what_a_closed_writer_put_is_on_disk_though_a_reader_is_open(tmp_path: Path) -> None:
+async def test_records_of_a_closed_writer_are_on_disk_while_a_reader_is_open(
+    tmp_path: Path,
+) -> None:
     writer = await opened(tmp_path)
     reader = await read_queue(topic="t", storage_path=str(tmp_path))
     await reader.get()
@@ -133,7 +160,7 @@ async def test_what_a_closed_writer_put_is_on_disk_though_a_reader_is_open(tmp_p
 
 
 @pytest.mark.parametrize("last", ["writer", "reader"])
-async def test_a_close_that_fails_can_be_repeated(
+async def test_close_that_fails_can_be_repeated(
     tmp_path: Path, faults: FaultyFileSystem, last: str
 ) -> None:
     writer = await opened(tmp_path)
@@ -153,7 +180,7 @@ async def test_a_close_that_fails_can_be_repeated(
     assert await lock_is_free(tmp_path) == 1
 
 
-async def test_a_reader_opened_before_the_writer_wakes_on_put(tmp_path: Path, spawned: Any) -> None:
+async def test_reader_opened_before_the_writer_wakes_on_put(tmp_path: Path, spawned: Any) -> None:
     async with await opened(tmp_path) as writer:
         await writer.put({"id": 0})
     reader = await read_queue(topic="t", storage_path=str(tmp_path))
@@ -175,7 +202,7 @@ async def test_a_reader_opened_before_the_writer_wakes_on_put(tmp_path: Path, sp
     await reader.close()
 
 
-async def test_a_writer_that_is_dropped_frees_its_lock(tmp_path: Path) -> None:
+async def test_dropped_backend_releases_its_lock(tmp_path: Path) -> None:
     backend = LanceBackend(0, str(tmp_path / "t" / "bucket_0"))
     await backend.put({"id": 1})
     await backend.flush()
@@ -184,7 +211,7 @@ async def test_a_writer_that_is_dropped_frees_its_lock(tmp_path: Path) -> None:
     assert await lock_is_free(tmp_path) == 1
 
 
-def test_a_queue_made_in_one_loop_is_used_by_synchronous_code_afterwards(tmp_path: Path) -> None:
+def test_synchronous_code_can_use_a_queue_whose_event_loop_has_ended(tmp_path: Path) -> None:
     writer = asyncio.run(opened(tmp_path, backend="persisting", backend_options=WAL)).sync()
     with writer:
         writer.put(numbered(10))
@@ -199,7 +226,7 @@ def test_a_queue_made_in_one_loop_is_used_by_synchronous_code_afterwards(tmp_pat
         writer.put({"id": 1})
 
 
-async def test_a_slow_consumer_holds_a_bounded_part_in_memory(tmp_path: Path) -> None:
+async def test_slow_consumer_keeps_a_bounded_number_of_records_in_memory(tmp_path: Path) -> None:
     writer = await opened(tmp_path, num_buckets=4)
     text = "x" * 1000
     for start in range(0, 20_000, 2000):
@@ -244,7 +271,7 @@ writer.close()
 """
 
 
-def test_a_blocking_call_that_was_interrupted_takes_nothing(tmp_path: Path) -> None:
+def test_interrupted_blocking_call_does_not_move_the_cursor(tmp_path: Path) -> None:
     with python(INTERRUPTED, tmp_path) as child:
         out, errors = child.communicate(timeout=60)
     assert (out, errors, child.returncode) == ("[1, 2]\n", "", 0)

@@ -1,4 +1,4 @@
-"""Readers of this process: cancelled, closed and shared while they wait."""
+"""Readers of this process that are cancelled, closed or shared while they wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from persisting.errors import StorageError
 from persisting.queue import write_queue
 
 
-async def test_closing_a_reader_ends_what_waits_in_it(place: Place) -> None:
+async def test_closing_a_reader_ends_its_waiting_calls(place: Place) -> None:
     await place.filled(10)
     for use in (lambda r: r.get(wait=True), lambda r: streamed(r, block=True)):
         reader = await place.read()
@@ -29,7 +29,7 @@ async def test_closing_a_reader_ends_what_waits_in_it(place: Place) -> None:
         assert result == [] or isinstance(result, StorageError)
 
 
-async def test_a_short_wait_is_short_beside_a_long_one(place: Place, spawned: Any) -> None:
+async def test_short_wait_returns_while_a_long_one_continues(place: Place, spawned: Any) -> None:
     writer = await place.filled(10)
     reader = await place.read()
     await reader.get(limit=100)
@@ -41,7 +41,7 @@ async def test_a_short_wait_is_short_beside_a_long_one(place: Place, spawned: An
     assert ids(await asyncio.wait_for(long, 10)) == [10]
 
 
-async def test_a_stream_and_gets_of_one_reader_share_the_records(place: Place) -> None:
+async def test_stream_and_gets_of_one_reader_share_the_records(place: Place) -> None:
     writer = await place.filled(2000)
     await writer.flush()
     reader = await place.read()
@@ -65,7 +65,7 @@ async def test_a_stream_and_gets_of_one_reader_share_the_records(place: Place) -
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.001, 0.002, 0.004, 0.008])
-async def test_an_upgrade_beside_the_first_puts_reaches_every_bucket(
+async def test_upgrade_concurrent_with_the_first_puts_reaches_every_bucket(
     tmp_path: Path, delay: float
 ) -> None:
     old = await write_queue(topic="t", storage_path=str(tmp_path), backend="lance", num_buckets=8)

@@ -1,4 +1,5 @@
-"""What SECURITY.md says: names stay inside, files are private, nothing listens, nothing runs."""
+"""The promises of SECURITY.md: names stay inside their folder, files are private, nothing listens
+on the network, and stored data is never executed."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ async def filled(home: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-async def test_no_name_leads_out_of_its_folder(tmp_path: Path, name: str) -> None:
+async def test_names_cannot_leave_the_storage_folder(tmp_path: Path, name: str) -> None:
     home = tmp_path / "home"
     await filled(home)
     before = sorted(tmp_path.rglob("*"))
@@ -65,7 +66,7 @@ async def test_no_name_leads_out_of_its_folder(tmp_path: Path, name: str) -> Non
     assert sorted(tmp_path.rglob("*")) == before
 
 
-async def test_all_that_is_made_is_for_its_owner_only(tmp_path: Path) -> None:
+async def test_created_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     home = tmp_path / "made" / "home"
     before = os.umask(0)
     try:
@@ -86,7 +87,7 @@ def scraped(port: int) -> str:
         return str(answer.read().decode())
 
 
-async def test_metrics_tell_nothing_of_what_records_hold(tmp_path: Path) -> None:
+async def test_metrics_expose_no_record_content(tmp_path: Path) -> None:
     inside, outside = metrics.serve(port=0), serve(str(tmp_path), 0, "127.0.0.1")
     try:
         async with await write_queue(
@@ -105,7 +106,7 @@ async def test_metrics_tell_nothing_of_what_records_hold(tmp_path: Path) -> None
 
 
 def listening() -> set[str]:
-    """The sockets of this process that wait for connections."""
+    """Return the listening sockets of this process."""
     mine = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -121,7 +122,7 @@ def listening() -> set[str]:
     return found
 
 
-async def test_a_topic_opens_no_port_and_metrics_only_one_of_this_machine(tmp_path: Path) -> None:
+async def test_topic_opens_no_port_and_metrics_listen_on_localhost_only(tmp_path: Path) -> None:
     before = listening()
     await filled(tmp_path)
     assert listening() == before
@@ -134,8 +135,8 @@ async def test_a_topic_opens_no_port_and_metrics_only_one_of_this_machine(tmp_pa
         server.server_close()
 
 
-def test_nothing_in_the_code_runs_what_is_stored() -> None:
-    """Whatever is read from disk is decoded by Arrow, Lance, msgspec or struct."""
+def test_code_never_executes_stored_data() -> None:
+    """Only Arrow, Lance, msgspec and struct decode what is read from disk."""
     for path in Path(persisting.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names: list[Any] = []

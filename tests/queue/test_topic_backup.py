@@ -1,4 +1,4 @@
-"""A copy of a topic holds everything that was acknowledged before it began, whoever writes on."""
+"""A backup holds everything that was acknowledged before it began, even while others write."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def copy_of(home: Path, name: str = "copy", topic: str = "t") -> Path:
     return home / name
 
 
-async def test_what_is_flushed_and_what_is_only_in_the_log_are_copied(tmp_path: Path) -> None:
+async def test_backup_contains_flushed_and_logged_records(tmp_path: Path) -> None:
     async with await writer_of(tmp_path) as writer:
         await writer.put(records(0, 50))
         await writer.flush()
@@ -57,7 +57,7 @@ async def test_what_is_flushed_and_what_is_only_in_the_log_are_copied(tmp_path: 
     assert await numbers_in(tmp_path, "t") == list(range(75))
 
 
-async def test_a_bucket_whose_rows_retention_has_all_dropped_is_copied_too(tmp_path: Path) -> None:
+async def test_backup_contains_a_bucket_emptied_by_retention(tmp_path: Path) -> None:
     async with await writer_of(tmp_path) as writer:
         await writer.put(records(0, 50))
         await writer.flush()
@@ -70,7 +70,9 @@ async def test_a_bucket_whose_rows_retention_has_all_dropped_is_copied_too(tmp_p
     assert await numbers_in(tmp_path, "again") == list(range(50, 73))
 
 
-async def test_offsets_tags_groups_indexes_and_the_past_come_along(tmp_path: Path) -> None:
+async def test_backup_contains_offsets_tags_groups_indexes_and_tagged_versions(
+    tmp_path: Path,
+) -> None:
     async with await writer_of(tmp_path) as writer:
         await writer.put(records(0, 40))
         await writer.tag("early")
@@ -94,9 +96,11 @@ async def test_offsets_tags_groups_indexes_and_the_past_come_along(tmp_path: Pat
 
 
 @pytest.mark.parametrize("keep", [600.0, 0.01])
-async def test_copies_made_while_the_owner_writes_are_whole(tmp_path: Path, keep: float) -> None:
-    """``keep`` is how long the owner leaves old versions: with next to nothing, files go while
-    they are copied."""
+async def test_backups_made_while_the_owner_writes_are_complete(
+    tmp_path: Path, keep: float
+) -> None:
+    """``keep`` is how long the owner keeps old versions: with 0.01 s, files are removed while they
+    are copied."""
     async with await writer_of(tmp_path, flush_threshold=20, keep_versions=keep) as writer:
         put = 0
 
@@ -119,7 +123,7 @@ async def test_copies_made_while_the_owner_writes_are_whole(tmp_path: Path, keep
         assert not backup.damage_in(tmp_path / f"copy{number}")
         backup.restore(tmp_path / f"copy{number}", tmp_path / f"again{number}")
         found = await numbers_in(tmp_path, f"again{number}")
-        # A put is of two buckets: of the one that was under way, one may be in the copy.
+        # A put goes to two buckets; of the put in flight, the backup may hold one part.
         assert len(found) == len(set(found))
         assert set(range(floor)) <= set(found)
 
@@ -142,7 +146,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_tag_that_moves_while_it_is_copied_can_be_read_in_the_copy(
+async def test_tag_replaced_during_a_backup_is_readable_in_the_backup(
     tmp_path: Path,
 ) -> None:
     options = {"enable_wal": True, "keep_versions": 0.001}
@@ -176,7 +180,7 @@ async def test_a_tag_that_moves_while_it_is_copied_can_be_read_in_the_copy(
         assert len(await reader.get()) >= 100
 
 
-async def test_a_topic_whose_owner_was_killed_is_copied_with_its_log(tmp_path: Path) -> None:
+async def test_backup_of_a_topic_with_a_killed_owner_contains_its_log(tmp_path: Path) -> None:
     with python(OWNER, tmp_path) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
@@ -188,7 +192,7 @@ async def test_a_topic_whose_owner_was_killed_is_copied_with_its_log(tmp_path: P
     assert await numbers_in(tmp_path, "t") == list(range(100))
 
 
-async def test_a_backup_is_no_topic_and_stays_as_it_is(tmp_path: Path) -> None:
+async def test_backup_cannot_be_opened_as_a_topic_and_is_not_changed(tmp_path: Path) -> None:
     async with await writer_of(tmp_path) as writer:
         await writer.put(records(0, 5))
         copy_of(tmp_path)
@@ -199,9 +203,7 @@ async def test_a_backup_is_no_topic_and_stays_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["flip", "remove", "unfinished", "newer", "escape"])
-async def test_a_damaged_backup_is_refused_and_the_damage_is_named(
-    tmp_path: Path, harm: str
-) -> None:
+async def test_damaged_backup_is_refused_and_the_damage_is_named(tmp_path: Path, harm: str) -> None:
     async with await writer_of(tmp_path) as writer:
         await writer.put(records(0, 50))
         await writer.flush()
@@ -239,22 +241,22 @@ async def test_a_damaged_backup_is_refused_and_the_damage_is_named(
     assert not (tmp_path / "again" / "topic.json").exists()
 
 
-async def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
+async def test_backup_and_restore_overwrite_nothing(tmp_path: Path) -> None:
     async with await writer_of(tmp_path) as writer:
         await writer.put(records(0, 5))
         copy = copy_of(tmp_path)
-        with pytest.raises(InvalidArgument, match="is there already"):
+        with pytest.raises(InvalidArgument, match="already exists"):
             copy_of(tmp_path)
-    with pytest.raises(InvalidArgument, match="is there already"):
+    with pytest.raises(InvalidArgument, match="already exists"):
         backup.restore(copy, tmp_path / "t")
     assert await numbers_in(tmp_path, "t") == list(range(5))
 
 
-async def test_a_topic_is_not_copied_into_itself(tmp_path: Path) -> None:
+async def test_backup_into_the_topic_itself_is_refused(tmp_path: Path) -> None:
     async with await writer_of(tmp_path) as writer:
         await writer.put(records(0, 3))
     source = TopicFolder.open(tmp_path / "t")
     for place in ("inside", "groups/inside", "bucket_0/../inside"):
-        with pytest.raises(InvalidArgument, match="in the topic that is to be copied"):
+        with pytest.raises(InvalidArgument, match="inside the topic to be copied"):
             backup.create(source, tmp_path / "t" / place)
     assert not (tmp_path / "t" / "groups").exists()

@@ -1,4 +1,4 @@
-"""The topic's file: what it keeps, what contradicts it, and that a wrong word never gets in."""
+"""The topic file: what it stores, what contradicts it, and that invalid options never get in."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def topic_file(root: Path, topic: str = "t") -> dict[str, Any]:
 
 
 async def made(root: Path, **given: Any) -> None:
-    """A topic on disk with ten records, closed."""
+    """Create a topic on disk with ten records, and close it."""
     words = {"backend": "lance", **given}
     async with await write_queue(topic="t", storage_path=str(root), **words) as writer:
         await writer.put(numbered(10))
 
 
-async def test_the_file_keeps_what_the_topic_is(tmp_path: Path) -> None:
+async def test_topic_file_stores_the_configuration(tmp_path: Path) -> None:
     await made(
         tmp_path,
         backend="persisting",
@@ -97,7 +97,7 @@ async def test_the_file_keeps_what_the_topic_is(tmp_path: Path) -> None:
     ]
 
 
-async def test_what_a_later_writer_leaves_out_comes_from_the_file(tmp_path: Path) -> None:
+async def test_arguments_a_later_writer_omits_come_from_the_topic_file(tmp_path: Path) -> None:
     await made(tmp_path, backend="persisting", num_buckets=2, backend_options=WAL)
     before = topic_file(tmp_path)
     async with await write_queue(topic="t", storage_path=str(tmp_path)) as writer:
@@ -107,7 +107,7 @@ async def test_what_a_later_writer_leaves_out_comes_from_the_file(tmp_path: Path
     assert topic_file(tmp_path) == before
 
 
-async def test_the_default_folder_is_queue_storage(
+async def test_default_folder_is_queue_storage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -118,7 +118,7 @@ async def test_the_default_folder_is_queue_storage(
         assert sorted(ids(await streamed(reader))) == [0, 1, 2]
 
 
-async def test_the_topic_may_be_the_first_argument(tmp_path: Path) -> None:
+async def test_topic_may_be_the_first_argument(tmp_path: Path) -> None:
     async with await write_queue("t", storage_path=str(tmp_path), backend="lance") as writer:
         await writer.put({"id": 1})
     async with await read_queue("t", storage_path=str(tmp_path)) as reader:
@@ -127,7 +127,7 @@ async def test_the_topic_may_be_the_first_argument(tmp_path: Path) -> None:
         await write_queue()
 
 
-async def test_lance_becomes_persisting_in_place(tmp_path: Path) -> None:
+async def test_lance_topic_is_upgraded_to_persisting_in_place(tmp_path: Path) -> None:
     await made(tmp_path)
     async with await write_queue(
         topic="t", storage_path=str(tmp_path), backend="persisting"
@@ -139,7 +139,7 @@ async def test_lance_becomes_persisting_in_place(tmp_path: Path) -> None:
     assert [record.get("new") for record in found] == [None] * 10 + ["field"] * 10
 
 
-async def test_an_upgrade_leaves_open_writers_and_streams_running(
+async def test_upgrade_leaves_open_writers_and_streams_running(
     tmp_path: Path, spawned: Any
 ) -> None:
     first = await write_queue(topic="t", storage_path=str(tmp_path), backend="lance")
@@ -165,7 +165,7 @@ async def test_an_upgrade_leaves_open_writers_and_streams_running(
         await handle.close()
 
 
-async def test_persisting_does_not_become_lance(tmp_path: Path) -> None:
+async def test_persisting_topic_cannot_become_a_lance_topic(tmp_path: Path) -> None:
     await made(tmp_path, backend="persisting")
     for backend in ("lance", "memory", LanceBackend):
         with pytest.raises(InvalidArgument, match="persisting"):
@@ -173,7 +173,7 @@ async def test_persisting_does_not_become_lance(tmp_path: Path) -> None:
     assert topic_file(tmp_path)["backend"] == "persisting"
 
 
-async def test_changed_options_apply_with_a_warning(tmp_path: Path) -> None:
+async def test_changed_options_apply_and_warn(tmp_path: Path) -> None:
     await made(tmp_path, backend="persisting", backend_options={"flush_interval": 9.0})
     with pytest.warns(UserWarning, match="from now on"):
         writer = await write_queue(topic="t", storage_path=str(tmp_path), backend_options=WAL)
@@ -183,7 +183,7 @@ async def test_changed_options_apply_with_a_warning(tmp_path: Path) -> None:
     assert topic_file(tmp_path)["options"] == {"flush_interval": 9.0, **WAL}
 
 
-async def test_changed_options_reach_buckets_that_are_open(tmp_path: Path) -> None:
+async def test_changed_options_reach_open_buckets(tmp_path: Path) -> None:
     first = await write_queue(topic="t", storage_path=str(tmp_path), backend="persisting")
     await first.put(numbered(10))
     with pytest.warns(UserWarning, match="from now on"):
@@ -212,20 +212,20 @@ async def test_two_open_topics_of_one_name_need_a_path(tmp_path: Path) -> None:
         await writer.close()
 
 
-async def test_a_memory_topic_is_found_with_the_path_it_was_made_with(tmp_path: Path) -> None:
+async def test_memory_topic_is_found_with_the_storage_path_of_its_creation(tmp_path: Path) -> None:
     async with await write_queue(topic="t", storage_path=str(tmp_path)) as writer:
         await writer.put({"id": 1})
         async with await read_queue(topic="t", storage_path=str(tmp_path)) as reader:
             assert await reader.get() == [{"id": 1}]
 
 
-async def test_memory_does_not_shadow_a_topic_on_disk(tmp_path: Path) -> None:
+async def test_memory_topic_does_not_shadow_a_topic_on_disk(tmp_path: Path) -> None:
     await made(tmp_path)
     with pytest.raises(InvalidArgument, match="lance"):
         await write_queue(topic="t", storage_path=str(tmp_path), backend="memory")
 
 
-async def test_a_reader_that_contradicts_a_live_topic_leaves_no_handle(tmp_path: Path) -> None:
+async def test_reader_that_contradicts_a_live_topic_leaves_no_handle(tmp_path: Path) -> None:
     writer = await write_queue(topic="t", storage_path=str(tmp_path), backend="lance")
     await writer.put({"id": 1})
     for path in (None, str(tmp_path)):
@@ -236,7 +236,9 @@ async def test_a_reader_that_contradicts_a_live_topic_leaves_no_handle(tmp_path:
 
 
 @pytest.mark.parametrize("batch_size", ["big", 0, -1, True, 1.5])
-async def test_a_wrong_batch_size_is_refused_and_not_kept(tmp_path: Path, batch_size: Any) -> None:
+async def test_invalid_batch_size_is_refused_and_not_stored(
+    tmp_path: Path, batch_size: Any
+) -> None:
     with pytest.raises(InvalidArgument, match="batch_size"):
         await write_queue(
             topic="t", storage_path=str(tmp_path), backend="lance", batch_size=batch_size
@@ -262,7 +264,7 @@ async def test_a_wrong_batch_size_is_refused_and_not_kept(tmp_path: Path, batch_
     ],
     ids=str,
 )
-async def test_wrong_options_are_refused_and_not_kept(tmp_path: Path, options: Any) -> None:
+async def test_invalid_options_are_refused_and_not_stored(tmp_path: Path, options: Any) -> None:
     with pytest.raises(InvalidArgument):
         await write_queue(
             topic="t", storage_path=str(tmp_path), backend="persisting", backend_options=options
@@ -273,7 +275,9 @@ async def test_wrong_options_are_refused_and_not_kept(tmp_path: Path, options: A
     assert topic_file(tmp_path)["options"] == {}
 
 
-async def test_read_only_is_no_option_of_a_topic_and_other_writers_go_on(tmp_path: Path) -> None:
+async def test_read_only_is_refused_as_a_topic_option_and_other_writers_continue(
+    tmp_path: Path,
+) -> None:
     words: dict[str, Any] = {"topic": "t", "storage_path": str(tmp_path)}
     async with await write_queue(**words, backend="persisting") as writer:
         await writer.put(numbered(10))
@@ -285,7 +289,7 @@ async def test_read_only_is_no_option_of_a_topic_and_other_writers_go_on(tmp_pat
     assert topic_file(tmp_path)["options"] == {}
 
 
-async def test_a_table_of_ones_own_class_is_not_made_read_only_either(tmp_path: Path) -> None:
+async def test_read_only_is_refused_for_a_custom_table_class_too(tmp_path: Path) -> None:
     class Own(PersistingBackend):
         pass
 
@@ -305,9 +309,7 @@ STRAYS = {
 
 
 @pytest.mark.parametrize("backend", ["lance", "persisting"])
-async def test_options_that_are_none_of_a_topic_are_ignored_in_its_file(
-    tmp_path: Path, backend: str
-) -> None:
+async def test_foreign_options_in_the_topic_file_are_ignored(tmp_path: Path, backend: str) -> None:
     await made(tmp_path, backend=backend, backend_options={"flush_threshold": 5})
     path = tmp_path / "t" / "topic.json"
     kept = topic_file(tmp_path)
@@ -323,7 +325,7 @@ async def test_options_that_are_none_of_a_topic_are_ignored_in_its_file(
     assert topic_file(tmp_path)["options"] == {"flush_threshold": 6}
 
 
-async def test_a_default_that_contradicts_the_topic_is_refused_and_not_kept(
+async def test_schema_default_that_contradicts_the_topic_is_refused_and_not_stored(
     tmp_path: Path,
 ) -> None:
     place = {"topic": "t", "storage_path": str(tmp_path), "backend": "persisting"}
@@ -337,14 +339,14 @@ async def test_a_default_that_contradicts_the_topic_is_refused_and_not_kept(
         await writer.put({"id": 2})
 
 
-async def test_a_class_of_ones_own_may_have_options_of_these_names(tmp_path: Path) -> None:
+async def test_custom_backend_class_may_have_options_named_like_ours(tmp_path: Path) -> None:
     given = {"read_only": False, "schema_path": "records.proto"}
     await made(tmp_path, backend=OnlyProtocol, backend_options=given)
     assert topic_file(tmp_path)["options"] == given
 
 
 @pytest.mark.parametrize("value", [b"\xff", dt.datetime(2020, 1, 1), float("nan"), {1: 2}], ids=str)
-async def test_options_are_kept_exactly_or_refused(tmp_path: Path, value: Any) -> None:
+async def test_options_are_stored_exactly_or_refused(tmp_path: Path, value: Any) -> None:
     options = {"schema_defaults": {"field": value}}
     try:
         await made(tmp_path, backend="persisting", backend_options=options)
@@ -356,14 +358,14 @@ async def test_options_are_kept_exactly_or_refused(tmp_path: Path, value: Any) -
 
 
 @pytest.mark.parametrize("count", [0, -1, 65537, "4", 4.0, True])
-async def test_a_wrong_number_of_buckets_is_refused(tmp_path: Path, count: Any) -> None:
+async def test_invalid_number_of_buckets_is_refused(tmp_path: Path, count: Any) -> None:
     with pytest.raises(InvalidArgument, match="num_buckets"):
         await write_queue(topic="t", storage_path=str(tmp_path), backend="lance", num_buckets=count)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", GOOD_NAMES, ids=ascii)
-async def test_an_odd_name_is_just_a_folder(tmp_path: Path, name: str) -> None:
+async def test_unusual_topic_name_is_used_as_folder_name(tmp_path: Path, name: str) -> None:
     async with await write_queue(
         topic=name, storage_path=str(tmp_path), backend="lance", num_buckets=1
     ) as writer:
@@ -376,7 +378,9 @@ async def test_an_odd_name_is_just_a_folder(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
-async def test_no_name_leads_out_of_its_folder(tmp_path: Path, name: Any) -> None:
+async def test_topic_and_group_names_cannot_leave_the_storage_folder(
+    tmp_path: Path, name: Any
+) -> None:
     root = tmp_path / "root"
     for opening in (write_queue, read_queue):
         with pytest.raises(InvalidArgument):
@@ -389,7 +393,7 @@ async def test_no_name_leads_out_of_its_folder(tmp_path: Path, name: Any) -> Non
     assert sorted(tmp_path.rglob("*")) == before
 
 
-async def test_a_damaged_topic_file_is_reported_and_left(tmp_path: Path) -> None:
+async def test_damaged_topic_file_is_reported_and_not_changed(tmp_path: Path) -> None:
     await made(tmp_path)
     path = tmp_path / "t" / "topic.json"
     for damage in (b"", b"{", b'{"topic": "t"}', b"\xff\xfe", b"[]"):
@@ -400,7 +404,7 @@ async def test_a_damaged_topic_file_is_reported_and_left(tmp_path: Path) -> None
         assert path.read_bytes() == damage
 
 
-async def test_a_newer_topic_file_is_not_read(tmp_path: Path) -> None:
+async def test_topic_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     await made(tmp_path)
     path = tmp_path / "t" / "topic.json"
     path.write_text(json.dumps({**topic_file(tmp_path), "format": 2}))
@@ -408,7 +412,7 @@ async def test_a_newer_topic_file_is_not_read(tmp_path: Path) -> None:
         await read_queue(topic="t", storage_path=str(tmp_path))
 
 
-async def test_the_topic_file_is_whole_or_absent_wherever_writing_it_fails(
+async def test_topic_file_is_complete_or_absent_after_any_failed_write(
     tmp_path: Path, faults: FaultyFileSystem
 ) -> None:
     for index in range(40):
@@ -430,7 +434,7 @@ async def test_the_topic_file_is_whole_or_absent_wherever_writing_it_fails(
     raise AssertionError("making a topic takes more than 40 calls")
 
 
-def test_writers_of_several_threads_make_one_topic(tmp_path: Path) -> None:
+def test_writers_in_several_threads_create_one_topic(tmp_path: Path) -> None:
     errors: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -459,7 +463,7 @@ def test_writers_of_several_threads_make_one_topic(tmp_path: Path) -> None:
     assert sorted(ids(asyncio.run(check()))) == list(range(300))
 
 
-async def test_a_storage_path_that_is_a_file_says_so(tmp_path: Path) -> None:
+async def test_storage_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidArgument, match="file"):
         await write_queue(topic="t", storage_path=str(tmp_path / "file"), backend="lance")

@@ -1,51 +1,47 @@
-"""Retention: old rows go, the offsets of the others stay, and everybody is told the truth."""
+"""Retention in this process, and for readers of the files."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.topic_homes import BUCKETS, Following, Home, flat, taken
-from support.topic_places import drained, ids, numbered, streamed
-from support.waiting import until
+from support.retention_contract import (
+    ROWS,
+    SMALL,
+    RetentionContract,
+    SlowContract,
+    in_fragments,
+    in_steps,
+)
+from support.topic_homes import BUCKETS, flat
+from support.topic_places import drained, ids
 
-from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
+from persisting.errors import OffsetOutOfRange, StorageError
 from persisting.queue import read_queue, write_queue
 
 _NIGHTLY = pytest.mark.nightly
 
 
-async def in_steps(home: Home, steps: int = 4, count: int = 30, **options: Any) -> Any:
-    """A writer whose every bucket has a fragment for each step."""
-    writer = await home.open(**options)
-    for step in range(steps):
-        await writer.put(numbered(count, step * count))
-        await writer.flush()
-    return writer
-
-
-async def test_a_read_that_retention_overtakes_gives_what_it_has(tmp_path: Path) -> None:
+async def test_get_overtaken_by_retention_returns_what_it_has_read(tmp_path: Path) -> None:
     where: dict[str, Any] = {"topic": "t", "storage_path": str(tmp_path)}
     writer = await write_queue(**where, num_buckets=2, backend="lance")
     for first in range(0, 100, 10):
         await writer.put([{"id": str(n)} for n in range(first, first + 10)])
         await writer.flush()
     reader = await read_queue(**where)
-    port, offsets = reader._topic.port(0), []
-    read = port.read
+    client, offsets = reader._topic.bucket(0), []
+    read = client.read
 
     async def read_then_retain(offset: int, limit: int | None) -> Any:
         offsets.append(offset)
         page = await read(offset, limit)
         if len(offsets) == 1:
-            await writer.retain(rows=10)  # as retention by itself might at this moment
+            await writer.retain(rows=10)  # as automatic retention might do here
         return page
 
-    port.read = read_then_retain
+    client.read = read_then_retain
     assert len(await reader.get(limit=60)) > 30
     assert len(offsets) == 2
     with pytest.raises(OffsetOutOfRange, match="removed by retention"):
@@ -54,404 +50,8 @@ async def test_a_read_that_retention_overtakes_gives_what_it_has(tmp_path: Path)
     await writer.close()
 
 
-class RetentionContract:
-    async def test_the_oldest_rows_go_and_the_offsets_of_the_others_stay(self, home: Home) -> None:
-        writer = await in_steps(home)
-        content = await home.content()
-        reader = await home.read()
-        pairs = [(b, o) for b in range(BUCKETS) for o in range(len(content[b]))]
-        done = await writer.retain(rows=12)
-        starts = done["start_offsets"]
-        assert done["dropped"] == sum(starts.values()) > 0
-        stats = await reader.stats()
-        for bucket in range(BUCKETS):
-            left = len(content[bucket]) - starts[bucket]
-            assert left >= 12
-            own = stats["buckets"][bucket]
-            assert (own["start_offset"], own["end_offset"]) == (
-                starts[bucket],
-                len(content[bucket]),
-            )
-            assert own["total_count"] == left
-        assert stats["total_count"] == 120 - done["dropped"]
-        kept = [(b, o) for b, o in pairs if o >= starts[b]]
-        assert await reader.take(kept) == [content[b][o] for b, o in kept]
-        assert await reader.query() == [content[b][o] for b, o in kept]
-        for bucket in range(BUCKETS):
-            with pytest.raises(OffsetOutOfRange, match=str(starts[bucket])):
-                await reader.take([(bucket, starts[bucket] - 1)])
-        lost = content[0][0]["id"]
-        assert await reader.lookup("id", lost) == []
-        await writer.put(numbered(30, 500))
-        after = await home.content()
-        for bucket in range(BUCKETS):
-            assert after[bucket][: len(content[bucket]) - starts[bucket]] == [
-                content[bucket][o] for o in range(starts[bucket], len(content[bucket]))
-            ]
-        assert (await writer.retain(rows=10**6))["dropped"] == 0
-
-    async def test_offset_0_means_the_earliest_and_one_below_the_start_raises(
-        self, home: Home
-    ) -> None:
-        writer = await in_steps(home)
-        starts = (await writer.retain(rows=12))["start_offsets"]
-        left = flat(await home.content())
-        reader = await home.read()
-        assert sorted(ids(await reader.get(None))) == sorted(ids(left))
-        assert sorted(ids(await streamed(reader, offset=0))) == sorted(ids(left))
-        assert (await reader.get_arrow(offset=0)).num_rows == len(left)
-        below = min(starts.values()) - 1
-        for read in (streamed(reader, offset=below), reader.get_arrow(offset=below)):
-            with pytest.raises(OffsetOutOfRange):
-                await read
-        await reader.set_offset(below)
-        for read in (reader.get(), reader.get_arrow(), streamed(reader)):
-            with pytest.raises(OffsetOutOfRange, match="retention"):
-                await read
-        with pytest.raises(OffsetOutOfRange):
-            await reader.get(wait=True, timeout=5)
-        await reader.reset()
-        assert sorted(ids(await drained(reader))) == sorted(ids(left))
-
-    async def test_a_cursor_that_retention_overtook_raises_until_it_is_reset(
-        self, home: Home
-    ) -> None:
-        writer = await in_steps(home)
-        reader, fresh = await home.read(), await home.read()
-        assert len(await reader.get(9)) == 9
-        await writer.retain(rows=12)
-        left = sorted(ids(flat(await home.content())))
-        for _ in range(2):
-            with pytest.raises(OffsetOutOfRange):
-                await reader.get()
-        assert sorted(ids(await drained(fresh))) == left
-        await reader.reset()
-        assert sorted(ids(await drained(reader))) == left
-        await writer.put(numbered(10, 500))
-        assert sorted(ids(await drained(reader))) == list(range(500, 510))
-
-    async def test_a_reader_within_what_is_left_notices_nothing(self, home: Home) -> None:
-        writer = await in_steps(home)
-        reader = await home.read()
-        assert len(await reader.get(None)) == 120
-        starts = (await writer.retain(rows=0))["start_offsets"]
-        assert await reader.get() == []
-        await writer.put(numbered(10, 500))
-        assert sorted(ids(await drained(reader))) == list(range(500, 510))
-        assert reader.offsets() != starts
-
-    async def test_lag_counts_what_can_still_be_read(self, home: Home) -> None:
-        writer = await in_steps(home)
-        reader, member = await home.read(), await home.read(group="g")
-        await member.get(0)
-        dropped = (await writer.retain(rows=12))["dropped"]
-        stats = await reader.stats()
-        assert stats["lag"] == stats["total_count"] == 120 - dropped
-        stats = await member.stats()
-        assert stats["group_lag"] == stats["lag"] == 120 - dropped
-        assert len(await drained(member)) == 120 - dropped
-        await member.commit()
-        assert (await member.stats())["group_lag"] == 0
-
-    async def test_seek_finds_its_place_among_what_is_left(self, home: Home) -> None:
-        writer = await in_steps(home)
-        await asyncio.sleep(0.01)
-        between = time.time()
-        await asyncio.sleep(0.01)
-        await writer.put(numbered(30, 120))
-        await writer.flush()
-        starts = (await writer.retain(rows=20))["start_offsets"]
-        reader = await home.read()
-        assert await reader.seek(timestamp=0) == starts
-        assert sorted(ids(await drained(reader))) == sorted(ids(flat(await home.content())))
-        await reader.seek(timestamp=between)
-        assert sorted(ids(await drained(reader))) == list(range(120, 150))
-        await reader.seek(timestamp=time.time() + 60)
-        assert await reader.get() == []
-
-    async def test_a_read_of_many_pages_that_retention_overtakes_gives_what_it_has(
-        self, home: Home
-    ) -> None:
-        writer = await home.open()
-        await writer.put(numbered(30_000))
-        await writer.flush()
-        reader = await home.read()
-        found, _ = await asyncio.gather(reader.get(limit=None), writer.retain(rows=0))
-        assert len(set(ids(found))) == len(found)
-
-    async def test_everything_may_go_and_the_topic_goes_on(self, home: Home) -> None:
-        writer = await in_steps(home, 2)
-        await writer.create_index("id")
-        reader = await home.read()
-        ends = {b["bucket_id"]: b["end_offset"] for b in (await writer.stats())["buckets"]}
-        done = await writer.retain(seconds=0)
-        assert (done["dropped"], done["start_offsets"]) == (60, ends)
-        assert flat(await home.content()) == []
-        assert await reader.query() == await reader.get() == []
-        assert (await reader.get_arrow(offset=0)).num_rows == 0
-        assert await reader.seek(timestamp=0) == ends
-        assert (await writer.retain(rows=0, seconds=0))["dropped"] == 0
-        await writer.put(numbered(30, 100))
-        assert sorted(ids(await drained(reader))) == list(range(100, 130))
-        assert ids(await reader.lookup("id", 117)) == [117]
-        await writer.compact()
-        writer = await home.reopen()
-        stats = await writer.stats()
-        assert {b["bucket_id"]: b["start_offset"] for b in stats["buckets"]} == ends
-        assert sorted(ids(flat(await home.content()))) == list(range(100, 130))
-
-    async def test_bytes_and_age_limit_too(self, home: Home) -> None:
-        writer = await in_steps(home)
-        sizes = [b["table_bytes"] for b in (await writer.stats())["buckets"]]
-        done = await writer.retain(bytes=min(sizes) // 2)
-        assert all(start > 0 for start in done["start_offsets"].values())
-        for bucket in (await writer.stats())["buckets"]:
-            assert min(sizes) // 2 <= bucket["table_bytes"] < min(sizes)
-        assert (await writer.retain(seconds=3600))["dropped"] == 0
-        assert (await writer.retain(bytes=0))["dropped"] == 120 - done["dropped"]
-
-    async def test_wrong_limits_drop_nothing(self, home: Home) -> None:
-        writer = await in_steps(home, 1)
-        wrong: list[dict[str, Any]] = [
-            {},
-            {"rows": -1},
-            {"rows": "5"},
-            {"seconds": float("nan")},
-            {"bytes": True},
-        ]
-        for limits in wrong:
-            with pytest.raises(InvalidArgument):
-                await writer.retain(**limits)
-        assert (await writer.stats())["total_count"] == 30
-
-    async def test_groups_hold_back_what_they_have_not_committed(self, home: Home) -> None:
-        writer = await in_steps(home, retention_waits_for=["groups"])
-        quick, slow = await home.read(group="quick"), await home.read(group="slow")
-        first = await drained(quick)
-        await quick.commit()
-        some = await slow.get(45)
-        await slow.commit()
-        committed = (await slow.stats())["committed"]
-        starts = (await writer.retain(rows=0))["start_offsets"]
-        assert all(starts[b] <= committed[b] for b in range(BUCKETS))
-        assert sum(starts.values()) > 0
-        some += await drained(slow)
-        assert sorted(ids(some)) == sorted(ids(first)) == list(range(120))
-        await slow.commit()
-        assert (await writer.retain(rows=0))["dropped"] == 120 - sum(starts.values())
-
-    async def test_a_group_that_a_restore_set_back_holds_what_it_has_to_read_again(
-        self, home: Home
-    ) -> None:
-        writer = await home.open(retention_waits_for=["groups"])
-        await writer.put(numbered(30))
-        await writer.tag("t")
-        await writer.put(numbered(60, 30))
-        member = await home.read(group="g")
-        assert len(await drained(member)) == 90
-        await member.commit()
-        await member.close()
-        await writer.restore("t")
-        for start in (1000, 1030, 1060, 1090):
-            await writer.put(numbered(30, start))
-            await writer.flush()
-        await writer.retain(rows=0)
-        heir = await home.read(group="g")
-        assert sorted(ids(await drained(heir))) == list(range(1000, 1120))
-
-    async def test_without_the_option_groups_hold_nothing(self, home: Home) -> None:
-        writer = await in_steps(home)
-        member = await home.read(group="g")
-        assert len(await member.get(9)) == 9
-        await member.commit()
-        assert (await writer.retain(rows=0))["dropped"] == 120
-        with pytest.raises(OffsetOutOfRange):
-            await member.get()
-        await member.reset()
-        assert await member.get() == []
-        await writer.put(numbered(10, 500))
-        assert sorted(ids(await drained(member))) == list(range(500, 510))
-        await member.commit()
-        await member.close()
-        heir = await home.read(group="g")
-        assert await heir.get() == []
-
-    async def test_tags_hold_back_by_option_and_are_readable_in_any_case(self, home: Home) -> None:
-        writer = await in_steps(home, 2, retention_waits_for=["tags"])
-        assert (await writer.retain(rows=0))["dropped"] == 60
-        for step in (2, 3):
-            await writer.put(numbered(30, 30 * step))
-            await writer.flush()
-        await writer.tag("t")
-        held = flat(await home.content())
-        await writer.put(numbered(30, 120))
-        await writer.flush()
-        assert (await writer.retain(rows=0))["dropped"] == 0
-        reader = await home.read()
-        assert await reader.get(None, version="t") == held
-        await writer.delete_tag("t")
-        assert (await writer.retain(rows=0))["dropped"] == 90
-
-    async def test_an_older_version_still_has_the_rows_at_their_offsets(self, home: Home) -> None:
-        writer = await in_steps(home)
-        content = await home.content()
-        made = await writer.tag("t")
-        await writer.retain(rows=12)
-        later = await writer.tag("later")
-        reader = await home.read()
-        assert await reader.get(None, version="t") == flat(content)
-        assert await reader.get(None, version="later") == flat(await home.content())
-        for bucket in range(BUCKETS):
-            start = later["buckets"][bucket]["start_offset"]
-            assert made["buckets"][bucket]["start_offset"] == 0 < start
-            end = later["buckets"][bucket]["end_offset"]
-            assert end == made["buckets"][bucket]["end_offset"] == len(content[bucket])
-            alone = await home.read(bucket_id=bucket)
-            assert (
-                await alone.get(3, offset=start - 2, version="t")
-                == (content[bucket][start - 2 : start + 1])
-            )
-            assert (
-                await alone.get(3, offset=start, version="later")
-                == (content[bucket][start : start + 3])
-            )
-            with pytest.raises(OffsetOutOfRange):
-                await alone.get(3, offset=start - 1, version="later")
-
-    async def test_a_restore_brings_back_what_retention_took(self, home: Home) -> None:
-        writer = await in_steps(home)
-        content = await home.content()
-        await writer.tag("t")
-        await writer.retain(rows=0)
-        await writer.put(numbered(30, 500))
-        done = await writer.restore("t")
-        assert {part["start_offset"] for part in done["buckets"].values()} == {0}
-        assert await home.content() == content
-        reader = await home.read()
-        await reader.set_offset(3)
-        assert len(await reader.get(None)) == 120 - 3 * BUCKETS
-
-    async def test_a_blocking_stream_that_keeps_up_goes_on_over_retention(self, home: Home) -> None:
-        writer = await home.open()
-        reader = await home.read()
-        async with aclosing(Following(reader.get_stream(block=True))) as tail:
-            for step in range(4):
-                await writer.put(numbered(30, 30 * step))
-                await tail.reaches(30 * (step + 1))
-                await writer.flush()
-                await writer.retain(rows=0)
-            assert sorted(tail.found) == list(range(120))
-
-    async def test_a_stream_that_was_overtaken_says_so(self, home: Home) -> None:
-        writer = await in_steps(home, 4, 2000)
-        reader = await home.read()
-        stream = reader.get_stream()
-        first = await anext(stream)
-        await writer.retain(rows=0)
-        await writer.put(numbered(30, 100_000))
-        with pytest.raises(OffsetOutOfRange):
-            await reader.get_arrow()
-        await stream.aclose()
-        await reader.reset()
-        assert first["id"] < 8000
-        assert sorted(ids(await drained(reader))) == list(range(100_000, 100_030))
-
-    async def test_the_options_drop_by_themselves(self, home: Home) -> None:
-        writer = await home.open(retention_rows=20)
-        reader = await home.read()
-
-        async def settled() -> bool:
-            buckets = (await reader.stats())["buckets"]
-            return all(b["start_offset"] > 0 for b in buckets)
-
-        for step in range(6):
-            await writer.put(numbered(30, 30 * step))
-            await writer.flush()
-        await until(settled)
-        stats = await reader.stats()
-        assert all(b["total_count"] >= 20 for b in stats["buckets"])
-        assert all(b["upkeep_error"] is None for b in stats["buckets"])
-        found = {n["id"] for n in await reader.get(None)}
-        assert set(range(150, 180)) <= found
-
-    async def test_the_age_option_drops_without_further_puts(self, home: Home) -> None:
-        writer = await home.open(retention_seconds=0.5)
-        await writer.put(numbered(30))
-        await writer.flush()
-        reader = await home.read()
-
-        async def gone() -> bool:
-            return (await reader.stats())["total_count"] == 0
-
-        await until(gone)
-        assert await reader.get() == []
-        await writer.put(numbered(5, 100))
-        assert sorted(await taken(reader, 5)) == list(range(100, 105))
-
-
 class TestRetention(RetentionContract):
     pass
-
-
-FRAGMENTS, ROWS = 100, 1000
-"""More fragments than Lance reads ahead (about 24): a slow reader has to open files later on."""
-
-SMALL = {"flush_interval": None, "compaction": False}
-
-
-async def in_fragments(writer: Any) -> None:
-    step = ROWS // FRAGMENTS
-    for start in range(0, ROWS, step):
-        await writer.put(numbered(step, start))
-        await writer.flush()
-
-
-class SlowContract:
-    """Readers that take their time while compaction and cleaning go on."""
-
-    async def test_a_slow_stream_reads_everything_once_and_in_order(self, home: Home) -> None:
-        options = {**(home.options or {}), **SMALL, "keep_versions": 0.1}
-        writer = await home.write(num_buckets=1, backend_options=options)
-        await in_fragments(writer)
-        reader = await home.read()
-        found: list[int] = []
-        async for record in reader.get_stream():
-            found.append(record["id"])
-            if len(found) == 10:
-                assert (await writer.compact())["fragments_after"] == 1
-                await asyncio.sleep(0.15)
-                await writer.put({"id": 10**6})
-                assert (await writer.compact())["versions_removed"] > 0
-        assert found[:ROWS] == list(range(ROWS))
-        assert found[ROWS:] in ([], [10**6])
-
-    async def test_long_reads_of_a_version_that_goes_begin_again_or_say_so(
-        self, home: Home, spawned: Any
-    ) -> None:
-        writer = await home.open(keep_versions=0.05, flush_threshold=30, compaction=True)
-        await writer.put([{"id": n, "v": [float(n), 0.0]} for n in range(200)])
-        stop = asyncio.Event()
-
-        async def produce() -> None:
-            number = 200
-            while not stop.is_set():
-                await writer.put(
-                    [{"id": n, "v": [float(n), 0.0]} for n in range(number, number + 20)]
-                )
-                number += 20
-                await writer.compact()
-
-        producing = spawned(produce())
-        reader = await home.read()
-        for _ in range(25):
-            assert len(await reader.query("id < 200")) == 200
-            assert ids(await reader.search(vector=[7.1, 0.0], k=1)) == [7]
-            assert (await reader.get_arrow(offset=0)).num_rows >= 200
-            await reader.versions()
-            await reader.indexes()
-            await reader.stats()
-        stop.set()
-        await producing
 
 
 class TestSlow(SlowContract):
@@ -459,7 +59,7 @@ class TestSlow(SlowContract):
 
 
 class TestStored:
-    async def test_a_reader_of_the_files_keeps_to_the_same_rules(
+    async def test_retention_applies_to_readers_of_the_files_as_well(
         self, tmp_path: Path, make_home: Any
     ) -> None:
         home = make_home("persisting")
@@ -484,7 +84,7 @@ class TestStored:
         assert await reader.query() == []
         await reader.close()
 
-    async def test_a_slow_stream_of_the_files_survives_an_owner_that_cleans_up(
+    async def test_slow_stream_of_the_files_survives_cleaning_by_the_owner(
         self, tmp_path: Path, make_home: Any
     ) -> None:
         home = make_home("lance")
@@ -518,7 +118,7 @@ class TestStored:
     ],
     ids=str,
 )
-async def test_wrong_options_are_refused_before_the_topic_is_made(
+async def test_invalid_retention_options_are_refused_before_the_topic_is_created(
     tmp_path: Path, wrong: dict[str, Any], make_home: Any
 ) -> None:
     home = make_home("persisting")

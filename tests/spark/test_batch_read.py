@@ -513,7 +513,7 @@ class TestWhatCannotBeRead:
             load(spark, tmp_path, "nothing")
 
     def test_the_folder_of_the_topics(self, spark: SparkSession, home: Path) -> None:
-        with refused("NoSuchTopic", "Check the name, and the folder of the topics"):
+        with refused("NoSuchTopic", "Check the topic's name and the storage folder"):
             spark.read.format("persisting").load(str(home))
 
     def test_a_topic_of_a_backend_of_ones_own(self, spark: SparkSession, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A backend with the methods of the protocol and not one more."""
+"""A backend with exactly the methods of the protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class OnlyProtocol:
-    """Keeps records in memory and, when flushed, in one JSON file."""
+    """Keeps records in memory; a flush writes them to one JSON file."""
 
     def __init__(self, bucket_id: int, storage_path: str, batch_size: int = 100, **kwargs: Any):
         self._file = Path(storage_path) / "records.json"

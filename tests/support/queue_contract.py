@@ -18,19 +18,19 @@ from support.topic_places import Place, drained, ids, numbered, streamed
 
 
 def pulsing_bucket(value: Any, buckets: int) -> int:
-    """The rule as ``pulsing.streaming.queue.Queue._hash_partition`` has it."""
+    """Route as ``pulsing.streaming.queue.Queue._hash_partition`` does."""
     text = "" if value is None else str(value)
     return int(hashlib.md5(text.encode()).hexdigest(), 16) % buckets
 
 
 class WritingContract:
-    async def test_what_was_put_is_read(self, place: Place) -> None:
+    async def test_every_record_put_is_read_once(self, place: Place) -> None:
         writer = await place.write()
         await writer.put({"id": 1, "text": "one"})
         reader = await place.read()
         assert await reader.get() == [{"id": 1, "text": "one"}]
 
-    async def test_a_list_a_batch_and_arrow_are_stored(self, place: Place) -> None:
+    async def test_lists_batches_and_arrow_data_are_stored(self, place: Place) -> None:
         writer = await place.write()
         await writer.put(numbered(10))
         await writer.put_batch(numbered(10, 10))
@@ -45,7 +45,7 @@ class WritingContract:
         await writer.put_arrow(pa.table({"id": pa.array([], pa.int64())}))
         assert (await writer.stats())["total_count"] == 0
 
-    async def test_records_go_to_the_bucket_that_pulsing_would_choose(self, place: Place) -> None:
+    async def test_records_are_routed_as_pulsing_routes_them(self, place: Place) -> None:
         keys = ["a", "b", "日本", "", "1", "2.5", "None", *map(str, range(20))]
         writer = await place.write(num_buckets=3, bucket_column="key")
         await writer.put([{"key": key} for key in keys])
@@ -55,7 +55,7 @@ class WritingContract:
             expected = [k for k in [*keys, None] if pulsing_bucket(k, 3) == bucket]
             assert [r["key"] for r in await reader.get(limit=1000)] == expected
 
-    async def test_a_record_without_the_bucket_column_is_refused(self, place: Place) -> None:
+    async def test_record_without_the_bucket_column_is_refused(self, place: Place) -> None:
         writer = await place.write(bucket_column="key")
         with pytest.raises(SchemaError, match="key"):
             await writer.put({"id": 1})
@@ -66,7 +66,7 @@ class WritingContract:
         assert (await writer.stats())["total_count"] == 0
 
     @pytest.mark.parametrize("record", ["text", 5, None, [1], [[{"id": 1}]]])
-    async def test_what_is_no_record_is_refused(self, place: Place, record: Any) -> None:
+    async def test_value_that_is_not_a_record_is_refused(self, place: Place, record: Any) -> None:
         writer = await place.write()
         with pytest.raises((SchemaError, InvalidArgument)):
             await writer.put(record)
@@ -85,7 +85,7 @@ class WritingContract:
             found = [r["n"] for r in await streamed(await place.read(bucket_id=bucket))]
             assert found == sorted(found)
 
-    async def test_values_come_back_as_they_went_in(self, typed_place: Place) -> None:
+    async def test_values_are_read_as_they_were_put(self, typed_place: Place) -> None:
         record = {
             "id": "x",
             "none": None,
@@ -124,7 +124,7 @@ class WritingContract:
             assert stats["wal_enabled"] is True
             assert stats["wal_size"] >= 0
 
-    async def test_a_closed_writer_takes_nothing(self, place: Place) -> None:
+    async def test_closed_writer_refuses_puts(self, place: Place) -> None:
         async with await place.write() as writer:
             await writer.put({"id": 1})
         await writer.close()
@@ -144,12 +144,12 @@ class WritingContract:
 
         assert sorted(ids(await asyncio.to_thread(work))) == list(range(5))
 
-    async def test_a_synchronous_call_on_the_queues_own_loop_raises(self, place: Place) -> None:
+    async def test_synchronous_call_on_the_own_event_loop_raises(self, place: Place) -> None:
         writer = await place.write()
         with pytest.raises(InvalidArgument, match="event loop"):
             writer.sync().put({"id": 1})
 
-    async def test_a_contradiction_of_the_topic_raises(self, place: Place) -> None:
+    async def test_arguments_that_contradict_the_topic_raise(self, place: Place) -> None:
         await place.filled(num_buckets=3, bucket_column="id")
         for wrong in ({"num_buckets": 4}, {"bucket_column": "key"}):
             with pytest.raises(InvalidArgument, match=next(iter(wrong))):
@@ -176,7 +176,7 @@ class ReadingContract:
         assert sorted(ids(first + rest)) == list(range(40))
         assert await reader.get() == []
 
-    async def test_a_limit_of_get_is_in_all(self, place: Place) -> None:
+    async def test_limit_of_get_counts_over_all_buckets(self, place: Place) -> None:
         await place.filled(40)
         reader = await place.read()
         assert await reader.get(limit=0) == []
@@ -184,19 +184,19 @@ class ReadingContract:
         assert len(await reader.get(limit=1000)) == 39
 
     @pytest.mark.parametrize("limit", [-1, "5", 1.5, True])
-    async def test_a_wrong_limit_raises(self, place: Place, limit: Any) -> None:
+    async def test_invalid_limit_raises(self, place: Place, limit: Any) -> None:
         await place.filled(1)
         reader = await place.read()
         with pytest.raises(InvalidArgument):
             await reader.get(limit=limit)
 
-    async def test_readers_have_cursors_of_their_own(self, place: Place) -> None:
+    async def test_each_reader_has_its_own_cursor(self, place: Place) -> None:
         await place.filled(40)
         first, second = await place.read(), await place.read()
         assert len(await first.get(limit=30)) == 30
         assert sorted(ids(await drained(second))) == list(range(40))
 
-    async def test_concurrent_gets_of_one_reader_skip_and_double_nothing(
+    async def test_concurrent_gets_of_one_reader_deliver_each_record_once(
         self, place: Place
     ) -> None:
         writer = await place.filled(200)
@@ -206,7 +206,7 @@ class ReadingContract:
         found = [record for part in parts for record in part] + await drained(reader)
         assert sorted(ids(found)) == list(range(200))
 
-    async def test_a_cancelled_get_loses_nothing(self, place: Place) -> None:
+    async def test_cancelled_get_loses_nothing(self, place: Place) -> None:
         writer = await place.filled(400)
         await writer.flush()
         reader = await place.read()
@@ -220,33 +220,31 @@ class ReadingContract:
         found += await drained(reader)
         assert sorted(ids(found)) == list(range(400))
 
-    async def test_a_waiting_get_returns_at_its_timeout(self, place: Place) -> None:
+    async def test_waiting_get_returns_at_its_timeout(self, place: Place) -> None:
         await place.filled(1)
         reader = await place.read()
         await reader.get()
         started = time.monotonic()
-        assert await reader.get(wait=True, timeout=0.3) == []
-        assert 0.2 < time.monotonic() - started < 5
+        assert await asyncio.wait_for(reader.get(wait=True, timeout=0.3), 60) == []
+        assert time.monotonic() - started > 0.2
 
-    async def test_short_waits_in_a_loop_always_return(self, place: Place) -> None:
+    async def test_repeated_short_waits_always_return(self, place: Place) -> None:
         await place.filled(1)
         reader = await place.read()
         await reader.get()
         for _ in range(40):
             assert await asyncio.wait_for(reader.get(wait=True, timeout=0.02), 10) == []
 
-    async def test_a_waiting_get_wakes_on_a_put(self, place: Place) -> None:
+    async def test_waiting_get_wakes_on_a_put(self, place: Place) -> None:
         writer = await place.filled(1)
         reader = await place.read()
         await reader.get()
-        waiting = asyncio.ensure_future(reader.get(wait=True, timeout=30))
+        waiting = asyncio.ensure_future(reader.get(wait=True))
         await asyncio.sleep(0.3)
-        started = time.monotonic()
         await writer.put({"id": 77})
-        assert ids(await waiting) == [77]
-        assert time.monotonic() - started < 5
+        assert ids(await asyncio.wait_for(waiting, 60)) == [77]
 
-    async def test_a_stream_goes_on_from_the_cursor(self, place: Place) -> None:
+    async def test_stream_continues_at_the_cursor(self, place: Place) -> None:
         await place.filled(40)
         reader = await place.read()
         first = await streamed(reader, limit=13)
@@ -255,7 +253,7 @@ class ReadingContract:
         assert (len(first), len(second)) == (13, 10)
         assert sorted(ids(first + second + rest)) == list(range(40))
 
-    async def test_a_stream_that_was_left_is_continued(self, place: Place) -> None:
+    async def test_abandoned_stream_is_continued_by_the_next_one(self, place: Place) -> None:
         await place.filled(40)
         reader = await place.read()
         found = []
@@ -265,7 +263,7 @@ class ReadingContract:
                 break
         assert sorted(ids(found + await streamed(reader))) == list(range(40))
 
-    async def test_an_explicit_offset_counts_per_bucket_and_leaves_the_cursor(
+    async def test_explicit_offset_applies_per_bucket_and_does_not_move_the_cursor(
         self, place: Place
     ) -> None:
         await place.filled(40)
@@ -277,9 +275,7 @@ class ReadingContract:
         assert await streamed(reader, offset=10**9) == []
         assert sorted(ids(await drained(reader))) == list(range(40))
 
-    async def test_a_blocking_stream_goes_on_with_new_records(
-        self, place: Place, spawned: Any
-    ) -> None:
+    async def test_blocking_stream_delivers_new_records(self, place: Place, spawned: Any) -> None:
         writer = await place.filled(10)
         reader = await place.read()
         task = spawned(streamed(reader, limit=25, block=True))
@@ -295,7 +291,7 @@ class ReadingContract:
             own = [n for n in found if pulsing_bucket(n, 4) == bucket]
             assert own == sorted(own)
 
-    async def test_arrow_holds_the_same_records(self, place: Place) -> None:
+    async def test_get_arrow_returns_the_same_records(self, place: Place) -> None:
         await place.filled(40)
         reader = await place.read()
         table = await reader.get_arrow(offset=0)
@@ -321,7 +317,7 @@ class ReadingContract:
             with pytest.raises(InvalidArgument):
                 await reader.set_offset(**wrong)
 
-    async def test_an_offset_beyond_the_end_waits_until_there_is_so_much(
+    async def test_offset_beyond_the_end_waits_for_that_record(
         self, place: Place, caplog: pytest.LogCaptureFixture
     ) -> None:
         writer = await place.write(num_buckets=1)
@@ -337,7 +333,9 @@ class ReadingContract:
         assert ids(await drained(reader)) == [12, 13, 14]
         assert "lost" not in caplog.text
 
-    async def test_numbers_and_moments_beyond_all_are_taken_or_refused(self, place: Place) -> None:
+    async def test_extreme_offsets_and_timestamps_are_accepted_or_refused(
+        self, place: Place
+    ) -> None:
         await place.filled(3)
         reader = await place.read()
         for moment in (10**400, 1e20):
@@ -352,7 +350,7 @@ class ReadingContract:
             assert set((await reader.seek(timestamp=dt.datetime.min)).values()) == {0}
         assert len(await drained(reader)) == 3
 
-    async def test_arrow_is_whole_where_a_field_comes_meanwhile(self, place: Place) -> None:
+    async def test_get_arrow_is_complete_while_fields_are_added(self, place: Place) -> None:
         writer = await place.filled(2000)
         if not place.evolving:
             return
@@ -364,7 +362,7 @@ class ReadingContract:
             assert table.num_rows >= 2000
             assert set(table.column("id").to_pylist()) >= set(range(2000))
 
-    async def test_seek_goes_to_what_arrived_since(self, place: Place) -> None:
+    async def test_seek_moves_to_the_first_record_since_a_timestamp(self, place: Place) -> None:
         writer = await place.filled(20)
         await asyncio.sleep(0.05)
         between = time.time()
@@ -373,7 +371,7 @@ class ReadingContract:
         await writer.flush()
         reader = await place.read()
         if place.kind == "custom":
-            with pytest.raises(StorageError, match="times of arrival"):
+            with pytest.raises(StorageError, match="stores no arrival times"):
                 await reader.seek(timestamp=between)
             return
         await reader.seek(timestamp=between)
@@ -386,7 +384,7 @@ class ReadingContract:
         assert await drained(reader) == []
 
     @pytest.mark.parametrize("when", [float("nan"), float("inf"), "now", True, None])
-    async def test_a_wrong_time_to_seek_raises(self, place: Place, when: Any) -> None:
+    async def test_seek_to_an_invalid_timestamp_raises(self, place: Place, when: Any) -> None:
         await place.filled(1)
         reader = await place.read()
         with pytest.raises(InvalidArgument):
@@ -414,9 +412,7 @@ class ReadingContract:
         ],
         ids=str,
     )
-    async def test_wrong_choices_of_buckets_raise(
-        self, place: Place, wrong: dict[str, Any]
-    ) -> None:
+    async def test_invalid_bucket_choices_raise(self, place: Place, wrong: dict[str, Any]) -> None:
         await place.filled(1)
         with pytest.raises(InvalidArgument):
             await place.read(**wrong)
@@ -430,7 +426,7 @@ class ReadingContract:
         first = [record["key"] for record in await reader.get(limit=12)]
         assert {keys[bucket] for bucket in range(4)} == set(first)
 
-    async def test_a_closed_reader_reads_nothing(self, place: Place) -> None:
+    async def test_closed_reader_raises_on_every_read(self, place: Place) -> None:
         await place.filled(1)
         async with await place.read() as reader:
             pass
@@ -439,7 +435,7 @@ class ReadingContract:
             with pytest.raises(BucketClosed):
                 await use
 
-    async def test_a_reader_says_how_far_it_is(self, place: Place) -> None:
+    async def test_reader_stats_report_cursor_and_lag(self, place: Place) -> None:
         await place.filled(40)
         reader = await place.read()
         await reader.get(limit=15)
@@ -449,14 +445,16 @@ class ReadingContract:
 
 
 class FindingContract:
-    async def test_a_topic_that_does_not_exist_raises_and_is_not_made(self, place: Place) -> None:
+    async def test_reading_a_missing_topic_raises_and_does_not_create_it(
+        self, place: Place
+    ) -> None:
         with pytest.raises(StorageError, match=place.topic):
             await place.read()
         with pytest.raises(StorageError, match=place.topic):
             await place.read(wait_for_topic=0.2)
         assert not list(place.folder.glob("*"))
 
-    async def test_a_reader_waits_for_its_topic(self, place: Place, spawned: Any) -> None:
+    async def test_reader_waits_for_its_topic(self, place: Place, spawned: Any) -> None:
         task = spawned(place.read(wait_for_topic=True))
         await asyncio.sleep(0.3)
         assert not task.done()
@@ -467,7 +465,7 @@ class FindingContract:
             found += await reader.get(wait=True, timeout=10)
         assert sorted(ids(found)) == list(range(10))
 
-    async def test_an_open_topic_is_found_without_its_path(self, place: Place) -> None:
+    async def test_open_topic_is_found_without_its_path(self, place: Place) -> None:
         await place.filled(10)
         reader = await place.read(storage_path=None)
         assert sorted(ids(await drained(reader))) == list(range(10))
@@ -476,9 +474,7 @@ class FindingContract:
 class SchemaContract:
     """For the backends with tables."""
 
-    async def test_a_contradicting_type_raises_whichever_bucket_it_goes_to(
-        self, table_place: Place
-    ) -> None:
+    async def test_conflicting_field_type_raises_in_every_bucket(self, table_place: Place) -> None:
         writer = await table_place.write()
         await writer.put({"id": 0, "v": 1})
         for number in range(1, 9):
@@ -486,7 +482,9 @@ class SchemaContract:
                 await writer.put({"id": number, "v": "text"})
         assert (await writer.stats())["total_count"] == 1
 
-    async def test_new_fields_are_for_all_buckets_or_for_none(self, table_place: Place) -> None:
+    async def test_new_field_is_accepted_by_all_buckets_or_by_none(
+        self, table_place: Place
+    ) -> None:
         writer = await table_place.write()
         await writer.put({"id": 0, "a": 1})
         if not table_place.evolving:
@@ -513,7 +511,7 @@ class SchemaContract:
         found = {r["id"]: r["n"] for r in await streamed(await table_place.read())}
         assert found == {0: 2**60 + 1, **{n: n for n in range(1, 9)}}
 
-    async def test_one_bad_record_fails_alone_among_concurrent_puts(
+    async def test_bad_record_fails_without_affecting_concurrent_puts(
         self, table_place: Place
     ) -> None:
         writer = await table_place.write()
@@ -529,7 +527,7 @@ class SchemaContract:
 class GroupContract:
     """For the backends with tables."""
 
-    async def test_a_blocking_group_that_raised_commits_nothing_more(
+    async def test_synchronous_group_reader_commits_nothing_after_an_exception(
         self, table_place: Place
     ) -> None:
         await (await table_place.filled(20)).flush()
@@ -545,7 +543,7 @@ class GroupContract:
         async with await table_place.read(group="g") as second:
             assert sorted(ids(await drained(second))) == list(range(20))
 
-    async def test_a_restart_goes_on_after_the_last_commit(self, table_place: Place) -> None:
+    async def test_group_continues_after_its_last_commit(self, table_place: Place) -> None:
         writer = await table_place.filled(60)
         await writer.flush()
         async with await table_place.read(group="g") as first:
@@ -558,7 +556,9 @@ class GroupContract:
         assert sorted(ids(done + rest)) == list(range(60))
         assert stats["group_lag"] == 40
 
-    async def test_auto_commit_counts_what_was_returned_before(self, table_place: Place) -> None:
+    async def test_auto_commit_commits_what_earlier_reads_returned(
+        self, table_place: Place
+    ) -> None:
         writer = await table_place.filled(60)
         await writer.flush()
         async with await table_place.read(group="g", auto_commit=True) as first:
@@ -571,7 +571,9 @@ class GroupContract:
             assert (await third.stats())["group_lag"] == 0
         assert sorted(ids(done + rest)) == list(range(60))
 
-    async def test_members_share_without_overlap_and_hand_over(self, table_place: Place) -> None:
+    async def test_members_share_buckets_without_overlap_and_hand_them_over(
+        self, table_place: Place
+    ) -> None:
         writer = await table_place.filled(60)
         await writer.flush()
         first = await table_place.read(group="g")
@@ -592,7 +594,7 @@ class GroupContract:
             found += await first.get(wait=True, timeout=1)
         assert sorted(ids(found)) == list(range(60, 100))
 
-    async def test_groups_do_not_know_of_each_other(self, table_place: Place) -> None:
+    async def test_groups_are_independent_of_each_other(self, table_place: Place) -> None:
         writer = await table_place.filled(20)
         await writer.flush()
         for group in ("a", "b"):
@@ -610,7 +612,7 @@ class GroupContract:
 
 
 async def shared_out(*members: Any, buckets: int) -> None:
-    """Let the members look at each other until every bucket has one of them."""
+    """Let the members rebalance until every bucket is assigned to one of them."""
     for _ in range(200):
         for member in members:
             await member.get(limit=0)
@@ -624,7 +626,7 @@ async def shared_out(*members: Any, buckets: int) -> None:
 class OnceContract:
     """Idempotent writers, for PersistingBackend with its log."""
 
-    async def test_a_repeated_sequence_is_stored_once(self, logged_place: Place) -> None:
+    async def test_repeated_sequence_is_stored_once(self, logged_place: Place) -> None:
         writer = await logged_place.write(writer_id="w")
         for _ in range(3):
             await writer.put(numbered(20), sequence=7)
@@ -634,7 +636,9 @@ class OnceContract:
         assert (await writer.stats())["total_count"] == 22
         assert await writer.last_sequence() == 9
 
-    async def test_a_writer_that_comes_back_is_remembered(self, logged_place: Place) -> None:
+    async def test_sequences_of_a_writer_id_are_remembered_by_later_writers(
+        self, logged_place: Place
+    ) -> None:
         for _ in range(3):
             async with await logged_place.write(writer_id="w") as writer:
                 await writer.put(numbered(20), sequence=1)
@@ -653,7 +657,9 @@ class OnceContract:
         )
         assert (await writer.stats())["total_count"] == 100
 
-    async def test_large_and_small_puts_at_once_are_all_stored(self, logged_place: Place) -> None:
+    async def test_concurrent_large_and_small_puts_are_all_stored(
+        self, logged_place: Place
+    ) -> None:
         writer = await logged_place.write(writer_id="w", num_buckets=2)
         await asyncio.gather(
             writer.put(numbered(6000), sequence=1),
@@ -663,7 +669,7 @@ class OnceContract:
         )
         assert (await writer.stats())["total_count"] == 9001
 
-    async def test_two_writers_of_one_id_lose_nothing_that_was_acknowledged(
+    async def test_two_writers_with_one_id_lose_no_acknowledged_put(
         self, logged_place: Place
     ) -> None:
         first = await logged_place.write(writer_id="w", num_buckets=1)
@@ -678,7 +684,7 @@ class OnceContract:
         assert (await first.stats())["total_count"] >= acknowledged
 
     @pytest.mark.parametrize("sequence", [-1, 1.5, "1", True, 2**63])
-    async def test_a_wrong_sequence_raises(self, logged_place: Place, sequence: Any) -> None:
+    async def test_invalid_sequence_raises(self, logged_place: Place, sequence: Any) -> None:
         writer = await logged_place.write(writer_id="w")
         with pytest.raises(InvalidArgument, match="sequence"):
             await writer.put({"id": 1}, sequence=sequence)

@@ -1,4 +1,4 @@
-"""Places whose topics are tables, and what the contracts of tables ask of them."""
+"""Places whose topics have tables, and helpers for the contracts of tables."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ BUCKETS = 3
 
 
 class Home(Place):
-    """A place with tables, which are flushed on demand only."""
+    """A place with tables, which are flushed only on demand."""
 
     async def open(self, **options: Any) -> QueueWriter:
-        """A writer of the topic, which is made with these options of its backend."""
+        """Return a writer of the topic, created with these options of the backend."""
         given = {"flush_interval": None, "compaction": False, **(self.options or {}), **options}
         return await self.write(num_buckets=BUCKETS, backend_options=given)
 
     async def reopen(self) -> QueueWriter:
-        """A writer after every handle was closed; embedded, the buckets were closed as well."""
+        """Close every handle and return a new writer; without a system this reopens the buckets."""
         await self.close()
         return await self.write(backend_options={})
 
     async def content(self) -> dict[int, list[dict[str, Any]]]:
-        """All records, bucket by bucket."""
+        """Return all records by bucket."""
         found = {}
         for bucket in range(BUCKETS):
             reader = await self.read(bucket_id=bucket)
@@ -40,7 +40,7 @@ class Home(Place):
 
 
 async def home_in(where: str, kind: str, folder: Path) -> AsyncIterator[Home]:
-    """A home embedded in this process, or on a Pulsing system of its own."""
+    """Yield a home in this process, or on its own Pulsing system."""
     system = await pul.actor_system("127.0.0.1:0") if where == "one" else None
     made = Home(kind, folder, system)
     yield made
@@ -57,7 +57,7 @@ def flat(content: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 async def taken(reader: QueueReader, count: int, seconds: float = 20.0) -> list[Any]:
-    """The ids of the next ``count`` records, waiting for them; fewer if they do not come."""
+    """Wait for the next ``count`` records and return their ids; fewer if they do not arrive."""
     found: list[Any] = []
     deadline = time.monotonic() + seconds
     while len(found) < count and time.monotonic() < deadline:
@@ -66,7 +66,7 @@ async def taken(reader: QueueReader, count: int, seconds: float = 20.0) -> list[
 
 
 class Following:
-    """A stream that is read beside the test, with the ids it gave so far."""
+    """Reads a stream in the background and collects the ids."""
 
     def __init__(self, stream: AsyncIterator[dict[str, Any]]) -> None:
         self.found: list[Any] = []
@@ -79,7 +79,7 @@ class Following:
             self._more.set()
 
     async def reaches(self, count: int, seconds: float = 20.0) -> list[Any]:
-        """What it gave, once that is ``count`` records; fails if they do not come."""
+        """Return the ids once there are ``count`` of them; fail if they do not arrive."""
         deadline = time.monotonic() + seconds
         while len(self.found) < count:
             if self._task.done():
@@ -89,18 +89,18 @@ class Following:
             try:
                 await asyncio.wait_for(self._more.wait(), max(0.0, deadline - time.monotonic()))
             except asyncio.TimeoutError:
-                raise AssertionError(f"the stream gave only {self.found}") from None
+                raise AssertionError(f"the stream delivered only {self.found}") from None
         return list(self.found)
 
     async def fails(self) -> BaseException:
-        """What it raised."""
+        """Return the exception that the stream raised."""
         try:
             await asyncio.wait_for(self._task, 20)
         except asyncio.TimeoutError:
-            raise AssertionError(f"the stream goes on; it gave {self.found}") from None
+            raise AssertionError(f"the stream continues; it delivered {self.found}") from None
         except Exception as exc:
             return exc
-        raise AssertionError(f"the stream ended well after {self.found}")
+        raise AssertionError(f"the stream ended without an error after {self.found}")
 
     async def aclose(self) -> None:
         self._task.cancel()

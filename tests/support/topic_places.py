@@ -1,4 +1,4 @@
-"""Where a topic lives: in this process, on a system of one process, or on several."""
+"""Places for topics: this process, a Pulsing system of one process, or of several."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKENDS: dict[str, tuple[str | type, dict[str, Any] | None]] = {
 
 
 class Place:
-    """Opens writers and readers of one backend; all are closed at the end of the test."""
+    """Opens writers and readers of one backend; ``close`` closes all of them."""
 
     def __init__(self, kind: str, folder: Path, system: Any = None) -> None:
         self.kind, self.folder, self.system = kind, folder, system
@@ -39,24 +39,24 @@ class Place:
         return {} if self.kind == "memory" else {"storage_path": str(self.folder)}
 
     async def write(self, **given: Any) -> QueueWriter:
-        """A writer of the test's topic; made with this place's backend unless it says otherwise."""
-        words = {"topic": self.topic, "backend": self.backend, **self._where(), **given}
-        if "backend_options" not in given and self.options and words["backend"] == self.backend:
-            words["backend_options"] = self.options
-        writer = await write_queue(self.system, **words)
+        """Return a writer of the test's topic, by default with this place's backend."""
+        arguments = {"topic": self.topic, "backend": self.backend, **self._where(), **given}
+        if "backend_options" not in given and self.options and arguments["backend"] == self.backend:
+            arguments["backend_options"] = self.options
+        writer = await write_queue(self.system, **arguments)
         self._open.append(writer)
         return writer
 
     async def read(self, **given: Any) -> QueueReader:
-        words = {"topic": self.topic, **self._where(), **given}
+        arguments = {"topic": self.topic, **self._where(), **given}
         if self.kind == "custom":
-            words.setdefault("backend", self.backend)
-        reader = await read_queue(self.system, **words)
+            arguments.setdefault("backend", self.backend)
+        reader = await read_queue(self.system, **arguments)
         self._open.append(reader)
         return reader
 
     async def filled(self, count: int = 40, **given: Any) -> QueueWriter:
-        """A writer that has put ``{"id": 0}`` to ``{"id": count - 1}``."""
+        """Return a writer that has put ``{"id": 0}`` to ``{"id": count - 1}``."""
         writer = await self.write(**given)
         await writer.put(numbered(count))
         return writer
@@ -79,7 +79,7 @@ async def streamed(reader: Any, **window: Any) -> list[dict[str, Any]]:
 
 
 async def drained(reader: Any, page: int = 50) -> list[dict[str, Any]]:
-    """Everything that ``get`` has left."""
+    """Return all records that ``get`` still delivers."""
     found: list[dict[str, Any]] = []
     while records := await reader.get(page):
         found += records

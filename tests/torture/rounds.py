@@ -25,6 +25,7 @@ from persisting.bucket.group_offsets import read_committed
 from persisting.errors import BucketLocked, StorageError
 from persisting.queue import read_queue, write_queue
 from persisting.topic import backup
+from persisting.topic.table_calls import Restores
 from torture import injector, scenario
 from torture.bucket_model import Span
 from torture.records import Record
@@ -291,7 +292,7 @@ async def _committed(disk: Path, writer: Any, num_buckets: int) -> dict[int, int
     group = disk / TOPIC / "groups" / GROUP
     found = {}
     for bucket in range(num_buckets):
-        restores = await writer._topic.port(bucket).do("restores")
+        restores = await writer._topic.bucket(bucket).call(Restores())
         found[bucket] = read_committed(group, bucket, fs.current()).now(restores)
     return found
 

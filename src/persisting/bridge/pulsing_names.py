@@ -16,10 +16,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from persisting import queue
-from persisting.bucket.snapshot import Page
 from persisting.cluster import interpreter_exit
 from persisting.concurrency.pool import within
-from persisting.topic.backend_adapter import custom_pages, wait_by_polling
+from persisting.topic.backend_adapter import adapt
 from persisting.topic.registry import get_backend_class
 
 _NAMES = (
@@ -101,9 +100,10 @@ class _Native:
 
     def __init__(self, bucket_id: int, storage_path: str, batch_size: int = 100, **options: Any):
         cls = get_backend_class(self._backend)
-        self._inner = cls(
+        backend = cls(
             bucket_id=bucket_id, storage_path=storage_path, batch_size=batch_size, **options
         )
+        self._inner = adapt(backend, batch_size)
 
     async def put(self, record: dict[str, Any]) -> None:
         await self._inner.put(record)
@@ -118,12 +118,12 @@ class _Native:
     async def get_stream(
         self, limit: int, offset: int, wait: bool = False, timeout: float | None = None
     ) -> AsyncIterator[list[dict[str, Any]]]:
-        async for first, page, _ in _pages(self._inner, offset, limit):
+        async for first, page, _ in self._inner.get_pages(offset, limit, False):
             offset, limit = first + len(page), limit - len(page)
             yield page
         while wait and limit > 0:
             try:
-                await within(_beyond(self._inner, offset), timeout)
+                await within(self._inner.wait_beyond(offset), timeout)
             except asyncio.TimeoutError:
                 return
             page = await self._inner.get(offset, limit)
@@ -141,22 +141,7 @@ class _Native:
         return int(self._inner.total_count())
 
     async def close(self) -> None:
-        if hasattr(self._inner, "close"):
-            await self._inner.close()
-
-
-def _pages(backend: Any, offset: int, limit: int) -> AsyncIterator[Page]:
-    if hasattr(backend, "get_pages"):
-        found: AsyncIterator[Page] = backend.get_pages(offset, limit, False)
-        return found
-    return custom_pages(backend, offset, limit, False)
-
-
-async def _beyond(backend: Any, offset: int) -> None:
-    if hasattr(backend, "wait_beyond"):
-        await backend.wait_beyond(offset)
-    else:
-        await wait_by_polling(backend, offset)
+        await self._inner.close()
 
 
 class NativeLance(_Native):

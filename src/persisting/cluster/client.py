@@ -37,6 +37,7 @@ from persisting.records import Rules
 from persisting.records.arrow import align, merge
 from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.spec import TopicConfig
+from persisting.topic.table_calls import T, TableCall
 
 PATIENCE_SECONDS = 30.0
 """How long a call looks for a bucket's owner before it raises."""
@@ -92,7 +93,7 @@ class RemoteTopic:
     def folder(self) -> Path | None:
         return None if self._home is not None else Path(self._place)
 
-    def port(self, bucket: int) -> RemoteBucketClient:
+    def bucket(self, bucket: int) -> RemoteBucketClient:
         if bucket not in self._ports:
             opening = Request(
                 "open",
@@ -115,7 +116,7 @@ class RemoteTopic:
 
     async def reopen(self) -> None:
         """Have every owner go on with the topic's new configuration."""
-        await asyncio.gather(*(self.port(b).reopen() for b in range(self.num_buckets)))
+        await asyncio.gather(*(self.bucket(b).reopen() for b in range(self.num_buckets)))
 
 
 class Owner:
@@ -384,17 +385,17 @@ class RemoteBucketClient:
         table = await asyncio.to_thread(_joined, [t for t in tables if len(t)] or tables[:1])
         return Page(pages[0].first, table, pages[0].epoch)
 
-    async def do(self, op: str, **args: Any) -> Any:
-        """A call to the bucket as a table, however long it takes."""
+    async def call(self, call: TableCall[T]) -> T:
+        """Run a call on the bucket's table, however long it takes."""
         await self.drain()
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 service = self._service()
                 if service is not None:
-                    return await service.direct(lambda port: port.do(op, **args))
+                    return await service.direct(lambda port: port.call(call))
                 owner = await self._find(deadline)
-                request = Request("table", {"op": op, "args": args})
+                request = Request("table", {"op": call.op, "args": call.args})
                 _check_sendable(request)
                 stream = await ask_stream(owner.ref, owner.node, request)
                 replies = []
@@ -402,7 +403,7 @@ class RemoteBucketClient:
                     deadline = time.monotonic() + PATIENCE_SECONDS
                     if reply.value != "alive":
                         replies.append(reply)
-                return await asyncio.to_thread(wire.join_replies, op, replies)
+                return await asyncio.to_thread(wire.join_replies, call.op, replies)
             except (Unreachable, BucketClosed) as exc:
                 await self._lost(exc, deadline)
 

@@ -25,6 +25,7 @@ from persisting.cluster.wire import Reply, Request
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.topic import spec as topics
+from persisting.topic.address import TopicAddress
 from persisting.topic.local import LocalHandle, open_for_writing
 from persisting.topic.registry import list_backends
 from persisting.topic.spec import TopicConfig, TopicSpec
@@ -115,7 +116,7 @@ class Host:
                 await self._close_bucket(key)
             if key not in self.buckets:
                 await handle.open_bucket(bucket)
-                self.buckets[key] = BucketService(handle.port(bucket), place, bucket)
+                self.buckets[key] = BucketService(handle.bucket(bucket), place, bucket)
                 try:
                     await self._spawn_lanes(key)
                 except BaseException:
@@ -181,7 +182,7 @@ class Host:
         """Let go of the buckets that another living host should have."""
         hosts = await living_hosts(self.system)
         for key, service in list(self.buckets.items()):
-            if service.place.startswith("memory:") or self.node not in hosts:
+            if TopicAddress.parse(service.place).is_in_memory or self.node not in hosts:
                 continue
             better = ranked(key, hosts)[0]
             if better != self.node and await self._answers(better):

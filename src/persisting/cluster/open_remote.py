@@ -17,6 +17,7 @@ from persisting.cluster.wire import Request
 from persisting.concurrency.pool import in_thread, within
 from persisting.errors import InvalidArgument, NoSuchTopic
 from persisting.topic import spec as topics
+from persisting.topic.address import TopicAddress
 from persisting.topic.local import agreed_config
 from persisting.topic.open_local import BucketChoice, deadline_of, reader_of
 from persisting.topic.reader import QueueReader
@@ -57,7 +58,7 @@ async def _already_open(system: Any, wanted: TopicSpec, storage_path: Any) -> Re
 
 
 def _in_ram(known: dict[str, Any]) -> bool:
-    return str(known["place"]).startswith("memory:")
+    return TopicAddress.parse(known["place"]).is_in_memory
 
 
 def _the_only(known: list[dict[str, Any]], topic: str) -> dict[str, Any]:
@@ -135,11 +136,11 @@ def _remote(system: Any, wanted: TopicSpec, known: dict[str, Any]) -> RemoteTopi
 
 async def _in_memory(system: Any, wanted: TopicSpec) -> RemoteTopic:
     """A new topic in the memory of a node."""
-    place = f"memory:{wanted.topic}"
+    place = str(TopicAddress.in_memory(wanted.topic))
     here = host_here(system)
     hosts = await living_hosts(system) or ([here.node] if here is not None else [])
     topic = RemoteTopic(system, place, None, wanted.new(), ranked(place, hosts)[0])
-    await topic.port(0).stats()
+    await topic.bucket(0).stats()
     return topic
 
 

@@ -16,6 +16,7 @@ from persisting.cluster.wire import Reply, Request
 from persisting.concurrency.pool import within
 from persisting.errors import BucketClosed, BucketLocked, StorageError
 from persisting.topic.local import LocalBucketClient
+from persisting.topic.table_calls import parse_call
 
 _T = TypeVar("_T")
 
@@ -203,7 +204,7 @@ class BucketService:
             await writer.close()
 
     async def _write_answer(self, writer: Any, op: str, args: dict[str, Any]) -> None:
-        call = asyncio.create_task(self.direct(lambda port: port.do(op, **args)))
+        call = asyncio.create_task(self.direct(lambda port: port.call(parse_call(op, args))))
         try:
             while not (await asyncio.wait([call], timeout=KEEPALIVE_SECONDS))[0]:
                 await writer.write(wire.encode(Reply("alive")))

@@ -1,6 +1,6 @@
 """Durable queues: topics, the backends, their protocol and their errors.
 
-Names are loaded on first use, so that importing this costs nothing of Arrow or Lance.
+Names are loaded on first use, so that the import does not load Arrow or Lance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``write_queue`` and ``read_queue``: the same words in one process and on a cluster."""
+"""``write_queue`` and ``read_queue``, with the same arguments in one process and on a cluster."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ async def write_queue(
     *,
     writer_id: str | None = None,
 ) -> QueueWriter:
-    """Open a topic for writing; it is made if it does not exist.
+    """Open a topic for writing; a topic that does not exist is created.
 
-    What is left out comes from the topic, if it exists; what contradicts it raises.
+    For an existing topic, omitted arguments come from the topic, and contradicting ones raise.
 
     Parameters
     ----------
     system
-        A Pulsing actor system, whose nodes then own the buckets; None: this process owns them.
+        A Pulsing actor system whose nodes own the buckets; None: this process owns them.
     topic : str
-        Name of the topic, also of its folder.
+        Name of the topic and of its folder.
     bucket_column : str, optional
-        The field by which records are divided into buckets (default: "id").
+        The field that decides the bucket of a record (default: "id").
     num_buckets : int, optional
-        Number of buckets, fixed when the topic is made (default: 4).
+        Number of buckets, fixed when the topic is created (default: 4).
     batch_size : int, optional
         Rows per page of reads and transfers (default: 100).
     storage_path : str, optional
@@ -45,10 +45,10 @@ async def write_queue(
     backend_options : dict, optional
         Options of the backend.
     writer_id : str, optional
-        A name that outlives this writer: a put with a ``sequence`` is remembered under it and
-        stored once, also when it is repeated after a restart.
+        A name that outlives this writer: sequences of puts are stored under it, so that a put
+        that is retried after a restart is stored once.
     """
-    system, topic = _sorted_out(system, topic)
+    system, topic = _system_and_topic(system, topic)
     check_writer_id(writer_id)
     wanted, cls = wanted_topic(
         topic,
@@ -89,22 +89,22 @@ async def read_queue(
     system
         A Pulsing actor system to read through; None: this process, or the files.
     topic : str
-        Name of the topic. Without ``storage_path`` a topic that is open in this process, or on the
-        system, is taken first, then ``./queue_storage``.
+        Name of the topic. Without ``storage_path``, a topic that is open in this process or on the
+        system is preferred to one in ``./queue_storage``.
     bucket_id, bucket_ids : optional
         Read these buckets only.
     rank, world_size : int, optional
-        Read every ``world_size``-th bucket, beginning with ``rank``.
+        Read every ``world_size``-th bucket, starting with ``rank``.
     group : str, optional
-        Read as a member of this consumer group, which remembers its offsets.
+        Read as a member of this consumer group, whose offsets are stored.
     auto_commit : bool, optional
-        In a group: what was returned before counts as done at the next read and at close.
+        In a group: commit what was returned before at the next read and at close.
     wait_for_topic : bool | float, optional
-        Wait until the topic exists, or so many seconds, instead of raising.
+        Wait until the topic exists, or that many seconds, instead of raising.
     enable_metrics : bool, optional
-        In a group: export its lag as a Prometheus metric, at every commit.
+        In a group: export its lag as a Prometheus metric at every commit.
     """
-    system, topic = _sorted_out(system, topic)
+    system, topic = _system_and_topic(system, topic)
     wanted, cls = wanted_topic(
         topic, num_buckets=num_buckets, backend=backend, backend_options=backend_options
     )
@@ -128,15 +128,15 @@ async def read_queue(
     )
 
 
-def _sorted_out(system: Any, topic: Any) -> tuple[Any, str]:
-    """Embedded, the topic may come first."""
+def _system_and_topic(system: Any, topic: Any) -> tuple[Any, str]:
+    """Return both; without a system, the topic may be the first argument."""
     if isinstance(system, str) and topic is None:
         system, topic = None, system
     if topic is None:
-        raise InvalidArgument("a topic is needed: write_queue(topic='name')")
+        raise InvalidArgument("the argument topic is missing: write_queue(topic='name')")
     if system is not None and not hasattr(getattr(system, "_inner", system), "node_id"):
         raise InvalidArgument(
-            f"system must be a Pulsing actor system, got {system!r}; without one, name all "
-            "arguments: write_queue(topic='name', …)"
+            f"system must be a Pulsing actor system, got {system!r}; without a system, pass "
+            "arguments by name: write_queue(topic='name', …)"
         )
     return system, topic

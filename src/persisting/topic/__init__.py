@@ -1,6 +1,12 @@
 """Topics: records divided into buckets, written and read as one queue.
 
-``config`` the topic file · ``routing`` records to buckets · ``registry`` backends by name ·
-``port`` what is needed of a bucket · ``local`` buckets owned by this process · ``stored`` buckets
-on disk, read only · ``writer`` · ``reader`` · ``groups`` · ``opening`` how they come together.
+- Definition: ``spec`` (the topic file), ``topic_names``, ``address``, ``routing`` (records to
+  buckets), ``registry`` (backends by name).
+- Access to buckets: ``bucket_client`` (the interface), ``local`` (buckets of this process),
+  ``backend_adapter``, ``readonly`` (buckets on disk), ``ownership``, ``open_local``.
+- Writing and reading: ``writer``, ``reader``, ``cursor``, ``group_session``, ``groups``,
+  ``stream_merge``, ``stats``, ``synchronous``.
+- The topic as a table: ``topic_table``, ``topic_versions``, ``topic_search``, ``tags``,
+  ``bucket_set``, ``table_calls``.
+- From outside, on files: ``topic_files``, ``scan``, ``inspect``, ``group_admin``, ``backup``.
 """

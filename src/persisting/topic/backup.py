@@ -1,16 +1,17 @@
-"""A consistent copy of a topic, also while its owner writes. Blocking.
+"""Backups: a consistent copy of a topic, even while its owner writes. Blocking.
 
-A copy is a folder with the files of a topic, and stays as it is: to read it, make a topic of it.
-It holds everything that was acknowledged before it began and is flushed or logged. That takes
-nothing but an order, since files of a table and of a log never change once they are written:
+A backup is a folder with the files of a topic. It is never changed or opened as a topic; restoring
+it creates a topic. It holds everything that was acknowledged before it began and is flushed or
+logged. Files of a table or a log never change once they are written, so the order of copying is
+enough to make it consistent:
 
-1. what says how far others have come (groups, checkpoints of pipelines), so that it can only lie
-   behind what is copied after it;
-2. of each bucket its log, then a version of its table: what the owner released from the log in
-   between is in the table;
-3. last ``backup.json`` with the checksum of every file. A copy without it is none.
+1. the progress of consumers (groups, checkpoints of pipelines), so that it is never ahead of the
+   records that are copied after it;
+2. of each bucket first its log, then a version of its table: what the owner released from the log
+   in between is in the table;
+3. last ``backup.json`` with the checksum of every file. A copy without it is not a backup.
 
-Tagged versions come along, other old versions do not.
+Tagged versions are copied, other old versions are not.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ _BLOCK = 1 << 20
 
 
 class Copied(msgspec.Struct):
-    """A file of a copy."""
+    """A file of a backup."""
 
     bytes: int
     crc32: str
 
 
 class BucketCopy(msgspec.Struct):
-    """A bucket of a copy; what is in its log comes on top of these rows."""
+    """A bucket of a backup; the records in its log are not among ``rows``."""
 
     bucket: int
     version: int
@@ -74,7 +75,7 @@ class Backup(msgspec.Struct):
     time: str
     buckets: list[BucketCopy]
     files: dict[str, Copied]
-    """By path in the copy."""
+    """By path in the backup."""
     format: int = FORMAT
 
     @property
@@ -87,21 +88,19 @@ class Backup(msgspec.Struct):
 
 
 Counter = Callable[[int], None]
-"""Told of bytes that were copied or checked."""
+"""Called with the number of bytes just copied or checked."""
 
 
 def create(source: TopicFolder, target: Path, count: Counter = lambda _: None) -> Backup:
-    """Copy a topic into ``target``, a folder that is made; it needs no owner and no lock."""
-    with _told(target):
+    """Copy a topic into ``target``, a new folder; no owner and no lock is needed."""
+    with _copy_errors(target):
         return _create(source, target, count)
 
 
 def _create(source: TopicFolder, target: Path, count: Counter) -> Backup:
-    _must_be_free(target)
+    _check_absent_or_empty(target)
     if target.resolve().is_relative_to(source.folder.resolve()):
-        raise InvalidArgument(
-            f"{target} lies in the topic that is to be copied; name another folder"
-        )
+        raise InvalidArgument(f"{target} is inside the topic to be copied; choose another folder")
     copy = _Copy(source.folder, target, count)
     now = dt.datetime.now(dt.timezone.utc).isoformat()
     for place in (groups.FOLDER, CHECKPOINTS):
@@ -109,13 +108,13 @@ def _create(source: TopicFolder, target: Path, count: Counter) -> Backup:
     buckets = _copy_tags_and_buckets(copy, source)
     for name in (SCHEMA_FILE, topics.FILE):
         copy.file(name, optional=name == SCHEMA_FILE)
-    done = Backup(source.config.topic, str(source.folder), now, buckets, copy.files)
-    copy.finish(msgspec.json.format(msgspec.json.encode(done), indent=1) + b"\n")
-    return done
+    backup = Backup(source.config.topic, str(source.folder), now, buckets, copy.files)
+    copy.finish(msgspec.json.format(msgspec.json.encode(backup), indent=1) + b"\n")
+    return backup
 
 
 def _copy_tags_and_buckets(copy: _Copy, source: TopicFolder) -> list[BucketCopy]:
-    """The tags, and the versions that they hold; anew where a tag moved meanwhile."""
+    """Copy the tags and the versions that they hold; start over if a tag changes meanwhile."""
     for _ in range(_TRIES):
         before = _tag_files(source.folder)
         copy.tree(tags.FOLDER)
@@ -129,39 +128,38 @@ def _copy_tags_and_buckets(copy: _Copy, source: TopicFolder) -> list[BucketCopy]
         for place in (tags.FOLDER, *(bucket_folder(Path(), b).name for b in source.buckets)):
             copy.forget(place)
     raise StorageError(
-        f"the tags of {source.folder} changed whenever they were copied; try again when nobody "
-        "tags it"
+        f"the tags of {source.folder} changed during every attempt to copy them; try again when "
+        "nobody is tagging"
     )
 
 
 def _tag_files(folder: Path) -> dict[str, bytes]:
-    found = {}
+    contents = {}
     for name in _below(folder / tags.FOLDER):
         with suppress(FileNotFoundError):
-            found[name] = (folder / tags.FOLDER / name).read_bytes()
-    return found
+            contents[name] = (folder / tags.FOLDER / name).read_bytes()
+    return contents
 
 
 def load(folder: Path) -> Backup:
-    """What a copy says of itself; raises if it is none, or was not finished."""
+    """Read ``backup.json``; raise if the folder is not a backup, or an unfinished one."""
     try:
         data = (folder / FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise InvalidArgument(
-            f"{folder} is no backup, or one that was not finished: there is no {FILE} in it"
+            f"{folder} is not a backup, or was not finished: it has no {FILE}"
         ) from exc
     except OSError as exc:
         raise StorageError(f"cannot read {folder / FILE}: {exc.strerror}") from exc
     json_files.check_format(data, folder / FILE, FORMAT)
     try:
-        found = json_files.decode(data, Backup)
+        return json_files.decode(data, Backup)
     except msgspec.DecodeError as exc:
         raise StorageError(f"{folder / FILE} is damaged ({exc}); use another backup") from exc
-    return found
 
 
 def damage_in(folder: Path, count: Counter = lambda _: None) -> list[str]:
-    """What is wrong with a copy: files that are missing, or not what was copied."""
+    """Return what is wrong with a backup: files that are missing or have changed."""
     found = []
     for name, expected in load(folder).files.items():
         path = _inside(folder, name)
@@ -174,31 +172,31 @@ def damage_in(folder: Path, count: Counter = lambda _: None) -> list[str]:
             found.append(f"{name} cannot be read: {exc.strerror}")
             continue
         if (size, crc) != (expected.bytes, expected.crc32):
-            found.append(f"{name} is not what was copied")
+            found.append(f"{name} has changed since it was copied")
     return found
 
 
 def restore(folder: Path, target: Path, count: Counter = lambda _: None) -> Backup:
-    """Make a topic of a copy, in a folder that is made; every file is compared on the way."""
-    with _told(target):
+    """Create a topic from a backup, in a new folder; every file is checked while it is copied."""
+    with _copy_errors(target):
         return _restore(folder, target, count)
 
 
 def _restore(folder: Path, target: Path, count: Counter) -> Backup:
-    known = load(folder)
-    _must_be_free(target)
+    backup = load(folder)
+    _check_absent_or_empty(target)
     copy = _Copy(folder, target, count)
-    for name, expected in known.files.items():
+    for name, expected in backup.files.items():
         if name != topics.FILE:
             _restore_file(copy, name, expected)
     config = topics.load_any(folder, filesystem.current())
     if config is None:
-        raise TableError(f"the backup {folder} has no {topics.FILE}; use another one")
+        raise TableError(f"the backup {folder} has no {topics.FILE}; use another backup")
     copy.sync()
-    # The last file: before, nobody takes the folder for a topic.
+    # The last file: without it the folder is not a topic.
     renamed = msgspec.structs.replace(config, topic=target.name)
     topics.save(target, renamed, filesystem.current())
-    return known
+    return backup
 
 
 def _restore_file(copy: _Copy, name: str, expected: Copied) -> None:
@@ -207,29 +205,29 @@ def _restore_file(copy: _Copy, name: str, expected: Copied) -> None:
         copy.file(name)
     except FileNotFoundError:
         raise TableError(
-            f"the backup {copy.source} lacks {name}; use another one. {copy.target} is not whole "
-            "and can be removed"
+            f"the backup {copy.source} lacks {name}; use another backup. {copy.target} is "
+            "incomplete and can be removed"
         ) from None
     if copy.files[name] != expected:
         raise TableError(
-            f"{name} in the backup {copy.source} is not what was copied; use another one. "
-            f"{copy.target} is not whole and can be removed"
+            f"{name} in the backup {copy.source} has changed since it was copied; use another "
+            f"backup. {copy.target} is incomplete and can be removed"
         )
 
 
 @contextmanager
-def _told(target: Path) -> Iterator[None]:
-    """What the disk refuses, in our words."""
+def _copy_errors(target: Path) -> Iterator[None]:
+    """Translate errors of the file system."""
     try:
         yield
     except OSError as exc:
         raise StorageError(
-            f"cannot copy to {target}: {exc.strerror or exc}. It is not whole and can be removed"
+            f"cannot copy to {target}: {exc.strerror or exc}. It is incomplete and can be removed"
         ) from exc
 
 
 class _Copy:
-    """Copies files from one folder to the same places in another, and knows their checksums."""
+    """Copies files from one folder to the same paths in another, and records their checksums."""
 
     def __init__(self, source: Path, target: Path, count: Counter) -> None:
         self.source, self.target, self._count = source, target, count
@@ -238,16 +236,17 @@ class _Copy:
         self._folders: set[Path] = set()
 
     def tree(self, place: str) -> None:
-        """Everything below a folder that is there when its turn comes; locks are left out.
+        """Copy everything below a folder, except locks and files that disappear meanwhile.
 
-        Folders of a pipeline's checkpoint: what was done before what was planned.
+        Of a pipeline's checkpoint, ``commits`` come first: a plan without its commit is repeated,
+        a commit without its plan would be wrong.
         """
         for name in sorted(_below(self.source / place), key=lambda n: "/commits/" not in f"/{n}"):
             if not name.endswith(("lock", ".tmp")) and not Path(name).name.startswith("member-"):
                 self.file(f"{place}/{name}", optional=True)
 
     def file(self, name: str, *, optional: bool = False) -> None:
-        """One file; one that is missing raises unless it is ``optional``."""
+        """Copy one file; a missing file raises unless it is ``optional``."""
         path = self.target / name
         self._fs.make_folder(path.parent)
         self._folders.add(path.parent)
@@ -272,13 +271,13 @@ class _Copy:
         self.files[name] = Copied(size, f"{crc:08x}")
 
     def forget(self, place: str) -> None:
-        """Take back what was copied below a folder."""
+        """Remove what was copied below a folder."""
         for name in [name for name in self.files if name.startswith(f"{place}/")]:
             del self.files[name]
             self._fs.remove(self.target / name)
 
     def sync(self) -> None:
-        """Make the names of all files durable."""
+        """Make the directory entries of all files durable."""
         for folder in self._folders:
             self._fs.sync_folder(folder)
 
@@ -288,19 +287,19 @@ class _Copy:
 
 
 def _copy_bucket(copy: _Copy, source: TopicFolder, bucket: int) -> BucketCopy:
-    """Log, then table; once more from the beginning if the owner cleans up under our hands."""
+    """Copy log, then table; start over if the owner removes files meanwhile."""
     folder = bucket_folder(source.folder, bucket)
     for _ in range(_TRIES):
         try:
             return _copy_once(copy, folder, bucket)
         except (OSError, ValueError, TableError) as exc:
             if isinstance(exc, OSError) and exc.errno not in (None, errno.ENOENT):
-                raise  # the disk's; Lance's own have no number
+                raise  # an error of the disk; Lance's own errors have no errno
             failure = exc
             copy.forget(folder.name)
     raise StorageError(
-        f"bucket {bucket} of {source.folder} cannot be copied: {failure}. If its owner cleans up "
-        "faster than this copies, give it a larger keep_versions"
+        f"cannot copy bucket {bucket} of {source.folder}: {failure}. If its owner removes old "
+        "versions faster than they are copied, give the topic a larger keep_versions"
     ) from failure
 
 
@@ -316,7 +315,7 @@ def _copy_once(copy: _Copy, folder: Path, bucket: int) -> BucketCopy:
     view = table.view
     if view.dataset is not None:
         tagged = versions.tags(view.dataset)
-        for version in _wanted_versions(view.dataset, set(tagged.values())):
+        for version in _versions_to_copy(view.dataset, set(tagged.values())):
             for file in _files_of(table, version):
                 if f"{name}/{TABLE}/{file}" not in copy.files:
                     copy.file(f"{name}/{TABLE}/{file}")
@@ -326,19 +325,19 @@ def _copy_once(copy: _Copy, folder: Path, bucket: int) -> BucketCopy:
     return BucketCopy(bucket, view.version, view.rows, view.start, view.end, log_bytes)
 
 
-def _wanted_versions(dataset: Any, tagged: set[int]) -> list[int]:
-    """The newest version and the tagged ones, each with the commit that tells its properties."""
-    there = [one["version"] for one in dataset.versions()]
-    wanted = set()
+def _versions_to_copy(dataset: Any, tagged: set[int]) -> list[int]:
+    """Return the newest and the tagged versions, each with the version that has its properties."""
+    existing = [entry["version"] for entry in dataset.versions()]
+    chosen = set()
     for version in {dataset.version, *tagged}:
-        if version in there:
-            wanted.add(version)
-            wanted.add(versions.with_properties(dataset, [v for v in there if v <= version]))
-    return sorted(wanted)
+        if version in existing:
+            chosen.add(version)
+            chosen.add(versions.with_properties(dataset, [v for v in existing if v <= version]))
+    return sorted(chosen)
 
 
 def _files_of(table: Table, version: int) -> Iterator[str]:
-    """The files of a version, its manifest last."""
+    """Yield the files of a version, its manifest last."""
     view = table.at(version)
     yield from checksums.files_of(table.root, view.dataset)
     for name in _below(table.root / files.TRANSACTIONS):
@@ -348,11 +347,11 @@ def _files_of(table: Table, version: int) -> Iterator[str]:
 
 
 def _below(folder: Path) -> list[str]:
-    """The files below a folder, as paths in it; none if it is not there."""
-    found = []
+    """Return the files below a folder, as relative paths; none if the folder does not exist."""
+    paths = []
     for place, _, names in os.walk(folder):
-        found += [os.path.relpath(os.path.join(place, name), folder) for name in names]
-    return found
+        paths += [os.path.relpath(os.path.join(place, name), folder) for name in names]
+    return paths
 
 
 def _crc(path: Path, count: Counter) -> tuple[int, str]:
@@ -364,13 +363,13 @@ def _crc(path: Path, count: Counter) -> tuple[int, str]:
     return size, f"{crc:08x}"
 
 
-def _must_be_free(target: Path) -> None:
+def _check_absent_or_empty(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InvalidArgument(f"{target} is there already; name a folder that is not")
+        raise InvalidArgument(f"{target} already exists; choose a folder that does not exist")
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A path of a copy, which must not lead out of it."""
+    """Return a path in a backup; raise for a name that leads out of it."""
     if not name or "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
-        raise StorageError(f"{folder / FILE} names {name!r}, which lies outside of the backup")
+        raise StorageError(f"{folder / FILE} names {name!r}, which is outside of the backup")
     return folder / name

@@ -1,7 +1,7 @@
 """What a writer or reader needs of one bucket, wherever the bucket lives.
 
-A bucket in this process is reached directly (:mod:`persisting.topic.local`), one on a cluster
-through its owner's actor; above this line nobody knows the difference.
+A bucket of this process is called directly (:mod:`persisting.topic.local`), a bucket on a cluster
+through its owner's actor. The layers above do not depend on which it is.
 """
 
 from __future__ import annotations
@@ -12,64 +12,45 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from persisting.bucket.snapshot import Page
-
-TABLE_READS = frozenset(
-    {
-        "versions",
-        "tags",
-        "resolve",
-        "restores",
-        "read_at",
-        "arrow_at",
-        "rankings",
-        "indexes",
-        "take",
-        "query",
-        "verify",
-    }
-)
-TABLE_CHANGES = frozenset(
-    {"tag", "delete_tag", "restore", "create_index", "drop_index", "compact", "retain"}
-)
-TABLE_CALLS = TABLE_READS | TABLE_CHANGES
-"""What a bucket offers as a table; the changes need its owner."""
+from persisting.topic.table_calls import T, TableCall
 
 Rows: TypeAlias = "list[dict[str, Any]] | pa.Table"
 ProducerSequence: TypeAlias = "tuple[str, int]"
+"""A writer's id and the number of a put; a bucket stores each at most once."""
 
 
 class BucketClient(Protocol):
     """One bucket of a topic."""
 
-    async def put(self, rows: Rows, mark: ProducerSequence | None = None) -> None:
-        """Store rows, all or none; returns when they are acknowledged."""
+    async def put(self, rows: Rows, sequence: ProducerSequence | None = None, /) -> None:
+        """Store rows, all or none; return when they are acknowledged."""
 
     async def read(self, offset: int, limit: int | None) -> Page:
-        """Records from ``offset`` on; 0 means the earliest."""
+        """Return records from ``offset`` on; 0 means the earliest."""
 
     async def read_arrow(self, offset: int, limit: int | None) -> Page:
-        """Records from ``offset`` on, as Arrow."""
+        """Return records from ``offset`` on, as Arrow."""
 
     def pages(
         self, offset: int, limit: int | None, block: bool, epoch: int | None = None
     ) -> AsyncIterator[Page]:
-        """Records in order; with ``block`` it goes on with new ones.
+        """Stream records in order, in pages; with ``block``, wait for new ones.
 
-        An empty page says that the bucket's epoch is not ``epoch`` (any more): it was restored to
-        an older version. It is the last.
+        If the bucket's epoch is not ``epoch``, or changes, an empty page says so and ends the
+        stream: the bucket was restored to an older version.
         """
 
     async def wait(self, offset: int, epoch: int) -> None:
         """Return when there are records beyond ``offset``, or the epoch has changed."""
 
-    async def do(self, op: str, **args: Any) -> Any:
-        """One of :data:`TABLE_CALLS` on the bucket's backend."""
+    async def call(self, call: TableCall[T]) -> T:
+        """Run a call on the bucket's table."""
 
     async def find(self, timestamp: int) -> int:
-        """The first offset whose record arrived at ``timestamp`` (µs of Unix time) or later."""
+        """Return the first offset that arrived at ``timestamp`` (µs of Unix time) or later."""
 
     async def last_number(self, writer: str) -> int:
-        """The last number a writer's marks reached, -1 if none."""
+        """Return the last number that is stored for a writer, -1 for none."""
 
     async def flush(self) -> None: ...
 
@@ -77,7 +58,7 @@ class BucketClient(Protocol):
 
 
 class Topic(Protocol):
-    """An open topic: its configuration and a port for each bucket."""
+    """An open topic: its configuration, and a client for each bucket."""
 
     @property
     def name(self) -> str: ...
@@ -89,13 +70,15 @@ class Topic(Protocol):
     def bucket_column(self) -> str: ...
 
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """Rows per page of reads and transfers."""
 
     @property
     def folder(self) -> Any:
-        """Where the topic lies on disk, None for one in memory."""
+        """The topic's folder, None for a topic in memory."""
 
-    def port(self, bucket: int) -> BucketClient: ...
+    def bucket(self, bucket: int) -> BucketClient:
+        """Return the client of a bucket."""
 
     async def close(self) -> None:
-        """This handle is done with the topic."""
+        """Release this handle on the topic."""

@@ -1,4 +1,4 @@
-"""How far consumer groups have come, seen and set from outside the group. Blocking."""
+"""Inspect, reset and delete consumer groups from outside the group. Blocking."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from persisting.topic.groups import FOLDER, MEMBER, group_folder, try_lock, writ
 
 
 class BucketProgress(msgspec.Struct):
-    """How far a group has come in a bucket."""
+    """A group's committed offset and lag in one bucket."""
 
     bucket: int
     committed: int
@@ -27,17 +27,17 @@ class BucketProgress(msgspec.Struct):
 
 
 class GroupProgress(msgspec.Struct):
-    """How far a group has come."""
+    """A group's committed offsets and lag."""
 
     group: str
     members: int
-    """Living readers of the group."""
+    """Number of living readers of the group."""
     lag: int
     buckets: list[BucketProgress]
 
 
 class Span(msgspec.Struct):
-    """The offsets of a bucket, and the ends that its restores have left."""
+    """The offsets of a bucket, and its end after each restore."""
 
     start: int
     end: int
@@ -45,74 +45,74 @@ class Span(msgspec.Struct):
 
 
 def groups(folder: Path, spans: dict[int, Span], fs: FileSystem) -> list[GroupProgress]:
-    """Every group of a topic."""
-    return [progress(folder, one.name, spans, fs) for one in groups_in(folder / FOLDER, fs)]
+    """Return every group of a topic."""
+    return [progress(folder, group.name, spans, fs) for group in groups_in(folder / FOLDER, fs)]
 
 
 def progress(folder: Path, group: str, spans: dict[int, Span], fs: FileSystem) -> GroupProgress:
-    """One group, or raise if there is none of that name."""
-    _known(folder, group)
+    """Return one group, or raise if it does not exist."""
+    _existing_folder(folder, group)
     return after_reset(folder, group, {}, spans, fs)
 
 
 def after_reset(
     folder: Path, group: str, offsets: dict[int, int], spans: dict[int, Span], fs: FileSystem
 ) -> GroupProgress:
-    """How far a group would have come after :func:`reset`."""
+    """Return what :func:`progress` would return after :func:`reset`."""
     place = group_folder(folder, group)
     buckets = []
     for bucket, span in spans.items():
-        known = read_committed(place, bucket, fs).now(span.restores)
-        committed = offsets.get(bucket, known)
+        current = read_committed(place, bucket, fs).now(span.restores)
+        committed = offsets.get(bucket, current)
         lag = max(0, span.end - max(committed, span.start))
         buckets.append(BucketProgress(bucket, committed, span.end, lag))
     members = _members(place, fs) if place.is_dir() else 0
-    return GroupProgress(group, members, sum(one.lag for one in buckets), buckets)
+    return GroupProgress(group, members, sum(bucket.lag for bucket in buckets), buckets)
 
 
 def reset(
     folder: Path, group: str, offsets: dict[int, int], spans: dict[int, Span], fs: FileSystem
 ) -> None:
-    """Have a group go on at ``offsets``, by bucket. It must have no living member.
+    """Set the committed offsets of a group, by bucket; it must have no living member.
 
-    A group that does not exist yet is made.
+    A group that does not exist yet is created.
     """
     place = group_folder(folder, group)
     try:
         fs.make_folder(place)
     except OSError as exc:
-        raise StorageError(f"cannot make {place}: {exc.strerror or exc}") from exc
-    with _held(place, group, list(offsets)):
+        raise StorageError(f"cannot create {place}: {exc.strerror or exc}") from exc
+    with _locked(place, group, list(offsets)):
         for bucket, offset in offsets.items():
-            known = read_committed(place, bucket, fs)
+            last = read_committed(place, bucket, fs)
             epoch = len(spans[bucket].restores)
-            write_committed(place, bucket, Committed(offset, known.generation + 1, epoch), fs)
+            write_committed(place, bucket, Committed(offset, last.generation + 1, epoch), fs)
 
 
 def delete(folder: Path, group: str, buckets: list[int], fs: FileSystem) -> None:
-    """Forget a group that has no living member."""
-    place = _known(folder, group)
-    with _held(place, group, buckets):
-        # Under another name first: half a group would read some buckets anew.
-        gone = place.with_name(f".{place.name}.deleted")
-        shutil.rmtree(gone, ignore_errors=True)
-        fs.rename(place, gone)
+    """Delete a group that has no living member."""
+    place = _existing_folder(folder, group)
+    with _locked(place, group, buckets):
+        # Renamed first: a group that is half deleted would read some buckets from the beginning.
+        trash = place.with_name(f".{place.name}.deleted")
+        shutil.rmtree(trash, ignore_errors=True)
+        fs.rename(place, trash)
         fs.sync_folder(place.parent)
-        shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(trash, ignore_errors=True)
 
 
-def _known(folder: Path, group: str) -> Path:
+def _existing_folder(folder: Path, group: str) -> Path:
     place = group_folder(folder, group)
     if not place.is_dir():
-        there = [one.name for one in groups_in(folder / FOLDER, FileSystem())]
+        names = [existing.name for existing in groups_in(folder / FOLDER, FileSystem())]
         raise InvalidArgument(
-            f"there is no group {group!r}; there are: {', '.join(map(repr, there)) or 'none'}"
+            f"there is no group {group!r}; there are: {', '.join(map(repr, names)) or 'none'}"
         )
     return place
 
 
 def _members(place: Path, fs: FileSystem) -> int:
-    """How many members live; looking removes nothing."""
+    """Count the living members, without removing the files of dead ones."""
     return sum(_is_locked(place / name) for name in fs.list(place) if name.startswith(MEMBER))
 
 
@@ -130,10 +130,10 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _held(place: Path, group: str, buckets: list[int]) -> ExitStack:
-    """Hold the group's buckets, so that no member can take or commit one."""
+def _locked(place: Path, group: str, buckets: list[int]) -> ExitStack:
+    """Lock the group's buckets, so that no member can take or commit one."""
     stack = ExitStack()
-    if members := _members(place, FileSystem()):  # one may wait without a bucket
+    if members := _members(place, FileSystem()):  # a member may have no bucket
         raise BucketLocked(
             f"group {group!r} is being read ({members} living members): close its readers first"
         )

@@ -1,12 +1,11 @@
-"""Consumer groups: members share a topic's buckets and remember how far they have come.
+"""Consumer groups: members share a topic's buckets and store the offsets they have committed.
 
-Everything is a file in ``<topic>/groups/<group>/``, so members need to share the storage and
-nothing else:
+Everything is a file in ``<topic>/groups/<group>/``, so members share only the storage:
 
-- ``member-<id>`` is locked by its member while it lives; a free one belongs to a dead member;
+- ``member-<id>`` is locked by its member while it lives; an unlocked one belongs to a dead member;
 - ``bucket_<i>.lock`` is locked by the one member that reads the bucket;
-- ``bucket_<i>.json`` holds the committed offset and the generation, which rises with every change
-  of hands. Only the holder of the lock writes it, so a commit can never come late.
+- ``bucket_<i>.json`` holds the committed offset and the generation, which rises whenever the bucket
+  gets another member. Only the holder of the lock writes it, so a late commit is impossible.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from persisting.topic.topic_names import check_name
 
 FOLDER = "groups"
 MEMBER = "member-"
-_PAUSE = 0.001
+_PAUSE_SECONDS = 0.001
 
 
 class Assignment(NamedTuple):
-    """A bucket that is a member's: since which generation, and where (in which epoch) it began."""
+    """A bucket assigned to a member: the generation, and the offset (of an epoch) to start at."""
 
     generation: int
     start: int
@@ -45,10 +44,10 @@ def group_folder(topic_folder: Path, group: str) -> Path:
 
 
 class Membership:
-    """One member of a group, which it joins with the first :meth:`rebalance`.
+    """One member of a group; it joins with the first :meth:`rebalance`.
 
-    Blocking, and safe between threads: a reader whose call was cancelled may call again while the
-    cancelled one still runs. A member that is dropped lets go of everything.
+    Blocking and thread-safe: a reader whose call was cancelled may call again while the cancelled
+    call still runs. A member that is garbage-collected releases all its locks.
     """
 
     def __init__(self, topic_folder: Path, group: str, buckets: list[int], fs: FileSystem) -> None:
@@ -64,13 +63,13 @@ class Membership:
 
     @property
     def held(self) -> dict[int, Assignment]:
-        """The buckets that are this member's now."""
+        """The buckets assigned to this member now."""
         return dict(self._held)
 
     def rebalance(self) -> None:
-        """Take and leave buckets as the living members demand.
+        """Take and release buckets, so that the living members share them evenly.
 
-        A bucket is taken only when its former member has let go of it.
+        A bucket is taken only after its former member has released it.
         """
         with self._guard:
             if self._left:
@@ -79,36 +78,36 @@ class Membership:
             members = self._living()
             share = {b for b in self._buckets if members[b % len(members)] == self.member}
             for bucket in [b for b in self._held if b not in share]:
-                self._let_go(bucket)
+                self._release(bucket)
             for bucket in sorted(share - set(self._held)):
-                self._try_to_take(bucket)
+                self._try_take(bucket)
 
     def commit(self, offsets: dict[int, tuple[int, int, int]]) -> dict[int, int]:
-        """Make offsets durable: by bucket, its generation, offset and epoch.
+        """Make offsets durable; ``offsets`` has generation, offset and epoch by bucket.
 
-        Those of buckets that are no longer this member's are left out.
+        Buckets that are no longer assigned to this member are skipped. Returns what was committed.
         """
         with self._guard:
-            done = {}
+            committed = {}
             for bucket, (generation, offset, epoch) in offsets.items():
                 held = self._held.get(bucket)
                 if held is not None and held.generation == generation:
                     write_committed(
                         self.folder, bucket, Committed(offset, generation, epoch), self._fs
                     )
-                    done[bucket] = offset
-            return done
+                    committed[bucket] = offset
+            return committed
 
     def committed(self) -> dict[int, Committed]:
-        """How far the group has come in all its buckets."""
+        """Return the committed offset of every bucket."""
         return {b: read_committed(self.folder, b, self._fs) for b in self._buckets}
 
     def leave(self) -> None:
-        """Give every bucket back, at once."""
+        """Release all buckets immediately, and never take one again."""
         with self._guard:
             self._left = True
             for bucket in list(self._held):
-                self._let_go(bucket)
+                self._release(bucket)
             name = MEMBER + self.member
             if name in self._files:
                 self._fs.remove(self.folder / name)
@@ -120,11 +119,11 @@ class Membership:
             with os_errors_as("make", self.folder):
                 self._fs.make_folder(self.folder)
             while (file := try_lock(self.folder / name)) is None:
-                time.sleep(_PAUSE)  # another member was just looking whether it is alive
+                time.sleep(_PAUSE_SECONDS)  # another member is checking whether this one is alive
             self._files[name] = file
 
     def _living(self) -> list[str]:
-        """The members whose file is locked, in a fixed order; files of dead ones are removed."""
+        """Return the members whose file is locked, in a fixed order; clean up after dead ones."""
         living = []
         with os_errors_as("list", self.folder):
             names = self._fs.list(self.folder)
@@ -146,28 +145,28 @@ class Membership:
         file.free()
         return False
 
-    def _try_to_take(self, bucket: int) -> None:
+    def _try_take(self, bucket: int) -> None:
         name = f"bucket_{bucket}.lock"
         file = try_lock(self.folder / name)
         if file is None:
             return
         try:
-            known = read_committed(self.folder, bucket, self._fs)
-            after = Committed(known.offset, known.generation + 1, known.epoch)
-            write_committed(self.folder, bucket, after, self._fs)
+            last = read_committed(self.folder, bucket, self._fs)
+            taken = Committed(last.offset, last.generation + 1, last.epoch)
+            write_committed(self.folder, bucket, taken, self._fs)
         except BaseException:
             file.free()
             raise
         self._files[name] = file
-        self._held[bucket] = Assignment(known.generation + 1, known.offset, known.epoch)
+        self._held[bucket] = Assignment(taken.generation, taken.offset, taken.epoch)
 
-    def _let_go(self, bucket: int) -> None:
+    def _release(self, bucket: int) -> None:
         del self._held[bucket]
         self._files.pop(f"bucket_{bucket}.lock").free()
 
 
 def write_committed(folder: Path, bucket: int, committed: Committed, fs: FileSystem) -> None:
-    """Make an offset durable; the caller holds the group's lock of the bucket."""
+    """Make an offset durable; the caller holds the group's lock on the bucket."""
     path = folder / f"bucket_{bucket}.json"
     try:
         fs.write_file(path, msgspec.json.encode(committed))
@@ -176,14 +175,14 @@ def write_committed(folder: Path, bucket: int, committed: Committed, fs: FileSys
 
 
 def try_lock(path: Path, *, create: bool = True) -> LockedFile | None:
-    """A locked file, None if somebody else holds it or it was removed meanwhile."""
+    """Return a locked file, None if another process holds it or it was removed meanwhile."""
     try:
         file = LockedFile(path, os.O_RDWR | (os.O_CREAT if create else 0))
     except FileNotFoundError:
         raise
     except OSError as exc:
         raise StorageError(
-            f"cannot open the group's file {path}: {exc.strerror}; free the cause and try again"
+            f"cannot open the group's file {path}: {exc.strerror}; fix the cause and try again"
         ) from exc
     try:
         file.lock()
@@ -194,7 +193,7 @@ def try_lock(path: Path, *, create: bool = True) -> LockedFile | None:
     except OSError as exc:
         file.free()
         raise StorageError(
-            f"cannot lock the group's file {path}: {exc.strerror}; free the cause and try again"
+            f"cannot lock the group's file {path}: {exc.strerror}; fix the cause and try again"
         ) from exc
     file.free()
     return None

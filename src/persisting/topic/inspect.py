@@ -1,7 +1,7 @@
-"""The facts about stored topics, for people and tools that look from outside. Blocking.
+"""Facts about stored topics, for people and tools that inspect them from outside. Blocking.
 
-Nothing is opened for writing and nothing is recovered: an owner is not disturbed, and what a
-crashed one left in its log is counted as such.
+Nothing is opened for writing and nothing is recovered: owners are not disturbed, and what a crashed
+owner left in its log is reported as log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BucketFacts(msgspec.Struct):
 
     bucket: int
     rows: int = 0
-    """Rows in the table; what its owner has buffered is not among them."""
+    """Rows in the table, without what its owner has buffered."""
     start_offset: int = 0
     end_offset: int = 0
     version: int = 0
@@ -42,13 +42,13 @@ class BucketFacts(msgspec.Struct):
     """Everything on disk: all versions of the table, indexes and log."""
     log_bytes: int = 0
     owner: dict[str, Any] | None = None
-    """Who has it open for writing: process, host, node."""
+    """The owner that has it open for writing: process, host, node."""
     problem: str | None = None
-    """Why the bucket cannot be read, if it cannot."""
+    """Why the bucket cannot be read; None if it can."""
 
 
 class TopicFacts(msgspec.Struct):
-    """One topic, as a list of topics shows it."""
+    """One topic, as shown in a list of topics."""
 
     topic: str
     path: str
@@ -59,7 +59,7 @@ class TopicFacts(msgspec.Struct):
     log_bytes: int = 0
     owners: list[dict[str, Any]] = []
     lag: dict[str, int] = {}
-    """By group, the records it has not committed yet."""
+    """By group, the number of records that it has not committed."""
     problem: str | None = None
 
 
@@ -93,7 +93,7 @@ class BucketLog(msgspec.Struct):
 
 
 class Description(msgspec.Struct):
-    """All that can be said of a topic from outside."""
+    """Everything about a topic that can be seen from outside."""
 
     topic: str
     path: str
@@ -107,7 +107,7 @@ class Description(msgspec.Struct):
     fields: list[FieldFacts]
     buckets: list[BucketFacts]
     versions: int
-    """Versions that can be read, in all buckets."""
+    """Number of readable versions of all buckets."""
     tags: list[TagFacts]
     indexes: list[IndexFacts]
     groups: list[GroupProgress]
@@ -115,7 +115,7 @@ class Description(msgspec.Struct):
 
 
 class Look(NamedTuple):
-    """A topic with its buckets and groups, as far as they can be read."""
+    """A topic with those of its buckets and groups that can be read."""
 
     facts: TopicFacts
     buckets: list[BucketFacts]
@@ -123,17 +123,17 @@ class Look(NamedTuple):
 
 
 def topics_in(root: str | Path | None) -> list[TopicFacts]:
-    """Every topic in a storage folder; one that cannot be read says why."""
+    """Return every topic in a storage folder; one that cannot be read says why."""
     return [look.facts for look in looks_in(root)]
 
 
 def looks_in(root: str | Path | None) -> list[Look]:
-    """The same with what was seen of each."""
+    """Return every topic in a storage folder, with its buckets and groups."""
     place = storage_folder(root or DEFAULT_ROOT)
     if not place.is_dir():
         raise StorageError(
-            f"there is no folder {place}: name the folder of the topics, as write_queue() has it "
-            "in storage_path"
+            f"there is no folder {place}: give the storage folder, which is the storage_path of "
+            "write_queue()"
         )
     return [
         _look(place / name)
@@ -148,25 +148,25 @@ def _look(folder: Path) -> Look:
     try:
         stored = TopicFolder.open(folder)
         facts.backend, facts.num_buckets = stored.config.backend, stored.config.num_buckets
-        look = Look(facts, found := buckets_of(stored), [])
-        facts.problem = next((one.problem for one in found if one.problem), None)
-        facts.rows = sum(one.rows for one in found)
-        facts.bytes = sum(one.bytes for one in found)
-        facts.log_bytes = sum(one.log_bytes for one in found)
-        facts.owners = distinct_owners(found)
+        look = Look(facts, buckets := buckets_of(stored), [])
+        facts.problem = next((bucket.problem for bucket in buckets if bucket.problem), None)
+        facts.rows = sum(bucket.rows for bucket in buckets)
+        facts.bytes = sum(bucket.bytes for bucket in buckets)
+        facts.log_bytes = sum(bucket.log_bytes for bucket in buckets)
+        facts.owners = distinct_owners(buckets)
         if facts.problem is None:
             look = look._replace(groups=groups_of(stored))
-            facts.lag = {one.group: one.lag for one in look.groups}
+            facts.lag = {group.group: group.lag for group in look.groups}
     except StorageError as exc:
         facts.problem = str(exc)
     return look
 
 
 def describe(stored: TopicFolder) -> Description:
-    """Everything about one topic; of a bucket that cannot be read, why."""
+    """Describe one topic; a bucket that cannot be read says why."""
     config, fs = stored.config, filesystem.current()
-    found = buckets_of(stored)
-    sound = [one.bucket for one in found if one.problem is None]
+    buckets = buckets_of(stored)
+    readable = [facts.bucket for facts in buckets if facts.problem is None]
     return Description(
         topic=config.topic,
         path=str(stored.folder),
@@ -175,68 +175,68 @@ def describe(stored: TopicFolder) -> Description:
         bucket_column=config.bucket_column,
         batch_size=config.batch_size,
         options=config.options,
-        rows=sum(one.rows for one in found),
-        bytes=sum(one.bytes for one in found),
-        fields=[FieldFacts(field.name, str(field.type)) for field in stored.schema(sound)],
-        buckets=found,
-        versions=sum(_versions(stored, bucket) for bucket in sound),
+        rows=sum(facts.rows for facts in buckets),
+        bytes=sum(facts.bytes for facts in buckets),
+        fields=[FieldFacts(field.name, str(field.type)) for field in stored.schema(readable)],
+        buckets=buckets,
+        versions=sum(_versions(stored, bucket) for bucket in readable),
         tags=[
-            TagFacts(one.name, one.timestamp.isoformat(), one.rows)
-            for one in tags.all_in(stored.folder, fs)
+            TagFacts(tag.name, tag.timestamp.isoformat(), tag.rows)
+            for tag in tags.all_in(stored.folder, fs)
         ],
         indexes=_indexes(stored),
-        groups=groups_of(stored, sound),
-        logs=[_log(bucket, log_of(stored, bucket)) for bucket in sound],
+        groups=groups_of(stored, readable),
+        logs=[_log(bucket, log_of(stored, bucket)) for bucket in readable],
     )
 
 
 def buckets_of(stored: TopicFolder) -> list[BucketFacts]:
-    """The buckets of a topic; one that cannot be read says why."""
+    """Return the buckets of a topic; one that cannot be read says why."""
     return [_bucket(stored, bucket) for bucket in stored.buckets]
 
 
 def distinct_owners(buckets: list[BucketFacts]) -> list[dict[str, Any]]:
-    """The owners of a topic's buckets, each once."""
-    found: list[dict[str, Any]] = []
-    for one in buckets:
-        if one.owner is not None and one.owner not in found:
-            found.append(one.owner)
-    return found
+    """Return the owners of a topic's buckets, each once."""
+    owners: list[dict[str, Any]] = []
+    for bucket in buckets:
+        if bucket.owner is not None and bucket.owner not in owners:
+            owners.append(bucket.owner)
+    return owners
 
 
 def groups_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> list[GroupProgress]:
-    """The consumer groups of a topic and how far they have come, in all or some buckets."""
+    """Return the consumer groups of a topic with offsets and lag, in all or some buckets."""
     return group_admin.groups(stored.folder, spans_of(stored, buckets), filesystem.current())
 
 
 def spans_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> dict[int, Span]:
-    """The offsets of each bucket, or of some."""
-    found = {}
+    """Return the range of offsets of all or some buckets."""
+    spans = {}
     for bucket in stored.buckets if buckets is None else buckets:
         table = stored.table(bucket)
-        restores = [one.end for one in table.restores]
-        found[bucket] = Span(table.view.start, table.view.end, restores)
-    return found
+        restores = [restore.end for restore in table.restores]
+        spans[bucket] = Span(table.view.start, table.view.end, restores)
+    return spans
 
 
 def log_of(stored: TopicFolder, bucket: int) -> LogReport:
-    """A look at the log of a bucket, judged by the table as it is at the same time."""
+    """Inspect the log of a bucket, against the table at the same point in time."""
     folder = bucket_folder(stored.folder, bucket) / LOG_FOLDER
     while True:
         sequence = stored.table(bucket).sequence
         report = inspect(folder, sequence)
-        # Its owner may have flushed in between, and released what the log begins with.
+        # The owner may have flushed in between and released the first segments.
         if report.state != "damaged" or stored.table(bucket).sequence == sequence:
             return report
 
 
 def find(topic: str, root: str | Path | None) -> TopicFolder:
-    """A topic by its name in ``root``, or by the path of its folder."""
+    """Open a topic by its name in ``root``, or by the path of its folder."""
     return TopicFolder.open(storage_folder(topic) if _is_path(topic) else folder_of(topic, root))
 
 
 def folder_of(topic: str, root: str | Path | None) -> Path:
-    """The folder that a topic has or would have, by its name in ``root`` or by a path."""
+    """Return the folder that a topic has or would have, by its name in ``root`` or by a path."""
     if _is_path(topic):
         folder = storage_folder(topic)
         return topics.topic_folder(folder.parent, folder.name)
@@ -262,7 +262,7 @@ def _bucket(stored: TopicFolder, number: int) -> BucketFacts:
 
 
 def _plain_owner(note: dict[str, Any] | None) -> dict[str, Any] | None:
-    """An owner as it names itself; what the lock file keeps for the next one is left out."""
+    """Return what identifies an owner; other contents of the lock file are left out."""
     if note is None:
         return None
     return {name: value for name, value in note.items() if name in _OWNER_NAMES}
@@ -288,20 +288,20 @@ def _versions(stored: TopicFolder, bucket: int) -> int:
 
 
 def _indexes(stored: TopicFolder) -> list[IndexFacts]:
-    found: dict[tuple[str, str], IndexFacts] = {}
+    indexes: dict[tuple[str, str], IndexFacts] = {}
     for bucket in stored.buckets:
         folder = bucket_folder(stored.folder, bucket)
-        for one in index_file.load(folder, filesystem.current()):
-            metric = one.metric if one.family == "vector" else None
-            known = found.setdefault(
-                (one.column, one.kind), IndexFacts(one.column, one.kind, metric, [])
+        for spec in index_file.load(folder, filesystem.current()):
+            metric = spec.metric if spec.family == "vector" else None
+            facts = indexes.setdefault(
+                (spec.column, spec.kind), IndexFacts(spec.column, spec.kind, metric, [])
             )
-            known.buckets.append(bucket)
-    return list(found.values())
+            facts.buckets.append(bucket)
+    return list(indexes.values())
 
 
 def _size(folder: Path) -> int:
-    """The bytes of all files below a folder; files may go meanwhile."""
+    """Return the bytes of all files below a folder; files may disappear meanwhile."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

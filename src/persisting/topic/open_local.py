@@ -25,7 +25,7 @@ from persisting.topic.registry import backend_name, check_class, get_backend_cla
 from persisting.topic.spec import TopicSpec
 from persisting.topic.writer import QueueWriter
 
-_WAIT_STEP = 0.05
+_WAIT_STEP_SECONDS = 0.05
 
 
 def wanted_topic(
@@ -37,7 +37,7 @@ def wanted_topic(
     backend: str | type | None = None,
     backend_options: dict[str, Any] | None = None,
 ) -> tuple[TopicSpec, type | None]:
-    """What a call says of a topic, and the class it brings."""
+    """Return what a call asks of a topic, and the backend class if it passes one."""
     if backend is not None and not isinstance(backend, (str, type)):
         raise InvalidArgument(f"backend must be a name or a class, got {backend!r}")
     cls = check_class(backend) if isinstance(backend, type) else None
@@ -57,7 +57,7 @@ def wanted_topic(
 async def write_here(
     wanted: TopicSpec, cls: type | None, storage_path: Any, writer_id: str | None
 ) -> QueueWriter:
-    """A writer of a topic of this process."""
+    """Return a writer of a topic that this process owns."""
     return QueueWriter(await open_for_writing(wanted, storage_path, cls), writer_id=writer_id)
 
 
@@ -71,7 +71,7 @@ async def read_here(
     auto_commit: bool,
     enable_metrics: bool,
 ) -> QueueReader:
-    """A reader of a topic of this process, or of one on disk."""
+    """Return a reader of a topic of this process, or of a topic on disk."""
     deadline = deadline_of(wait_for_topic)
     while True:
         try:
@@ -80,12 +80,12 @@ async def read_here(
         except NoSuchTopic:
             if deadline is not None and time.monotonic() >= deadline:
                 raise
-            await asyncio.sleep(_WAIT_STEP)
+            await asyncio.sleep(_WAIT_STEP_SECONDS)
     return await reader_of(topic, buckets, group, auto_commit, enable_metrics)
 
 
 def deadline_of(wait_for_topic: bool | float) -> float | None:
-    """Until when a topic that does not exist is waited for; None: for ever."""
+    """Return until when to wait for a topic that does not exist; None means forever."""
     if not isinstance(wait_for_topic, (bool, int, float)) or not wait_for_topic >= 0:
         raise InvalidArgument(
             f"wait_for_topic must be True, False or a number of seconds, got {wait_for_topic!r}"
@@ -100,19 +100,19 @@ async def reader_of(
     auto_commit: bool,
     enable_metrics: bool,
 ) -> QueueReader:
-    """A reader of an open topic, alone or as a member of a group."""
+    """Return a reader of an open topic, on its own or as a member of a group."""
     try:
         chosen = buckets.of(topic.num_buckets)
         membership = None
         if group is not None:
             if not buckets.all:
                 raise InvalidArgument(
-                    "the members of a group share all buckets of a topic; give a group, or "
+                    "the members of a group share all buckets of a topic; give either a group, or "
                     "bucket_id, bucket_ids or rank"
                 )
             if topic.folder is None:
                 raise InvalidArgument(
-                    f"topic {topic.name!r} is in memory and cannot remember a group's offsets; "
+                    f"topic {topic.name!r} is in memory and cannot store a group's offsets; "
                     "use the backend 'lance' or 'persisting'"
                 )
             membership = Membership(Path(topic.folder), group, chosen, filesystem.current())
@@ -140,27 +140,30 @@ class BucketChoice:
         if bucket_id is not None and bucket_ids is not None:
             raise InvalidArgument("give bucket_id or bucket_ids, not both")
         if (rank is None) != (world_size is None):
-            raise InvalidArgument("rank and world_size belong together")
+            raise InvalidArgument("rank needs world_size, and world_size needs rank")
         if rank is not None and (bucket_id is not None or bucket_ids is not None):
             raise InvalidArgument("give buckets or a rank, not both")
-        self._ids = [bucket_id] if bucket_id is not None else _listed(bucket_ids)
-        self._rank, self._world = _whole("rank", rank), _whole("world_size", world_size)
+        self._ids = [bucket_id] if bucket_id is not None else _bucket_list(bucket_ids)
+        self._rank, self._world = (
+            _whole_number("rank", rank),
+            _whole_number("world_size", world_size),
+        )
         if self._rank is not None and self._world is not None:
             if not 0 <= self._rank < self._world:
-                raise InvalidArgument(f"rank must lie from 0 to world_size - 1, got {rank}")
+                raise InvalidArgument(f"rank must be from 0 to world_size - 1, got {rank}")
 
     @property
     def all(self) -> bool:
-        """Whether nothing was chosen."""
+        """Whether the caller has chosen nothing."""
         return self._ids is None and self._rank is None
 
     def of(self, num_buckets: int) -> list[int]:
-        """The chosen buckets of a topic."""
+        """Return the chosen buckets of a topic."""
         if self._rank is not None and self._world is not None:
             if self._rank >= num_buckets:
                 warnings.warn(
                     f"rank {self._rank} of {self._world} has no bucket to read: the topic has "
-                    f"{num_buckets}. Make it with at least as many buckets as there are ranks",
+                    f"{num_buckets}. Create it with at least as many buckets as there are ranks",
                     UserWarning,
                     stacklevel=2,
                 )
@@ -174,7 +177,7 @@ class BucketChoice:
         return sorted(set(chosen))
 
 
-def _listed(bucket_ids: Any) -> list[int] | None:
+def _bucket_list(bucket_ids: Any) -> list[int] | None:
     if bucket_ids is None:
         return None
     if not isinstance(bucket_ids, Iterable) or isinstance(bucket_ids, (str, bytes)):
@@ -185,7 +188,7 @@ def _listed(bucket_ids: Any) -> list[int] | None:
     return listed
 
 
-def _whole(name: str, value: Any) -> int | None:
+def _whole_number(name: str, value: Any) -> int | None:
     if isinstance(value, str):
         raise InvalidArgument(
             f"{name} must be a whole number, got the text {value!r}; write int({value!r})"
@@ -197,13 +200,13 @@ def _whole(name: str, value: Any) -> int | None:
 
 
 async def _find(wanted: TopicSpec, cls: type | None, storage_path: Any) -> Topic:
-    """The live topic, else the one on disk."""
+    """Return the topic that is open in this process, else the one on disk."""
     if storage_path is None:
         live = live_topics(wanted.topic)
         if len(live) > 1:
             places = ", ".join(str(t.folder or "memory") for t in live)
             raise InvalidArgument(
-                f"there are several open topics {wanted.topic!r} ({places}); say which with "
+                f"there are several open topics {wanted.topic!r} ({places}); choose one with "
                 "storage_path"
             )
         if live:

@@ -1,7 +1,7 @@
-"""Owning a bucket of a stored topic for a moment, outside any event loop.
+"""Owning a bucket of a stored topic briefly, outside of any event loop.
 
-What a crashed owner left in a log is brought into the table first, so that whoever looks at the
-table then sees everything that was acknowledged.
+Opening a bucket first replays what a crashed owner left in its log, so that the table then holds
+everything that was acknowledged.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from persisting.topic.spec import TopicConfig, bucket_folder
 
 
 def open_owner(folder: Path, config: TopicConfig, bucket: int) -> TableBackend:
-    """The bucket, open for a moment of writing without a log.
+    """Open a bucket for a short change, without a log.
 
-    Raises :class:`BucketLocked` if it is owned; an owner of a moment is waited for.
+    Raises :class:`BucketLocked` if the bucket is owned; waits for another short-lived owner.
     """
     cls = get_backend_class(config.backend)
     if not issubclass(cls, (LanceBackend, PersistingBackend)):
         raise StorageError(
-            f"topic {config.topic!r} has the backend {config.backend!r}, which keeps no table"
+            f"topic {config.topic!r} has the backend {config.backend!r}, which has no table"
         )
     options: dict[str, Any] = dict(config.options)
     if issubclass(cls, PersistingBackend):
@@ -48,7 +48,7 @@ def open_owner(folder: Path, config: TopicConfig, bucket: int) -> TableBackend:
 
 @contextmanager
 def owned(folder: Path, config: TopicConfig, bucket: int) -> Iterator[TableBackend]:
-    """Own a bucket for the length of a block; everything in it is durable at its end."""
+    """Own a bucket for the duration of a block; everything put in it is durable at its end."""
     backend = open_owner(folder, config, bucket)
     try:
         yield backend
@@ -57,11 +57,11 @@ def owned(folder: Path, config: TopicConfig, bucket: int) -> Iterator[TableBacke
 
 
 def recover(folder: Path, config: TopicConfig, bucket: int) -> None:
-    """Bring what a crashed owner left in its log into the table, if nobody owns the bucket."""
+    """Replay the log of a crashed owner into the table, if nobody owns the bucket."""
     place = bucket_folder(folder, bucket)
     if has_log(place) and owner_of(place) is None:
         try:
             with owned(folder, config, bucket):
                 pass
         except BucketLocked:
-            return  # its owner brings it there
+            return  # its new owner replays the log

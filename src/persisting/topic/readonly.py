@@ -1,13 +1,13 @@
-"""Topics that this process only reads: their tables, without a lock.
+"""Topics that this process only reads: it reads their tables and takes no lock.
 
-Another process may own the topic; its flushed rows are seen within 100 ms. If this process opens
-the topic for writing, the readers go over to its buckets, buffer and all.
+Another process may own the topic; its flushed rows become visible within 100 ms. If this process
+opens the topic for writing, readers switch to its live buckets and see buffered rows too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,16 +19,16 @@ from persisting.backends.table_backend import TableBackend
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.snapshot import Page
 from persisting.concurrency.pool import in_thread
-from persisting.errors import BucketClosed, BucketLocked, OffsetOutOfRange, StorageError
-from persisting.table.versions import NOTHING
-from persisting.topic.bucket_client import TABLE_CHANGES, ProducerSequence, Rows
+from persisting.errors import BucketClosed, BucketLocked, StorageError
+from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.local import LocalBucketClient, live_topic
 from persisting.topic.ownership import open_owner, recover
 from persisting.topic.spec import TopicConfig, bucket_folder
+from persisting.topic.table_calls import T, TableCall, TableRead
 
 _T = TypeVar("_T")
-_LOOK = 0.05
-_PAUSE = 0.01
+_POLL_SECONDS = 0.05
+_PAUSE_SECONDS = 0.01
 
 
 class ReadonlyTopic:
@@ -36,7 +36,7 @@ class ReadonlyTopic:
 
     def __init__(self, folder: Path, config: TopicConfig) -> None:
         self.folder, self._config = folder, config
-        self._ports: dict[int, ReadonlyBucketClient] = {}
+        self._clients: dict[int, ReadonlyBucketClient] = {}
 
     @property
     def name(self) -> str:
@@ -54,26 +54,26 @@ class ReadonlyTopic:
     def batch_size(self) -> int:
         return self._config.batch_size
 
-    def port(self, bucket: int) -> ReadonlyBucketClient:
-        if bucket not in self._ports:
-            self._ports[bucket] = ReadonlyBucketClient(self.folder, self._config, bucket)
-        return self._ports[bucket]
+    def bucket(self, bucket: int) -> ReadonlyBucketClient:
+        if bucket not in self._clients:
+            self._clients[bucket] = ReadonlyBucketClient(self.folder, self._config, bucket)
+        return self._clients[bucket]
 
     async def close(self) -> None:
-        for port in self._ports.values():
-            await port.close()
+        for client in self._clients.values():
+            await client.close()
 
 
 class ReadonlyBucketClient:
-    """A bucket on disk, or the live one where this process owns it."""
+    """A bucket on disk, or the live bucket while this process owns it."""
 
     def __init__(self, folder: Path, config: TopicConfig, bucket: int) -> None:
         self._topic_folder, self._config, self._bucket = folder, config, bucket
         self._folder = bucket_folder(folder, bucket)
         self._reader: TableBackend | None = None
 
-    async def _source(self) -> Any | None:
-        """The live bucket, else a reader of the table, None while there is none."""
+    async def _source(self) -> LocalBucketClient | TableBackend | None:
+        """Return the live bucket, else a reader of the table, None while neither exists."""
         live = live_topic(self._topic_folder)
         if live is not None:
             return LocalBucketClient(live, self._bucket)
@@ -90,55 +90,61 @@ class ReadonlyBucketClient:
             self._bucket, str(self._folder), read_only=True, schema_path=schema_path
         )
 
-    async def put(self, rows: Rows, mark: ProducerSequence | None = None) -> None:
+    async def put(self, rows: Rows, sequence: ProducerSequence | None = None) -> None:
         raise StorageError(f"topic {self._config.topic!r} is open for reading only")
 
-    async def _on_source(self, call: Callable[[Any], Awaitable[_T]], nothing: _T) -> _T:
-        """Call the live bucket or the reader; the other one if it has just been closed."""
+    async def _on_source(
+        self, call: Callable[[LocalBucketClient | TableBackend], Awaitable[_T]], empty: _T
+    ) -> _T:
+        """Call the live bucket or the reader; if the live bucket has just been closed, retry.
+
+        A bucket that does not exist yet gives ``empty``.
+        """
         while True:
             source = await self._source()
             if source is None:
-                return nothing
+                return empty
             try:
                 return await call(source)
             except BucketClosed:
                 if not isinstance(source, LocalBucketClient):
                     raise
-                await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     async def read(self, offset: int, limit: int | None) -> Page:
         return await self._on_source(lambda s: s.read(offset, limit), Page(offset, []))
 
     async def read_arrow(self, offset: int, limit: int | None) -> Page:
-        nothing = Page(offset, pa.table({}))
-        return await self._on_source(lambda s: s.read_arrow(offset, limit), nothing)
+        empty = Page(offset, pa.table({}))
+        return await self._on_source(lambda s: s.read_arrow(offset, limit), empty)
 
-    async def do(self, op: str, **args: Any) -> Any:
+    async def call(self, call: TableCall[T]) -> T:
         source = await self._source()
         while isinstance(source, LocalBucketClient):
             try:
-                return await source.do(op, **args)
+                return await source.call(call)
             except BucketClosed:  # this process has just closed the topic
-                await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(_PAUSE_SECONDS)
                 source = await self._source()
-        if op in TABLE_CHANGES:
-            return await self._as_owner(op, args)
+        if not isinstance(call, TableRead):
+            return await self._as_owner(call)
         if source is None:
-            return _of_nothing(op, args)
-        return await getattr(source, op)(**args)
+            result: T = call.without_bucket()
+            return result
+        return await call.run(source)
 
-    async def _as_owner(self, op: str, args: dict[str, Any]) -> Any:
-        """Own the bucket for the length of a call; if somebody else owns it, say so."""
+    async def _as_owner(self, call: TableCall[T]) -> T:
+        """Own the bucket for the duration of a call; raise if another process owns it."""
         try:
             owner = await in_thread(open_owner, self._topic_folder, self._config, self._bucket)
         except BucketLocked as exc:
             raise BucketLocked(
                 exc.summary,
                 owner=exc.owner,
-                hint=f"call {op}() there, or on a queue of its cluster",
+                hint=f"call {call.op}() there, or on a queue of its cluster",
             ) from exc
         try:
-            return await getattr(owner, op)(**args)
+            return await call.run(owner)
         finally:
             await owner.close()
             if self._reader is not None:
@@ -146,13 +152,13 @@ class ReadonlyBucketClient:
 
     async def pages(
         self, offset: int, limit: int | None, block: bool, epoch: int | None = None
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncGenerator[Page]:
         left = limit
         while left is None or left > 0:
             source = await self._source()
             if source is not None:
                 live = isinstance(source, LocalBucketClient)
-                pages: Any = source.pages if live else source.get_pages
+                pages = source.pages if isinstance(source, LocalBucketClient) else source.get_pages
                 try:
                     async with aclosing(pages(offset, left, False, epoch)) as stream:
                         async for page in stream:
@@ -164,7 +170,7 @@ class ReadonlyBucketClient:
                 except BucketClosed:
                     if not live:
                         raise
-                    await asyncio.sleep(_PAUSE)
+                    await asyncio.sleep(_PAUSE_SECONDS)
                     continue
             if not block:
                 return
@@ -172,7 +178,7 @@ class ReadonlyBucketClient:
                 await self.wait(offset, epoch or 0)
 
     async def wait(self, offset: int, epoch: int = 0) -> None:
-        """Wakes on put where this process owns the topic, by then; else it looks now and then."""
+        """Return when there is more; unless this process owns the topic, it polls."""
         while True:
             source = await self._source()
             if isinstance(source, LocalBucketClient):
@@ -183,7 +189,7 @@ class ReadonlyBucketClient:
             elif source is not None:
                 if await in_thread(source.end_offset) > offset or source.epoch() != epoch:
                     return
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def find(self, timestamp: int) -> int:
         source = await self._source()
@@ -205,30 +211,15 @@ class ReadonlyBucketClient:
         raise StorageError(f"topic {self._config.topic!r} is open for reading only")
 
     async def stats(self) -> dict[str, Any]:
-        nothing = {
+        empty = {
             "bucket_id": self._bucket,
             "total_count": 0,
             "end_offset": 0,
             "start_offset": 0,
             "epoch": 0,
         }
-        return await self._on_source(lambda source: source.stats(), nothing)
+        return await self._on_source(lambda source: source.stats(), empty)
 
     async def close(self) -> None:
         if self._reader is not None:
             await self._reader.close()
-
-
-def _of_nothing(op: str, args: dict[str, Any]) -> Any:
-    """What a call finds in a bucket that does not exist yet."""
-    if op == "resolve":
-        return NOTHING
-    if op == "take" and args["offsets"]:
-        raise OffsetOutOfRange(
-            f"there is no offset {args['offsets'][0]}: nothing is stored in this bucket"
-        )
-    if op == "arrow_at":
-        return pa.table({})
-    if op == "verify":
-        return {"ok": True, "rows": 0, "files": 0, "damaged": [], "unchecked": []}
-    return []

@@ -1,4 +1,4 @@
-"""Backends by name."""
+"""The registry of backends by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _guard = threading.Lock()
 
 
 def register_backend(name: str, backend_class: type) -> None:
-    """Make ``backend=name`` mean this class; registering again replaces it."""
+    """Make ``backend=name`` mean this class; registering a name again replaces its class."""
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"a backend's name must be a non-empty string, got {name!r}")
     check_class(backend_class)
@@ -29,7 +29,7 @@ def register_backend(name: str, backend_class: type) -> None:
 
 
 def get_backend_class(backend: str | type) -> type:
-    """The class for a name; a class is returned as it is."""
+    """Return the class for a name; a class is returned unchanged."""
     if isinstance(backend, type):
         return check_class(backend)
     with _guard:
@@ -40,19 +40,19 @@ def get_backend_class(backend: str | type) -> type:
         found: type = getattr(import_module(module), name)
         return found
     raise InvalidArgument(
-        f"unknown backend {backend!r}; known are {', '.join(list_backends())}. "
+        f"unknown backend {backend!r}; available: {', '.join(list_backends())}. "
         "Register others with register_backend(name, cls)"
     )
 
 
 def list_backends() -> list[str]:
-    """The names that ``backend=`` takes."""
+    """Return the names that ``backend=`` accepts."""
     with _guard:
         return sorted({*_OURS, *_registered}, key=lambda n: (n not in _OURS, n))
 
 
 def backend_name(backend: str | type) -> str:
-    """The name to keep for a backend: the registered one, else the class's own."""
+    """Return the name to store for a backend: the registered one, else the class's own."""
     if isinstance(backend, str):
         get_backend_class(backend)
         return backend
@@ -72,6 +72,6 @@ def check_class(backend_class: Any) -> type:
     missing = [m for m in _METHODS if not callable(getattr(backend_class, m, None))]
     if missing:
         raise InvalidArgument(
-            f"{backend_class.__name__} is no storage backend: it lacks {', '.join(missing)}"
+            f"{backend_class.__name__} is not a storage backend: it lacks {', '.join(missing)}"
         )
     return backend_class

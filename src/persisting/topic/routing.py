@@ -1,4 +1,4 @@
-"""Which bucket a record belongs to: the rule of Pulsing's queues, kept for good."""
+"""Which bucket a record belongs to: the rule of Pulsing's queues, which must never change."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from persisting.errors import SchemaError
 
 
 def bucket_of(value: Any, num_buckets: int) -> int:
-    """The bucket for a value of the bucket column; None counts as the empty string."""
-    # An enum of texts is stored as the text that it is, whatever it calls itself.
+    """Return the bucket for a value of the bucket column; None counts as the empty string."""
+    # A str enum is stored as its text, whatever its __str__ returns.
     plain = str.__str__ if isinstance(value, str) else str
     try:
         encoded = b"" if value is None else plain(value).encode()
@@ -27,7 +27,7 @@ def bucket_of(value: Any, num_buckets: int) -> int:
 
 
 def route(record: Any, column: str, num_buckets: int) -> int:
-    """The bucket for a record."""
+    """Return the bucket for a record."""
     if not isinstance(record, dict):
         raise SchemaError(f"a record is a dict of fields, got a {type(record).__name__}")
     try:
@@ -35,7 +35,7 @@ def route(record: Any, column: str, num_buckets: int) -> int:
     except KeyError:
         raise SchemaError(
             f"the record has no field {column!r}, by which the topic is divided into buckets; add "
-            "it, or make the topic with another bucket_column"
+            "it, or create the topic with another bucket_column"
         ) from None
     return bucket_of(value, num_buckets)
 
@@ -43,7 +43,7 @@ def route(record: Any, column: str, num_buckets: int) -> int:
 def by_bucket(
     records: Iterable[Any], column: str, num_buckets: int
 ) -> dict[int, list[dict[str, Any]]]:
-    """Records in order, by bucket."""
+    """Divide records by bucket; the order within a bucket is kept."""
     groups: dict[int, list[dict[str, Any]]] = {}
     for record in records:
         groups.setdefault(route(record, column, num_buckets), []).append(record)
@@ -51,7 +51,7 @@ def by_bucket(
 
 
 def table_by_bucket(table: pa.Table, column: str, num_buckets: int) -> dict[int, pa.Table]:
-    """The rows of an Arrow table in order, by bucket."""
+    """Divide the rows of an Arrow table by bucket; the order within a bucket is kept."""
     if column not in table.schema.names:
         raise SchemaError(
             f"the Arrow data has no column {column!r}, by which the topic is divided into buckets"
@@ -59,22 +59,22 @@ def table_by_bucket(table: pa.Table, column: str, num_buckets: int) -> dict[int,
     if table.schema.names.count(column) > 1:
         raise SchemaError(f"the Arrow data has two columns of one name: {table.schema.names}")
     buckets = _buckets_of(table.column(column), num_buckets)
-    found = np.unique(buckets).tolist()
-    if len(found) == 1:
-        return {found[0]: table}
-    return {b: table.take(pa.array(np.flatnonzero(buckets == b))) for b in found}
+    used = np.unique(buckets).tolist()
+    if len(used) == 1:
+        return {used[0]: table}
+    return {b: table.take(pa.array(np.flatnonzero(buckets == b))) for b in used}
 
 
 def _buckets_of(values: pa.ChunkedArray, num_buckets: int) -> np.ndarray:
-    """The buckets of many values; the same as :func:`bucket_of`, which takes one at a time."""
+    """Return the bucket of each value, by the rule of :func:`bucket_of`."""
     if not pa.types.is_string(values.type) and not pa.types.is_integer(values.type):
         return np.array([bucket_of(value, num_buckets) for value in values.to_pylist()], np.int64)
-    # Of equal values, one is hashed.
-    known = values.cast(pa.string()).fill_null("").combine_chunks().dictionary_encode()
-    texts = known.dictionary.cast(pa.binary()).to_pylist()
+    # Equal values are hashed once.
+    distinct = values.cast(pa.string()).fill_null("").combine_chunks().dictionary_encode()
+    texts = distinct.dictionary.cast(pa.binary()).to_pylist()
     digests = [md5(text, usedforsecurity=False).digest() for text in texts]
     words = np.frombuffer(b"".join(digests), ">u4").reshape(-1, 4).astype(np.uint64)
     rest = np.zeros(len(words), np.uint64)
     for word in range(4):
         rest = ((rest << np.uint64(32)) + words[:, word]) % np.uint64(num_buckets)
-    return rest.astype(np.int64)[known.indices.to_numpy()]
+    return rest.astype(np.int64)[distinct.indices.to_numpy()]

@@ -1,6 +1,6 @@
-"""A part of a bucket as Arrow batches: what one task of Spark, or one export, reads.
+"""Reads a range of a bucket as Arrow batches, for one task of Spark or one export.
 
-It holds one batch at a time, whatever the size of the bucket.
+It holds one batch in memory at a time, whatever the size of the bucket.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ BUCKET, OFFSET, TIME = "_bucket", "_offset", "_time"
 METADATA = pa.schema(
     [(BUCKET, pa.int32()), (OFFSET, pa.int64()), (TIME, pa.timestamp("us", tz="UTC"))]
 )
-"""What can be added to a record: where it lies, and when it arrived."""
+"""Columns that can be added to a record: its place, and when it arrived."""
 
 _BATCH_ROWS = 65536
 _BATCH_BYTES = 16 * 1024 * 1024
-_USUAL_BYTES = 32
-"""What a value takes in memory, roughly, if nothing better is known."""
+_ASSUMED_BYTES = 32
+"""A rough size of a value in memory, if nothing better is known."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Offsets of one bucket that are read together."""
+    """A range of offsets of one bucket."""
 
     folder: str
     bucket: int
@@ -50,14 +50,14 @@ class Slice:
 
 @dataclass(frozen=True)
 class Filter:
-    """A condition, and all fields that it may name."""
+    """A condition, and the fields that it may name."""
 
     where: str
     known: pa.Schema
 
     @classmethod
     def checked(cls, where: str, known: pa.Schema) -> Filter:
-        """The filter, if it is one that the fields allow; else raise."""
+        """Return the filter, or raise if the condition is invalid for these fields."""
         check_where(where)
         check_condition(layout.physical_schema(typed(known), None), where)
         return cls(where, known)
@@ -66,9 +66,9 @@ class Filter:
 def read(
     part: Slice, names: Sequence[str], where: Filter | None = None, *, metadata: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice with the fields ``names``, as far as the bucket has them.
+    """Yield the rows of a slice with those fields of ``names`` that the bucket has.
 
-    With ``metadata`` they end with the columns of :data:`METADATA`.
+    With ``metadata`` the columns of :data:`METADATA` follow the fields.
     """
     view, wanted = _view(part), list(names)
     if where is None:
@@ -77,9 +77,9 @@ def read(
 
 
 def divided(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array, pa.Array, pa.Array]:
-    """A batch with metadata as the fields of its records, and their buckets, offsets and times.
+    """Split a batch with metadata into fields, and the columns of buckets, offsets and times.
 
-    By position: records may have fields of the same names.
+    It goes by position, since records may have fields of the same names.
     """
     count = batch.num_columns - len(METADATA)
     fields = batch.select(list(range(count)))
@@ -117,9 +117,9 @@ def _plain(
 
 
 def _rows(view: TableView, names: list[str]) -> int:
-    """Rows that make a batch of some MiB: who takes it, as Spark's Java, may hold more than one."""
+    """Return how many rows make a batch of some MiB; a consumer may hold several batches."""
     wide = sum(
-        f.type.list_size * 8 if pa.types.is_fixed_size_list(f.type) else _USUAL_BYTES
+        f.type.list_size * 8 if pa.types.is_fixed_size_list(f.type) else _ASSUMED_BYTES
         for f in view.schema
         if f.name in names
     )
@@ -143,7 +143,7 @@ def _with_metadata(batch: pa.RecordBatch, bucket: int, offsets: np.ndarray) -> p
 def _filtered(
     view: TableView, part: Slice, names: list[str], where: Filter, *, metadata: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The rows that the condition keeps; Lance looks for them where its table has the fields."""
+    """Yield the rows that match; Lance filters if its table has all fields of the topic."""
     if view.schema.equals(where.known) and not any(pa.types.is_null(f.type) for f in view.schema):
         yield from _filtered_by_lance(view, part, names, where.where, metadata=metadata)
         return
@@ -152,18 +152,18 @@ def _filtered(
     for batch in view.batches(offset, count, rows=_rows(view, view.schema.names), arrival=True):
         rows = pa.Table.from_batches([batch.drop_columns([ARRIVAL])])
         inside = laid_out(rows, where.known, offset, batch.column(ARRIVAL))
-        found = np.array(matching(inside, where.where, None), dtype=np.int64)
-        kept = batch.take(pa.array(found - offset))
+        offsets = np.array(matching(inside, where.where, None), dtype=np.int64)
+        matched = batch.take(pa.array(offsets - offset))
         if metadata:
-            kept = _with_metadata(kept, part.bucket, found)
-        yield kept
+            matched = _with_metadata(matched, part.bucket, offsets)
+        yield matched
         offset += batch.num_rows
 
 
 def _filtered_by_lance(
     view: TableView, part: Slice, names: list[str], where: str, *, metadata: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Lance filters the fragments that the slice touches; rows outside of it are left out."""
+    """Let Lance filter the fragments that the slice touches; drop rows outside of the slice."""
     wanted = pa.schema([f for f in view.schema if f.name in names])
     columns = wanted.names
     if metadata or not columns:
@@ -176,12 +176,12 @@ def _filtered_by_lance(
                 rows = batch.column("_rowaddr").to_numpy() & np.uint64(0xFFFFFFFF)
                 keep = (rows >= low) & (rows < high)
                 batch = batch.filter(pa.array(keep))
-                known = layout.to_logical(batch, wanted)
+                records = layout.to_logical(batch, wanted)
                 if metadata:
-                    known = known.append_column(layout.ARRIVAL_FIELD, batch.column(ARRIVAL))
+                    records = records.append_column(layout.ARRIVAL_FIELD, batch.column(ARRIVAL))
                     offsets = rows[keep].astype(np.int64) + first
-                    known = _with_metadata(known, part.bucket, offsets)
-                yield known
+                    records = _with_metadata(records, part.bucket, offsets)
+                yield records
         first += size.rows
 
 

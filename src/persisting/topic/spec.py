@@ -1,4 +1,4 @@
-"""What a topic is: its buckets, their backend and options, kept in one small file."""
+"""The definition of a topic: its buckets, their backend and options, stored in one small file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from persisting.topic.topic_names import check_name
 
 FILE = "topic.json"
 BACKUP_FILE = "backup.json"
-"""Beside it in a copy of a topic, which is left as it is."""
+"""Marks a backup of a topic, which must not be opened as one."""
 FORMAT = 1
 DEFAULT_ROOT = "./queue_storage"
 DEFAULT_COLUMN = "id"
@@ -27,9 +27,9 @@ _MAX_BUCKETS = 65536
 _TABLES = ("lance", "persisting")
 
 _ARGUMENTS = ("bucket_id", "storage_path", "batch_size")
-"""What a bucket of any backend is told by its topic."""
-_OF_THE_OPENER = ("read_only", "schema_path", "groups_path")
-"""What a bucket of the table backends is told by who opens it."""
+"""Arguments that a topic passes to each of its buckets."""
+_OPENER_OPTIONS = ("read_only", "schema_path", "groups_path")
+"""Options of the table backends that are set by the code that opens a bucket."""
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,18 +43,18 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
     format: int = FORMAT
     id: str = ""
-    """Random: a topic that is made again under the same name is another one."""
+    """Random: tells a recreated topic from the earlier one of the same name."""
 
 
 class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller said of a topic; None where it said nothing."""
+    """What a caller asks of a topic; None for what the call leaves open."""
 
     topic: str
     num_buckets: int | None = None
     bucket_column: str | None = None
     backend: str | None = None
     also: str | None = None
-    """Another name of the same backend: a class's own, beside the registered one."""
+    """A second name of the same backend: the class's own, if it is registered under another."""
     batch_size: int | None = None
     options: dict[str, Any] | None = None
 
@@ -80,7 +80,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
             _check_options(self.options)
 
     def new(self) -> TopicConfig:
-        """The configuration of a topic that does not exist yet."""
+        """Return the configuration of a new topic."""
         backend = self.backend or "memory"
         self._check_for(backend)
         return TopicConfig(
@@ -94,7 +94,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def applied_to(self, known: TopicConfig) -> TopicConfig:
-        """An existing topic's configuration with what was said, or raise where it contradicts."""
+        """Return an existing topic's configuration with these changes; raise for a conflict."""
         self._must_equal("num_buckets", known.num_buckets)
         self._must_equal("bucket_column", known.bucket_column)
         backend = self._backend_after(known.backend)
@@ -108,14 +108,14 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_for(self, backend: str) -> None:
         if backend in _TABLES:
-            refuse_openers(self.options or {})
+            refuse_opener_options(self.options or {})
 
     def _must_equal(self, name: str, known: Any) -> None:
-        said = getattr(self, name)
-        if said is not None and said != known:
+        given = getattr(self, name)
+        if given is not None and given != known:
             raise InvalidArgument(
-                f"topic {self.topic!r} has {name}={known!r}, not {said!r}: it is fixed when the "
-                "topic is made. Leave it out, or use another topic"
+                f"topic {self.topic!r} has {name}={known!r}, not {given!r}: it is fixed when the "
+                "topic is created. Leave it out, or use another topic"
             )
 
     def _backend_after(self, known: str) -> str:
@@ -138,7 +138,7 @@ def _check_options(options: Any) -> None:
             raise InvalidArgument(f"backend_options must have names as keys, got {name!r}")
     if "bucket_id" in options:
         raise InvalidArgument(
-            "bucket_id is no option of a topic: each of its buckets has a number of its own"
+            "bucket_id is not an option of a topic: each of its buckets has its own number"
         )
     for name in _ARGUMENTS:
         if name in options:
@@ -148,31 +148,31 @@ def _check_options(options: Any) -> None:
             )
 
 
-def refuse_openers(options: dict[str, Any]) -> None:
-    """Raise for an option that would close a topic for all its writers, or lead it elsewhere."""
+def refuse_opener_options(options: dict[str, Any]) -> None:
+    """Raise for an option that would stop all writers of a topic, or move its files elsewhere."""
     if "read_only" in options:
         raise InvalidArgument(
-            "read_only is no option of a topic: read_queue reads one without its lock, "
+            "read_only is not an option of a topic: read_queue reads a topic without its lock, "
             "write_queue opens it for writing"
         )
-    for name in _OF_THE_OPENER:
+    for name in _OPENER_OPTIONS:
         if name in options:
-            raise InvalidArgument(f"{name} is no option of a topic, which sets it; leave it out")
+            raise InvalidArgument(f"{name} is set by the topic and is not an option; leave it out")
 
 
 def warn_of_changes(old: TopicConfig, new: TopicConfig) -> None:
-    """Say that an existing topic goes on with other options."""
+    """Warn that an existing topic continues with other options."""
     if new.options != old.options:
         warnings.warn(
-            f"topic {old.topic!r} had the options {old.options}; {new.options} apply to what is "
-            "written from now on",
+            f"topic {old.topic!r} had the options {old.options}; from now on {new.options} apply "
+            "to new records",
             UserWarning,
             stacklevel=2,
         )
 
 
 def topic_folder(storage_path: str | Path | None, topic: str) -> Path:
-    """The folder of a topic."""
+    """Return the folder of a topic."""
     root = DEFAULT_ROOT if storage_path is None else storage_path
     return storage_folder(root) / check_name("topic", topic)
 
@@ -182,17 +182,17 @@ def bucket_folder(folder: Path, bucket: int) -> Path:
 
 
 def load(folder: Path, fs: FileSystem) -> TopicConfig | None:
-    """The configuration of the topic in ``folder``, None if there is none."""
+    """Return the configuration of the topic in ``folder``, None if there is no topic."""
     if (folder / BACKUP_FILE).exists():
         raise StorageError(
-            f"{folder} is a backup, which stays as it is: make a topic of it with 'persisting "
-            "backup restore'"
+            f"{folder} is a backup and cannot be opened as a topic; restore it to a topic with "
+            "'persisting backup restore'"
         )
     return load_any(folder, fs)
 
 
 def load_any(folder: Path, fs: FileSystem) -> TopicConfig | None:
-    """The same, also of a backup."""
+    """As :func:`load`, and accept a backup too."""
     try:
         data = fs.read(folder / FILE)
     except (FileNotFoundError, NotADirectoryError):
@@ -207,27 +207,30 @@ def load_any(folder: Path, fs: FileSystem) -> TopicConfig | None:
             f"the topic file {folder / FILE} is damaged ({exc}); restore it from a copy"
         ) from exc
     if not 1 <= config.num_buckets <= _MAX_BUCKETS:
-        raise StorageError(f"{folder / FILE} says num_buckets={config.num_buckets}: it is damaged")
-    return _without_strays(config)
+        raise StorageError(
+            f"the topic file {folder / FILE} is damaged: num_buckets={config.num_buckets}; restore "
+            "it from a copy"
+        )
+    return _without_foreign_options(config)
 
 
-def _without_strays(config: TopicConfig) -> TopicConfig:
-    """Without options that earlier versions kept, though they are none of a topic."""
-    strays = _ARGUMENTS + (_OF_THE_OPENER if config.backend in _TABLES else ())
-    kept = {name: value for name, value in config.options.items() if name not in strays}
-    return msgspec.structs.replace(config, options=kept)
+def _without_foreign_options(config: TopicConfig) -> TopicConfig:
+    """Drop what earlier versions stored among the options though it is not an option."""
+    foreign = _ARGUMENTS + (_OPENER_OPTIONS if config.backend in _TABLES else ())
+    options = {name: value for name, value in config.options.items() if name not in foreign}
+    return msgspec.structs.replace(config, options=options)
 
 
 def save(folder: Path, config: TopicConfig, fs: FileSystem) -> None:
-    """Put the topic file in place, atomically and synced."""
+    """Write the topic file, atomically and durably."""
     try:
         data = msgspec.json.format(msgspec.json.encode(config), indent=2)
         if msgspec.json.decode(data, type=TopicConfig) != config:
-            raise TypeError("a value would come back as another")
+            raise TypeError("a value would be read back as another")
     except (TypeError, msgspec.ValidationError) as exc:
         raise InvalidArgument(
-            f"backend_options of topic {config.topic!r} cannot be kept in its file: {exc}; use "
-            "numbers, text, lists and dicts"
+            f"backend_options of topic {config.topic!r} cannot be stored in its file: {exc}; "
+            "use numbers, text, lists and dicts"
         ) from exc
     try:
         fs.make_folder(folder)

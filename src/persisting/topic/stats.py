@@ -18,7 +18,7 @@ _COMMON = ("compression", "compression_effective", "backend", "wal_enabled", "wa
 
 
 def summed(buckets: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts added up; settings as the buckets have them in common."""
+    """Sum the counts; take settings, which all buckets share, from the first."""
     totals: dict[str, Any] = {
         name: sum(bucket.get(name) or 0 for bucket in buckets)
         for name in _SUMMED

@@ -1,9 +1,9 @@
-"""Several buckets as one stream, fairly: each is read ahead by a page, and they take turns."""
+"""Merges the streams of several buckets fairly: pages are read ahead and delivered in turn."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -12,59 +12,62 @@ from persisting.bucket.snapshot import Page
 _PAGES_AHEAD = 2
 
 
-class Turn(NamedTuple):
-    """The next page, and the bucket it is from."""
+class BucketPage(NamedTuple):
+    """A page, and the bucket it comes from."""
 
     bucket: int
     page: Page
 
 
-class Ended(Exception):
-    """All sources have come to their end."""
+class EndOfStreams(Exception):
+    """All streams have ended, or the merge was stopped."""
 
 
-class Merged:
-    """Reads several sources at once; an error of one is raised, and ends all."""
+class StreamMerge:
+    """Reads several streams concurrently; an error in one of them ends the merge."""
 
-    def __init__(self, sources: dict[int, Callable[[], Any]]) -> None:
+    def __init__(self, streams: dict[int, Callable[[], AsyncIterator[Page]]]) -> None:
         self._queue: asyncio.Queue[tuple[int, Page | BaseException | None]] = asyncio.Queue(
-            _PAGES_AHEAD * max(1, len(sources))
+            _PAGES_AHEAD * max(1, len(streams))
         )
         self._tasks = [
-            asyncio.create_task(_pump(bucket, source, self._queue))
-            for bucket, source in sources.items()
+            asyncio.create_task(_pump(bucket, stream, self._queue))
+            for bucket, stream in streams.items()
         ]
         self._running = len(self._tasks)
         self._getting: asyncio.Task[Any] | None = None
         self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def stop(self) -> None:
-        """Let :meth:`next` raise :class:`Ended`, also where it waits just now."""
+        """Make :meth:`next` raise :class:`EndOfStreams`, even in a call that is waiting."""
         if not self._stopped.done():
             self._stopped.set_result(None)
 
-    async def next(self, timeout: float | None) -> Turn | None:
-        """The next page, None if ``timeout`` seconds were over before; raises :class:`Ended`."""
-        while self._running:
-            if self._getting is None:
-                self._getting = asyncio.create_task(self._queue.get())
-            done, _ = await asyncio.wait(
-                [self._getting, self._stopped],
-                timeout=timeout,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if not done:
-                return None
-            if self._stopped.done():
-                break
-            bucket, page = self._getting.result()
-            self._getting = None
+    async def next(self, timeout: float | None) -> BucketPage | None:
+        """Return the next page, None after ``timeout`` seconds; raise at the end of all streams."""
+        while self._running and not self._stopped.done():
+            if self._getting is None and not self._queue.empty():
+                bucket, page = self._queue.get_nowait()  # no task: pages may be small
+            else:
+                if self._getting is None:
+                    self._getting = asyncio.create_task(self._queue.get())
+                done, _ = await asyncio.wait(
+                    [self._getting, self._stopped],
+                    timeout=timeout,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    return None
+                if self._stopped.done():
+                    break
+                bucket, page = self._getting.result()
+                self._getting = None
             if isinstance(page, BaseException):
                 raise page
             if page is not None:
-                return Turn(bucket, page)
+                return BucketPage(bucket, page)
             self._running -= 1
-        raise Ended
+        raise EndOfStreams
 
     async def close(self) -> None:
         """Stop reading."""
@@ -74,10 +77,12 @@ class Merged:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(bucket: int, source: Callable[[], Any], queue: asyncio.Queue[Any]) -> None:
+async def _pump(
+    bucket: int, stream: Callable[[], AsyncIterator[Page]], queue: asyncio.Queue[Any]
+) -> None:
     try:
-        async with aclosing(source()) as stream:
-            async for page in stream:
+        async with aclosing(stream()) as pages:  # type: ignore[type-var]
+            async for page in pages:
                 await queue.put((bucket, page))
     except Exception as exc:
         await queue.put((bucket, exc))

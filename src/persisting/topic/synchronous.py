@@ -39,22 +39,22 @@ class SyncQueue:
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        self._run(self._queue.__aexit__(*raised))  # which commits nothing where the code raised
+        self._run(self._queue.__aexit__(*raised))  # commits nothing after an exception
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        there = self._home.is_running() and self._process == os.getpid()
-        loop = self._home if there else _own_loop()
-        if _running_here() is loop:
+        home_is_alive = self._home.is_running() and self._process == os.getpid()
+        loop = self._home if home_is_alive else _own_loop()
+        if _running_loop() is loop:
             coroutine.close()
             raise InvalidArgument(
-                "a synchronous queue was called on its own event loop, which would wait for "
-                "itself; await the queue's own methods there"
+                "a synchronous queue was called on its own event loop, which would deadlock; await "
+                "the methods of the queue itself there"
             )
         return _Call(coroutine, loop).result()
 
 
 class _Call:
-    """A coroutine in a loop of another thread; whoever is interrupted while it waits ends it."""
+    """A coroutine on the loop of another thread; interrupting the caller cancels it."""
 
     def __init__(
         self, coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop
@@ -67,7 +67,7 @@ class _Call:
         try:
             self._loop.call_soon_threadsafe(self._begin)
             self._ended.wait()
-        except BaseException:  # Ctrl-C: what nobody receives is not to be taken
+        except BaseException:  # Ctrl-C: records that nobody receives must not be consumed
             self._loop.call_soon_threadsafe(self._cancel)
             self._ended.wait()
             raise
@@ -79,7 +79,7 @@ class _Call:
         self._task.add_done_callback(lambda _: self._ended.set())
 
     def _cancel(self) -> None:
-        if self._task is None:  # interrupted before it was asked for
+        if self._task is None:  # interrupted before the call was scheduled
             self._coroutine.close()
             self._ended.set()
         else:
@@ -107,7 +107,7 @@ def _iterate(
             run(close())
 
 
-def _running_here() -> asyncio.AbstractEventLoop | None:
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -124,7 +124,7 @@ def _own_loop() -> asyncio.AbstractEventLoop:
 
 
 def _reset_after_fork() -> None:
-    """A forked process has none of its parent's threads."""
+    """Forget the loop: a forked process has none of its parent's threads."""
     global _loop, _guard
     _loop, _guard = None, threading.Lock()
 

@@ -1,7 +1,7 @@
-"""Tags of a topic: one consistent point over all its buckets, kept in a small file each.
+"""Tags of a topic: each is one consistent point over all buckets, stored in a small file.
 
-A tag pins a version in every bucket; the file, written last, makes it a tag of the topic and says
-which versions and offsets belong to it.
+A tag pins a version in every bucket. Its file is written last: it makes the pins a tag of the topic
+and says which versions and offsets belong to it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LOST_SECONDS = 3600
 
 
 class DamagedTag(StorageError):
-    """The file of a tag is not one."""
+    """A tag's file cannot be decoded."""
 
 
 class BucketTag(msgspec.Struct, frozen=True):
-    """What a tag holds of a bucket; version 0 is a bucket that held nothing."""
+    """A tag's part of one bucket; version 0 means that the bucket was empty."""
 
     version: int
     start_offset: int
@@ -50,7 +50,7 @@ class TopicTag(msgspec.Struct, frozen=True):
     name: str
     timestamp: dt.datetime
     pin: str
-    """The name under which the buckets pin their versions; another one for each tag()."""
+    """The name under which the buckets pin their versions; unique to each tag() call."""
     buckets: dict[int, BucketTag]
 
     @property
@@ -71,20 +71,20 @@ class TopicTag(msgspec.Struct, frozen=True):
 
 
 def save(folder: Path, tag: TopicTag, fs: FileSystem) -> TopicTag | None:
-    """Make a tag one of the topic's; the tag of the same name that it replaces."""
+    """Write a tag's file; return the tag of the same name that it replaces."""
     place = folder / FOLDER
     try:
         fs.make_folder(place)
         with file_lock(folder / ".topic.lock"):
-            before = _known(folder, tag.name, fs)
+            replaced = _load_if_present(folder, tag.name, fs)
             fs.write_file(place / f"{tag.name}.json", msgspec.json.encode(tag) + b"\n")
-            return before
+            return replaced
     except OSError as exc:
         raise StorageError(f"cannot write the tag {place / tag.name}: {exc.strerror}") from exc
 
 
 def load(folder: Path, name: str, fs: FileSystem) -> TopicTag:
-    """The tag of that name, or raise."""
+    """Return the tag of that name, or raise."""
     path = folder / FOLDER / f"{check_tag(name)}.json"
     try:
         return json_files.decode(fs.read(path), TopicTag)
@@ -95,7 +95,7 @@ def load(folder: Path, name: str, fs: FileSystem) -> TopicTag:
         raise StorageError(f"cannot read the tag file {path}: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:
         raise DamagedTag(
-            f"the tag file {path} is damaged ({exc}); restore it from a copy, or tag anew"
+            f"the tag file {path} is damaged ({exc}); restore it from a copy, or tag again"
         ) from exc
 
 
@@ -108,12 +108,12 @@ def names_in(folder: Path, fs: FileSystem) -> list[str]:
 
 
 def all_in(folder: Path, fs: FileSystem) -> list[TopicTag]:
-    """The tags of a topic; one whose file is damaged is told and left out."""
-    found = [_known(folder, name, fs) for name in names_in(folder, fs)]
+    """Return the tags of a topic; a tag whose file is damaged is logged and left out."""
+    found = [_load_if_present(folder, name, fs) for name in names_in(folder, fs)]
     return [tag for tag in found if tag is not None]
 
 
-def _known(folder: Path, name: str, fs: FileSystem) -> TopicTag | None:
+def _load_if_present(folder: Path, name: str, fs: FileSystem) -> TopicTag | None:
     if name not in names_in(folder, fs):
         return None
     try:
@@ -126,30 +126,41 @@ def _known(folder: Path, name: str, fs: FileSystem) -> TopicTag | None:
 
 
 def remove(folder: Path, name: str, fs: FileSystem) -> TopicTag | None:
-    """The tag, which is none from here on; None if there was none."""
+    """Delete the tag and return it; None if there was no such tag."""
     path = folder / FOLDER / f"{check_tag(name)}.json"
     with file_lock(folder / ".topic.lock"):
-        before = _known(folder, name, fs)
+        removed = _load_if_present(folder, name, fs)
         if path.exists():
             with os_errors_as("remove", path):
                 fs.remove(path)
                 fs.sync_folder(path.parent)
-    return before
+    return removed
 
 
 def new_pin() -> str:
-    """A name under which buckets pin their versions; it says when it was made."""
+    """Return a new name for pins; it contains the time of its creation."""
     return f"{_PIN}{int(time.time())}-{uuid.uuid4().hex[:12]}"
 
 
 def pins_in(folder: Path, fs: FileSystem) -> set[str]:
-    """The pins of all tags; raises where one cannot be read: its pin would pass for a lost one."""
-    return {load(folder, name, fs).pin for name in names_in(folder, fs)}
+    """Return the pins of all tags.
+
+    Raises if a tag cannot be read, since its pin would be taken for a lost one.
+    """
+    pins = set()
+    for name in names_in(folder, fs):
+        try:
+            pins.add(load(folder, name, fs).pin)
+        except InvalidArgument:
+            if name in names_in(folder, fs):
+                raise
+            # Deleted since it was listed.
+    return pins
 
 
-def is_lost(pin: str, known: set[str]) -> bool:
-    """Whether a pin belongs to no tag and cannot belong to one that is just being made."""
-    if not pin.startswith(_PIN) or pin in known:
+def is_lost(pin: str, used: set[str]) -> bool:
+    """Whether a pin belongs to no tag, and is too old for a tag that is still being made."""
+    if not pin.startswith(_PIN) or pin in used:
         return False
-    made = pin.removeprefix(_PIN).partition("-")[0]
-    return made.isdigit() and time.time() - int(made) > _LOST_SECONDS
+    created = pin.removeprefix(_PIN).partition("-")[0]
+    return created.isdigit() and time.time() - int(created) > _LOST_SECONDS

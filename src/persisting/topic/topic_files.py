@@ -28,7 +28,7 @@ _EVOLVING = Rules(evolving=True)
 
 
 class TopicFolder:
-    """The tables of a topic; nothing is locked and nothing changes."""
+    """The tables of a topic, read without a lock; nothing is changed."""
 
     def __init__(self, folder: Path, config: TopicConfig) -> None:
         self.folder, self.config = folder, config
@@ -39,8 +39,8 @@ class TopicFolder:
         config = topics.load(folder, filesystem.current())
         if config is None:
             raise NoSuchTopic(
-                f"there is no topic in {folder}: no {topics.FILE} there. Check the name, and the "
-                "folder of the topics"
+                f"there is no topic in {folder}: it has no {topics.FILE}. Check the topic's name "
+                "and the storage folder"
             )
         if config.backend not in ("lance", "persisting"):
             raise InvalidArgument(
@@ -50,7 +50,7 @@ class TopicFolder:
         return cls(folder, config)
 
     def recover(self) -> None:
-        """Bring what a crashed owner left in its logs into the tables."""
+        """Replay the logs that a crashed owner left into the tables."""
         for bucket in self.buckets:
             if bucket_folder(self.folder, bucket).is_dir():
                 recover(self.folder, self.config, bucket)
@@ -60,7 +60,7 @@ class TopicFolder:
         return range(self.config.num_buckets)
 
     def table(self, bucket: int) -> Table:
-        """The bucket's table, at its newest version."""
+        """Return the bucket's table at its newest version."""
         if bucket not in self._tables:
             folder = bucket_folder(self.folder, bucket)
             self._tables[bucket] = Table(folder, filesystem.current())
@@ -71,38 +71,38 @@ class TopicFolder:
         return self.table(bucket).view
 
     def schema(self, buckets: Iterable[int] | None = None) -> pa.Schema:
-        """All fields of the topic, as far as these buckets tell."""
-        agreed = SharedSchema(self.folder / SCHEMA_FILE, filesystem.current()).read() or EMPTY
+        """Return the fields of the topic: those of its schema file and of these buckets."""
+        schema = SharedSchema(self.folder / SCHEMA_FILE, filesystem.current()).read() or EMPTY
         for bucket in self.buckets if buckets is None else buckets:
-            agreed = merge(agreed, self.view(bucket).schema, _EVOLVING)
-        return agreed
+            schema = merge(schema, self.view(bucket).schema, _EVOLVING)
+        return schema
 
     def schema_at(self, wanted: int | str | dt.datetime) -> pa.Schema:
-        """All fields that the records had in some version."""
+        """Return the fields that the records of a version have."""
         schema = EMPTY
         for bucket, version in self.versions(wanted).items():
             schema = merge(schema, self.table(bucket).at(version).schema, _EVOLVING)
         return schema
 
-    def offset_at(self, bucket: int, moment: dt.datetime, view: TableView | None = None) -> int:
-        """The first offset that arrived at a moment or later, now or in an older view."""
+    def offset_at(self, bucket: int, timestamp: dt.datetime, view: TableView | None = None) -> int:
+        """Return the first offset that arrived at ``timestamp`` or later, now or in a view."""
         view = self.view(bucket) if view is None else view
-        return Snapshot(view, [], view.schema, {}).offset_at(round(moment.timestamp() * 1e6))
+        return Snapshot(view, [], view.schema, {}).offset_at(round(timestamp.timestamp() * 1e6))
 
     def versions(self, wanted: int | str | dt.datetime) -> dict[int, int]:
-        """By bucket, the version that is meant."""
+        """Return, by bucket, the number of the version that ``wanted`` means."""
         if isinstance(wanted, str):
             tag = tags.load(self.folder, wanted, filesystem.current())
             return {b: tag.versions.get(b, versions.NOTHING) for b in self.buckets}
         if isinstance(wanted, int) and len(self.buckets) > 1:
             raise InvalidArgument(
-                f"option version={wanted}: the topic has {len(self.buckets)} buckets, which count "
-                "their versions each for itself; use the option tag or timestamp"
+                f"option version={wanted}: the topic has {len(self.buckets)} buckets, each with "
+                "its own versions; use the option tag or timestamp"
             )
-        found: dict[int, int] = {}
+        numbers: dict[int, int] = {}
         for bucket in self.buckets:
             dataset: Any = self.view(bucket).dataset
-            found[bucket] = (
+            numbers[bucket] = (
                 versions.NOTHING if dataset is None else versions.resolve(dataset, wanted)
             )
-        return found
+        return numbers

@@ -1,4 +1,4 @@
-"""Names of topics and groups: they become folders, so none may lead out of its place."""
+"""Names of topics and groups: they become folder names, so none may escape its parent folder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _MAX_BYTES = 200
 
 
 def check_name(kind: str, name: Any) -> str:
-    """``name`` if it can be the name of a ``kind`` (a topic, a group), else raise."""
+    """Return ``name`` if it can name a ``kind`` (a topic, a group), else raise."""
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"a {kind}'s name must be a non-empty string, got {name!r}")
     if name.startswith("."):
         raise InvalidArgument(f"{kind} name {name!r} begins with a dot, which is reserved")
     bad = next((c for c in name if c in "/\\\0" or not c.isprintable()), None)
     if bad is not None:
-        raise InvalidArgument(f"{kind} name {name!r} contains {bad!r}; use other characters")
+        raise InvalidArgument(f"{kind} name {name!r} contains {bad!r}, which is not allowed")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
