@@ -14,7 +14,7 @@ import sys
 for name in sys.argv[1].split(","):
     __import__(name)
 from persisting.cluster import interpreter_exit
-print(exits._installed)
+print(interpreter_exit._installed)
 """
 
 PROGRAM = """

@@ -16,7 +16,7 @@ from support.cluster_nodes import Cluster
 from support.cluster_traffic import SYNCED, Traffic, assert_once
 from support.topic_places import ids, numbered, streamed
 
-from persisting.cluster import client, peers
+from persisting.cluster import locator, pulsing_transport
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.errors import StorageError
 from persisting.queue import LanceBackend, read_queue, write_queue
@@ -91,9 +91,9 @@ async def test_a_bucket_that_moved_after_a_kill_stays_where_it_is(
 async def test_a_paused_owner_keeps_its_bucket_and_is_named(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 3.0)
-    monkeypatch.setattr(client, "_OPEN_SECONDS", 1.0)
-    monkeypatch.setattr(peers, "CALL_SECONDS", 2.0)
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(locator, "OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(pulsing_transport, "CALL_SECONDS", 2.0)
     cluster.start(3)
     system = await join(cluster)
     writer = await write_queue(
@@ -192,7 +192,7 @@ async def test_a_node_that_leaves_hands_its_buckets_over_while_records_flow(
 async def test_a_slow_consumer_survives_a_change_of_owner(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 2.0)
     cluster.start(2)
     system = await join(cluster)
     writer = await write_queue(
@@ -219,7 +219,7 @@ async def test_a_slow_consumer_survives_a_change_of_owner(
 async def test_a_bucket_that_a_stranger_holds_is_named_and_taken_later(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 1.0)
     cluster.start(1)
     system = await join(cluster)
     stranger = LanceBackend(0, str(tmp_path / "t" / "bucket_0"))
@@ -284,7 +284,7 @@ async def test_members_of_a_group_on_several_processes_hand_over(
 async def test_a_wrong_passphrase_joins_nobody_and_mixes_nothing(
     join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 1.5)
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 1.5)
     protected = Cluster(passphrase="right")
     try:
         protected.start(1)

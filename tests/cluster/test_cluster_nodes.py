@@ -14,8 +14,9 @@ from support.cluster_nodes import Cluster, Process
 from support.cluster_traffic import SYNCED
 from support.topic_places import ids, numbered, streamed
 
-from persisting.cluster import client, peers, wire
+from persisting.cluster import locator, wire
 from persisting.cluster.host import host_here, serve
+from persisting.cluster.pulsing_transport import PulsingConnection
 from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import LanceBackend, read_queue, write_queue
 from persisting.topic import registry
@@ -205,7 +206,7 @@ async def test_storage_path_decides_which_topic_is_meant(
 async def test_a_memory_topic_dies_with_its_node_and_says_so(
     cluster: Cluster, join: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 2.0)
     cluster.start(2)
     system = await join(cluster)
     writer = await write_queue(system, topic="m", backend="memory")
@@ -255,13 +256,13 @@ async def test_concurrent_single_puts_share_calls(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    really = peers._ask
+    send = PulsingConnection._send
 
-    async def counted(ref: Any, node: str, request: Any, timeout: float) -> Any:
+    async def counted(connection: Any, request: Any, timeout: float) -> Any:
         calls.append(request.op)
-        return await really(ref, node, request, timeout)
+        return await send(connection, request, timeout)
 
-    monkeypatch.setattr(peers, "_ask", counted)
+    monkeypatch.setattr(PulsingConnection, "_send", counted)
     cluster.start(1)
     system = await join(cluster)
     writer = await write_queue(
@@ -313,12 +314,13 @@ async def test_two_nodes_that_make_a_memory_topic_at_once_make_one(
     program = """
 import asyncio, sys
 import pulsing as pul
-from persisting.cluster.host import living_hosts, serve
+from persisting.cluster import serve
+from persisting.cluster.pulsing_transport import PulsingTransport
 from persisting.queue import write_queue
 async def main():
     system = await pul.actor_system("127.0.0.1:0", seeds=sys.argv[1:])
     await serve(system)
-    while len(await living_hosts(system._inner)) < 3:
+    while len(await PulsingTransport(system).hosts()) < 3:
         await asyncio.sleep(0.02)
     print("HERE", flush=True)
     await asyncio.sleep(1 - __import__("time").time() % 1)

@@ -31,7 +31,7 @@ from test_topic_tables import (
 from test_topic_tags import TagContract
 
 from persisting.bucket.snapshot import Page
-from persisting.cluster import client, peers
+from persisting.cluster import client, locator, pulsing_transport, watcher
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError, TableError
 from persisting.queue import read_queue, write_queue
 
@@ -348,7 +348,7 @@ class TestWire:
     async def test_a_wait_after_a_restore_asks_the_owner_now_and_then_only(
         self, home: Home, monkeypatch: pytest.MonkeyPatch, spawned: Any
     ) -> None:
-        monkeypatch.setattr(client, "_WATCH_SECONDS", 0.1)
+        monkeypatch.setattr(watcher, "IDLE_SECONDS", 0.1)
         writer = await home.open()
         await writer.put(numbered(30))
         await writer.tag("t")
@@ -358,8 +358,7 @@ class TestWire:
         assert await reader.get(wait=True, timeout=0.3) == []
 
         async def nobody_watches() -> bool:
-            watchers = [port._watcher for port in reader._topic._ports.values()]
-            return all(watcher is None or watcher.done() for watcher in watchers)
+            return not any(p._watcher.is_watching for p in reader._topic._ports.values())
 
         # A watcher looks whether it is still needed with the owner's next sign of life.
         await until(nobody_watches)
@@ -405,7 +404,7 @@ async def _owner(cluster: Cluster, writer: Any) -> Any:
 async def test_a_call_whose_owner_dies_is_carried_out_by_the_next(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
-    monkeypatch.setattr(client, "_OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(locator, "OPEN_SECONDS", 1.0)
     cluster.start(2)
     system = await join(cluster)
     writer = await _filled(system, tmp_path)
@@ -507,9 +506,9 @@ async def test_an_owner_killed_at_any_moment_of_a_call_leaves_it_done_once(
 async def test_a_paused_owner_is_named_and_the_call_works_when_it_wakes(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 3.0)
-    monkeypatch.setattr(client, "_OPEN_SECONDS", 1.0)
-    monkeypatch.setattr(peers, "CALL_SECONDS", 2.0)
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(locator, "OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(pulsing_transport, "CALL_SECONDS", 2.0)
     cluster.start(2)
     writer = await _filled(await join(cluster), tmp_path)
     owner = await _owner(cluster, writer)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pulsing as pul
 
-from persisting.cluster.host import host_here, living_hosts
+from persisting.cluster.host import host_here
+from persisting.cluster.pulsing_transport import PulsingTransport
 from support.cluster_nodes import Cluster
 
 
@@ -18,9 +19,9 @@ async def joined(cluster: Cluster, hosts: int | None = None, **given: Any) -> An
     system = await pul.actor_system("127.0.0.1:0", seeds=seeds or None, **given)
     wanted = len(seeds) if hosts is None else hosts
     deadline = time.monotonic() + 20
-    while len(await living_hosts(system._inner)) < wanted:
-        if time.monotonic() > deadline:
-            raise AssertionError(f"the client sees {await living_hosts(system._inner)}")
+    transport = PulsingTransport(system)
+    while len(hosts_seen := await transport.hosts()) < wanted:
+        assert time.monotonic() < deadline, f"the client sees only the hosts {hosts_seen}"
         await asyncio.sleep(0.05)
     return system
 
