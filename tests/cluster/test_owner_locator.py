@@ -31,11 +31,11 @@ class Nodes:
     async def hosts(self) -> list[str]:
         return self.alive
 
-    async def connect(self, endpoint: str, node: str, timeout: float) -> Door:
-        return Door(self, endpoint, node)
+    async def connect(self, endpoint: str, node: str, timeout: float) -> SimulatedConnection:
+        return SimulatedConnection(self, endpoint, node)
 
 
-class Door:
+class SimulatedConnection:
     def __init__(self, nodes: Nodes, endpoint: str, node: str) -> None:
         self._nodes, self._endpoint, self.node = nodes, endpoint, node
 

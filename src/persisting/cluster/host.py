@@ -126,14 +126,15 @@ class Host:
     async def _topic(
         self, place: str, storage_path: str | None, config: dict[str, Any]
     ) -> LocalHandle:
+        """Return the topic, opened or reopened if its configuration is new."""
         wanted = msgspec.convert(config, TopicConfig)
         if storage_path is not None:
             # The topic file as it is now: the client may have read it long ago.
             stored = await in_thread(topics.load, Path(place), filesystem.current())
             wanted = stored if stored is not None else wanted
-        known = self._topics.get(place)
-        if known is not None and known.config == wanted:
-            return known
+        current = self._topics.get(place)
+        if current is not None and current.config == wanted:
+            return current
         if wanted.backend not in list_backends():
             raise InvalidArgument(
                 f"node {self.node} does not know the backend {wanted.backend!r}: call "
@@ -152,8 +153,8 @@ class Host:
             None,
         )
         self._topics[place] = handle
-        if known is not None:
-            await known.close()
+        if current is not None:
+            await current.close()
         return handle
 
     async def _publish_lanes(self, key: str) -> None:
@@ -192,8 +193,8 @@ class Host:
     async def _answers(self, node: str) -> bool:
         """Whether a host answers: the cluster lists a dead node as alive for a while."""
         try:
-            door = await self._transport.connect(HOST_ENDPOINT, node, _PING_SECONDS)
-            await door.ask(Request("topics", {"topic": ""}), _PING_SECONDS)
+            connection = await self._transport.connect(HOST_ENDPOINT, node, _PING_SECONDS)
+            await connection.ask(Request("topics", {"topic": ""}), _PING_SECONDS)
         except (Unreachable, StorageError):
             return False
         return True

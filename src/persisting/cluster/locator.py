@@ -147,8 +147,8 @@ class OwnerLocator:
         if host is not None and host.node == node:
             reply = _checked(await asyncio.shield(host.answer(self._opening)))
         else:
-            door = await self._transport.connect(HOST_ENDPOINT, node, OPEN_SECONDS)
-            reply = await door.ask(self._opening, OPEN_SECONDS)
+            connection = await self._transport.connect(HOST_ENDPOINT, node, OPEN_SECONDS)
+            reply = await connection.ask(self._opening, OPEN_SECONDS)
         if "leaving" in reply.value:
             raise Unreachable(f"node {node} is shutting down")
         if "locked" in reply.value:

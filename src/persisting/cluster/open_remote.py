@@ -150,17 +150,17 @@ async def _in_memory(transport: Transport, wanted: TopicSpec) -> RemoteTopic:
 
 async def _open_topics(transport: Transport, name: str) -> list[dict[str, Any]]:
     """Return the open topics of this name, as their hosts describe them."""
-    topics_found: list[dict[str, Any]] = []
+    descriptions: list[dict[str, Any]] = []
     here = host_on(transport.node)
     if here is not None:
-        topics_found += here.topics_named(name)
+        descriptions += here.topics_named(name)
     for node in await transport.hosts():
         if here is not None and node == here.node:
             continue
         try:
-            door = await transport.connect(HOST_ENDPOINT, node, _ASK_SECONDS)
-            reply = await door.ask(Request("topics", {"topic": name}), _ASK_SECONDS)
+            connection = await transport.connect(HOST_ENDPOINT, node, _ASK_SECONDS)
+            reply = await connection.ask(Request("topics", {"topic": name}), _ASK_SECONDS)
         except Unreachable:
             continue
-        topics_found += reply.value
-    return topics_found
+        descriptions += reply.value
+    return descriptions
