@@ -161,7 +161,7 @@ class RemoteBucketClient:
                 return
 
     async def do(self, op: str, **args: Any) -> Any:
-        """Call the bucket as a table, however long the call takes."""
+        """Call the bucket as a table; the call may take long."""
         await self.drain()
         patience = Patience()
         while True:

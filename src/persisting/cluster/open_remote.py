@@ -68,7 +68,8 @@ def _the_only(candidates: list[dict[str, Any]], topic: str) -> dict[str, Any]:
     places = sorted({candidate["place"] for candidate in candidates})
     if len(places) > 1:
         raise InvalidArgument(
-            f"several topics {topic!r} are open ({', '.join(places)}); choose one with storage_path"
+            f"there are several open topics {topic!r} ({', '.join(places)}); choose one with "
+            "storage_path"
         )
     return candidates[0]
 
