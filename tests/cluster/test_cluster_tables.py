@@ -1,4 +1,4 @@
-"""Topics as tables on several processes: the contracts, and what only processes can do."""
+"""Tables of topics on a cluster: the contracts, the wire format, and owners that die."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.cluster_join import joined, left
+from support.cluster_join import join_cluster, leave_cluster, spawning
 from support.cluster_nodes import Cluster
 from support.restore_contract import LoggedRestoreContract, RestoreContract
 from support.retention_contract import RetentionContract, SlowContract
@@ -32,7 +32,7 @@ from support.topic_places import drained, ids, numbered
 from support.waiting import until
 
 from persisting.bucket.snapshot import Page
-from persisting.cluster import client, peers
+from persisting.cluster import client, locator, pulsing_transport, watcher
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError, TableError
 from persisting.queue import read_queue, write_queue
 
@@ -44,31 +44,23 @@ READS = ("tag", "query")
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Cluster]:
-    made = Cluster()
-    made.start(3)
-    yield made
-    made.close()
+    cluster = Cluster()
+    cluster.start(3)
+    yield cluster
+    cluster.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def member_of_three(three: Cluster) -> AsyncIterator[Any]:
-    system = await joined(three)
+    system = await join_cluster(three)
     yield system
-    await left(system)
+    await leave_cluster(system)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def spawned() -> AsyncIterator[Any]:
-    tasks: list[asyncio.Task[Any]] = []
-
-    def spawn(coroutine: Any) -> asyncio.Task[Any]:
-        tasks.append(asyncio.create_task(coroutine))
-        return tasks[-1]
-
-    yield spawn
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with spawning() as spawn:
+        yield spawn
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -146,16 +138,16 @@ class TestSlow(SlowContract):
 
 @_ON_MODULE
 class TestWire:
-    """What crosses to another process arrives as it was."""
+    """Values, errors and results cross to another process unchanged."""
 
-    async def test_errors_arrive_as_the_class_they_were(self, home: Home) -> None:
+    async def test_errors_keep_their_class_across_processes(self, home: Home) -> None:
         writer = await home.open()
         first, second, _ = one_per_bucket()
         await writer.put({"id": first, "a": 1})
         await writer.put([{"id": second, "b": "x"}] * 5)
         await writer.flush()
         reader = await home.read()
-        for use, kind, said in (
+        for call, kind, mentioned in (
             (reader.query("nope > 1"), InvalidArgument, "nope"),
             (reader.query("b = 'x' AND nope > 1"), InvalidArgument, "nope"),
             (reader.query("a >"), InvalidArgument, "where"),
@@ -168,11 +160,11 @@ class TestWire:
             (reader.tag("a b"), InvalidArgument, "a b"),
             (reader.retain(), InvalidArgument, "retain"),
         ):
-            with pytest.raises(kind, match=said) as caught:
-                await use
+            with pytest.raises(kind, match=mentioned) as caught:
+                await call
             assert type(caught.value) is kind
 
-    async def test_damage_arrives_as_a_table_error(self, home: Home) -> None:
+    async def test_a_damaged_table_raises_table_error_at_the_client(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(60))
         await writer.flush()
@@ -181,10 +173,10 @@ class TestWire:
         reader = await home.read()
         with pytest.raises(TableError):
             await reader.query("id >= 0")
-        found = await reader.verify()
-        assert {one["bucket"] for one in found["damaged"]} == {1}
+        report = await reader.verify()
+        assert {damage["bucket"] for damage in report["damaged"]} == {1}
 
-    async def test_what_cannot_cross_raises_as_it_would_here(self, home: Home) -> None:
+    async def test_arguments_that_cannot_be_sent_raise_invalid_argument(self, home: Home) -> None:
         writer = await home.open()
         await writer.put([{"id": n, "v": [1.0, float(n)], "text": "t"} for n in range(9)])
         reader = await home.read()
@@ -198,10 +190,10 @@ class TestWire:
             {"vector": [1.0, 2.0], "column": object()},
             {"text": object()},
         ]
-        for asked in wrong:
+        for arguments in wrong:
             with pytest.raises(InvalidArgument):
-                await reader.search(**asked)
-        for use in (
+                await reader.search(**arguments)
+        for call in (
             reader.query(where=5),
             reader.query(limit=object()),
             reader.create_index(object()),
@@ -214,7 +206,7 @@ class TestWire:
             reader.restore({0: object()}),
         ):
             with pytest.raises(InvalidArgument):
-                await use
+                await call
 
     async def test_results_may_be_larger_than_a_message(self, home: Home) -> None:
         writer = await home.open()
@@ -247,7 +239,7 @@ class TestWire:
         assert {len(r["text"]) for r in await reader.get(version="t")} == {5, 9_000_000}
         assert (await reader.get_arrow(version="t")).num_rows == 2
 
-    async def test_values_of_every_type_come_back_as_they_went_in(self, home: Home) -> None:
+    async def test_values_of_every_type_round_trip_through_a_cluster(self, home: Home) -> None:
         import decimal
         import uuid
 
@@ -287,25 +279,25 @@ class TestWire:
         for name in ("naive", "aware", "date", "flag", "bytes", "float"):
             assert len(await reader.lookup(name, record[name])) == 1, name
 
-    async def test_a_naive_datetime_is_of_the_callers_time_zone(
+    async def test_a_naive_datetime_is_in_the_callers_time_zone(
         self, home: Home, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         writer = await home.open()
         reader = await home.read()
         await writer.put(numbered(30))
         await writer.flush()
-        moment = max(v["timestamp"] for v in await reader.versions())
+        flushed_at = max(v["timestamp"] for v in await reader.versions())
         await asyncio.sleep(0.01)
         await writer.put(numbered(30, 30))
         await writer.flush()
-        # The nodes go on in the zone that they were started in.
+        # The nodes stay in the time zone that they were started in.
         monkeypatch.setenv("TZ", "Asia/Tokyo")
         time.tzset()
         try:
-            naive = moment.astimezone().replace(tzinfo=None)
-            assert naive != moment.replace(tzinfo=None)
+            naive = flushed_at.astimezone().replace(tzinfo=None)
+            assert naive != flushed_at.replace(tzinfo=None)
             assert sorted(ids(await reader.get(None, version=naive))) == list(range(30))
-            assert sorted(ids(await reader.get(None, version=moment))) == list(range(30))
+            assert sorted(ids(await reader.get(None, version=flushed_at))) == list(range(30))
             each = dict.fromkeys(range(3), naive)
             assert sorted(ids(await reader.get(None, version=each))) == list(range(30))
             await writer.restore(naive)
@@ -315,7 +307,7 @@ class TestWire:
             time.tzset()
 
     @pytest.mark.parametrize("kind", ["memory", "custom"])
-    async def test_a_backend_without_tables_says_so(
+    async def test_table_calls_on_a_backend_without_tables_name_those_with_tables(
         self, member_of_three: Any, tmp_path: Path, kind: str
     ) -> None:
         from support.protocol_only_backend import OnlyProtocol
@@ -327,7 +319,7 @@ class TestWire:
         place = Place(kind, tmp_path / "queues", member_of_three)
         await place.filled(20)
         reader = await place.read()
-        for use in (
+        for call in (
             reader.versions(),
             reader.tag("t"),
             reader.restore({0: 1}),
@@ -341,15 +333,15 @@ class TestWire:
             reader.get(version={0: 1}),
         ):
             with pytest.raises(StorageError, match="'lance' or 'persisting'"):
-                await use
+                await call
         assert len(await drained(reader)) == 20
         await place.close()
 
     @_NIGHTLY
-    async def test_a_wait_after_a_restore_asks_the_owner_now_and_then_only(
+    async def test_a_wait_after_a_restore_does_not_poll_the_owner(
         self, home: Home, monkeypatch: pytest.MonkeyPatch, spawned: Any
     ) -> None:
-        monkeypatch.setattr(client, "_WATCH_SECONDS", 0.1)
+        monkeypatch.setattr(watcher, "IDLE_SECONDS", 0.1)
         writer = await home.open()
         await writer.put(numbered(30))
         await writer.tag("t")
@@ -359,10 +351,9 @@ class TestWire:
         assert await reader.get(wait=True, timeout=0.3) == []
 
         async def nobody_watches() -> bool:
-            watchers = [port._watcher for port in reader._topic._ports.values()]
-            return all(watcher is None or watcher.done() for watcher in watchers)
+            return not any(p._watcher.is_watching for p in reader._topic._ports.values())
 
-        # A watcher looks whether it is still needed with the owner's next sign of life.
+        # A watcher checks at each of the owner's replies whether it is still needed.
         await until(nobody_watches)
         await writer.restore("t")
         reads = 0
@@ -376,14 +367,14 @@ class TestWire:
         monkeypatch.setattr(client.RemoteBucketClient, "read", counted)
         waiting = spawned(taken(reader, 5))
         await asyncio.sleep(1.0)
-        # Each look reads three buckets; a loop without a pause reads hundreds of times.
+        # Each check reads three buckets; a loop without a pause would read hundreds of times.
         assert reads < 60
         await writer.put(numbered(5, 100))
         assert sorted(await waiting) == list(range(100, 105))
 
 
 async def _filled(system: Any, folder: Path, **options: Any) -> Any:
-    """A writer of one bucket: 0 … 30 tagged "t", 30 more beyond."""
+    """Return a writer of one bucket: records 0 to 29 tagged "t", and 30 more."""
     writer = await write_queue(
         system,
         topic="t",
@@ -403,10 +394,10 @@ async def _owner(cluster: Cluster, writer: Any) -> Any:
 
 
 @pytest.mark.parametrize("op", ["restore", *(pytest.param(o, marks=_NIGHTLY) for o in READS)])
-async def test_a_call_whose_owner_dies_is_carried_out_by_the_next(
+async def test_a_call_whose_owner_dies_is_carried_out_by_the_next_owner(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
-    monkeypatch.setattr(client, "_OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(locator, "OPEN_SECONDS", 1.0)
     cluster.start(2)
     system = await join(cluster)
     writer = await _filled(system, tmp_path)
@@ -421,7 +412,7 @@ async def test_a_call_whose_owner_dies_is_carried_out_by_the_next(
     await asyncio.sleep(0.3)
     assert not task.done()
     owner.kill()
-    found = await asyncio.wait_for(task, 30)
+    found = await asyncio.wait_for(task, 60)
     kept = 30 if op == "restore" else 60
     if op == "restore":
         assert found["buckets"][0]["end_offset"] == 30
@@ -438,7 +429,7 @@ async def test_a_call_whose_owner_dies_is_carried_out_by_the_next(
 @_NIGHTLY
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("op", ["compact", "create_index", "retain", "verify", "drop_index"])
-async def test_upkeep_whose_owner_dies_is_carried_out_by_the_next(
+async def test_maintenance_whose_owner_dies_is_carried_out_by_the_next_owner(
     cluster: Cluster, join: Any, tmp_path: Path, op: str
 ) -> None:
     cluster.start(3)
@@ -457,7 +448,7 @@ async def test_upkeep_whose_owner_dies_is_carried_out_by_the_next(
         task = asyncio.create_task(calls[op]())
         await asyncio.sleep(0.3)
         owner.kill()
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, 60)
     assert ids(await writer.query()) == list(range(60))
     assert (await writer.verify())["ok"]
 
@@ -465,10 +456,10 @@ async def test_upkeep_whose_owner_dies_is_carried_out_by_the_next(
 @_NIGHTLY
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("op", ["restore", "tag", "compact", "create_index"])
-async def test_an_owner_killed_at_any_moment_of_a_call_leaves_it_done_once(
+async def test_a_call_is_applied_once_if_its_owner_is_killed_at_any_point(
     cluster: Cluster, join: Any, tmp_path: Path, op: str
 ) -> None:
-    cluster.start(1, "--idle")  # the others find each other through it
+    cluster.start(1, "--idle")  # it never dies: the other nodes find each other through it
     cluster.start(2)
     system = await join(cluster, 2)
     writer = await _filled(system, tmp_path, compaction=False)
@@ -490,7 +481,7 @@ async def test_an_owner_killed_at_any_moment_of_a_call_leaves_it_done_once(
         task = asyncio.create_task(calls[op]())
         await asyncio.sleep(wait)
         owner.kill()
-        found = await asyncio.wait_for(task, 40)
+        found = await asyncio.wait_for(task, 60)
         if op == "restore":
             epoch += 1
             expected = list(range(30))
@@ -505,24 +496,25 @@ async def test_an_owner_killed_at_any_moment_of_a_call_leaves_it_done_once(
 
 
 @_NIGHTLY
-async def test_a_paused_owner_is_named_and_the_call_works_when_it_wakes(
+async def test_table_calls_name_a_paused_owner_and_succeed_once_it_continues(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 3.0)
-    monkeypatch.setattr(client, "_OPEN_SECONDS", 1.0)
-    monkeypatch.setattr(peers, "CALL_SECONDS", 2.0)
     cluster.start(2)
     writer = await _filled(await join(cluster), tmp_path)
     owner = await _owner(cluster, writer)
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(locator, "OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(pulsing_transport, "CALL_SECONDS", 2.0)
     owner.signal(signal.SIGSTOP)
     results = await asyncio.gather(
         writer.query("id > 1"), writer.tag("u"), writer.compact(), return_exceptions=True
     )
+    monkeypatch.undo()
     for exc in results:
         assert isinstance(exc, StorageError)
         assert owner.id in str(exc) or str(owner.popen.pid) in str(exc)
     owner.signal(signal.SIGCONT)
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 60
     made = None
     while made is None:
         try:
@@ -535,7 +527,7 @@ async def test_a_paused_owner_is_named_and_the_call_works_when_it_wakes(
 
 
 @_NIGHTLY
-async def test_a_stream_that_loses_its_owner_hears_of_the_restore_by_the_next(
+async def test_a_stream_that_loses_its_owner_follows_the_restore_at_the_next_owner(
     cluster: Cluster, join: Any, tmp_path: Path
 ) -> None:
     cluster.start(3)
@@ -547,7 +539,7 @@ async def test_a_stream_that_loses_its_owner_hears_of_the_restore_by_the_next(
         (await _owner(cluster, writer)).kill()
         await writer.restore("t")
         await writer.put(numbered(7, 100))
-        assert (await tail.reaches(67, 40))[60:] == list(range(100, 107))
+        assert (await tail.reaches(67, 60))[60:] == list(range(100, 107))
         await writer.put(numbered(40, 200))
         assert (await tail.reaches(107))[67:] == list(range(200, 240))
 
@@ -569,21 +561,21 @@ asyncio.run(main())
 
 
 @_NIGHTLY
-async def test_a_group_of_another_process_goes_on_after_a_restore(
+async def test_a_group_in_another_process_continues_after_a_restore(
     cluster: Cluster, join: Any, tmp_path: Path
 ) -> None:
     cluster.start(2)
     system = await join(cluster)
     writer = await _filled(system, tmp_path)
     member = cluster.run("-c", MEMBER, str(tmp_path), *cluster.seeds)
-    await member.hears("GOT", 60)
+    await member.await_lines("GOT", 60)
     reader = await read_queue(system, topic="t", storage_path=str(tmp_path), group="other")
     assert len(await drained(reader)) == 60
     await reader.commit()
     done = await writer.restore("t")
     assert {"group": "other", "bucket": 0, "committed": 60, "end": 30} in done["groups"]
     await writer.put(numbered(50, 100))
-    found = [int(line) for line in await member.hears("GOT", 110)]
+    found = [int(line) for line in await member.await_lines("GOT", 110)]
     assert sorted(set(found)) == [*range(60), *range(100, 150)]
     assert found[-50:] == list(range(100, 150))
     member.kill()
@@ -594,7 +586,7 @@ async def test_a_group_of_another_process_goes_on_after_a_restore(
         more = await taken(heir, 5)
         assert more
         rest += more
-    # What the member had read and not committed comes again; nothing is left out.
+    # Records that the member had read and not committed come again; none is left out.
     assert rest == [*range(100, 150), *range(500, 505)][-len(rest) :]
     assert len(rest) >= 5
     for handle in (reader, heir, writer):
@@ -602,16 +594,16 @@ async def test_a_group_of_another_process_goes_on_after_a_restore(
 
 
 @_NIGHTLY
-async def test_tags_of_several_clients_hold_one_point_while_nodes_join_and_leave(
+async def test_tags_of_several_clients_are_consistent_while_nodes_join_and_leave(
     cluster: Cluster, join: Any, tmp_path: Path
 ) -> None:
     cluster.start(2)
     first, second = await join(cluster), await join(cluster)
-    words = {"topic": "t", "storage_path": str(tmp_path)}
+    place = {"topic": "t", "storage_path": str(tmp_path)}
     writer = await write_queue(
-        first, **words, backend="persisting", num_buckets=3, backend_options=SYNCED
+        first, **place, backend="persisting", num_buckets=3, backend_options=SYNCED
     )
-    other = await write_queue(second, **words)
+    other = await write_queue(second, **place)
     done: set[int] = set()
     begun: set[int] = set()
     stop = asyncio.Event()
@@ -638,7 +630,7 @@ async def test_tags_of_several_clients_hold_one_point_while_nodes_join_and_leave
         bounds.append((f"t{round_}", least, set(begun), made["rows"]))
     stop.set()
     await asyncio.gather(*lanes)
-    reader = await read_queue(second, **words)
+    reader = await read_queue(second, **place)
     for name, least, most, rows in bounds:
         found = ids(await reader.get(None, version=name))
         assert len(found) == len(set(found)) == rows
@@ -647,7 +639,7 @@ async def test_tags_of_several_clients_hold_one_point_while_nodes_join_and_leave
 
 
 @_NIGHTLY
-async def test_an_owner_that_leaves_ends_its_calls_first(
+async def test_an_owner_finishes_its_calls_before_it_leaves(
     cluster: Cluster, join: Any, tmp_path: Path
 ) -> None:
     cluster.start(2)

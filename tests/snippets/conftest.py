@@ -1,4 +1,4 @@
-"""A system for each snippet, and the modules of the queue's tests."""
+"""A Pulsing system for each snippet."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 
 @pytest.fixture
 async def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
-    """A Pulsing system of this process; relative paths lead to the test's folder."""
+    """A Pulsing system in this process; relative paths are in the test's folder."""
     import pulsing as pul
 
     monkeypatch.chdir(tmp_path)
-    made = await pul.actor_system("127.0.0.1:0")
-    yield made
+    system = await pul.actor_system("127.0.0.1:0")
+    yield system
     from persisting.cluster.host import host_here
 
-    host = host_here(made._inner)
+    host = host_here(system._inner)
     if host is not None:
         await host.close()
-    await made.shutdown()
+    await system.shutdown()

@@ -1,4 +1,4 @@
-"""Pulsing stays what it is: names are added where it has none, and its own queues still work."""
+"""Names are added to Pulsing where it has none; its own names and queues keep working."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from pulsing import streaming
 assert streaming.write_queue.__module__.startswith("pulsing.")
 assert streaming.register_backend.__module__.startswith("pulsing.")
 assert streaming.get_backend_class("memory").__module__.startswith("pulsing.")
-print("fine")
+print("done")
 """
 
 WITHOUT = """
@@ -68,20 +68,20 @@ try:
     import pulsing
 except ModuleNotFoundError as exc:
     assert exc.name == "pulsing"
-print("fine")
+print("done")
 """
 
 
 @pytest.mark.parametrize("order", ["pulsing,persisting", "persisting,pulsing"])
-def test_names_are_added_and_none_is_replaced(order: str) -> None:
-    assert run(NAMES, order).endswith("fine\n")
+def test_missing_names_are_added_and_none_of_pulsings_is_replaced(order: str) -> None:
+    assert run(NAMES, order).endswith("done\n")
 
 
 def test_persisting_works_without_pulsing(tmp_path: Path) -> None:
-    assert run(WITHOUT, tmp_path) == "fine\n"
+    assert run(WITHOUT, tmp_path) == "done\n"
 
 
-def test_only_what_is_missing_is_added() -> None:
+def test_pulsing_queue_keeps_its_own_write_and_read() -> None:
     import pulsing as pul
 
     added = set(vars(pul.queue))
@@ -90,7 +90,7 @@ def test_only_what_is_missing_is_added() -> None:
 
 
 @pytest.mark.parametrize("backend", ["lance", "persisting"])
-async def test_pulsings_own_queue_uses_our_backends(
+async def test_pulsing_queues_store_through_our_backends(
     system: Any, tmp_path: Path, backend: str
 ) -> None:
     writer = await system.queue.write(
@@ -109,16 +109,16 @@ async def test_pulsings_own_queue_uses_our_backends(
 
 
 @pytest.mark.parametrize("backend", ["lance", "persisting", "memory"])
-async def test_pulsings_streaming_functions_use_our_backends(
+async def test_pulsing_streaming_functions_store_through_our_backends(
     system: Any, tmp_path: Path, backend: str
 ) -> None:
     from pulsing import streaming
 
-    words = {"backend": backend, "storage_path": str(tmp_path / "s"), "num_buckets": 2}
-    writer = await streaming.write_queue(system, "streaming", **words)
+    options = {"backend": backend, "storage_path": str(tmp_path / "s"), "num_buckets": 2}
+    writer = await streaming.write_queue(system, "streaming", **options)
     for number in range(10):
         await writer.put({"id": str(number)})
-    reader = await streaming.read_queue(system, "streaming", **words)
+    reader = await streaming.read_queue(system, "streaming", **options)
     assert sorted(int(r["id"]) for r in await reader.get(limit=100)) == list(range(10))
     await reader.get(limit=10, wait=True, timeout=0.2)
     reader.set_offset(0)
@@ -132,8 +132,8 @@ async def test_pulsing_lists_our_backends_and_keeps_its_own(system: Any) -> None
     assert streaming.get_backend_class("memory") is streaming.MemoryBackend
 
 
-class Offsets:
-    """The methods of our protocol, in its order of arguments, and no more."""
+class ProtocolBackend:
+    """Only the methods of our protocol, with its order of arguments."""
 
     def __init__(self, bucket_id: int, storage_path: str, batch_size: int = 100) -> None:
         self._records: list[dict[str, Any]] = []
@@ -162,8 +162,8 @@ class Offsets:
 
 
 @pytest.mark.parametrize("name", ["lance", "mine"])
-@pytest.mark.parametrize("cls", [LanceBackend, PersistingBackend, MemoryBackend, Offsets])
-async def test_a_class_that_is_registered_with_pulsing_reads_what_it_stored(
+@pytest.mark.parametrize("cls", [LanceBackend, PersistingBackend, MemoryBackend, ProtocolBackend])
+async def test_a_backend_registered_with_pulsing_reads_back_its_records(
     system: Any, tmp_path: Path, cls: type, name: str
 ) -> None:
     from pulsing import streaming
@@ -171,11 +171,11 @@ async def test_a_class_that_is_registered_with_pulsing_reads_what_it_stored(
     before = streaming.get_backend_class("lance")
     streaming.register_backend(name, cls)
     try:
-        words = {"backend": name, "storage_path": str(tmp_path / "s"), "num_buckets": 1}
+        options = {"backend": name, "storage_path": str(tmp_path / "s"), "num_buckets": 1}
         topic = f"registered-{name}-{cls.__name__}"
-        writer = await streaming.write_queue(system, topic, **words)
+        writer = await streaming.write_queue(system, topic, **options)
         await writer.put([{"id": str(number)} for number in range(10)])
-        reader = await streaming.read_queue(system, topic, **words)
+        reader = await streaming.read_queue(system, topic, **options)
         found = [await reader.get(limit=4) for _ in range(4)]
         assert [len(records) for records in found] == [4, 4, 2, 0]
         assert [int(record["id"]) for records in found for record in records] == list(range(10))
@@ -187,7 +187,7 @@ async def test_a_class_that_is_registered_with_pulsing_reads_what_it_stored(
         streaming.register_backend("lance", before)
 
 
-async def test_a_class_in_pulsings_order_is_left_as_it_is() -> None:
+async def test_a_backend_with_pulsings_order_of_arguments_is_registered_unchanged() -> None:
     from pulsing import streaming
 
     class Theirs(streaming.MemoryBackend):

@@ -1,4 +1,4 @@
-"""Every snippet of the specification runs as it is printed."""
+"""Every snippet of the specification runs verbatim."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.specification import Around, Snippet, is_signature, snippets
+from support.specification import Snippet, SnippetContext, is_signature, snippets
 
 ALL = snippets()
 RUNNABLE = [snippet for snippet in ALL if not is_signature(snippet.code)]
 SIGNATURES = [snippet for snippet in ALL if is_signature(snippet.code)]
 
 
-def test_the_documents_hold_what_is_counted_here() -> None:
+def test_the_specification_has_five_documents_and_thirty_runnable_snippets() -> None:
     assert len({snippet.document for snippet in ALL}) == 5
     assert len(RUNNABLE) == 30
 
 
 @pytest.mark.parametrize("snippet", RUNNABLE, ids=str)
-async def test_snippet(snippet: Snippet, system: Any, tmp_path: Path, capsys: Any) -> None:
-    around = Around(system, tmp_path, snippet.code)
-    names = await around.run(snippet.document)
+async def test_snippet_of_the_specification_runs(
+    snippet: Snippet, system: Any, tmp_path: Path, capsys: Any
+) -> None:
+    context = SnippetContext(system, tmp_path, snippet.code)
+    names = await context.run(snippet.document)
     if "records" in names:
         assert names["records"]
     if "stats" in names:
@@ -30,9 +32,9 @@ async def test_snippet(snippet: Snippet, system: Any, tmp_path: Path, capsys: An
     if "available" in names:
         assert {"memory", "my_backend"} <= set(names["available"])
         assert names["backend_class"] is names["MyBackendClass"]
-    if around.processed:
-        assert around.processed[-1]["late"]
-        assert len(around.processed) >= 100
+    if context.processed:
+        assert context.processed[-1]["late"]
+        assert len(context.processed) >= 100
     if '"enable_wal": True' in snippet.code:
         assert (await names["writer"].stats())["wal_enabled"] is True
     if "storage_path" in snippet.code and "put(" in snippet.code:
@@ -43,23 +45,25 @@ async def test_snippet(snippet: Snippet, system: Any, tmp_path: Path, capsys: An
 
 
 @pytest.mark.parametrize("snippet", SIGNATURES, ids=str)
-async def test_a_printed_signature_is_ours(snippet: Snippet) -> None:
-    """The methods that are shown exist, with these parameters, in this order."""
+async def test_signature_in_the_specification_matches_our_classes(snippet: Snippet) -> None:
+    """Each method exists with the same parameters in the same order."""
     import ast
     import inspect
 
-    import persisting.queue as ours
+    import persisting.queue as public
 
-    known = {"put", "put_batch", "get", "get_stream", "flush", "stats", "total_count"}
+    methods = {"put", "put_batch", "get", "get_stream", "flush", "stats", "total_count"}
     for node in ast.walk(ast.parse(snippet.code)):
         if isinstance(node, ast.ClassDef):
-            assert isinstance(getattr(ours, node.name), type)
+            assert isinstance(getattr(public, node.name), type)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            assert node.name in {*known, "__init__"}
+            assert node.name in {*methods, "__init__"}
             shown = [argument.arg for argument in node.args.args]
-            owners = [ours.LanceBackend, ours.PersistingBackend, ours.StorageBackend]
+            owners = [public.LanceBackend, public.PersistingBackend, public.StorageBackend]
             if node.name == "__init__":
-                owners = [ours.PersistingBackend if "enable_wal" in shown else ours.LanceBackend]
+                owners = [
+                    public.PersistingBackend if "enable_wal" in shown else public.LanceBackend
+                ]
             for owner in owners:
-                has = list(inspect.signature(getattr(owner, node.name)).parameters)
-                assert has[: len(shown)] == shown
+                parameters = list(inspect.signature(getattr(owner, node.name)).parameters)
+                assert parameters[: len(shown)] == shown

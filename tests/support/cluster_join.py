@@ -1,32 +1,51 @@
-"""This process as a member of a test's cluster."""
+"""This process as a member of a test's cluster, and tasks that end with the test."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pulsing as pul
 
-from persisting.cluster.host import host_here, living_hosts
+from persisting.cluster.host import host_here
+from persisting.cluster.pulsing_transport import PulsingTransport
 from support.cluster_nodes import Cluster
 
 
-async def joined(cluster: Cluster, hosts: int | None = None, **given: Any) -> Any:
-    """A system in the cluster that sees its hosts (all living nodes unless told otherwise)."""
+async def join_cluster(cluster: Cluster, hosts: int | None = None, **options: Any) -> Any:
+    """Return a system that sees ``hosts`` hosts of the cluster, by default every living node."""
     seeds = cluster.seeds
-    system = await pul.actor_system("127.0.0.1:0", seeds=seeds or None, **given)
-    wanted = len(seeds) if hosts is None else hosts
-    deadline = time.monotonic() + 20
-    while len(await living_hosts(system._inner)) < wanted:
-        if time.monotonic() > deadline:
-            raise AssertionError(f"the client sees {await living_hosts(system._inner)}")
+    system = await pul.actor_system("127.0.0.1:0", seeds=seeds or None, **options)
+    expected = len(seeds) if hosts is None else hosts
+    deadline = time.monotonic() + 60
+    transport = PulsingTransport(system)
+    while len(hosts_seen := await transport.hosts()) < expected:
+        assert time.monotonic() < deadline, f"the client sees only the hosts {hosts_seen}"
         await asyncio.sleep(0.05)
     return system
 
 
-async def left(system: Any) -> None:
+async def leave_cluster(system: Any) -> None:
+    """Close this process's host, if it has one, and its system."""
     host = host_here(system._inner)
     if host is not None:
         await host.close()
     await system.shutdown()
+
+
+@asynccontextmanager
+async def spawning() -> AsyncIterator[Any]:
+    """Start tasks that are cancelled at the end if they still run."""
+    tasks: list[asyncio.Task[Any]] = []
+
+    def spawn(coroutine: Any) -> asyncio.Task[Any]:
+        tasks.append(asyncio.create_task(coroutine))
+        return tasks[-1]
+
+    yield spawn
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

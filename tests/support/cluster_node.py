@@ -1,6 +1,7 @@
-"""One node of a test's cluster: it owns buckets until SIGTERM, and ends by itself.
+"""One node of a test's cluster: it owns buckets until SIGTERM.
 
-Prints ``READY <address> <node id>``. Ends when its parent has gone or after ``LIFE`` seconds.
+Prints ``READY <address> <node id>``. It also exits when its parent is gone, and after
+``MAX_SECONDS``, so that no test leaves it behind.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import asyncio
 import os
 import signal
 
-LIFE = 600.0
+MAX_SECONDS = 600
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", nargs="*", default=[])
     parser.add_argument("--passphrase")
-    parser.add_argument("--idle", action="store_true", help="join, but own no buckets")
+    parser.add_argument("--idle", action="store_true", help="join without owning buckets")
     return parser.parse_args()
 
 
@@ -28,19 +29,19 @@ async def main() -> None:
     from persisting.queue import register_backend
     from support.protocol_only_backend import OnlyProtocol
 
-    given = arguments()
+    options = arguments()
     register_backend("custom", OnlyProtocol)
     system = await pul.actor_system(
-        "127.0.0.1:0", seeds=given.seeds or None, passphrase=given.passphrase
+        "127.0.0.1:0", seeds=options.seeds or None, passphrase=options.passphrase
     )
-    host = None if given.idle else await serve(system)
-    done = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, done.set)
+    host = None if options.idle else await serve(system)
+    terminated = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     print("READY", system.addr, system.node_id.id, flush=True)
     parent = os.getppid()
-    for _ in range(int(LIFE)):
+    for _ in range(MAX_SECONDS):
         try:
-            await asyncio.wait_for(done.wait(), 1.0)
+            await asyncio.wait_for(terminated.wait(), 1.0)
             break
         except asyncio.TimeoutError:
             if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""Real processes on the loopback, each a node; every one of them is gone when the test is."""
+"""Real processes on the loopback, each a node; all of them end with the test."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from support import TESTS
 
 HERE = Path(__file__).parent
 MARK = "PERSISTING_TEST_SESSION"
+"""The environment variable that marks processes of this test session."""
 SESSION = uuid.uuid4().hex
 READY_SECONDS = 60.0
 
 
 def environment() -> dict[str, str]:
-    """The children's environment: they find the tests' modules, and can be found by the mark."""
-    path = str(TESTS)
-    return {**os.environ, MARK: SESSION, "PYTHONPATH": path}
+    """Return an environment in which children find the test modules and carry the mark."""
+    return {**os.environ, MARK: SESSION, "PYTHONPATH": str(TESTS)}
 
 
 class Process:
-    """A child whose output is read all the time; an unread pipe would stop it."""
+    """A child process whose output is read continuously: a full pipe would block it."""
 
     def __init__(self, *command: str, cwd: Path | None = None) -> None:
         self.popen = subprocess.Popen(
@@ -41,7 +41,7 @@ class Process:
             env=environment(),
             cwd=cwd,
         )
-        self._said: list[str] = []
+        self._lines: list[str] = []
         self._more = threading.Condition()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -50,7 +50,7 @@ class Process:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             with self._more:
-                self._said.append(line.rstrip("\n"))
+                self._lines.append(line.rstrip("\n"))
                 self._more.notify_all()
         with self._more:
             self._more.notify_all()
@@ -58,43 +58,49 @@ class Process:
     @property
     def output(self) -> str:
         with self._more:
-            return "\n".join(self._said)
+            return "\n".join(self._lines)
 
     def lines(self, word: str) -> list[str]:
-        """What it said after ``word``, line by line."""
+        """Return the lines so far that begin with ``word``, without it."""
         with self._more:
-            return [s.removeprefix(word).strip() for s in self._said if s.startswith(word)]
+            return [s.removeprefix(word).strip() for s in self._lines if s.startswith(word)]
 
     def wait_for(self, word: str, count: int = 1, seconds: float = READY_SECONDS) -> list[str]:
-        """The first ``count`` lines that begin with ``word``; fails with all it said."""
+        """Wait for ``count`` lines that begin with ``word``; fail with the whole output."""
         deadline = time.monotonic() + seconds
         while len(found := self.lines(word)) < count:
             ended = self.popen.poll() is not None and not self._thread.is_alive()
             if ended or time.monotonic() > deadline:
-                raise AssertionError(f"no {count} lines {word!r} from the child:\n{self.output}")
+                raise AssertionError(
+                    f"the child did not print {count} lines {word!r}:\n{self.output}"
+                )
             with self._more:
                 self._more.wait(0.1)
         return found[:count]
 
-    async def hears(self, word: str, count: int = 1, seconds: float = READY_SECONDS) -> list[str]:
-        """:meth:`wait_for` without stopping the event loop."""
+    async def await_lines(
+        self, word: str, count: int = 1, seconds: float = READY_SECONDS
+    ) -> list[str]:
+        """:meth:`wait_for` without blocking the event loop."""
         return await asyncio.to_thread(self.wait_for, word, count, seconds)
 
     def signal(self, number: int) -> None:
         self.popen.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Send SIGKILL and wait until the process is gone."""
         with contextlib.suppress(ProcessLookupError):
             self.popen.kill()
         self.popen.wait()
 
-    async def ended(self, seconds: float = 30.0) -> int:
-        """Its exit code."""
+    async def ended(self, seconds: float = 60.0) -> int:
+        """Wait for the exit code."""
         try:
             return await asyncio.to_thread(self.popen.wait, seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the child does not end:\n{self.output}") from None
+            raise AssertionError(
+                f"the child did not exit within {seconds:g} s:\n{self.output}"
+            ) from None
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -118,7 +124,7 @@ class Node(Process):
 
 
 class Cluster:
-    """Some nodes that know each other; more can be started, killed and paused."""
+    """Nodes of one cluster; the test starts, kills and pauses them."""
 
     def __init__(self, passphrase: str | None = None) -> None:
         self.nodes: list[Node] = []
@@ -137,7 +143,7 @@ class Cluster:
         return self.nodes[-1]
 
     def run(self, *command: str, cwd: Path | None = None) -> Process:
-        """Another process, which ends with the cluster at the latest."""
+        """Start another process, which ends with the cluster at the latest."""
         self._others.append(Process(*command, cwd=cwd))
         return self._others[-1]
 
@@ -146,7 +152,7 @@ class Cluster:
         return [node.address for node in self.nodes if node.popen.poll() is None]
 
     def owner(self, stats: dict[str, Any]) -> Node:
-        """The node that owns a bucket, from the bucket's statistics."""
+        """Return the node that owns a bucket, given the bucket's stats."""
         return next(node for node in self.nodes if node.id == stats["node"])
 
     def close(self) -> None:
@@ -154,8 +160,8 @@ class Cluster:
             process.close()
 
 
-def left_over() -> Iterator[str]:
-    """Command lines of processes of this test session that still live."""
+def surviving_processes() -> Iterator[str]:
+    """Yield the command lines of processes of this test session that still run."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue

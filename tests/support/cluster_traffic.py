@@ -1,34 +1,35 @@
-"""Records that flow while something happens to the cluster, and what must be true afterwards."""
+"""A producer and a consumer that run while nodes fail, and a check of what they saw."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from persisting.queue import read_queue, write_queue
 
 SYNCED = {"enable_wal": True, "wal_sync_interval": 0.0}
+PROGRESS_SECONDS = 60.0
 
 
 class Traffic:
-    """A producer and a blocking consumer of one topic, with everything they saw."""
+    """A producer and a blocking consumer of one topic, with every id they saw."""
 
-    def __init__(self, system: Any, folder: Path, **given: Any) -> None:
+    def __init__(self, system: Any, folder: Path, **options: Any) -> None:
         self.system, self.folder = system, folder
-        self.words = {"backend": "persisting", "backend_options": SYNCED, **given}
+        self._options = {"backend": "persisting", "backend_options": SYNCED, **options}
         self.acknowledged: list[int] = []
         self.consumed: list[int] = []
-        self.longest = 0.0
         self._stop = False
         self._tasks: list[asyncio.Task[None]] = []
         self.writer: Any = None
 
     async def start(self) -> None:
         self.writer = await write_queue(
-            self.system, topic="t", storage_path=str(self.folder), **self.words
+            self.system, topic="t", storage_path=str(self.folder), **self._options
         )
         await self._put()
         reader = await read_queue(self.system, topic="t", storage_path=str(self.folder))
@@ -39,9 +40,7 @@ class Traffic:
 
     async def _put(self) -> None:
         first = len(self.acknowledged)
-        started = time.monotonic()
         await self.writer.put([{"id": number} for number in range(first, first + 20)])
-        self.longest = max(self.longest, time.monotonic() - started)
         self.acknowledged += range(first, first + 20)
 
     async def _produce(self) -> None:
@@ -53,36 +52,35 @@ class Traffic:
         async for record in reader.get_stream(block=True):
             self.consumed.append(record["id"])
 
-    async def flows(self, seconds: float) -> None:
-        """Let it flow; what the producer or the consumer raises is raised here."""
-        await self.until(lambda: False, seconds, raising=False)
-
-    async def until(self, true: Any, seconds: float, *, raising: bool = True) -> None:
+    async def run_for(self, seconds: float) -> None:
+        """Let both run; raise what one of them raises."""
         deadline = time.monotonic() + seconds
-        while not true():
-            for task in self._tasks:
-                if task.done():
-                    task.result()
-            if time.monotonic() > deadline:
-                if raising:
-                    raise AssertionError(f"not within {seconds} s: {self}")
-                return
+        while time.monotonic() < deadline:
+            self._raise_failures()
             await asyncio.sleep(0.05)
 
-    async def progress(self, seconds: float = 20.0) -> float:
-        """Return when 10 further puts are acknowledged and consumed; the seconds that took."""
-        started = time.monotonic()
-        wanted = len(self.acknowledged) + 200
-        await self.until(
-            lambda: len(self.acknowledged) >= wanted and len(self.consumed) >= wanted, seconds
-        )
-        return time.monotonic() - started
+    async def progress(self) -> None:
+        """Return when 10 more puts are acknowledged and consumed."""
+        target = len(self.acknowledged) + 200
+        await self._until(lambda: min(len(self.acknowledged), len(self.consumed)) >= target)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PROGRESS_SECONDS
+        while not condition():
+            self._raise_failures()
+            assert time.monotonic() < deadline, f"no progress in {PROGRESS_SECONDS} s: {self}"
+            await asyncio.sleep(0.05)
+
+    def _raise_failures(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                task.result()
 
     async def check(self) -> None:
-        """Stop; everything acknowledged is stored and was consumed, once."""
+        """Stop, and check that every acknowledged record is stored and was consumed once."""
         self._stop = True
         await asyncio.wait_for(self._tasks[0], 60)
-        await self.until(lambda: len(self.consumed) >= len(self.acknowledged), 20)
+        await self._until(lambda: len(self.consumed) >= len(self.acknowledged))
         reader = await read_queue(self.system, topic="t", storage_path=str(self.folder))
         stored = [record["id"] async for record in reader.get_stream()]
         await reader.close()
@@ -101,5 +99,7 @@ class Traffic:
 
 def assert_once(what: str, found: list[int], expected: list[int]) -> None:
     missing = sorted(set(expected) - set(found))
-    doubled = sorted(number for number, count in Counter(found).items() if count > 1)
-    assert (missing, doubled) == ([], []), f"{what}: missing {missing[:20]}, twice {doubled[:20]}"
+    repeated = sorted(number for number, count in Counter(found).items() if count > 1)
+    assert (missing, repeated) == ([], []), (
+        f"{what}: missing {missing[:20]}, more than once {repeated[:20]}"
+    )

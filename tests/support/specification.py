@@ -1,4 +1,4 @@
-"""The Python snippets of the specification's documents, and what its text presumes around them."""
+"""The Python snippets of the specification, and the names that its text presumes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Snippet:
 
 
 def snippets() -> list[Snippet]:
-    """Every Python block, in the order of the documents."""
+    """Return every Python block, in the order of the documents."""
     found = []
     for path in sorted(FOLDER.glob("*.txt")):
         text = path.read_text()
@@ -37,24 +37,24 @@ def snippets() -> list[Snippet]:
 
 
 def is_signature(code: str) -> bool:
-    """Whether a block only shows what a class or a method looks like, without a body."""
+    """Whether a block only shows the signatures of classes or methods."""
     return all(
         isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         for node in ast.parse(code).body
     )
 
 
-class Enough(Exception):
-    """Ends a stream that never ends by itself."""
+class StreamStopped(Exception):
+    """Ends a snippet's endless loop over a stream."""
 
 
-class Around:
-    """The names a snippet may use: those its document introduced before it."""
+class SnippetContext:
+    """Runs a snippet with the names that its document introduced before it."""
 
     def __init__(self, system: Any, folder: Path, code: str) -> None:
         self.system, self.folder, self.code = system, folder, code
         self.processed: list[dict[str, Any]] = []
-        self._putting: asyncio.Task[None] | None = None
+        self._late_put: asyncio.Task[None] | None = None
         self._opened: list[Any] = []
 
     async def names(self, document: str) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Around:
             names["writer"] = await self._writer("presumed", self._backend(document))
         for topic in ("example", "my_topic"):
             if f'read_queue(system, "{topic}")' in self.code and "writer =" not in self.code:
-                await self._late_records(topic, self._backend(document))
+                await self._put_with_a_late_record(topic, self._backend(document))
         return names
 
     def _backend(self, document: str) -> str:
@@ -95,8 +95,8 @@ class Around:
         self._opened.append(writer)
         return writer
 
-    async def _late_records(self, topic: str, backend: str) -> None:
-        """Some records that are there, and one that comes while a stream waits."""
+    async def _put_with_a_late_record(self, topic: str, backend: str) -> None:
+        """Put some records now, and one more while a stream waits."""
         writer = await self._writer(topic, backend)
         await writer.put([{"id": str(number), "late": False} for number in range(RECORDS)])
 
@@ -104,15 +104,15 @@ class Around:
             await asyncio.sleep(1.0)
             await writer.put({"id": "late", "late": True})
 
-        self._putting = asyncio.create_task(put_late())
+        self._late_put = asyncio.create_task(put_late())
 
     def process(self, record: dict[str, Any]) -> None:
         self.processed.append(record)
         if record.get("late"):
-            raise Enough
+            raise StreamStopped
 
     async def run(self, document: str) -> dict[str, Any]:
-        """Run the code, with only its paths changed; the names it leaves."""
+        """Run the code with only its paths changed; return its global names."""
         names = await self.names(document)
         code = self.code.replace('"/data', f'"{self.folder}')
         compiled = compile(code, "snippet", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -120,9 +120,9 @@ class Around:
             result = eval(compiled, names)  # noqa: S307
             if inspect.iscoroutine(result):
                 await asyncio.wait_for(result, 60)
-        except Enough:
+        except StreamStopped:
             pass
         finally:
-            if self._putting is not None:
-                await self._putting
+            if self._late_put is not None:
+                await self._late_put
         return names

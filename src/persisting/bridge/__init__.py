@@ -1,1 +1,4 @@
-"""Meeting Pulsing's users where they are: ``hook`` waits for the import, ``names`` completes it."""
+"""Persisting under the names that Pulsing's users know.
+
+``import_hook`` waits for Pulsing to be imported, ``pulsing_names`` adds what it lacks.
+"""

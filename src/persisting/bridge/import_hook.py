@@ -1,4 +1,4 @@
-"""Completing Pulsing when it is imported, in whichever order, without importing it ourselves."""
+"""Adding names to Pulsing when it is imported, before or after us, without importing it."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from types import ModuleType
 from typing import Any
 
 
-def _complete(module: ModuleType) -> None:
-    from persisting.bridge.pulsing_names import complete
+def _add_names(module: ModuleType) -> None:
+    from persisting.bridge.pulsing_names import add_missing_names
 
-    complete(module)
-
-
-def _register(module: ModuleType) -> None:
-    from persisting.bridge.pulsing_names import register_native
-
-    register_native()
+    add_missing_names(module)
 
 
-_AFTER: dict[str, Callable[[ModuleType], None]] = {
-    "pulsing": _complete,
-    "pulsing.streaming": _register,
+def _register_backends(module: ModuleType) -> None:
+    from persisting.bridge.pulsing_names import register_native_backends
+
+    register_native_backends()
+
+
+_AFTER_IMPORT: dict[str, Callable[[ModuleType], None]] = {
+    "pulsing": _add_names,
+    "pulsing.streaming": _register_backends,
 }
 
 
-class _Afterwards(Loader):
-    """Loads a module as its own loader would, then calls something with it."""
+class _CallingLoader(Loader):
+    """Loads a module with its own loader, then calls a function with it."""
 
     def __init__(self, loader: Any, call: Callable[[ModuleType], None]) -> None:
         self._loader, self._call = loader, call
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        found: ModuleType | None = self._loader.create_module(spec)
-        return found
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
@@ -45,28 +45,28 @@ class _Afterwards(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Watches for the modules of Pulsing that are to be completed, each once."""
+    """Catches the first import of each module in ``_AFTER_IMPORT``."""
 
     def __init__(self) -> None:
-        self._waiting = {name for name in _AFTER if name not in sys.modules}
+        self._pending = {name for name in _AFTER_IMPORT if name not in sys.modules}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self._waiting:
+        if fullname not in self._pending:
             return None
-        self._waiting.discard(fullname)
+        self._pending.discard(fullname)
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Afterwards(spec.loader, _AFTER[fullname])
+            spec.loader = _CallingLoader(spec.loader, _AFTER_IMPORT[fullname])
         return spec
 
 
 def install() -> None:
-    """Complete what is imported already, and the rest when it is."""
+    """Handle the modules that are imported already, and the others when they are."""
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
-    for name, call in _AFTER.items():
+    for name, call in _AFTER_IMPORT.items():
         if name in sys.modules:
             call(sys.modules[name])
     sys.meta_path.insert(0, _Finder())

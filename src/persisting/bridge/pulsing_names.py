@@ -1,9 +1,8 @@
 """The names that users of Pulsing's queues expect, added where Pulsing has none.
 
-``pul.queue`` gets the registry and ``write_queue`` / ``read_queue``, and ``pulsing.queue`` can be
-imported from. Nothing that Pulsing offers is replaced. Pulsing's own queues find our backends
-under their names too, and those that are registered there, through classes that turn its call
-order into ours.
+``pul.queue`` gets the registry and ``write_queue`` / ``read_queue``, and ``pulsing.queue`` becomes
+importable. No name of Pulsing is replaced. Pulsing's own queues can use our backends, and any
+backend that follows our protocol, through classes that translate its order of arguments.
 """
 
 from __future__ import annotations
@@ -33,17 +32,14 @@ _NAMES = (
 _MODULE = "pulsing.queue"
 
 
-def complete(pulsing: types.ModuleType) -> None:
-    """Add what is missing to an imported ``pulsing``; may be called twice."""
+def add_missing_names(pulsing: types.ModuleType) -> None:
+    """Add the missing names to an imported ``pulsing``; a second call changes nothing."""
     interpreter_exit.install()
     target = getattr(pulsing, "queue", None)
     if target is None:
         return
-    if isinstance(target, types.ModuleType):
-        _add_missing(target)
-        return
     _add_missing(target)
-    if _MODULE not in sys.modules:
+    if not isinstance(target, types.ModuleType) and _MODULE not in sys.modules:
         module = types.ModuleType(_MODULE, __doc__)
         for name in ("write", "read"):
             if hasattr(target, name):
@@ -52,13 +48,13 @@ def complete(pulsing: types.ModuleType) -> None:
         sys.modules[_MODULE] = module
 
 
-def register_native() -> None:
+def register_native_backends() -> None:
     """Let Pulsing's own queues use our backends by name."""
     from pulsing import streaming
     from pulsing.streaming import backend as registry
 
     if type(getattr(registry, "_REGISTERED_BACKENDS", None)) is dict:
-        registry._REGISTERED_BACKENDS = _Registered(registry._REGISTERED_BACKENDS)
+        registry._REGISTERED_BACKENDS = _NativeRegistry(registry._REGISTERED_BACKENDS)
     for name, cls in (("lance", NativeLance), ("persisting", NativePersisting)):
         if name not in streaming.list_backends():
             streaming.register_backend(name, cls)
@@ -70,12 +66,12 @@ def _add_missing(target: Any) -> None:
             setattr(target, name, getattr(queue, name))
 
 
-class _Registered(dict[str, type]):
-    """Pulsing's registry; a class with our order of arguments is kept in its native form."""
+class _NativeRegistry(dict[str, type]):
+    """Pulsing's registry, which translates every class with our order of arguments."""
 
-    def __init__(self, known: dict[str, type]) -> None:
+    def __init__(self, registered: dict[str, type]) -> None:
         super().__init__()
-        for name, cls in known.items():
+        for name, cls in registered.items():
             self[name] = cls
 
     def __setitem__(self, name: str, cls: type) -> None:
@@ -83,7 +79,8 @@ class _Registered(dict[str, type]):
 
 
 def native(cls: type) -> type:
-    """A backend as Pulsing's bucket actor calls it; one that is made for it is left as it is."""
+    """Return a class that Pulsing's bucket actor can call: ``cls`` itself unless it has our order
+    of arguments."""
     try:
         order = list(inspect.signature(cls.get).parameters)  # type: ignore[attr-defined]
     except (AttributeError, TypeError, ValueError):
@@ -94,7 +91,7 @@ def native(cls: type) -> type:
 
 
 class _Native:
-    """One of our backends as Pulsing's bucket actor calls it."""
+    """A backend of our protocol with the method signatures that Pulsing calls."""
 
     _backend: str | type = ""
 
@@ -112,8 +109,8 @@ class _Native:
         await self._inner.put_batch(records)
 
     async def get(self, limit: int, offset: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self._inner.get(offset, limit)
-        return found
+        records: list[dict[str, Any]] = await self._inner.get(offset, limit)
+        return records
 
     async def get_stream(
         self, limit: int, offset: int, wait: bool = False, timeout: float | None = None
@@ -134,8 +131,8 @@ class _Native:
         await self._inner.flush()
 
     async def stats(self) -> dict[str, Any]:
-        found: dict[str, Any] = await self._inner.stats()
-        return found
+        stats: dict[str, Any] = await self._inner.stats()
+        return stats
 
     def total_count(self) -> int:
         return int(self._inner.total_count())

@@ -1,8 +1,14 @@
-"""Topics on a Pulsing cluster: every bucket is owned by one node and reached through its actor.
+"""Topics on a cluster: every bucket is owned by one node, which answers the calls of the others.
 
-``placement`` who should own what · ``host`` the owning side · ``service`` one bucket's calls ·
-``peers`` calls to other nodes · ``client`` the using side · ``wire`` the bytes between them ·
-``opening`` how writers and readers get there · ``exits`` leaving the interpreter cleanly.
+The owning side: ``host`` the buckets of a node · ``service`` the requests one bucket answers ·
+``page_size`` how much it reads for a page · ``staged_uploads`` puts of several messages.
+
+The calling side: ``open_remote`` opens writers and readers · ``client`` a bucket wherever it is,
+made of ``locator`` (who owns it), ``put_pipeline`` (order, retries) and ``watcher`` (waiting).
+
+Between them: ``placement`` which node should own what · ``wire`` requests and replies as bytes ·
+``transport`` what is needed of a network · ``pulsing_transport`` and ``actor`` the same by
+Pulsing, the only modules that import it · ``tcp_nodelay``, ``interpreter_exit`` its workarounds.
 """
 
 from __future__ import annotations

@@ -1,26 +1,24 @@
-"""A node that owns buckets: opens them when asked, lets them go when others should have them.
+"""A node that owns buckets: opens them on request, and gives them up to nodes that rank higher.
 
 The lock on a bucket's folder decides who owns it, not names or gossip: a host that does not get
-the lock says who has it.
+the lock answers with the present owner.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pulsing as pul
 
 from persisting import fs as filesystem
 from persisting import lock
 from persisting.cluster import interpreter_exit, wire
-from persisting.cluster.peers import Unreachable, ask
-from persisting.cluster.placement import bucket_key, ranked
-from persisting.cluster.service import LANES, BucketActor, BucketService, answered
+from persisting.cluster.placement import LANES, bucket_key, lane_endpoint, ranked
+from persisting.cluster.service import BucketService
+from persisting.cluster.transport import HOST_ENDPOINT, HostTransport, Unreachable
 from persisting.cluster.wire import Reply, Request
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
@@ -32,36 +30,34 @@ from persisting.topic.spec import TopicConfig, TopicSpec
 
 log = logging.getLogger("persisting")
 
-HOST_NAME = "persisting/host"
 _PING_SECONDS = 2.0
-MOVE_SECONDS = 2.0
-"""How often a host looks whether a bucket should live elsewhere."""
+REBALANCE_SECONDS = 2.0
+"""How often a host checks whether its buckets belong on other nodes."""
 
 
 class Host:
     """The buckets that this node owns."""
 
-    def __init__(self, system: Any) -> None:
-        self.system = system
-        self.node = str(system.node_id.id)
+    def __init__(self, transport: HostTransport) -> None:
+        self._transport = transport
+        self.node = transport.node
         self.buckets: dict[str, BucketService] = {}
         self.closed = False
         self._topics: dict[str, LocalHandle] = {}
         self._opening = asyncio.Lock()
-        self._mover: asyncio.Task[None] | None = None
+        self._rebalancer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        lock.IDENTITY.update(node=self.node, address=str(self.system.addr))
-        await self.system.spawn(HostActor(self), name=HOST_NAME, public=True)
-        self._mover = asyncio.create_task(self._move_for_ever())
+        lock.IDENTITY.update(node=self.node, address=self._transport.address)
+        await self._transport.publish(HOST_ENDPOINT, self.answer, self._close_if_open)
+        self._rebalancer = asyncio.create_task(self._rebalance_forever())
 
     async def close(self) -> None:
-        """Flush and close every bucket; others may open them."""
+        """Flush and close every bucket, so that other nodes can open them."""
         self.closed = True
-        if self._mover is not None:
-            self._mover.cancel()
-        with suppress(RuntimeError, pul.PulsingError):
-            await self.system.stop(HOST_NAME)
+        if self._rebalancer is not None:
+            self._rebalancer.cancel()
+        await self._transport.withdraw(HOST_ENDPOINT)
         async with self._opening:
             failures = []
             for key in list(self.buckets):
@@ -80,8 +76,12 @@ class Host:
         if failures:
             raise failures[0]
 
+    async def _close_if_open(self) -> None:
+        if not self.closed:
+            await self.close()
+
     async def answer(self, request: Request) -> Reply:
-        """The reply to a request; never raises."""
+        """Return the reply to a request; errors become replies."""
         try:
             if self.closed:
                 return Reply({"leaving": self.node})
@@ -89,14 +89,14 @@ class Host:
                 return Reply(await self.open_bucket(**request.args))
             if request.op == "topics":
                 return Reply(self.topics_named(**request.args))
-            raise StorageError(f"unknown call {request.op!r}; do all nodes run one version?")
+            raise wire.unknown_request(request.op)
         except BucketLocked as exc:
             return Reply({"locked": exc.owner, "text": str(exc)})
         except Exception as exc:
             return wire.error_reply(exc)
 
     def topics_named(self, topic: str) -> list[dict[str, Any]]:
-        """The open topics of this name: where they lie and what they are."""
+        """Return the open topics of this name: where each is and how it is configured."""
         return [
             {"place": place, "config": msgspec.to_builtins(handle.config), "node": self.node}
             for place, handle in self._topics.items()
@@ -106,7 +106,7 @@ class Host:
     async def open_bucket(
         self, place: str, storage_path: str | None, config: dict[str, Any], bucket: int
     ) -> dict[str, str]:
-        """Own a bucket, or raise :class:`BucketLocked`."""
+        """Open a bucket on this node, or raise :class:`BucketLocked`."""
         key = bucket_key(place, bucket)
         async with self._opening:
             if self.closed:
@@ -118,7 +118,7 @@ class Host:
                 await handle.open_bucket(bucket)
                 self.buckets[key] = BucketService(handle.bucket(bucket), place, bucket)
                 try:
-                    await self._spawn_lanes(key)
+                    await self._publish_lanes(key)
                 except BaseException:
                     await self._close_bucket(key)
                     raise
@@ -127,18 +127,19 @@ class Host:
     async def _topic(
         self, place: str, storage_path: str | None, config: dict[str, Any]
     ) -> LocalHandle:
+        """Return the topic, opened or reopened if its configuration is new."""
         wanted = msgspec.convert(config, TopicConfig)
         if storage_path is not None:
-            # What the topic file says now, not what a client once read in it.
+            # The topic file as it is now: the client may have read it long ago.
             stored = await in_thread(topics.load, Path(place), filesystem.current())
             wanted = stored if stored is not None else wanted
-        known = self._topics.get(place)
-        if known is not None and known.config == wanted:
-            return known
+        current = self._topics.get(place)
+        if current is not None and current.config == wanted:
+            return current
         if wanted.backend not in list_backends():
             raise InvalidArgument(
                 f"node {self.node} does not know the backend {wanted.backend!r}: call "
-                "register_backend(name, cls) there, in every process that serves"
+                "register_backend(name, cls) in every process that serves buckets"
             )
         handle = await open_for_writing(
             TopicSpec(
@@ -153,34 +154,33 @@ class Host:
             None,
         )
         self._topics[place] = handle
-        if known is not None:
-            await known.close()
+        if current is not None:
+            await current.close()
         return handle
 
-    async def _spawn_lanes(self, key: str) -> None:
+    async def _publish_lanes(self, key: str) -> None:
         for lane in range(LANES):
-            actor = BucketActor(self.buckets[key])
-            await self.system.spawn(actor, name=f"{key}/{lane}", public=True)
+            endpoint = lane_endpoint(key, lane)
+            await self._transport.publish(endpoint, self.buckets[key].answer)
 
     async def _close_bucket(self, key: str) -> None:
         service = self.buckets.pop(key)
         await service.close()
         for lane in range(LANES):
-            with suppress(RuntimeError, pul.PulsingError):  # it may not have been spawned
-                await self.system.stop(f"{key}/{lane}")
+            await self._transport.withdraw(lane_endpoint(key, lane))
         await self._topics[service.place].close_bucket(service.bucket)
 
-    async def _move_for_ever(self) -> None:
+    async def _rebalance_forever(self) -> None:
         while True:
-            await asyncio.sleep(MOVE_SECONDS)
+            await asyncio.sleep(REBALANCE_SECONDS)
             try:
-                await self._move()
+                await self._rebalance()
             except Exception as exc:
-                log.warning("node %s cannot look after its buckets: %s", self.node, exc)
+                log.warning("node %s failed to rebalance its buckets: %s", self.node, exc)
 
-    async def _move(self) -> None:
-        """Let go of the buckets that another living host should have."""
-        hosts = await living_hosts(self.system)
+    async def _rebalance(self) -> None:
+        """Close the buckets that belong on another living host."""
+        hosts = await self._transport.hosts()
         for key, service in list(self.buckets.items()):
             if TopicAddress.parse(service.place).is_in_memory or self.node not in hosts:
                 continue
@@ -192,63 +192,41 @@ class Host:
                         await self._close_bucket(key)
 
     async def _answers(self, node: str) -> bool:
-        """Whether a host answers: a dead node counts as alive in the cluster for a while."""
+        """Whether a host answers: the cluster lists a dead node as alive for a while."""
         try:
-            door = await self.system.resolve_named(HOST_NAME, node_id=int(node))
-            await ask(door, node, Request("topics", {"topic": ""}), _PING_SECONDS)
-        except (Unreachable, StorageError, RuntimeError, pul.PulsingError):
+            connection = await self._transport.connect(HOST_ENDPOINT, node, _PING_SECONDS)
+            await connection.ask(Request("topics", {"topic": ""}), _PING_SECONDS)
+        except (Unreachable, StorageError):
             return False
         return True
-
-
-class HostActor(pul.Actor):
-    """The door to a host."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-
-    async def receive(self, msg: Any) -> Any:
-        return await answered(msg, self._host.answer)
-
-    async def on_stop(self) -> None:
-        if not self._host.closed:
-            await self._host.close()
-
-
-async def living_hosts(system: Any) -> list[str]:
-    """The nodes that host buckets and, as far as the cluster knows, live."""
-    node = str(system.node_id.id)
-    try:
-        found = await system.get_named_instances(HOST_NAME)
-    except (RuntimeError, pul.PulsingError):
-        return _last_seen.get(node, [])  # it says so, too, when one of them does not answer
-    alive = [str(one["node_id"]) for one in found if one.get("status") == "Alive"]
-    _last_seen[node] = alive
-    return alive
-
-
-_last_seen: dict[str, list[str]] = {}
 
 
 _hosts: dict[str, Host] = {}
 _starting: dict[str, asyncio.Task[Host]] = {}
 
 
-def host_here(system: Any) -> Host | None:
-    """The host on this process's node of the system, if it is one."""
-    host = _hosts.get(str(system.node_id.id))
+def host_on(node: str) -> Host | None:
+    """Return the host of this process with that node id, if there is one."""
+    host = _hosts.get(node)
     return host if host is not None and not host.closed else None
 
 
+def host_here(system: Any) -> Host | None:
+    """Return the host on this process's node of a system, if there is one."""
+    return host_on(str(system.node_id.id))
+
+
 async def serve(system: Any) -> Host:
-    """Let this node own buckets; ``await host.close()`` gives them all back."""
-    system = getattr(system, "_inner", system)
-    node = str(system.node_id.id)
-    known = host_here(system)
-    if known is not None:
-        return known
+    """Let this node own buckets; ``await host.close()`` gives them all up."""
+    from persisting.cluster.pulsing_transport import PulsingTransport
+
+    transport = PulsingTransport(system)
+    node = transport.node
+    running = host_on(node)
+    if running is not None:
+        return running
     if node not in _starting:
-        _starting[node] = asyncio.create_task(_start(system, node))
+        _starting[node] = asyncio.create_task(_start(transport))
     try:
         return await asyncio.shield(_starting[node])
     finally:
@@ -256,12 +234,12 @@ async def serve(system: Any) -> Host:
             del _starting[node]
 
 
-async def _start(system: Any, node: str) -> Host:
-    from persisting.cluster.tcp_nodelay import send_at_once
+async def _start(transport: HostTransport) -> Host:
+    from persisting.cluster.tcp_nodelay import disable_nagle
 
     interpreter_exit.install()
-    host = Host(system)
+    host = Host(transport)
     await host.start()
-    send_at_once(str(system.addr))
-    _hosts[node] = host
+    disable_nagle(transport.address)
+    _hosts[transport.node] = host
     return host

@@ -1,8 +1,8 @@
-"""Leaving the interpreter cleanly.
+"""Leaving the interpreter without a crash.
 
-Pulsing's threads touch Python objects while the interpreter is taken down, which ends a program
-that has done its work with a crash. Collecting what they hold and giving them a moment before
-that ends it with the exit code the program meant.
+Pulsing's threads touch Python objects while the interpreter is finalized, which can crash a
+program that has already done its work. Collecting the objects they hold and giving them a short
+time before finalization lets the program end with its own exit code.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import atexit
 import gc
 import time
 
-_MOMENT = 0.2
+_GRACE_SECONDS = 0.2
 _installed = False
 
 
 def install() -> None:
-    """Let the interpreter wait a moment at its end; once per process."""
+    """Have the interpreter wait for Pulsing's threads when it exits; once per process."""
     global _installed
     if not _installed:
         _installed = True
-        atexit.register(_settle)
+        atexit.register(_let_threads_finish)
 
 
-def _settle() -> None:
+def _let_threads_finish() -> None:
     gc.collect()
-    time.sleep(_MOMENT)
+    time.sleep(_GRACE_SECONDS)

@@ -1,4 +1,4 @@
-"""Writers and readers of a cluster's topics."""
+"""Opening writers and readers of topics on a cluster."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import msgspec
 
 from persisting import fs as filesystem
 from persisting.cluster.client import RemoteTopic
-from persisting.cluster.host import HOST_NAME, host_here, living_hosts, serve
-from persisting.cluster.peers import Unreachable, ask
+from persisting.cluster.host import host_on, serve
 from persisting.cluster.placement import ranked
+from persisting.cluster.pulsing_transport import PulsingTransport
+from persisting.cluster.transport import HOST_ENDPOINT, Transport, Unreachable
 from persisting.cluster.wire import Request
-from persisting.concurrency.pool import in_thread, within
+from persisting.concurrency.pool import in_thread
 from persisting.errors import InvalidArgument, NoSuchTopic
 from persisting.topic import spec as topics
 from persisting.topic.address import TopicAddress
@@ -29,49 +30,52 @@ _ASK_SECONDS = 3.0
 _WAIT_STEP = 0.2
 
 
-async def write_there(
+async def open_remote_writer(
     system: Any, wanted: TopicSpec, cls: type | None, storage_path: Any, writer_id: str | None
 ) -> QueueWriter:
-    """A writer of a topic on the nodes of ``system``."""
-    system = await _ready(system, wanted, cls)
-    topic = await _already_open(system, wanted, storage_path)
+    """Return a writer of a topic on the nodes of ``system``."""
+    transport = await _ready(system, wanted, cls)
+    topic = await _already_open(transport, wanted, storage_path)
     if topic is None:
         folder, config, changed = await in_thread(agreed_config, wanted, storage_path)
         if folder is None:
-            topic = await _in_memory(system, wanted)
+            topic = await _in_memory(transport, wanted)
         else:
-            topic = RemoteTopic(system, str(folder), str(folder.parent), config, None)
+            topic = RemoteTopic(transport, str(folder), str(folder.parent), config, None)
             if changed:
                 await topic.reopen()
     return QueueWriter(topic, writer_id=writer_id)
 
 
-async def _already_open(system: Any, wanted: TopicSpec, storage_path: Any) -> RemoteTopic | None:
-    """The open topic that a call without a place, or for one in memory, means."""
+async def _already_open(
+    transport: Transport, wanted: TopicSpec, storage_path: Any
+) -> RemoteTopic | None:
+    """Return the open topic that is meant when no storage_path is given, or one in memory."""
     if wanted.backend == "memory":
-        known = [one for one in await _open_topics(system, wanted.topic) if _in_ram(one)]
+        candidates = [t for t in await _open_topics(transport, wanted.topic) if _in_ram(t)]
     elif wanted.backend is None and storage_path is None:
-        known = await _open_topics(system, wanted.topic)
+        candidates = await _open_topics(transport, wanted.topic)
     else:
         return None
-    return _remote(system, wanted, _the_only(known, wanted.topic)) if known else None
+    return _remote(transport, wanted, _the_only(candidates, wanted.topic)) if candidates else None
 
 
 def _in_ram(known: dict[str, Any]) -> bool:
     return TopicAddress.parse(known["place"]).is_in_memory
 
 
-def _the_only(known: list[dict[str, Any]], topic: str) -> dict[str, Any]:
-    places = sorted({one["place"] for one in known})
+def _the_only(candidates: list[dict[str, Any]], topic: str) -> dict[str, Any]:
+    """Return the only topic of several answers, or raise if they mean different ones."""
+    places = sorted({candidate["place"] for candidate in candidates})
     if len(places) > 1:
         raise InvalidArgument(
-            f"there are several open topics {topic!r} ({', '.join(places)}); say which with "
+            f"there are several open topics {topic!r} ({', '.join(places)}); choose one with "
             "storage_path"
         )
-    return known[0]
+    return candidates[0]
 
 
-async def read_there(
+async def open_remote_reader(
     system: Any,
     wanted: TopicSpec,
     cls: type | None,
@@ -82,12 +86,12 @@ async def read_there(
     auto_commit: bool,
     enable_metrics: bool,
 ) -> QueueReader:
-    """A reader of a topic on the nodes of ``system``."""
+    """Return a reader of a topic on the nodes of ``system``."""
     deadline = deadline_of(wait_for_topic)
-    system = await _ready(system, wanted, cls)
+    transport = await _ready(system, wanted, cls)
     while True:
         try:
-            topic = await _find(system, wanted, storage_path)
+            topic = await _find(transport, wanted, storage_path)
             break
         except NoSuchTopic:
             if deadline is not None and time.monotonic() >= deadline:
@@ -96,67 +100,69 @@ async def read_there(
     return await reader_of(topic, buckets, group, auto_commit, enable_metrics)
 
 
-async def _ready(system: Any, wanted: TopicSpec, cls: type | None) -> Any:
-    """The system below its wrapper, with at least one node that hosts buckets."""
-    system = getattr(system, "_inner", system)
+async def _ready(system: Any, wanted: TopicSpec, cls: type | None) -> Transport:
+    """Return the way to a system's nodes; if none of them hosts buckets, this one does."""
+    transport = PulsingTransport(system)
     if cls is not None and wanted.backend is not None:
         register_backend(wanted.backend, cls)
-    if host_here(system) is None and not await living_hosts(system):
+    if host_on(transport.node) is None and not await transport.hosts():
         await serve(system)
-    return system
+    return transport
 
 
-async def _find(system: Any, wanted: TopicSpec, storage_path: Any) -> RemoteTopic:
-    """An open topic of the system, else the one on disk."""
+async def _find(transport: Transport, wanted: TopicSpec, storage_path: Any) -> RemoteTopic:
+    """Return a topic that is open on the cluster, or the one on disk."""
     if storage_path is None:
-        known = await _open_topics(system, wanted.topic)
-        if known:
-            return _remote(system, wanted, _the_only(known, wanted.topic))
+        candidates = await _open_topics(transport, wanted.topic)
+        if candidates:
+            return _remote(transport, wanted, _the_only(candidates, wanted.topic))
     folder = topics.topic_folder(storage_path, wanted.topic)
     config = await in_thread(topics.load, folder.resolve(), filesystem.current())
     if config is None:
-        in_memory = [one for one in await _open_topics(system, wanted.topic) if _in_ram(one)]
+        in_memory = [t for t in await _open_topics(transport, wanted.topic) if _in_ram(t)]
         if in_memory:
-            return _remote(system, wanted, in_memory[0])
+            return _remote(transport, wanted, in_memory[0])
         raise NoSuchTopic(
-            f"there is no topic {wanted.topic!r} in {folder.parent}, nor open on the system: check "
-            "the name and the storage_path, or wait for it with wait_for_topic=True"
+            f"there is no topic {wanted.topic!r} in {folder.parent}, and none is open on the "
+            "cluster: check the name and the storage_path, or wait for it with "
+            "wait_for_topic=True"
         )
     place = folder.resolve()
-    return RemoteTopic(system, str(place), str(place.parent), wanted.applied_to(config), None)
+    return RemoteTopic(transport, str(place), str(place.parent), wanted.applied_to(config), None)
 
 
-def _remote(system: Any, wanted: TopicSpec, known: dict[str, Any]) -> RemoteTopic:
+def _remote(transport: Transport, wanted: TopicSpec, known: dict[str, Any]) -> RemoteTopic:
+    """Return the topic that a host described."""
     config = wanted.applied_to(msgspec.convert(known["config"], TopicConfig))
     place = known["place"]
     if _in_ram(known):
-        return RemoteTopic(system, place, None, config, known["node"])
-    return RemoteTopic(system, place, place.rsplit("/", 1)[0], config, None)
+        return RemoteTopic(transport, place, None, config, known["node"])
+    return RemoteTopic(transport, place, place.rsplit("/", 1)[0], config, None)
 
 
-async def _in_memory(system: Any, wanted: TopicSpec) -> RemoteTopic:
-    """A new topic in the memory of a node."""
+async def _in_memory(transport: Transport, wanted: TopicSpec) -> RemoteTopic:
+    """Create a topic in the memory of a node."""
     place = str(TopicAddress.in_memory(wanted.topic))
-    here = host_here(system)
-    hosts = await living_hosts(system) or ([here.node] if here is not None else [])
-    topic = RemoteTopic(system, place, None, wanted.new(), ranked(place, hosts)[0])
+    here = host_on(transport.node)
+    hosts = await transport.hosts() or ([here.node] if here is not None else [])
+    topic = RemoteTopic(transport, place, None, wanted.new(), ranked(place, hosts)[0])
     await topic.bucket(0).stats()
     return topic
 
 
-async def _open_topics(system: Any, name: str) -> list[dict[str, Any]]:
-    """What the hosts say of open topics of this name."""
-    found: list[dict[str, Any]] = []
-    here = host_here(system)
+async def _open_topics(transport: Transport, name: str) -> list[dict[str, Any]]:
+    """Return the open topics of this name, as their hosts describe them."""
+    descriptions: list[dict[str, Any]] = []
+    here = host_on(transport.node)
     if here is not None:
-        found += here.topics_named(name)
-    for node in await living_hosts(system):
+        descriptions += here.topics_named(name)
+    for node in await transport.hosts():
         if here is not None and node == here.node:
             continue
         try:
-            door = await within(system.resolve_named(HOST_NAME, node_id=int(node)), _ASK_SECONDS)
-            reply = await ask(door, node, Request("topics", {"topic": name}), _ASK_SECONDS)
-        except (Unreachable, RuntimeError, asyncio.TimeoutError):
+            connection = await transport.connect(HOST_ENDPOINT, node, _ASK_SECONDS)
+            reply = await connection.ask(Request("topics", {"topic": name}), _ASK_SECONDS)
+        except Unreachable:
             continue
-        found += reply.value
-    return found
+        descriptions += reply.value
+    return descriptions

@@ -1,7 +1,8 @@
-"""Which node a bucket should live on: rendezvous hashing over the nodes that host buckets.
+"""Which node a bucket should live on: rendezvous hashing over the nodes that own buckets.
 
-Every node computes the same order from the names alone; when one comes or goes, only the buckets
-that it gains or loses move. The order is a wish: the lock on the bucket decides who owns it.
+Every node computes the same order from the names alone; when a node comes or goes, only the
+buckets that it gains or loses move. The order is a preference: the lock on the bucket decides who
+owns it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
+LANES = 4
+"""Endpoints of a bucket. Each answers one call at a time; calls on several lanes share syncs."""
+
 
 def ranked(bucket: str, nodes: Iterable[str]) -> list[str]:
-    """The nodes in the order in which they should own ``bucket``."""
+    """Return the nodes in the order in which they should own ``bucket``."""
     return sorted(nodes, key=lambda node: _weight(bucket, node), reverse=True)
 
 
@@ -20,6 +24,11 @@ def _weight(bucket: str, node: str) -> bytes:
 
 
 def bucket_key(place: str, bucket: int) -> str:
-    """A name for a bucket that Pulsing accepts, whatever the topic is called."""
+    """Return a name for a bucket that Pulsing accepts, whatever the topic's name is."""
     digest = blake2b(place.encode(), digest_size=12).hexdigest()
     return f"persisting/b{digest}/{bucket}"
+
+
+def lane_endpoint(key: str, lane: int) -> str:
+    """Return the endpoint of one lane of a bucket."""
+    return f"{key}/{lane}"

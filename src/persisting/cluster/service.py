@@ -1,39 +1,30 @@
-"""One bucket on the node that owns it: the calls it answers."""
+"""One bucket on the node that owns it: answers requests, whichever transport brings them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
-import pulsing as pul
+import pyarrow as pa
 
 from persisting.bucket.snapshot import Page
 from persisting.cluster import wire
+from persisting.cluster.page_size import PAGE_BYTES, PAGE_ROWS, RowSizeEstimate
+from persisting.cluster.staged_uploads import StagedUploads
+from persisting.cluster.transport import KEEPALIVE_SECONDS, Answer, ReplyStream
 from persisting.cluster.wire import Reply, Request
-from persisting.concurrency.pool import within
-from persisting.errors import BucketClosed, BucketLocked, StorageError
+from persisting.errors import BucketClosed, BucketLocked, OffsetOutOfRange
 from persisting.topic.local import LocalBucketClient
 from persisting.topic.table_calls import parse_call
 
 _T = TypeVar("_T")
 
-LANES = 4
-"""Actors in front of a bucket: one answers one call at a time, and calls share syncs."""
-
-KEEPALIVE_SECONDS = 5.0
-"""A waiting stream writes now and then: only a write notices that its consumer has gone."""
-
 STREAM_SECONDS = 240.0
-"""Pulsing ends a stream silently after 300 s; before that we end it ourselves, to be resumed."""
-
-STAGED_SECONDS = 60.0
-"""How long pieces of a put wait for the rest of it."""
-
-_FIRST_ROWS = 128
-_MOST_ROWS = 8192
+"""An idle stream ends itself after this, and its consumer asks for the next one. Pulsing would
+end it after 300 s without a word."""
 
 
 class BucketService:
@@ -41,84 +32,81 @@ class BucketService:
 
     def __init__(self, port: LocalBucketClient, place: str, bucket: int) -> None:
         self.port, self.place, self.bucket = port, place, bucket
-        self.closed = False
-        self._page_rows = _FIRST_ROWS
-        self._staged: dict[str, list[list[bytes]]] = {}
-        self._forgetting: dict[str, asyncio.TimerHandle] = {}
-        self._running = 0
+        self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._row_size = RowSizeEstimate()
+        self._uploads = StagedUploads()
+        self._uses = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    @property
+    def closed(self) -> bool:
+        return self._closing.done()
+
+    async def close(self) -> None:
+        """Answer nothing more; return when nothing uses the bucket."""
+        self._refuse_requests()
+        await self._idle.wait()
+
+    def _refuse_requests(self) -> None:
+        if not self._closing.done():
+            self._closing.set_result(None)
 
     @contextmanager
-    def _under_way(self) -> Iterator[None]:
-        """Keeps the bucket open for the length of a call."""
+    def _in_use(self) -> Iterator[None]:
+        """Keep the bucket open meanwhile.
+
+        Whatever touches ``port`` does it in here: after ``close`` a call would open the bucket
+        on this node again.
+        """
         if self.closed:
-            raise self._gone()
-        self._running += 1
+            raise self._no_longer_here()
+        self._uses += 1
         self._idle.clear()
         try:
             yield
         except BucketLocked as exc:
-            raise self._gone() from exc
+            # Closed to be reopened with new options, and another node took the lock first.
+            self._refuse_requests()
+            raise self._no_longer_here() from exc
         finally:
-            self._running -= 1
-            if not self._running:
+            self._uses -= 1
+            if not self._uses:
                 self._idle.set()
 
-    def _gone(self) -> BucketClosed:
-        """The bucket moved, or was closed for new options and another node was faster."""
-        self.closed = True
-        return BucketClosed(f"bucket {self.bucket} is no longer here")
+    def _no_longer_here(self) -> BucketClosed:
+        return BucketClosed(f"bucket {self.bucket} is no longer on this node")
 
     async def direct(self, call: Callable[[LocalBucketClient], Awaitable[_T]]) -> _T:
-        """A call from this very process, without the detour over bytes."""
-        with self._under_way():
+        """Call the bucket from its own process, without encoding anything."""
+        with self._in_use():
             return await call(self.port)
 
-    async def answer(self, request: Request) -> Reply | pul.StreamMessage:
-        """The reply to a request; never raises."""
+    async def answer(self, request: Request) -> Answer:
+        """Return the answer to a request; errors become replies."""
         try:
-            with self._under_way():
+            with self._in_use():
                 return await self._answer(request)
         except Exception as exc:
             return wire.error_reply(exc)
 
-    async def _answer(self, request: Request) -> Reply | pul.StreamMessage:
+    async def _answer(self, request: Request) -> Answer:
         operation: Callable[..., Any] | None = getattr(self, f"_do_{request.op}", None)
         if operation is None:
-            raise StorageError(f"unknown call {request.op!r}; do all nodes run one version?")
+            raise wire.unknown_request(request.op)
         if request.rows is not None:
-            found = await operation(parts=request.rows, arrow=request.arrow, **request.args)
+            result = await operation(parts=request.rows, arrow=request.arrow, **request.args)
         else:
-            found = await operation(**request.args)
-        return found if isinstance(found, (Reply, pul.StreamMessage)) else Reply(found)
+            result = await operation(**request.args)
+        return result if isinstance(result, (Reply, ReplyStream)) else Reply(result)
 
-    async def close(self) -> None:
-        """Answer nothing more, and return when nothing is under way."""
-        self.closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._idle.wait()
+    # Puts
 
     async def _do_stage(self, parts: list[bytes], arrow: bool, upload: str, number: int) -> str:
-        """Take a piece of a put that needs several messages."""
-        staged = self._staged.setdefault(upload, [])
-        if number == len(staged):  # else it is a repetition
-            staged.append(parts)
-            if number:
-                self._forgetting[upload].cancel()
-            loop = asyncio.get_running_loop()
-            self._forgetting[upload] = loop.call_later(STAGED_SECONDS, self._take_staged, upload)
+        """Keep a message of a put that needs several."""
+        self._uploads.add(upload, number, parts)
         return "staged"
-
-    def _take_staged(self, upload: str) -> list[list[bytes]]:
-        """The pieces of a put, which are not kept any longer."""
-        timer = self._forgetting.pop(upload, None)
-        if timer is not None:
-            timer.cancel()
-        return self._staged.pop(upload, [])
 
     async def _do_put(
         self,
@@ -128,9 +116,9 @@ class BucketService:
         upload: str | None = None,
         staged: int = 0,
     ) -> str:
-        """Store rows; "resend" if pieces that came before are not here."""
+        """Store rows; answer "resend" if messages that were sent before are missing."""
         if upload is not None:
-            before = self._take_staged(upload)
+            before = self._uploads.take(upload)
             if len(before) != staged:
                 return "resend"
             parts = [part for message in before for part in message] + parts
@@ -141,19 +129,14 @@ class BucketService:
         await self.port.put(rows, (mark[0], mark[1]))
         return "stored"
 
+    # Calls with one reply
+
     async def _do_get(self, offset: int, limit: int | None) -> Reply:
-        """A first page of what was asked for; the caller asks again for the rest."""
+        """Return the first page of a window; the caller asks again for the rest."""
         return _page_reply(await self._page(offset, limit))
 
     async def _do_get_arrow(self, offset: int, limit: int | None) -> Reply:
-        rows = self._page_rows if limit is None else min(limit, self._page_rows)
-        return _page_reply(self._fitting(await self.port.read_arrow(offset, rows)))
-
-    async def _do_table(self, op: str, args: dict[str, Any]) -> pul.StreamMessage:
-        """A call to the bucket as a table; it may take long, so the answer is a stream."""
-        message, writer = pul.StreamMessage.create("answer", buffer_size=4)
-        self._keep(self._write_answer(writer, op, args))
-        return message
+        return _page_reply(await self._bounded(self.port.read_arrow, offset, limit))
 
     async def _do_find(self, timestamp: int) -> int:
         return await self.port.find(timestamp)
@@ -168,138 +151,159 @@ class BucketService:
     async def _do_stats(self) -> dict[str, Any]:
         return await self.port.stats()
 
-    async def _do_stream(
-        self, offset: int, limit: int | None, block: bool, epoch: int | None
-    ) -> pul.StreamMessage:
-        message, writer = pul.StreamMessage.create("pages", buffer_size=4)
-        self._keep(self._write_stream(writer, offset, limit, block, epoch))
-        return message
-
-    async def _do_watch(self) -> pul.StreamMessage:
-        """A stream of the bucket's end, whenever it has moved."""
-        message, writer = pul.StreamMessage.create("ends", buffer_size=4)
-        self._keep(self._write_ends(writer))
-        return message
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _write_ends(self, writer: Any) -> None:
-        ends = time.monotonic() + STREAM_SECONDS
-        try:
-            while time.monotonic() < ends and not self.closed:
-                end, epoch = await self.port.end(), await self.port.epoch()
-                await writer.write(wire.encode(Reply([end, epoch])))
-                await self._wait_or_keep_alive(writer, end, epoch)
-            await writer.write(wire.encode(Reply("again")))
-        except RuntimeError:
-            return  # the consumer has gone
-        except BucketLocked:
-            await writer.write(wire.encode(wire.error_reply(self._gone())))
-        except Exception as exc:
-            await writer.write(wire.encode(wire.error_reply(exc)))
-        finally:
-            await writer.close()
-
-    async def _write_answer(self, writer: Any, op: str, args: dict[str, Any]) -> None:
-        call = asyncio.create_task(self.direct(lambda port: port.call(parse_call(op, args))))
-        try:
-            while not (await asyncio.wait([call], timeout=KEEPALIVE_SECONDS))[0]:
-                await writer.write(wire.encode(Reply("alive")))
-            try:
-                replies = await asyncio.to_thread(wire.answer_replies, op, call.result())
-            except Exception as exc:
-                replies = [wire.error_reply(exc)]
-            for reply in replies:
-                await writer.write(wire.encode(reply))
-        except RuntimeError:
-            return  # the consumer has gone; what was begun goes on
-        except Exception as exc:
-            await writer.write(wire.encode(wire.error_reply(exc)))
-        finally:
-            await writer.close()
+    # Pages
 
     async def _page(self, offset: int, limit: int | None) -> Page:
-        """Rows that fit a message: as Arrow where the backend keeps a schema, else as records."""
-        rows = self._page_rows if limit is None else min(limit, self._page_rows)
-        if await self.port.keeps_schema():
-            return self._fitting(await self.port.read_arrow(offset, rows))
-        return self._fitting(await self.port.read(offset, rows))
+        """Read a page: as Arrow where the backend keeps a schema, else as records."""
+        keeps_schema = await self.port.keeps_schema()
+        read = self.port.read_arrow if keeps_schema else self.port.read
+        return await self._bounded(read, offset, limit)
 
-    def _fitting(self, page: Page) -> Page:
-        """As many of the rows as fit a message; remembers how many that may be."""
-        rows = page.rows
-        count = len(rows)
-        if not count:
-            return page
-        size = rows.nbytes if not isinstance(rows, list) else len(wire.pack_records(rows))
-        fits = max(1, wire.MESSAGE_BYTES * count // max(1, size))
-        self._page_rows = max(1, min(fits // 2, 2 * self._page_rows, _MOST_ROWS))
-        if fits >= count:
-            return page
-        return page._replace(rows=rows[:fits] if isinstance(rows, list) else rows.slice(0, fits))
+    async def _bounded(
+        self,
+        read: Callable[[int, int | None], Awaitable[Page]],
+        offset: int,
+        limit: int | None,
+    ) -> Page:
+        """Read a page of about ``PAGE_BYTES``, in several reads while rows are smaller than
+        expected. Only rows that become larger within one read are read in vain."""
+        pages: list[Page] = []
+        count = size = 0
+        most = PAGE_ROWS if limit is None else min(limit, PAGE_ROWS)
+        while True:
+            rows = min(self._row_size.rows_within(PAGE_BYTES - size), most - count)
+            try:
+                page = await read(offset, rows)
+            except OffsetOutOfRange:
+                if not pages:
+                    raise
+                break  # retention removed rows between two reads
+            if pages and not _continues(pages[0], page):
+                break
+            pages.append(page)
+            found = len(page.rows)
+            if not found:
+                break
+            nbytes = _size(page.rows)
+            self._row_size.observe(found, nbytes)
+            offset, count, size = page.first + found, count + found, size + nbytes
+            if found < rows or count >= most or 2 * size > PAGE_BYTES:
+                break
+        fitting = max(1, wire.MESSAGE_BYTES * count // max(1, size))
+        return pages[0]._replace(rows=_joined([p.rows for p in pages], fitting))
 
-    async def _write_stream(
-        self, writer: Any, offset: int, limit: int | None, block: bool, epoch: int | None
-    ) -> None:
-        ends = time.monotonic() + STREAM_SECONDS
+    # Streams
+
+    async def _do_table(self, op: str, args: dict[str, Any]) -> ReplyStream:
+        """Call the bucket as a table; a stream, since the call may take long."""
+        return self._stream("answer", self._write_answer(op, args))
+
+    async def _do_stream(
+        self, offset: int, limit: int | None, block: bool, epoch: int | None
+    ) -> ReplyStream:
+        return self._stream("pages", self._write_pages(offset, limit, block, epoch))
+
+    async def _do_watch(self) -> ReplyStream:
+        """Send the bucket's end and epoch whenever one of them changes."""
+        return self._stream("ends", self._write_ends())
+
+    def _stream(self, kind: str, replies: AsyncGenerator[Reply, None]) -> ReplyStream:
+        return ReplyStream(kind, _errors_as_replies(replies))
+
+    async def _write_answer(self, op: str, args: dict[str, Any]) -> AsyncGenerator[Reply, None]:
+        call = asyncio.create_task(self.direct(lambda port: port.call(parse_call(op, args))))
+        self._calls.add(call)  # it goes on even if its consumer leaves
+        call.add_done_callback(self._calls.discard)
+        while not (await asyncio.wait([call], timeout=KEEPALIVE_SECONDS))[0]:
+            yield Reply("alive")
+        for reply in await asyncio.to_thread(wire.answer_replies, op, call.result()):
+            yield reply
+
+    async def _write_pages(
+        self, offset: int, limit: int | None, block: bool, epoch: int | None
+    ) -> AsyncGenerator[Reply, None]:
+        deadline = time.monotonic() + STREAM_SECONDS
         left = limit
-        try:
-            while (left is None or left > 0) and not self.closed:
+        while (left is None or left > 0) and not self.closed:
+            with self._in_use():
                 page = await self._page(offset, left)
-                if epoch not in (None, page.epoch):
-                    await writer.write(wire.encode(Reply([offset, 0, page.epoch], rows=b"")))
-                    return
-                epoch = page.epoch
-                if len(page.rows):
-                    offset = page.first + len(page.rows)
-                    left = None if left is None else left - len(page.rows)
-                    await writer.write(wire.encode(_page_reply(page)))
-                elif not block:
-                    break
-                elif time.monotonic() > ends:
-                    await writer.write(wire.encode(Reply("again")))
-                    return
-                else:
-                    await self._wait_or_keep_alive(writer, offset, epoch)
-            await writer.write(wire.encode(Reply("again" if self.closed else "end")))
-        except RuntimeError:
-            return  # the consumer has gone
-        except BucketLocked:
-            await writer.write(wire.encode(wire.error_reply(self._gone())))
-        except Exception as exc:
-            await writer.write(wire.encode(wire.error_reply(exc)))
-        finally:
-            await writer.close()
+            if epoch not in (None, page.epoch):
+                yield Reply([offset, 0, page.epoch], rows=b"")
+                return
+            epoch = page.epoch
+            if len(page.rows):
+                offset = page.first + len(page.rows)
+                left = None if left is None else left - len(page.rows)
+                yield _page_reply(page)
+            elif not block:
+                break
+            elif time.monotonic() > deadline:
+                yield Reply("again")
+                return
+            elif not await self._changes(offset, epoch):
+                yield Reply("alive")
+        yield Reply("again" if self.closed else "end")
 
-    async def _wait_or_keep_alive(self, writer: Any, offset: int, epoch: int) -> None:
-        try:
-            await within(self.port.wait(offset, epoch), KEEPALIVE_SECONDS)
-        except asyncio.TimeoutError:
-            await writer.write(wire.encode(Reply("alive")))
+    async def _write_ends(self) -> AsyncGenerator[Reply, None]:
+        deadline = time.monotonic() + STREAM_SECONDS
+        while time.monotonic() < deadline and not self.closed:
+            with self._in_use():
+                end, epoch = await self.port.end(), await self.port.epoch()
+            yield Reply([end, epoch])
+            if not await self._changes(end, epoch):
+                yield Reply("alive")
+        yield Reply("again")
+
+    async def _changes(self, offset: int, epoch: int) -> bool:
+        """Wait for records beyond ``offset`` or a new epoch; return False if a keepalive is due
+        first, or the bucket closes."""
+        with self._in_use():
+            change = asyncio.ensure_future(self.port.wait(offset, epoch))
+            try:
+                await asyncio.wait(
+                    [change, self._closing],
+                    timeout=KEEPALIVE_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                if not change.done():
+                    change.cancel()
+                    await asyncio.wait([change])
+            if change.cancelled():
+                return False
+            change.result()
+            return True
 
 
-class BucketActor(pul.Actor):
-    """One lane of a bucket."""
-
-    def __init__(self, service: BucketService) -> None:
-        self._service = service
-
-    async def receive(self, msg: Any) -> Any:
-        return await answered(msg, self._service.answer)
-
-
-async def answered(msg: Any, answer: Callable[[Request], Any]) -> Any:
-    """Decode a message, answer it, encode the reply. No exception may leave an actor."""
+async def _errors_as_replies(
+    replies: AsyncGenerator[Reply, None],
+) -> AsyncGenerator[Reply, None]:
+    """Pass replies on; a failure becomes the last reply."""
     try:
-        reply = await answer(wire.decode_request(msg.payload))
-        if isinstance(reply, pul.StreamMessage):
-            return reply
-        return pul.Message("reply", wire.encode(reply))
+        async with aclosing(replies):
+            async for reply in replies:
+                yield reply
     except Exception as exc:
-        return pul.Message("reply", wire.encode(wire.error_reply(exc)))
+        yield wire.error_reply(exc)
+
+
+def _continues(first: Page, page: Page) -> bool:
+    """Whether two reads can form one page: same epoch, same schema."""
+    if first.epoch != page.epoch:
+        return False
+    return isinstance(first.rows, list) or bool(first.rows.schema.equals(page.rows.schema))
+
+
+def _size(rows: list[dict[str, Any]] | pa.Table) -> int:
+    return len(wire.pack_records(rows)) if isinstance(rows, list) else int(rows.nbytes)
+
+
+def _joined(parts: list[Any], count: int) -> list[dict[str, Any]] | pa.Table:
+    """Return the first ``count`` rows of consecutive reads."""
+    if isinstance(parts[0], list):
+        return [record for part in parts for record in part][:count]
+    table = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+    return table if len(table) <= count else table.slice(0, count)
 
 
 def _page_reply(page: Page) -> Reply:

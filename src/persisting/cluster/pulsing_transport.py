@@ -1,0 +1,147 @@
+"""Pulsing as a transport: few calls at a time, each answered or failed, none left hanging."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+import pulsing as pul
+
+from persisting.cluster import wire
+from persisting.cluster.actor import EndpointActor
+from persisting.cluster.transport import (
+    HOST_ENDPOINT,
+    KEEPALIVE_SECONDS,
+    Answering,
+    Unreachable,
+)
+from persisting.cluster.wire import Reply, Request
+from persisting.concurrency.pool import within
+
+MAX_IN_FLIGHT = 8
+"""Concurrent calls to one node; Pulsing's connection pool gives up at about twice as many."""
+
+CALL_SECONDS = 20.0
+"""A call without an answer for this long has failed. The owner may still carry it out: that is
+why every put has a producer sequence."""
+
+_FAILURES = (RuntimeError, pul.PulsingError)
+"""What Pulsing raises when a node or an actor cannot be reached."""
+
+_limits: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = (
+    WeakKeyDictionary()
+)
+_last_seen: dict[str, list[str]] = {}
+
+
+class PulsingTransport:
+    """A node of a Pulsing system: a :class:`~persisting.cluster.transport.HostTransport`."""
+
+    def __init__(self, system: Any) -> None:
+        self._system = unwrapped(system)
+        self.node = node_of(system)
+        self.address = str(self._system.addr)
+
+    async def hosts(self) -> list[str]:
+        try:
+            instances = await self._system.get_named_instances(HOST_ENDPOINT)
+        except _FAILURES:
+            # Pulsing also raises when a single instance does not answer.
+            return _last_seen.get(self.node, [])
+        alive = [str(i["node_id"]) for i in instances if i.get("status") == "Alive"]
+        _last_seen[self.node] = alive
+        return alive
+
+    async def connect(self, endpoint: str, node: str, timeout: float) -> PulsingConnection:
+        resolving = self._system.resolve_named(endpoint, node_id=int(node))
+        return PulsingConnection(await _reached(resolving, node, timeout), node)
+
+    async def publish(
+        self,
+        endpoint: str,
+        answering: Answering,
+        on_stop: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        actor = EndpointActor(answering, on_stop)
+        await self._system.spawn(actor, name=endpoint, public=True)
+
+    async def withdraw(self, endpoint: str) -> None:
+        with suppress(*_FAILURES):
+            await self._system.stop(endpoint)
+
+
+class PulsingConnection:
+    """A reference to an actor: a :class:`~persisting.cluster.transport.Connection`."""
+
+    def __init__(self, ref: Any, node: str) -> None:
+        self._ref, self.node = ref, node
+
+    async def ask(self, request: Request, timeout: float | None = None) -> Reply:
+        answer = await self._send(request, CALL_SECONDS if timeout is None else timeout)
+        if answer.is_stream:
+            raise Unreachable(f"node {self.node} answered {request.op!r} with a stream")
+        return wire.decode_reply(answer.payload)
+
+    async def stream(self, request: Request) -> AsyncGenerator[Reply, None]:
+        answer = await self._send(request, CALL_SECONDS)
+        if not answer.is_stream:
+            wire.decode_reply(answer.payload)
+            raise Unreachable(f"node {self.node} answered {request.op!r} without a stream")
+        reader = answer.stream_reader()
+        while True:
+            yield await self._next_reply(reader)
+
+    async def _send(self, request: Request, timeout: float) -> Any:
+        message = pul.Message(request.op, wire.encode(request))
+        limits = _limits.setdefault(asyncio.get_running_loop(), {})
+        async with limits.setdefault(self.node, asyncio.Semaphore(MAX_IN_FLIGHT)):
+            answer = await _reached(self._ref.ask(message), self.node, timeout)
+        if answer is None:
+            raise Unreachable(f"node {self.node} gave no reply to {request.op!r}")
+        return answer
+
+    async def _next_reply(self, reader: Any) -> Reply:
+        silence = 3 * KEEPALIVE_SECONDS
+        try:
+            data = await within(anext(reader, None), silence)
+        except asyncio.TimeoutError as exc:
+            raise Unreachable(f"node {self.node}: a stream was silent for {silence:g} s") from exc
+        except _FAILURES as exc:
+            raise Unreachable(f"node {self.node}: a stream broke: {_message(exc)}") from exc
+        if data is None:
+            # Pulsing ends streams of a stopped actor, and those of 300 s, without an error.
+            raise Unreachable(f"node {self.node}: a stream ended without a last reply")
+        return wire.decode_reply(data)
+
+
+def unwrapped(system: Any) -> Any:
+    """Return the core system below Pulsing's Python wrapper."""
+    return getattr(system, "_inner", system)
+
+
+def node_of(system: Any) -> str:
+    """Return the id of this process's node of a system."""
+    return str(system.node_id.id)
+
+
+async def _reached(awaitable: Any, node: str, timeout: float) -> Any:
+    try:
+        return await within(awaitable, timeout)
+    except asyncio.TimeoutError as exc:
+        raise Unreachable(f"node {node} did not answer for {timeout:g} s") from exc
+    except _FAILURES as exc:
+        raise Unreachable(f"node {node} cannot be reached: {_message(exc)}") from exc
+
+
+def _message(exc: BaseException) -> str:
+    """Return the message of an error of Pulsing without its JSON envelope."""
+    text = str(exc)
+    head, envelope, rest = text.partition("__PULSING_ERROR__:")
+    if envelope:
+        with suppress(msgspec.DecodeError):
+            text = head + str(msgspec.json.decode(rest, type=dict[str, Any]).get("message", rest))
+    return text

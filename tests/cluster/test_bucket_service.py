@@ -1,0 +1,306 @@
+"""The owner's side of one bucket, without a network: pages bounded by bytes, streams, uploads."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.topic_places import ids
+
+from persisting.bucket.snapshot import Page
+from persisting.cluster import service, wire
+from persisting.cluster.page_size import PAGE_ROWS, READ_ROWS
+from persisting.cluster.service import BucketService
+from persisting.cluster.transport import ReplyStream
+from persisting.cluster.wire import Reply, Request
+from persisting.errors import BucketClosed, BucketLocked, OffsetOutOfRange, StorageError
+
+MIB = 1 << 20
+
+
+class Bucket:
+    """Rows in memory that count how many of them were asked for."""
+
+    def __init__(self, rows: list[dict[str, Any]], *, arrow: bool = True) -> None:
+        self.rows, self._arrow = rows, arrow
+        self.first = self.restores = 0
+        self.asked: list[int] = []
+        self.puts: list[Any] = []
+        self.failure: Exception | None = None
+        self._changed = asyncio.Event()
+
+    async def keeps_schema(self) -> bool:
+        return self._arrow
+
+    async def read(self, offset: int, limit: int | None) -> Page:
+        assert limit is not None, "the owner read without a limit"
+        self.asked.append(limit)
+        if self.failure is not None:
+            raise self.failure
+        if 0 < offset < self.first:
+            raise OffsetOutOfRange(f"offset {offset} was removed")
+        offset = max(offset, self.first)
+        return Page(offset, self.rows[offset : offset + limit], self.restores)
+
+    async def read_arrow(self, offset: int, limit: int | None) -> Page:
+        page = await self.read(offset, limit)
+        return page._replace(rows=pa.Table.from_pylist(page.rows))
+
+    async def end(self) -> int:
+        return len(self.rows)
+
+    async def epoch(self) -> int:
+        return self.restores
+
+    async def wait(self, offset: int, epoch: int) -> None:
+        while len(self.rows) <= offset and self.restores == epoch:
+            await self._changed.wait()
+            self._changed.clear()
+
+    async def put(self, rows: Any, sequence: tuple[str, int]) -> None:
+        self.rows += rows
+        self.puts.append(sequence)
+        self._changed.set()
+
+
+def served(bucket: Bucket) -> BucketService:
+    stub: Any = bucket
+    return BucketService(stub, "place", 0)
+
+
+async def get(to: BucketService, offset: int, limit: int | None = None) -> Page:
+    answer = await to.answer(Request("get", {"offset": offset, "limit": limit}))
+    assert isinstance(answer, Reply)
+    first, count, epoch = wire.raise_error(answer).value
+    rows = wire.unpack_rows(answer.rows or b"", answer.arrow)
+    records = rows if isinstance(rows, list) else rows.to_pylist()
+    assert len(records) == count
+    return Page(first, records, epoch)
+
+
+async def stream_of(to: BucketService, op: str, **args: Any) -> Any:
+    answer = await to.answer(Request(op, args))
+    assert isinstance(answer, ReplyStream)
+    return aclosing(answer.replies)
+
+
+WINDOW = {"offset": 0, "limit": None, "epoch": None}
+both_forms = pytest.mark.parametrize("arrow", [True, False], ids=["arrow", "records"])
+
+
+def large(count: int, start: int = 0) -> list[dict[str, Any]]:
+    blob = bytes(MIB)
+    return [{"id": number, "data": blob} for number in range(start, start + count)]
+
+
+def small(count: int, start: int = 0) -> list[dict[str, Any]]:
+    return [{"id": number, "data": b""} for number in range(start, start + count)]
+
+
+async def read_everything(to: BucketService, bucket: Bucket) -> list[tuple[int, int]]:
+    """Read page by page; return for each page the rows asked for and the rows it has."""
+    pages, found = [], []
+    while len(found) < len(bucket.rows):
+        bucket.asked.clear()
+        page = await get(to, len(found))
+        found += ids(page.rows)
+        pages.append((sum(bucket.asked), len(page.rows)))
+    assert found == ids(bucket.rows)
+    return pages
+
+
+@both_forms
+async def test_owner_reads_two_messages_of_large_rows_at_most(arrow: bool) -> None:
+    bucket = Bucket(large(40), arrow=arrow)
+    pages = await read_everything(served(bucket), bucket)
+    for asked, _ in pages:
+        assert asked * MIB <= 2 * wire.MESSAGE_BYTES
+
+
+@both_forms
+async def test_first_read_of_a_bucket_asks_for_a_single_row(arrow: bool) -> None:
+    bucket = Bucket(small(10), arrow=arrow)
+    await get(served(bucket), 0)
+    assert bucket.asked[0] == 1
+
+
+@both_forms
+async def test_small_rows_fill_a_page(arrow: bool) -> None:
+    bucket = Bucket(small(3 * PAGE_ROWS), arrow=arrow)
+    pages = await read_everything(served(bucket), bucket)
+    assert [rows for _, rows in pages] == [PAGE_ROWS] * 3
+    assert max(bucket.asked) <= READ_ROWS
+
+
+async def test_rows_that_become_large_are_read_in_excess_once() -> None:
+    larger = bytes(2**14)
+    grown = [{"id": n, "data": larger} for n in range(PAGE_ROWS, PAGE_ROWS + READ_ROWS)]
+    bucket = Bucket([*small(PAGE_ROWS), *grown])
+    pages = await read_everything(served(bucket), bucket)
+    excess = [asked for asked, _ in pages[1:] if asked * len(larger) > 2 * wire.MESSAGE_BYTES]
+    assert len(excess) <= 1
+    assert sum(excess) <= READ_ROWS
+
+
+async def test_a_row_larger_than_a_message_is_a_page_of_its_own() -> None:
+    huge = {"id": 0, "data": bytes(2 * wire.MESSAGE_BYTES)}
+    bucket = Bucket([huge, *small(5, 1)])
+    owner = served(bucket)
+    assert ids((await get(owner, 0)).rows) == [0]
+    assert ids((await get(owner, 1)).rows) == [1, 2, 3, 4, 5]
+
+
+async def test_a_limit_is_kept() -> None:
+    bucket = Bucket(small(100))
+    owner = served(bucket)
+    assert ids((await get(owner, 10, 30)).rows) == list(range(10, 40))
+    assert ids((await get(owner, 10, 0)).rows) == []
+    assert ids((await get(owner, 90, 30)).rows) == list(range(90, 100))
+
+
+async def test_a_page_ends_where_a_restore_happened_between_two_reads() -> None:
+    bucket = Bucket(small(100))
+    read = bucket.read_arrow
+
+    async def restored_after_the_first(offset: int, limit: int | None) -> Page:
+        page = await read(offset, limit)
+        bucket.restores = 1
+        return page
+
+    bucket.read_arrow = restored_after_the_first  # type: ignore[method-assign]
+    page = await get(served(bucket), 0)
+    assert (ids(page.rows), page.epoch) == ([0], 0)
+
+
+async def test_a_page_ends_where_retention_removed_rows_between_two_reads() -> None:
+    bucket = Bucket(small(100))
+    read = bucket.read_arrow
+
+    async def trimmed_after_the_first(offset: int, limit: int | None) -> Page:
+        page = await read(offset, limit)
+        bucket.first = 50
+        return page
+
+    bucket.read_arrow = trimmed_after_the_first  # type: ignore[method-assign]
+    owner = served(bucket)
+    assert ids((await get(owner, 0)).rows) == [0]
+    with pytest.raises(OffsetOutOfRange):
+        await get(owner, 1)
+    assert (await get(owner, 0)).first == 50
+
+
+async def test_a_page_ends_where_the_schema_changed_between_two_reads() -> None:
+    bucket = Bucket([{"id": 0}, *({"id": n, "new": n} for n in range(1, 5))])
+    owner = served(bucket)
+    assert (await get(owner, 0)).rows == [{"id": 0}]
+    assert len((await get(owner, 1)).rows) == 4
+
+
+async def test_a_stream_ends_with_again_when_the_bucket_closes() -> None:
+    bucket = Bucket(small(3))
+    owner = served(bucket)
+    async with await stream_of(owner, "stream", **WINDOW, block=True) as replies:
+        assert (await anext(replies)).value == [0, 3, 0]
+        following = asyncio.ensure_future(anext(replies))
+        await asyncio.sleep(0)
+        await owner.close()
+        values = [(await following).value, *[reply.value async for reply in replies]]
+    assert values[-1] == "again"
+    assert set(values) <= {"alive", "again"}
+
+
+async def test_a_closed_bucket_is_not_read_again_by_its_streams() -> None:
+    bucket = Bucket(small(3))
+    owner = served(bucket)
+    async with await stream_of(owner, "stream", **WINDOW, block=False) as replies:
+        await owner.close()
+        assert [reply.value async for reply in replies] == ["again"]
+    assert bucket.asked == []
+    answer = await owner.answer(Request("get", {"offset": 0, "limit": 1}))
+    assert isinstance(answer, Reply)
+    with pytest.raises(BucketClosed):
+        wire.raise_error(answer)
+
+
+async def test_a_bucket_that_another_node_took_is_closed() -> None:
+    bucket = Bucket(small(3))
+    bucket.failure = BucketLocked("taken", owner={"node": "7"})
+    owner = served(bucket)
+    async with await stream_of(owner, "stream", **WINDOW, block=False) as replies:
+        (last,) = [reply async for reply in replies]
+    with pytest.raises(BucketClosed):
+        wire.raise_error(last)
+    assert owner.closed
+
+
+async def test_an_error_is_the_last_reply_of_a_stream() -> None:
+    bucket = Bucket(small(3))
+    bucket.failure = RuntimeError("disk on fire")
+    async with await stream_of(served(bucket), "stream", **WINDOW, block=False) as replies:
+        (last,) = [reply async for reply in replies]
+    with pytest.raises(StorageError, match="RuntimeError: disk on fire"):
+        wire.raise_error(last)
+
+
+async def test_a_waiting_stream_sends_keepalives_and_then_new_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "KEEPALIVE_SECONDS", 0.01)
+    bucket = Bucket(small(1))
+    owner = served(bucket)
+    async with await stream_of(owner, "stream", **WINDOW, block=True) as replies:
+        assert (await anext(replies)).value == [0, 1, 0]
+        assert [(await anext(replies)).value for _ in range(2)] == ["alive", "alive"]
+        await bucket.put(small(1, 1), ("producer", 0))
+        async for reply in replies:
+            if reply.value != "alive":
+                break
+        assert reply.value == [1, 1, 0]
+
+
+async def test_a_watch_sends_every_new_end() -> None:
+    bucket = Bucket([])
+    async with await stream_of(served(bucket), "watch") as replies:
+        assert (await anext(replies)).value == [0, 0]
+        await bucket.put(small(2), ("producer", 0))
+        assert (await anext(replies)).value == [2, 0]
+
+
+def staged(number: int, records: list[dict[str, Any]]) -> Request:
+    parts = [wire.pack_records(records)]
+    return Request("stage", {"upload": "u", "number": number}, parts)
+
+
+async def put_of_three(to: BucketService) -> Any:
+    args = {"mark": ["producer", 0], "upload": "u", "staged": 2}
+    answer = await to.answer(Request("put", args, [wire.pack_records(small(1, 2))]))
+    assert isinstance(answer, Reply)
+    return wire.raise_error(answer).value
+
+
+async def test_a_put_of_several_messages_is_stored_once_and_in_order() -> None:
+    bucket = Bucket([])
+    owner = served(bucket)
+    for request in (staged(0, small(1)), staged(1, small(1, 1)), staged(1, small(1, 1))):
+        await owner.answer(request)
+    assert await put_of_three(owner) == "stored"
+    assert ids(bucket.rows) == [0, 1, 2]
+    assert bucket.puts == [("producer", 0)]
+
+
+async def test_a_put_whose_first_messages_are_missing_is_sent_again() -> None:
+    bucket = Bucket([])
+    owner = served(bucket)
+    await owner.answer(staged(1, small(1, 1)))
+    assert await put_of_three(owner) == "resend"
+    assert bucket.puts == []
+
+
+async def test_an_unknown_request_names_the_likely_cause() -> None:
+    answer = await served(Bucket([])).answer(Request("defragment"))
+    assert isinstance(answer, Reply)
+    with pytest.raises(StorageError, match=r"'defragment'.*same version"):
+        wire.raise_error(answer)

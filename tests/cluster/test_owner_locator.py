@@ -1,0 +1,156 @@
+"""Finding a bucket's owner, with nodes that are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from persisting.cluster import locator
+from persisting.cluster.locator import LOST, OwnerLocator, Patience
+from persisting.cluster.placement import bucket_key, ranked
+from persisting.cluster.transport import HOST_ENDPOINT, Unreachable
+from persisting.cluster.wire import Reply, Request
+from persisting.errors import BucketClosed, StorageError
+
+KEY = bucket_key("/data/t", 3)
+OPENING = Request("open", {"config": {"topic": "t"}, "bucket": 3})
+
+
+class Nodes:
+    """A transport to nodes that answer as the test wants; this process is not one of them."""
+
+    node = "client"
+
+    def __init__(self, *names: str) -> None:
+        self.alive = list(names)
+        self.owner: str | None = None
+        self.opened: list[str] = []
+
+    async def hosts(self) -> list[str]:
+        return self.alive
+
+    async def connect(self, endpoint: str, node: str, timeout: float) -> SimulatedConnection:
+        return SimulatedConnection(self, endpoint, node)
+
+
+class SimulatedConnection:
+    def __init__(self, nodes: Nodes, endpoint: str, node: str) -> None:
+        self._nodes, self._endpoint, self.node = nodes, endpoint, node
+
+    async def ask(self, request: Request, timeout: float | None = None) -> Reply:
+        if self.node not in self._nodes.alive:
+            raise Unreachable(f"node {self.node} cannot be reached")
+        if self._endpoint == HOST_ENDPOINT:
+            return self._open()
+        if self._nodes.owner != self.node:
+            raise BucketClosed("no longer here")
+        return Reply(f"{request.op} by {self.node}")
+
+    def _open(self) -> Reply:
+        self._nodes.opened.append(self.node)
+        if self._nodes.owner in (None, self.node):
+            self._nodes.owner = self.node
+            return Reply({"node": self.node})
+        holder = {"node": self._nodes.owner}
+        return Reply({"locked": holder, "text": f"locked by node {self._nodes.owner}"})
+
+    async def stream(self, request: Request) -> AsyncGenerator[Reply, None]:
+        yield await self.ask(request)
+        raise Unreachable("the stream broke")
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locator, "_PAUSE", 0.001)
+
+
+def located(nodes: Nodes, home: str | None = None) -> OwnerLocator:
+    transport: Any = nodes
+    return OwnerLocator(transport, KEY, OPENING, home)
+
+
+async def test_the_first_ranked_node_is_asked_to_own_a_bucket() -> None:
+    nodes = Nodes("a", "b", "c")
+    first = ranked(KEY, nodes.alive)[0]
+    assert (await located(nodes).ask(Request("flush"))).value == f"flush by {first}"
+    assert nodes.opened == [first]
+
+
+async def test_the_node_that_holds_the_lock_is_used_whatever_its_rank() -> None:
+    nodes = Nodes("a", "b", "c")
+    nodes.owner = ranked(KEY, nodes.alive)[-1]
+    finder = located(nodes)
+    assert (await finder.ask(Request("flush"))).value == f"flush by {nodes.owner}"
+    assert finder.node == nodes.owner
+
+
+async def test_a_known_owner_is_not_looked_for_again() -> None:
+    nodes = Nodes("a", "b")
+    finder = located(nodes)
+    for _ in range(3):
+        await finder.ask(Request("flush"))
+    assert len(nodes.opened) == 1
+
+
+async def test_a_bucket_that_moved_is_found_on_its_new_owner() -> None:
+    nodes = Nodes("a", "b")
+    finder = located(nodes)
+    await finder.ask(Request("flush"))
+    nodes.owner = ranked(KEY, nodes.alive)[1]
+    assert (await finder.ask(Request("flush"))).value == f"flush by {nodes.owner}"
+
+
+async def test_a_dead_owner_is_replaced_by_the_next_node() -> None:
+    nodes = Nodes("a", "b")
+    finder = located(nodes)
+    await finder.ask(Request("flush"))
+    dead = nodes.owner
+    assert dead is not None
+    nodes.alive.remove(dead)
+    nodes.owner = None
+    assert (await finder.ask(Request("flush"))).value == f"flush by {nodes.alive[0]}"
+
+
+async def test_a_memory_topic_is_asked_for_on_its_home_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 0.01)
+    nodes = Nodes("a", "b")
+    finder = located(nodes, home="gone")
+    with pytest.raises(StorageError, match=r"bucket 3 of topic 't'.*node gone cannot be reached"):
+        await finder.ask(Request("flush"))
+    assert nodes.opened == []
+
+
+async def test_the_holder_of_the_lock_is_named_when_patience_runs_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 0.01)
+    nodes = Nodes("a", "b")
+    nodes.owner = "paused"
+    with pytest.raises(StorageError, match="locked by node paused"):
+        await located(nodes).ask(Request("flush"))
+
+
+async def test_a_cluster_without_hosts_says_how_to_start_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 0.01)
+    with pytest.raises(StorageError, match=r"persisting\.cluster\.serve"):
+        await located(Nodes()).ask(Request("flush"))
+
+
+async def test_a_broken_stream_is_resumed_after_the_owner_is_forgotten() -> None:
+    nodes = Nodes("a", "b")
+    finder = located(nodes)
+    patience = Patience()
+    for _ in range(2):
+        stream = finder.stream(Request("watch"), patience)
+        assert (await anext(stream)).value == f"watch by {nodes.owner}"
+        with pytest.raises(LOST) as broken:
+            await anext(stream)
+        await finder.lost(broken.value, patience)
+        assert finder.node is None
+    assert len(nodes.opened) == 2
