@@ -48,12 +48,12 @@ def _show(bench: Bench, title: str, steps: dict[str, float], whole: float) -> No
 
 def _reading(bench: Bench, columns: list[str]) -> tuple[dict[str, float], float]:
     from persisting.spark.batch_reader import TopicReader
-    from persisting.spark.data_source import _arrow_schema
+    from persisting.spark.data_source import read_schema
     from persisting.spark.source_options import read_options
 
     options = read_options({"path": bench.topic, "columns": ",".join(columns)})
     with stopwatch() as planning:
-        reader = TopicReader(options, _arrow_schema(options))
+        reader = TopicReader(options, read_schema(options))
         parts = reader.partitions()
     tables = sorted(Path(bench.topic).glob("bucket_*/data.lance"))
     lances = _best(bench, tables, lambda table: _drain(_lance(table, columns)))
@@ -105,8 +105,8 @@ class _Nowhere:
 
 def _writing(bench: Bench) -> tuple[dict[str, float], float]:
     from persisting.spark import sink, write_task
-    from persisting.spark.scan_plan import plan
     from persisting.spark.source_options import write_options
+    from persisting.spark.write_plan import plan
     from persisting.table import checksums, files
 
     parts = [_batches(path) for path in sorted(Path(bench.parquet).glob("*.parquet"))]

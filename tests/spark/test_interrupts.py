@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from persisting.spark.interrupts import held, plain
+from persisting.spark.interrupts import deferred_interrupts, preserved_interrupt_handler
 
 
 def interrupted(times: int, reached: list[bool]) -> None:
-    with held():
+    with deferred_interrupts():
         for _ in range(times):
             signal.raise_signal(signal.SIGINT)
         reached.append(True)
@@ -35,8 +35,8 @@ def test_a_second_interrupt_does_not_wait() -> None:
 
 def test_a_handler_that_was_set_meanwhile_stays_unless_it_is_not_wanted() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with plain():
-        with held():
+    with preserved_interrupt_handler():
+        with deferred_interrupts():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is before
@@ -44,6 +44,6 @@ def test_a_handler_that_was_set_meanwhile_stays_unless_it_is_not_wanted() -> Non
 
 def test_other_threads_have_no_interrupts() -> None:
     reached: list[bool] = []
-    with plain(), ThreadPoolExecutor(1) as pool:
+    with preserved_interrupt_handler(), ThreadPoolExecutor(1) as pool:
         pool.submit(interrupted, 0, reached).result()
     assert reached

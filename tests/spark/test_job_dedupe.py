@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
-    """Three rows for each id, put one after the other; ids are spread over two buckets."""
+    """Three rows for each id, put one after the other; the ids are in two buckets."""
     folder = tmp_path_factory.mktemp("dedupe")
     with writer(folder) as queue:
         for turn in ("a", "b", "c"):
@@ -206,11 +206,11 @@ class TestNearDuplicates:
 
     def test_say_what_is_wrong(self, spark: SparkSession) -> None:
         rows = frame(spark, ["a"])
-        with pytest.raises(InvalidArgument, match="threshold must lie above 0"):
+        with pytest.raises(InvalidArgument, match="threshold must be above 0"):
             jobs.near_duplicates(rows, "text", 0, order_by="n")
-        with pytest.raises(InvalidArgument, match="threshold must lie above 0"):
+        with pytest.raises(InvalidArgument, match="threshold must be above 0"):
             jobs.near_duplicates(rows, "text", "0.8", order_by="n")  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgument, match="'n' holds int, no text"):
+        with pytest.raises(InvalidArgument, match="'n' holds int, not text"):
             jobs.near_duplicates(rows, "n", order_by="n")
         with pytest.raises(InvalidArgument, match="names 'nope'"):
             jobs.near_duplicates(rows, "nope", order_by="n")

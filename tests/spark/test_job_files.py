@@ -16,7 +16,7 @@ from support.spark.filled import ids, put, rows, stored
 
 from persisting.errors import InvalidArgument, SchemaError
 from persisting.spark import jobs
-from persisting.spark.jobs.export_targets import part_targets, target_of
+from persisting.spark.jobs.export_targets import export_folder, part_targets
 from persisting.spark.jobs.file_formats import folder_columns, lance_folders, layouts
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class TestTargets:
         with pytest.raises(InvalidArgument, match="begins with a dot"):
             part_targets(tmp_path / "parts", ["../train"], None, "overwrite")
         lines(tmp_path / "parts" / "b" / "one.jsonl", {"id": 1})
-        with pytest.raises(InvalidArgument, match="is there already"):
+        with pytest.raises(InvalidArgument, match="already exists"):
             part_targets(tmp_path / "parts", ["a", "b"], None, "error")
         with pytest.raises(InvalidArgument, match="format jsonl"):
             part_targets(tmp_path / "parts", ["a", "b"], None, "append")
@@ -139,10 +139,10 @@ class TestTargets:
         (tmp_path / "file").touch()
         for path in (tmp_path / "file", tmp_path / "file" / "below"):
             with pytest.raises(InvalidArgument, match="file is a file"):
-                target_of(path)
+                export_folder(path)
         with pytest.raises(InvalidArgument, match="s3"):
-            target_of("s3://bucket/x")
-        assert target_of(f"file://{tmp_path}/x") == tmp_path / "x"
+            export_folder("s3://bucket/x")
+        assert export_folder(f"file://{tmp_path}/x") == tmp_path / "x"
 
     def test_need_columns_to_be_written(self, spark: SparkSession, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="nothing to export"):
@@ -211,7 +211,7 @@ class TestJsonLines:
     ) -> None:
         lines(tmp_path / "in" / "good.jsonl", {"id": 0, "x": 0})
         lines(tmp_path / "in" / "bad.jsonl", {"id": 1, "x": 1}, '{"id": 2, "x":', {"id": 3})
-        with pytest.raises(InvalidArgument, match=r"bad\.jsonl, line 2 is no JSON object"):
+        with pytest.raises(InvalidArgument, match=r"bad\.jsonl, line 2 is not a JSON object"):
             jobs.ingest(spark, tmp_path / "in", tmp_path / "t", schema=schema)
         assert not (tmp_path / "t").exists()
 
@@ -228,7 +228,7 @@ class TestJsonLines:
     def test_are_whole_objects(self, spark: SparkSession, tmp_path: Path) -> None:
         for text in ('[\n {"id": 1}\n]', "5", '{"id": 1}{"id": 2}', '{"id": 1} rest'):
             lines(tmp_path / "in.json", text)
-            with pytest.raises(InvalidArgument, match=r"in\.json, line 1 is no JSON object"):
+            with pytest.raises(InvalidArgument, match=r"in\.json, line 1 is not a JSON object"):
                 jobs.ingest(spark, tmp_path / "in.json", tmp_path / "t")
 
     @pytest.mark.parametrize("split", [False, True])
@@ -292,7 +292,11 @@ class TestParquet:
         ("one", "other", "words"),
         [
             (pa.array([1]), pa.array(["x"]), r"\.parquet: field 'x' is \w+, got \w+ as in"),
-            (pa.array([2**60]), pa.array([0.5]), r"'x' is bigint, which is not read as double"),
+            (
+                pa.array([2**60]),
+                pa.array([0.5]),
+                r"'x' is bigint, which Spark cannot read as double",
+            ),
         ],
     )
     def test_of_types_that_lose_something_is_refused(

@@ -21,8 +21,8 @@ from support.spark.filled import content, ids, put, reader, rows, stored, writer
 
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.spark import jobs, read_topic
-from persisting.spark.jobs.distribute import spread
-from persisting.spark.jobs.file_formats import found_format, named_format
+from persisting.spark.jobs.distribute import run_on_executors
+from persisting.spark.jobs.file_formats import detect_format, named_format
 
 # One Spark job after the other takes minutes: by night.
 pytestmark = pytest.mark.nightly
@@ -138,7 +138,7 @@ class TestFiles:
             return ids(tmp_path, topic.name)
 
         jobs.export(made(0, 8), place, format=format, partition_by=by)
-        with pytest.raises(InvalidArgument, match="is there already"):
+        with pytest.raises(InvalidArgument, match="already exists"):
             jobs.export(made(0, 8), place, format=format, partition_by=by)
         jobs.export(made(8, 10), place, format=format, partition_by=by, mode="append")
         assert there() == list(range(10))
@@ -230,8 +230,8 @@ class TestFormats:
     def test_are_told_by_what_is_there(self, tmp_path: Path) -> None:
         (tmp_path / "x=1").mkdir()
         (tmp_path / "x=1" / "part-0.snappy.parquet").touch()
-        assert found_format(None, tmp_path) == "parquet"
-        assert found_format("json", tmp_path) == "jsonl"
+        assert detect_format(None, tmp_path) == "parquet"
+        assert detect_format("json", tmp_path) == "jsonl"
 
 
 class TestProfile:
@@ -455,17 +455,17 @@ class TestBuildIndex:
 
 class TestSpread:
     def test_gives_the_results_in_order_from_other_processes(self, spark: SparkSession) -> None:
-        found = spread(spark, list("abcde"), lambda letter: [letter * 2, os.getpid()])
+        found = run_on_executors(spark, list("abcde"), lambda letter: [letter * 2, os.getpid()])
         assert [letters for letters, _ in found] == ["aa", "bb", "cc", "dd", "ee"]
         assert os.getpid() not in {process for _, process in found}
-        assert spread(spark, [], str) == []
+        assert run_on_executors(spark, [], str) == []
 
     def test_raises_what_a_task_raised(self, spark: SparkSession) -> None:
         def fail(number: int) -> None:
             raise StorageError(f"number {number} is wrong")
 
         with pytest.raises(StorageError, match="number 3 is wrong") as caught:
-            spread(spark, [3, 4], fail)
+            run_on_executors(spark, [3, 4], fail)
         assert type(caught.value) is StorageError
 
 

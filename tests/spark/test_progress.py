@@ -79,14 +79,14 @@ class TestErrors:
             "persisting.errors.BucketLocked: first\n\nThe above exception was the direct cause\n"
             "persisting.errors.BucketLocked: bucket /x is open; close it\n SQLSTATE: 38000\n"
         )
-        found = stream_progress._ours(ValueError(text))
+        found = stream_progress._own_error(ValueError(text))
         assert type(found) is BucketLocked
         assert str(found) == "bucket /x is open; close it"
 
     def test_of_others_stay(self) -> None:
         other = ValueError("division by zero")
-        assert stream_progress._ours(other) is other
-        unknown = stream_progress._ours(ValueError("persisting.errors.Any: text"))
+        assert stream_progress._own_error(other) is other
+        unknown = stream_progress._own_error(ValueError("persisting.errors.Any: text"))
         assert type(unknown) is StorageError
 
 

@@ -148,7 +148,7 @@ class TestASessionThatRunsAlready:
         assert spark.conf.get("spark.sql.shuffle.partitions") == "11"
 
     def test_warns_of_another_master(self, spark: SparkSession) -> None:
-        with pytest.warns(UserWarning, match=r"runs already with master 'local\[2\]'") as caught:
+        with pytest.warns(UserWarning, match=r"already running with master 'local\[2\]'") as caught:
             assert session(master="local[1]") is spark
         assert [warning.filename for warning in caught] == [__file__]
 

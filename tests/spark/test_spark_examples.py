@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def here(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What an example prints, run in this process with the session of the tests."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Spark runs already")
+        warnings.filterwarnings("ignore", message="Spark is already running")
         runpy.run_path(str(EXAMPLES / name))["main"](folder)
     return capsys.readouterr().out
 

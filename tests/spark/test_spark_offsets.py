@@ -1,4 +1,4 @@
-"""Offsets of streams and the shares of a trigger, as pure functions."""
+"""Offsets of streams and the divide_limit of a trigger, as pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persisting.spark.stream_offsets import Place, decode, encode, shares
+from persisting.spark.stream_offsets import Place, decode, divide_limit, encode
 
 PLACES = st.dictionaries(
     st.integers(0, 50), st.builds(Place, st.integers(0, 2**62), st.integers(0, 3)), max_size=8
@@ -38,19 +38,19 @@ class TestOffsets:
 
 class TestShares:
     def test_are_everything_without_a_limit(self) -> None:
-        assert shares({0: 5, 1: 0}, None) == {0: 5, 1: 0}
+        assert divide_limit({0: 5, 1: 0}, None) == {0: 5, 1: 0}
 
     def test_are_even(self) -> None:
-        assert shares({0: 100, 1: 100}, 10) == {0: 5, 1: 5}
+        assert divide_limit({0: 100, 1: 100}, 10) == {0: 5, 1: 5}
 
     def test_what_one_bucket_does_not_need_goes_to_the_others(self) -> None:
-        assert shares({0: 100, 1: 1, 2: 100}, 11) == {0: 5, 1: 1, 2: 5}
+        assert divide_limit({0: 100, 1: 1, 2: 100}, 11) == {0: 5, 1: 1, 2: 5}
 
     @given(LAGS, st.integers(1, 3000))
     def test_take_the_limit_if_so_much_is_there_and_never_more(
         self, lags: dict[int, int], most: int
     ) -> None:
-        taken = shares(lags, most)
+        taken = divide_limit(lags, most)
         assert set(taken) == set(lags)
         assert all(0 <= taken[bucket] <= lags[bucket] for bucket in lags)
         assert sum(taken.values()) == min(most, sum(lags.values()))
@@ -59,7 +59,7 @@ class TestShares:
     def test_come_to_the_end(self, lags: dict[int, int], most: int) -> None:
         triggers = 0
         while any(lags.values()):
-            taken = shares(lags, most)
+            taken = divide_limit(lags, most)
             lags = {bucket: lag - taken[bucket] for bucket, lag in lags.items()}
             triggers += 1
         assert triggers <= 8 * 1000 // most + 1
@@ -68,7 +68,7 @@ class TestShares:
     def test_leave_no_bucket_behind_that_another_could_pay_for(
         self, lags: dict[int, int], most: int
     ) -> None:
-        taken = shares(lags, most)
+        taken = divide_limit(lags, most)
         waiting = [taken[bucket] for bucket in lags if taken[bucket] < lags[bucket]]
         if waiting:
             assert max(taken.values()) - min(waiting) <= 1

@@ -689,6 +689,15 @@ class Bucket:
         self.metrics.table_is(len(self._view.sizes), self._view.start)
 
     @contextmanager
+    def exclusive_table(self) -> Iterator[Table]:
+        """Hold the table for a change; readers of the bucket see the result on exit."""
+        with self.table_turn:
+            try:
+                yield self.table
+            finally:
+                self.adopt_table()
+
+    @contextmanager
     def emptied(self) -> Iterator[None]:
         """For a moment everything acknowledged is in the table, and nothing more is accepted."""
         with self.guard:
