@@ -45,11 +45,11 @@ def test_every_option_is_listed_with_its_default(page: Path):
     default = source_options.read_options({"path": "/topics/t"})
     assert reading["startingOffsets"] == default.starting
     assert reading["endingOffsets"] == default.ending
-    assert reading["includeMetadata"] == source_options.plain(default.metadata)
+    assert reading["includeMetadata"] == source_options.option_text(default.metadata)
     assert default.rows_per_partition is None
     assert f"{source_options.ROWS_PER_PARTITION:,}" in page.read_text()
     assert f"{source_options.BYTES_PER_PARTITION >> 20} MiB" in page.read_text()
-    assert reading["failOnDataLoss"] == source_options.plain(default.fail_on_loss)
+    assert reading["failOnDataLoss"] == source_options.option_text(default.fail_on_loss)
     writing = {code(row[0]): row[1].strip("`") for row in table_with(page, "writeId")}
     assert tuple(writing) == source_options.WRITE
     assert writing["numBuckets"] == str(DEFAULT_BUCKETS)
@@ -104,7 +104,7 @@ def copy(spark: SparkSession, home: Path, **given: Any) -> list[int]:
     """Stream what is new in topic "from" to topic "to"; the rows of each micro-batch."""
     reader = spark.readStream.format("persisting")
     for name, value in given.items():
-        reader = reader.option(name, source_options.plain(value))
+        reader = reader.option(name, source_options.option_text(value))
     query = (
         reader.load(str(home / "from"))
         .writeStream.format("persisting")

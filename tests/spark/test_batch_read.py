@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import datetime as dt
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from support.children import python, wait_for_line
-from support.spark.filled import content, load, put, records, refused, rows, stored, writer
+from support.children import python
+from support.spark.topics import (
+    content,
+    crashed_owner,
+    load,
+    put,
+    records,
+    refused,
+    rows,
+    stored,
+    writer,
+)
 
 from persisting.errors import OffsetOutOfRange, StorageError
 from persisting.spark import read_topic
 from persisting.spark.topic_scan import read_slice
 from persisting.topic.scan import Slice
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -160,10 +166,7 @@ class TestOwners:
     def test_a_crashed_owners_log_is_brought_in_before_the_read(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        with python(CRASHES, tmp_path) as child:
-            assert wait_for_line(child) == "put"
-            child.send_signal(signal.SIGKILL)
-            child.wait()
+        crashed_owner(tmp_path)
         found = load(spark, tmp_path, includeMetadata=True)
         assert sorted(r["id"] for r in records(found)) == list(range(50))
         assert by_bucket(found) == content(tmp_path)
@@ -174,25 +177,6 @@ class TestOwners:
         found.count()
         put(tmp_path, rows(5, 5))
         assert load(spark, tmp_path).count() == 10
-
-
-CRASHES = """
-import asyncio, sys, time
-from persisting.queue import write_queue
-
-async def main():
-    queue = await write_queue(
-        topic="t", storage_path=sys.argv[1], num_buckets=2, backend="persisting",
-        backend_options={"enable_wal": True, "flush_interval": None, "compaction": False},
-    )
-    await queue.put_batch([{"id": i, "new": None} for i in range(20)])
-    await queue.flush()
-    await queue.put_batch([{"id": i, "new": i / 2} for i in range(20, 50)])
-    print("put", flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
 
 
 class TestColumns:

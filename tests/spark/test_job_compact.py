@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 import pytest
-from support.spark.filled import content, put, reader, rows, writer
-from support.spark.launching import Run
+from support.spark.processes import Run
+from support.spark.topics import content, put, reader, rows, writer
 
 from persisting import fs
 from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic, TableError
@@ -22,9 +22,6 @@ from persisting.table import compaction
 from persisting.table.compaction import Limit
 from persisting.table.table import Table
 from persisting.table.view import TableView
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -237,7 +234,7 @@ def test_works_on_executors_of_their_own(tmp_path: Path) -> None:
     home.mkdir()
     with Run(home, COMPACTS, tmp_path / "t", "local-cluster[2,1,1024]") as run:
         run.finish()
-    assert run.said["fragments_after"] == run.said["tasks"] == 6
+    assert run.result["fragments_after"] == run.result["tasks"] == 6
     assert content(tmp_path) == before
 
 
@@ -269,5 +266,5 @@ import sys
 from persisting.spark import jobs, session
 
 spark = session(master=sys.argv[2])
-said = jobs.compact(spark, sys.argv[1])
+result = jobs.compact(spark, sys.argv[1])
 """

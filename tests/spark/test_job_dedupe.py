@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from support.spark.filled import put, writer
+from support.spark.topics import put, writer
 
 from persisting.errors import InvalidArgument
 from persisting.spark import jobs, read_topic
 from persisting.spark.jobs import minhash, near_dedupe
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,7 +12,7 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.spark.filled import ids, put, rows, stored
+from support.spark.topics import ids, put, rows, stored
 
 from persisting.errors import InvalidArgument, SchemaError
 from persisting.spark import jobs
@@ -48,8 +48,8 @@ class TestOverwriting:
         [
             ([], ["kind"]),
             (["kind"], ["kind", "side"]),
-            pytest.param(["kind", "side"], ["side"], marks=pytest.mark.nightly),
-            pytest.param(["kind"], [], marks=pytest.mark.nightly),
+            (["kind", "side"], ["side"]),
+            (["kind"], []),
         ],
     )
     def test_lance_with_other_partitions_leaves_the_new_ones(
@@ -62,7 +62,6 @@ class TestOverwriting:
         assert layouts(place) == {("lance", tuple(after))}
         assert sum(pa_rows(folder) for folder in lance_folders(place)) == 2
 
-    @pytest.mark.nightly
     def test_replaces_files_of_another_format(self, kinds: DataFrame, tmp_path: Path) -> None:
         place = tmp_path / "x"
         for format in ("parquet", "lance", "jsonl"):
@@ -150,9 +149,7 @@ class TestTargets:
 
 
 class TestPartitions:
-    @pytest.mark.parametrize(
-        "format", ["parquet", pytest.param("jsonl", marks=pytest.mark.nightly), "lance"]
-    )
+    @pytest.mark.parametrize("format", ["parquet", "jsonl", "lance"])
     def test_stay_text(
         self, spark: SparkSession, kinds: DataFrame, tmp_path: Path, format: str
     ) -> None:
@@ -231,9 +228,15 @@ class TestJsonLines:
             with pytest.raises(InvalidArgument, match=r"in\.json, line 1 is not a JSON object"):
                 jobs.ingest(spark, tmp_path / "in.json", tmp_path / "t")
 
-    @pytest.mark.parametrize("split", [False, True])
     @pytest.mark.parametrize(
-        ("one", "other"), [(1, "a"), (True, {"a": 1}), (2**53 + 1, 0.5), ([1], ["a"])]
+        ("one", "other", "split"),
+        [
+            (1, "a", False),
+            (1, "a", True),
+            (True, {"a": 1}, False),
+            (2**53 + 1, 0.5, True),
+            ([1], ["a"], False),
+        ],
     )
     def test_that_contradict_each_other_are_named(
         self, spark: SparkSession, tmp_path: Path, one: Any, other: Any, split: bool
@@ -347,7 +350,6 @@ class TestFolders:
         with pytest.raises(InvalidArgument, match="there are no files at"):
             jobs.ingest(spark, tmp_path / "in", tmp_path / "t", format="parquet")
 
-    @pytest.mark.nightly
     def test_of_metadata_are_counted(self, spark: SparkSession, tmp_path: Path) -> None:
         made = spark.range(2).selectExpr("id", "0 as _bucket")
         assert jobs.export(made, tmp_path / "x", partition_by="_bucket")["files"] > 0

@@ -17,15 +17,12 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.spark.filled import content, ids, put, reader, rows, stored, writer
+from support.spark.topics import content, ids, put, reader, rows, stored, writer
 
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.spark import jobs, read_topic
 from persisting.spark.jobs.distribute import run_on_executors
 from persisting.spark.jobs.file_formats import detect_format, named_format
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

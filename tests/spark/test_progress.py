@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from support.spark.filled import put, rows
+from support.spark.topics import put, rows
 
 from persisting.errors import BucketLocked, StorageError
 from persisting.spark.jobs import Summary, stream_progress, watch
 from persisting.spark.jobs.stream_progress import Batch, lag_of, lag_text
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

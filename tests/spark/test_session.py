@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark.launching import Run
+from support.spark.processes import Run, spark_home
 
 import persisting
 from persisting.errors import StorageError
@@ -193,32 +193,32 @@ from persisting.spark import session
 
 class TestASessionOfItsOwn:
     def test_says_nothing(self, alone: Run) -> None:
-        assert alone.said["rows"] == 10
+        assert alone.result["rows"] == 10
         assert (alone.stdout, alone.stderr) == ("", "")
 
     def test_leaves_nothing_behind(self, alone: Run) -> None:
-        folder = Path(alone.said["conf"]["spark.local.dir"]).parent
+        folder = Path(alone.result["conf"]["spark.local.dir"]).parent
         assert folder.parent == alone.temporary
-        assert sorted(alone.said["folder"]) == ["local", "warehouse"]
+        assert sorted(alone.result["folder"]) == ["local", "warehouse"]
         assert list(alone.temporary.iterdir()) == []
         assert list(alone.cwd.iterdir()) == []
 
     def test_has_the_settings_of_the_caller_before_ours(self, alone: Run) -> None:
-        conf = alone.said["conf"]
-        assert alone.said["master"] == "local[1]"
+        conf = alone.result["conf"]
+        assert alone.result["master"] == "local[1]"
         assert conf["spark.sql.shuffle.partitions"] == "5"
         assert "spark.executor.defaultJavaOptions" not in conf
-        assert alone.said["said.by"] == "me"
+        assert alone.result["result.by"] == "me"
         assert C1 in conf["spark.driver.defaultJavaOptions"]
 
     def test_has_ours_where_the_caller_says_nothing(self, alone: Run) -> None:
-        assert alone.said["app"] == "persisting"
-        assert alone.said["arrow"] == "true"
-        assert alone.said["conf"]["spark.ui.enabled"] == "false"
-        assert alone.said["conf"]["spark.driver.host"] in ("localhost", "127.0.0.1")
+        assert alone.result["app"] == "persisting"
+        assert alone.result["arrow"] == "true"
+        assert alone.result["conf"]["spark.ui.enabled"] == "false"
+        assert alone.result["conf"]["spark.driver.host"] in ("localhost", "127.0.0.1")
 
     def test_leaves_the_environment_alone(self, alone: Run) -> None:
-        assert alone.said["environ"] == []
+        assert alone.result["environ"] == []
 
 
 @pytest.mark.nightly
@@ -240,11 +240,11 @@ class TestOtherWaysToRun:
         code = HEAD + (
             "from pyspark import SparkContext\n"
             'session(master="local[1]")\n'
-            "SparkContext._gateway.proc.kill(); SparkContext._gateway.proc.wait(); said = {}"
+            "SparkContext._gateway.proc.kill(); SparkContext._gateway.proc.wait(); result = {}"
         )
         with Run(tmp_path, code) as run:
             run.finish()
-            assert run.said == {}
+            assert run.result == {}
             assert list(run.temporary.iterdir()) == []
 
     def test_leaving_with_a_stream_running_is_quiet(self, tmp_path: Path) -> None:
@@ -252,25 +252,25 @@ class TestOtherWaysToRun:
             'rate = session(master="local[2]").readStream.format("rate").load()\n'
             'query = rate.writeStream.format("noop").start()\n'
             "while not query.lastProgress: pass\n"
-            "said = {}"
+            "result = {}"
         )
         with Run(tmp_path, code) as run:
             run.finish()
-            assert run.said == {}
+            assert run.result == {}
             assert (run.stdout, run.stderr) == ("", "")
             assert list(run.temporary.iterdir()) == []
 
     def test_a_second_session_after_the_first_was_stopped(self, tmp_path: Path) -> None:
         code = HEAD + (
-            "said = {}\n"
+            "result = {}\n"
             "for cores in (1, 2):\n"
             '    spark = session(master=f"local[{cores}]")\n'
-            "    said[spark.sparkContext.master] = spark.range(3).count()\n"
+            "    result[spark.sparkContext.master] = spark.range(3).count()\n"
             "    spark.stop()\n"
         )
         with Run(tmp_path, code) as run:
             run.finish()
-            assert run.said == {"local[1]": 3, "local[2]": 3}
+            assert run.result == {"local[1]": 3, "local[2]": 3}
             assert (run.stdout, run.stderr) == ("", "")
             assert list(run.temporary.iterdir()) == []
 
@@ -283,8 +283,8 @@ class TestOtherWaysToRun:
         code = f"import sys; sys.path.insert(0, {str(tmp_path / 'copy')!r})" + HEAD + IN_A_CLUSTER
         with Run(tmp_path, code, SPARK_HOME=str(spark_home(tmp_path / "spark"))) as run:
             run.finish()
-            assert run.said["executors"] == 2
-            assert run.said["files"] == [str(tmp_path / "copy" / "persisting" / "__init__.py")]
+            assert run.result["executors"] == 2
+            assert run.result["files"] == [str(tmp_path / "copy" / "persisting" / "__init__.py")]
             assert (run.stdout, run.stderr) == ("", "")
             assert list(run.temporary.iterdir()) == []
             assert list(run.cwd.iterdir()) == []
@@ -294,7 +294,7 @@ class TestOtherWaysToRun:
     ) -> None:
         code = HEAD + (
             "spark = session()\n"
-            'said = {"master": spark.sparkContext.master, "rows": spark.range(3).count(),\n'
+            'result = {"master": spark.sparkContext.master, "rows": spark.range(3).count(),\n'
             '  "partitions": spark.conf.get("spark.sql.shuffle.partitions"),\n'
             '  "arrow": spark.conf.get("spark.sql.execution.arrow.pyspark.enabled")}'
         )
@@ -304,7 +304,12 @@ class TestOtherWaysToRun:
         command = [submit, "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=9"]
         with Run(tmp_path, code, command=command, **env) as run:
             run.finish()
-            assert run.said == {"master": "local[1]", "rows": 3, "partitions": "9", "arrow": "true"}
+            assert run.result == {
+                "master": "local[1]",
+                "rows": 3,
+                "partitions": "9",
+                "arrow": "true",
+            }
 
 
 IN_A_CLUSTER = """
@@ -323,19 +328,8 @@ status = spark.sparkContext._jsc.sc().statusTracker()
 while len(status.getExecutorInfos()) < 3:
     pass
 rows = spark.range(8, numPartitions=8).mapInArrow(where, "file string, executor string").collect()
-said = {
+result = {
     "files": sorted({row.file for row in rows}),
     "executors": len({row.executor for row in rows}),
 }
 """
-
-
-def spark_home(folder: Path) -> Path:
-    """Spark as it is installed, in a folder of ours: workers of a local cluster write below it."""
-    import pyspark
-
-    folder.mkdir()
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        if entry.name != "work":  # what another local cluster wrote
-            (folder / entry.name).symlink_to(entry)
-    return folder

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from support.spark.filled import ids, is_sound
-from support.spark.storing import DirectStore
+from support.spark.topics import ids, is_sound
+from support.spark.writes import DirectStore
 
 from persisting.spark import write_task
 from persisting.topic.topic_files import TopicFolder

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 from support import TESTS
-from support.spark.filled import content, ids, is_sound, rows, unreferenced, writer
-from support.spark.launching import Run, plain_environment
-from test_session import spark_home
+from support.spark.processes import Run, plain_environment, spark_home
+from support.spark.topics import content, ids, is_sound, rows, unreferenced, writer
 
 import persisting
 from persisting.spark import java
@@ -121,14 +120,14 @@ def connect(folder: Path, **env: str) -> Iterator[str]:
 
 
 class Cluster:
-    """What a driver said that did everything once on one kind of cluster."""
+    """What a driver result that did everything once on one kind of cluster."""
 
     def __init__(self, kind: str, folder: Path, run: Run) -> None:
         self.kind, self.folder, self._run = kind, folder, run
 
-    def said(self, part: str) -> Any:
+    def result(self, part: str) -> Any:
         """What a part of the program returned; it must not have failed."""
-        found = self._run.said[part]
+        found = self._run.result[part]
         assert "error" not in found, found["error"]
         return found["result"]
 
@@ -166,20 +165,20 @@ import os, signal, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from support.spark.filled import load, records, refused, save
+from support.spark.topics import load, records, refused, save
 from persisting.spark import jobs, read_topic, session
-from support.spark.storing import SparkPipe
+from support.spark.writes import SparkPipe
 
 master, folder, owner = sys.argv[1], Path(sys.argv[2]), f"process {sys.argv[3]} on "
 spark = session(master=master)
-said = {}
+result = {}
 
 
 def part(work):
     try:
-        said[work.__name__] = {"result": work()}
+        result[work.__name__] = {"result": work()}
     except Exception as exc:
-        said[work.__name__] = {"error": f"{type(exc).__name__}: {exc}"}
+        result[work.__name__] = {"error": f"{type(exc).__name__}: {exc}"}
 
 
 def numbers(start, end):
@@ -378,14 +377,14 @@ INSIDE = """
 import sys
 from pathlib import Path
 
-from support.spark.filled import load, records, save
+from support.spark.topics import load, records, save
 from persisting.spark import session
 
 master, folder = sys.argv[1], Path(sys.argv[2])
 spark = session(master=master, conf={"spark.api.mode": "connect"})
 save(spark.range(5).coalesce(1), folder, numBuckets=1)
 df = load(spark, folder, includeMetadata=True).where("id = 4").drop("_time")
-said = {"module": type(spark).__module__, "rows": records(df)}
+result = {"module": type(spark).__module__, "rows": records(df)}
 """
 
 SENT = (
@@ -399,7 +398,7 @@ from persisting.spark.data_source import PersistingSource
 try:
     save(spark.range(5), folder)
 except Exception as exc:
-    said["missing"] = str(exc)
+    result["missing"] = str(exc)
 
 
 @part
@@ -421,7 +420,7 @@ WRITTEN = sorted([*range(100), *range(100), *range(100, 150)])
 
 class TestABatch:
     def test_that_executors_write_is_an_ordinary_topic(self, cluster: Cluster) -> None:
-        cluster.said("write")
+        cluster.result("write")
         assert ids(cluster.folder, "in") == WRITTEN
         for bucket, some in content(cluster.folder, "in").items():
             assert {bucket_of(record["id"], 2) for record in some} == {bucket}
@@ -429,14 +428,14 @@ class TestABatch:
         assert unreferenced(cluster.folder, "in") == []
 
     def test_is_read_by_executors_whole_and_in_parts(self, cluster: Cluster) -> None:
-        assert cluster.said("read") == {
+        assert cluster.result("read") == {
             "ids": sorted([*range(100), *range(100)]),
             "some": ["row 0", "row 0", "row 1", "row 1"],
             "sql": 100,
         }
 
     def test_says_where_its_rows_are_stored(self, cluster: Cluster) -> None:
-        found = cluster.said("metadata")
+        found = cluster.result("metadata")
         assert found["columns"] == ["id", "text", "_bucket", "_offset", "_time"]
         stored = content(cluster.folder, "in")
         for bucket, offset, number in found["places"]:
@@ -446,65 +445,65 @@ class TestABatch:
 
 class TestExecutors:
     def test_work_apart_with_the_persisting_of_the_driver(self, cluster: Cluster) -> None:
-        found = cluster.said("executors")
+        found = cluster.result("executors")
         assert found["file"] == [persisting.__file__]
         assert len(found["folder"]) == (2 if cluster.kind == LOCAL else 1)
         assert not any("driver" in place for place in found["folder"])
 
     def test_find_the_format_without_a_registration(self, cluster: Cluster) -> None:
-        assert cluster.said("unregistered") == 200
+        assert cluster.result("unregistered") == 200
 
 
 class TestAStream:
     def test_brings_every_row_once_over_several_runs(self, cluster: Cluster) -> None:
-        assert cluster.said("stream") == 200
-        cluster.said("repeated")
+        assert cluster.result("stream") == 200
+        cluster.result("repeated")
         assert ids(cluster.folder, "out") == WRITTEN
         assert len(content(cluster.folder, "out")) == 3
         assert is_sound(cluster.folder, "out")
         assert unreferenced(cluster.folder, "out") == []
 
     def test_of_a_job_says_what_it_did(self, cluster: Cluster) -> None:
-        assert cluster.said("incremental") == [250, 250, 0]
+        assert cluster.result("incremental") == [250, 250, 0]
         assert ids(cluster.folder, "copy") == WRITTEN
 
 
 class TestJobs:
     def test_compact_on_executors_moves_no_row(self, cluster: Cluster) -> None:
-        before, after, changed, same = cluster.said("compact")
+        before, after, changed, same = cluster.result("compact")
         assert before > after == 2
         assert (changed, same) == (250, True)
 
     def test_build_an_index_on_executors(self, cluster: Cluster) -> None:
-        assert cluster.said("index") == ["btree", 250, 0]
+        assert cluster.result("index") == ["btree", 250, 0]
         with writer(cluster.folder, "in") as queue:
             assert [(one["column"], one["rows"]) for one in queue.indexes()] == [("id", 250)]
 
     def test_leave_out_duplicates(self, cluster: Cluster) -> None:
-        assert cluster.said("deduplicate") == list(range(150))
+        assert cluster.result("deduplicate") == list(range(150))
 
 
 class TestTheSession:
     def test_is_returned_when_one_is_asked_for_again(self, cluster: Cluster) -> None:
-        assert cluster.said("joined") is True
+        assert cluster.result("joined") is True
 
 
 class TestANewThread:
     def test_writes_once_it_has_called_session(self, cluster: Cluster) -> None:
-        assert cluster.said("threads") == 7
+        assert cluster.result("threads") == 7
         assert ids(cluster.folder, "threaded") == list(range(7))
 
 
 class TestErrors:
     def test_of_a_topic_with_a_live_owner_name_its_process(self, cluster: Cluster) -> None:
-        assert cluster.said("held") == 5
+        assert cluster.result("held") == 5
         assert ids(cluster.folder, "held") == list(range(5))
 
     def test_of_a_missing_topic_name_its_folder(self, cluster: Cluster) -> None:
-        cluster.said("missing")
+        cluster.result("missing")
 
     def test_of_a_task_name_the_field_and_leave_nothing_behind(self, cluster: Cluster) -> None:
-        assert cluster.said("in_a_task") == 1
+        assert cluster.result("in_a_task") == 1
         assert ids(cluster.folder, "vectors") == [1]
         assert unreferenced(cluster.folder, "vectors") == []
 
@@ -516,7 +515,7 @@ class TestAnExecutorThatDies:
         executors = list((home / "work").glob("app-*/*"))
         assert len(executors) >= 4
         for part, topic in (("write", "in"), ("stream", "out")):
-            assert run.said[part] == {"result": 600_000}
+            assert run.result[part] == {"result": 600_000}
             assert ids(tmp_path, topic) == list(range(600_000))
             assert is_sound(tmp_path, topic)
 
@@ -524,8 +523,8 @@ class TestAnExecutorThatDies:
 class TestAConnectServer:
     def test_in_the_drivers_process_reads_and_writes_and_says_nothing(self, tmp_path: Path) -> None:
         run = drive(tmp_path, INSIDE, "local[2]", tmp_path)
-        assert run.said["module"] == "pyspark.sql.connect.session"
-        assert run.said["rows"] == [{"id": 4, "_bucket": 0, "_offset": 4}]
+        assert run.result["module"] == "pyspark.sql.connect.session"
+        assert run.result["rows"] == [{"id": 4, "_bucket": 0, "_offset": 4}]
         assert (run.stdout, run.stderr) == ("", "")
 
     def test_that_has_no_persisting_can_be_sent_it(self, tmp_path: Path) -> None:
@@ -535,6 +534,6 @@ class TestAConnectServer:
         base = str(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}")
         with connect(tmp_path, PYSPARK_PYTHON=base, PYTHONPATH=library) as address:
             run = drive(tmp_path, SENT, address, tmp_path)
-        assert "No module named 'persisting'" in run.said["missing"]
-        assert run.said["sent"] == {"result": 5}
+        assert "No module named 'persisting'" in run.result["missing"]
+        assert run.result["sent"] == {"result": 5}
         assert ids(tmp_path) == list(range(5))

@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark.filled import ids, stored
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
+from support.spark.topics import ids, stored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark.filled import content, ids, is_sound, load, put, rows, unreferenced, writer
-from support.spark.launching import plain_environment
-from support.spark.storing import SparkPipe
-from test_session import spark_home
+from support.spark.processes import plain_environment, spark_home
+from support.spark.topics import content, ids, is_sound, load, put, rows, unreferenced, writer
+from support.spark.writes import SparkPipe
 
 from persisting.topic.routing import bucket_of
 
@@ -76,7 +75,7 @@ def hold(point):
     while not os.path.exists(f"{here}.go"):
         time.sleep(0.02)
 
-adopt, write_files = adoption.adopt, bulk.write_files
+adopt, write_files = bulk_import.adopt, bulk_write.write_files
 
 def adopting(bucket, *args, **kwargs):
     hold(f"commit{bucket.options.bucket_id}")
@@ -87,7 +86,7 @@ def writing(*args, **kwargs):
     hold("written")
     return found
 
-adoption.adopt, bulk.write_files = adopting, writing
+bulk_import.adopt, bulk_write.write_files = adopting, writing
 """
 
 
@@ -116,7 +115,7 @@ class Driver:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._output.read_text()
 
     def held(self, point: str) -> int:
@@ -131,13 +130,13 @@ class Driver:
     def until(self, true: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 120
         while not true():
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline, f"it never became true: {self.said}"
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < deadline, f"it never became true: {self.output}"
             time.sleep(0.05)
 
     def finish(self) -> None:
-        assert self.process.wait(120) == 0, self.said
-        assert self.said.endswith("done\n"), self.said
+        assert self.process.wait(120) == 0, self.output
+        assert self.output.endswith("done\n"), self.output
 
     def kill(self) -> None:
         """Every process of it; what they had open is closed when this returns."""

@@ -21,7 +21,7 @@ from conformance.test_values import GOOD_NAMES, VALUES
 from hypothesis import HealthCheck, given, settings
 from support.comparing import assert_same, canonical
 from support.record_strategies import tables
-from support.spark.filled import content, load, put, records, save, stored
+from support.spark.topics import content, load, put, records, save, stored
 
 from persisting.spark.types import spark_schema, to_spark
 
@@ -204,7 +204,7 @@ def test_vectors_that_come_back_as_arrays_go_into_the_topic_they_are_of(
     save(load(spark, tmp_path).selectExpr("id + 5 AS id", "v", "u"), tmp_path)
     put(tmp_path, [{"id": 10, "v": [0.0, 0.0], "u": np.float32([9])}])
     assert load(spark, tmp_path).count() == 11
-    from support.spark.filled import writer
+    from support.spark.topics import writer
 
     with writer(tmp_path) as queue:
         assert {r["id"] for r in queue.search(vector=[0.5, 2.0], column="v", k=2)} == {4, 9}

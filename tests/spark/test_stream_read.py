@@ -12,16 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.children import python, wait_for_line
-from support.spark.filled import content, ids, load, put, refused, rows, save, writer
-from support.spark.flowing import DirectFlow, Flow, SparkFlow
-from test_batch_read import CRASHES
+from support.spark.streams import DirectFlow, Flow, SparkFlow
+from support.spark.topics import (
+    OWNER_OF_50_RECORDS,
+    content,
+    crashed_owner,
+    ids,
+    load,
+    put,
+    refused,
+    rows,
+    save,
+    writer,
+)
 
 from persisting.errors import StorageError
 from persisting.spark import stream_offsets
 from persisting.topic.routing import bucket_of
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,16 +110,13 @@ class TestARun:
         assert numbers(flow.run()) == list(range(5))
 
     def test_takes_what_a_crashed_owner_left_in_its_log(self, flow: Flow, tmp_path: Path) -> None:
-        with python(CRASHES, tmp_path) as child:
-            wait_for_line(child)
-            child.send_signal(signal.SIGKILL)
-            child.wait()
+        crashed_owner(tmp_path)
         assert numbers(flow.run()) == list(range(50))
 
     def test_that_goes_on_takes_what_an_owner_left_that_crashed_meanwhile(
         self, tmp_path: Path
     ) -> None:
-        with python(CRASHES, tmp_path) as child:
+        with python(OWNER_OF_50_RECORDS, tmp_path) as child:
             wait_for_line(child)
             reader, limit = DirectFlow(tmp_path).reader({})
             start = reader.initialOffset()
@@ -150,9 +154,9 @@ class TestARun:
         start = reader.initialOffset()
         put(tmp_path, rows(10, 10))
         end = reader.latestOffset(start, limit)
-        assert sum(v for k, v in end.items() if k != "epochs") == 10
+        assert rows_up_to(end) == 10
         assert reader.latestOffset(end, limit) == end
-        assert sum(v for k, v in reader.reportLatestOffset().items() if k != "epochs") == 20
+        assert rows_up_to(reader.reportLatestOffset()) == 20
 
 
 class TestLimits:
@@ -352,7 +356,7 @@ class TestRestores:
         self, flow: Flow, fails: Fails, restored: Path
     ) -> None:
         for _ in range(2):
-            with fails("bucket 0.*restored.*offset 4.*come to 8.*failOnDataLoss=false"):
+            with fails("bucket 0.*restored.*offset 4.*reached 8.*failOnDataLoss=false"):
                 flow.run()
 
     def test_that_took_back_what_was_read_are_followed_if_told_so(
@@ -426,14 +430,14 @@ class TestATopicThatWasMadeAnew:
 
     def test_is_an_error(self, flow: Flow, fails: Fails, anew: Path) -> None:
         for _ in range(2):
-            with fails("bucket 0.*ends at offset 5.*come to 8.*made anew"):
+            with fails("bucket 0.*ends at offset 5.*reached 8.*recreated"):
                 flow.run()
 
     def test_is_an_error_though_it_is_longer_by_now(
         self, flow: Flow, fails: Fails, anew: Path
     ) -> None:
         put(anew, rows(20, 200))
-        with fails("bucket 0.*come to 8.*made anew"):
+        with fails("bucket 0.*reached 8.*recreated"):
             flow.run()
         assert len(flow.run(failOnDataLoss=False)) == 25
 

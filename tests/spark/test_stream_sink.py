@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark.filled import (
+from support.spark.processes import Run
+from support.spark.topics import (
     content,
     ids,
     is_sound,
@@ -20,12 +21,9 @@ from support.spark.filled import (
     unreferenced,
     writer,
 )
-from support.spark.storing import DirectPipe, SparkPipe
+from support.spark.writes import DirectPipe, SparkPipe
 
 from persisting.topic.routing import bucket_of
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -254,6 +252,63 @@ class TestTheTopicChangesMeanwhile:
         pipe.forget_last_commit()
         pipe.run()
         assert out(pipe) == [*range(30), 100]
+
+
+REFUSED = """
+import sys
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+
+from persisting.errors import InvalidArgument
+from persisting.queue import write_queue
+from persisting.spark import jobs, session
+
+folder = Path(sys.argv[1])
+spark = session(master="local[1]")
+
+
+def start(**options):
+    source = spark.readStream.format("persisting").load(str(folder / "in"))
+    sink = source.writeStream.format("persisting").options(**options)
+    sink = sink.option("checkpointLocation", str(folder / str(len(result))))
+    return sink.trigger(availableNow=True).start(str(folder / "out"))
+
+
+result = {}
+try:
+    start().awaitTermination()
+except StreamingQueryException as exc:
+    result["locked"] = str(exc)
+try:
+    jobs.watch(start(numBucket=3))
+except InvalidArgument as exc:
+    result["unknown option"] = str(exc)
+try:
+    jobs.watch(start(numBuckets=3))
+except InvalidArgument as exc:
+    result["other buckets"] = str(exc)
+"""
+
+
+def test_a_refused_stream_prints_one_line_and_no_traceback(tmp_path: Path) -> None:
+    put(tmp_path, rows(5), "in", buckets=1)
+    with writer(tmp_path, "out", buckets=1) as queue:
+        queue.put_batch(rows(5))
+        (tmp_path / "process").mkdir()
+        with Run(tmp_path / "process", REFUSED, tmp_path) as run:
+            run.finish()
+    assert "BucketLocked: bucket" in run.result["locked"]
+    assert "did you mean numBuckets?" in run.result["unknown option"]
+    assert "num_buckets=1, not 3" in run.result["other buckets"]
+    assert run.stdout == ""
+    lines = run.stderr.splitlines()
+    assert all("MicroBatchExecution: Query" in line for line in lines[::2]), run.stderr
+    assert [line.split(":")[0] for line in lines[1::2]] == [
+        "BucketLocked",
+        "InvalidArgument",
+        "InvalidArgument",
+    ]
 
 
 class TestFailures:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SECONDS = 100
 
 
-class Beside:
+class BackgroundWork:
     """Work of Spark in another thread; what it raises is raised where it is waited for."""
 
     def __init__(self, spark: SparkSession, work: Callable[[], Any]) -> None:
@@ -80,9 +80,9 @@ class Gate:
         Path(self.opened).touch()
 
     @contextmanager
-    def holding(self, spark: SparkSession, work: Callable[[], Any]) -> Iterator[Beside]:
+    def holding(self, spark: SparkSession, work: Callable[[], Any]) -> Iterator[BackgroundWork]:
         """Inside, tasks of ``work`` are held; it is done when this is left."""
-        beside = Beside(spark, work)
+        beside = BackgroundWork(spark, work)
         try:
             beside.until(self.has_tasks)
             yield beside

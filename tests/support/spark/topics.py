@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from persisting.errors import StorageError
 from persisting.queue import read_queue, write_queue
 from persisting.topic.synchronous import SyncQueue
+from support.children import python, wait_for_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -164,3 +166,30 @@ def is_sound(folder: Path, topic: str = "t") -> bool:
     with writer(folder, topic) as queue:
         found = queue.verify()
     return bool(found["ok"]) and not found["unchecked"]
+
+
+def crashed_owner(folder: Path) -> None:
+    """Make a topic of 50 records whose owner was killed: 20 are flushed, 30 only in its log."""
+    with python(OWNER_OF_50_RECORDS, folder) as child:
+        assert wait_for_line(child) == "put"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+
+
+OWNER_OF_50_RECORDS = """
+import asyncio, sys, time
+from persisting.queue import write_queue
+
+async def main():
+    queue = await write_queue(
+        topic="t", storage_path=sys.argv[1], num_buckets=2, backend="persisting",
+        backend_options={"enable_wal": True, "flush_interval": None, "compaction": False},
+    )
+    await queue.put_batch([{"id": i, "new": None} for i in range(20)])
+    await queue.flush()
+    await queue.put_batch([{"id": i, "new": i / 2} for i in range(20, 50)])
+    print("put", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from support.spark.filled import texts
+from support.spark.topics import texts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,9 +22,9 @@ class Run:
         self.cwd, self.temporary, self.cache = (folder / n for n in ("cwd", "tmp", "cache"))
         for place in (self.cwd, self.temporary, self.cache):
             place.mkdir()
-        self._said = folder / "said.json"
+        self._result = folder / "result.json"
         program = folder / "program.py"
-        program.write_text(code + _TELL.format(said=str(self._said)))
+        program.write_text(code + _TELL.format(result=str(self._result)))
         self.environ = {
             **plain_environment(),
             "TMPDIR": str(self.temporary),
@@ -54,16 +54,16 @@ class Run:
         return self
 
     @property
-    def said(self) -> dict[str, Any]:
-        """The program's variable ``said``."""
+    def result(self) -> dict[str, Any]:
+        """The program's variable ``result``."""
         assert self.process.returncode == 0, self.stderr
-        result: dict[str, Any] = msgspec.json.decode(self._said.read_bytes())
+        result: dict[str, Any] = msgspec.json.decode(self._result.read_bytes())
         return result
 
 
 _TELL = """
 import msgspec, pathlib
-pathlib.Path({said!r}).write_bytes(msgspec.json.encode(said))
+pathlib.Path({result!r}).write_bytes(msgspec.json.encode(result))
 """
 
 
@@ -86,3 +86,14 @@ def path_without_java(folder: Path) -> str:
                 link.unlink(missing_ok=True)
                 link.symlink_to(program)
     return str(folder)
+
+
+def spark_home(folder: Path) -> Path:
+    """Link the installed Spark into a new folder: workers of a local cluster write below it."""
+    import pyspark
+
+    folder.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        if entry.name != "work":  # written by another local cluster
+            (folder / entry.name).symlink_to(entry)
+    return folder

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from support.spark.filled import texts
-from support.spark.flowing import DirectFlow
 from support.spark.gates import Gate
+from support.spark.streams import DirectFlow
+from support.spark.topics import texts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -126,9 +126,9 @@ class DirectSink:
         for number_of_part, message in enumerate(messages):
             message.part = number_of_part
         try:
-            source.streamWriter(taken, False).commit(messages, number)
+            copied(source).streamWriter(taken, False).commit(messages, number)
         except BaseException:
-            source.streamWriter(taken, False).abort(messages, number)
+            copied(source).streamWriter(taken, False).abort(messages, number)
             raise
 
 
