@@ -70,6 +70,7 @@ def test_a_source_that_was_moved_alone_is_refused_until_its_new_path_is_stored(
 ) -> None:
     put(tmp_path, rows(10), "raw")
     jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")
+    (tmp_path / "elsewhere").mkdir()
     shutil.move(tmp_path / "raw", tmp_path / "elsewhere" / "raw")
     put(tmp_path / "elsewhere", rows(5, 10), "raw")
     file = tmp_path / "all" / "checkpoints" / "raw" / "source.json"
@@ -81,7 +82,7 @@ def test_a_source_that_was_moved_alone_is_refused_until_its_new_path_is_stored(
     assert ids(tmp_path, "all") == list(range(15))
 
 
-def test_each_run_takes_only_what_is_new(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_run_takes_only_new_rows(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(100), "raw")
 
     def step() -> jobs.Summary:
@@ -115,7 +116,7 @@ def test_each_run_takes_only_what_is_new(spark: SparkSession, tmp_path: Path) ->
     assert (place / "spark" / "offsets" / "2").exists()
 
 
-def test_a_step_that_failed_is_taken_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_failed_run_is_repeated_by_the_next_one(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(50), "raw")
 
     def fails(df: DataFrame) -> DataFrame:
@@ -129,7 +130,7 @@ def test_a_step_that_failed_is_taken_again(spark: SparkSession, tmp_path: Path) 
     assert ids(tmp_path, "copy") == list(range(50))
 
 
-def test_sources_feed_a_target_under_names_of_their_own(
+def test_several_sources_feed_a_target_under_different_names(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     put(tmp_path / "a", rows(10), "raw")
@@ -147,7 +148,7 @@ def test_sources_feed_a_target_under_names_of_their_own(
     assert sorted(path.name for path in (target / "checkpoints").iterdir()) == ["b", "raw"]
 
 
-def test_what_is_in_the_way_is_said(spark: SparkSession, tmp_path: Path) -> None:
+def test_missing_equal_and_locked_topics_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(5), "raw")
     with pytest.raises(NoSuchTopic, match="nothing"):
         jobs.incremental(spark, tmp_path / "nothing", tmp_path / "copy")
@@ -162,7 +163,7 @@ def test_what_is_in_the_way_is_said(spark: SparkSession, tmp_path: Path) -> None
     assert not (tmp_path / "nothing").exists()
 
 
-def test_new_fields_of_the_source_come_along(spark: SparkSession, tmp_path: Path) -> None:
+def test_new_fields_of_the_source_are_copied(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(4), "raw")
     jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy", num_buckets=1)
     put(tmp_path, [{"id": 4, "text": "x", "score": 1.0, "even": True, "extra": [1.5]}], "raw")
@@ -171,7 +172,7 @@ def test_new_fields_of_the_source_come_along(spark: SparkSession, tmp_path: Path
     assert found == {0: None, 1: None, 2: None, 3: None, 4: [1.5]}
 
 
-def test_topics_that_were_moved_together_go_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_topics_that_were_moved_together_continue(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path / "old", rows(10), "raw")
     jobs.incremental(spark, tmp_path / "old" / "raw", tmp_path / "old" / "copy", num_buckets=1)
     shutil.move(tmp_path / "old", tmp_path / "new")
@@ -181,7 +182,7 @@ def test_topics_that_were_moved_together_go_on(spark: SparkSession, tmp_path: Pa
     assert ids(tmp_path / "new", "copy") == list(range(15))
 
 
-def test_runs_at_the_same_time_wait_for_each_other(spark: SparkSession, tmp_path: Path) -> None:
+def test_concurrent_runs_wait_for_each_other(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(40), "raw")
 
     def step(_: int) -> int:
@@ -196,7 +197,7 @@ def test_runs_at_the_same_time_wait_for_each_other(spark: SparkSession, tmp_path
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_runs_that_are_killed_double_and_lose_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_killed_runs_lose_no_rows_and_store_none_twice(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "topics"
     put(folder, rows(3000), "raw")
     (folder / "copy").mkdir()

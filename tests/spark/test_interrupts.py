@@ -17,7 +17,7 @@ def interrupted(times: int, reached: list[bool]) -> None:
         reached.append(True)
 
 
-def test_an_interrupt_waits_for_the_end() -> None:
+def test_interrupt_is_deferred_to_the_end() -> None:
     before = signal.getsignal(signal.SIGINT)
     reached: list[bool] = []
     with pytest.raises(KeyboardInterrupt):
@@ -26,14 +26,14 @@ def test_an_interrupt_waits_for_the_end() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_second_interrupt_does_not_wait() -> None:
+def test_second_interrupt_is_not_deferred() -> None:
     reached: list[bool] = []
     with pytest.raises(KeyboardInterrupt):
         interrupted(2, reached)
     assert not reached
 
 
-def test_a_handler_that_was_set_meanwhile_stays_unless_it_is_not_wanted() -> None:
+def test_handler_set_meanwhile_stays_unless_the_old_one_is_preserved() -> None:
     before = signal.getsignal(signal.SIGINT)
     with preserved_interrupt_handler():
         with deferred_interrupts():
@@ -42,7 +42,7 @@ def test_a_handler_that_was_set_meanwhile_stays_unless_it_is_not_wanted() -> Non
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_other_threads_have_no_interrupts() -> None:
+def test_interrupts_are_left_alone_in_other_threads() -> None:
     reached: list[bool] = []
     with preserved_interrupt_handler(), ThreadPoolExecutor(1) as pool:
         pool.submit(interrupted, 0, reached).result()

@@ -68,11 +68,11 @@ def done(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 class TestCompact:
-    def test_leaves_every_row_at_its_offset(self, done: dict[str, Any]) -> None:
+    def test_compaction_leaves_every_row_at_its_offset(self, done: dict[str, Any]) -> None:
         assert len(done["before"]) == 5000
         assert done["after"] == done["before"]
 
-    def test_makes_full_fragments_by_one_task_each(self, done: dict[str, Any]) -> None:
+    def test_compaction_writes_each_full_fragment_in_one_task(self, done: dict[str, Any]) -> None:
         result = done["result"]
         assert result["fragments_before"] == 50
         assert result["tasks"] == result["fragments_after"] == 6
@@ -81,7 +81,7 @@ class TestCompact:
         for one in result["buckets"].values():
             assert one["tasks"] == 3
 
-    def test_is_one_step_for_each_bucket(self, done: dict[str, Any]) -> None:
+    def test_compaction_is_one_commit_per_bucket(self, done: dict[str, Any]) -> None:
         for bucket in done["folder"].glob("t/bucket_*"):
             newest = lance.dataset(bucket / "data.lance")
             counts = [
@@ -90,22 +90,26 @@ class TestCompact:
             ]
             assert set(counts[counts.index(25) :]) == {25, 3}
 
-    def test_signs_all_files(self, done: dict[str, Any]) -> None:
+    def test_compaction_records_checksums_of_all_files(self, done: dict[str, Any]) -> None:
         with reader(done["folder"]) as queue:
             report = queue.verify()
         assert report["ok"]
         assert report["unchecked"] == []
 
-    def test_leaves_tags_readable(self, spark: SparkSession, done: dict[str, Any]) -> None:
+    def test_tags_stay_readable_after_compaction(
+        self, spark: SparkSession, done: dict[str, Any]
+    ) -> None:
         tagged = read_topic(spark, done["folder"] / "t", tag="before", includeMetadata=True)
         assert sorted(tuple(row) for row in tagged.collect()) == done["before"]
 
-    def test_again_finds_nothing_to_do(self, spark: SparkSession, done: dict[str, Any]) -> None:
+    def test_second_compaction_finds_nothing_to_do(
+        self, spark: SparkSession, done: dict[str, Any]
+    ) -> None:
         again = jobs.compact(spark, done["folder"], "t")
         assert (again["tasks"], again["rows"]) == (0, 0)
         assert again["fragments_before"] == again["fragments_after"] == 6
 
-    def test_lets_the_queue_go_on(self, done: dict[str, Any]) -> None:
+    def test_queue_continues_after_compaction(self, done: dict[str, Any]) -> None:
         put(done["folder"], rows(10, 5000))
         found = content(done["folder"])
         assert sorted(r["id"] for part in found.values() for r in part) == list(range(5010))
@@ -115,7 +119,7 @@ def not_here(*_: Any) -> None:
     raise AssertionError("the driver executes a task")
 
 
-def test_of_indexed_rows_leaves_them_found(spark: SparkSession, tmp_path: Path) -> None:
+def test_indexed_rows_are_found_after_compaction(spark: SparkSession, tmp_path: Path) -> None:
     topic = flushed(tmp_path, 6, 50)
     with reader(tmp_path) as queue:
         queue.create_index("id")
@@ -134,7 +138,7 @@ def test_of_indexed_rows_leaves_them_found(spark: SparkSession, tmp_path: Path) 
         assert {one["behind"] for one in queue.indexes()} == {0}
 
 
-def test_of_some_buckets_leaves_the_others(spark: SparkSession, tmp_path: Path) -> None:
+def test_compaction_of_some_buckets_leaves_the_others(spark: SparkSession, tmp_path: Path) -> None:
     topic = flushed(tmp_path, 4, 20)
     result = jobs.compact(spark, topic, buckets=[1])
     assert list(result["buckets"]) == [1]
@@ -144,7 +148,7 @@ def test_of_some_buckets_leaves_the_others(spark: SparkSession, tmp_path: Path) 
         jobs.compact(spark, topic, buckets=[2])
 
 
-def test_of_a_topic_that_a_queue_has_open_names_its_owner(
+def test_compaction_of_an_open_topic_names_its_owner(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = flushed(tmp_path, 3, 20)
@@ -155,12 +159,12 @@ def test_of_a_topic_that_a_queue_has_open_names_its_owner(
     assert fragments(tmp_path) == 8
 
 
-def test_of_no_topic_says_so(spark: SparkSession, tmp_path: Path) -> None:
+def test_compaction_of_a_missing_topic_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(NoSuchTopic, match="nothing"):
         jobs.compact(spark, tmp_path, "nothing")
 
 
-def test_that_fails_in_a_task_raises_and_changes_nothing(
+def test_compaction_that_fails_in_a_task_changes_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = flushed(tmp_path, 4, 20)
@@ -194,7 +198,7 @@ class TestTasks:
     def numbers(self, view: TableView) -> list[int]:
         return [n for batch in view.batches(0, view.rows) for n in batch.column(0).to_pylist()]
 
-    def test_may_be_done_in_any_order(self, table: Table) -> None:
+    def test_compaction_tasks_may_run_in_any_order(self, table: Table) -> None:
         view = table.view
 
         def work(dataset: Any) -> None:
@@ -208,7 +212,7 @@ class TestTasks:
         assert self.numbers(table.view) == list(range(60))
 
     @pytest.mark.parametrize("wrong", ["missing", "twice"])
-    def test_must_each_be_done_once(self, table: Table, wrong: str) -> None:
+    def test_compaction_tasks_must_each_run_once(self, table: Table, wrong: str) -> None:
         view = table.view
 
         def run(tasks: list[str]) -> list[dict[str, Any]]:
@@ -227,7 +231,7 @@ class TestTasks:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_works_on_executors_of_their_own(tmp_path: Path) -> None:
+def test_compaction_works_on_separate_executors(tmp_path: Path) -> None:
     flushed(tmp_path, 25, 200)
     before = content(tmp_path)
     home = tmp_path / "run"
@@ -240,7 +244,7 @@ def test_works_on_executors_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_killed_at_any_moment_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_killed_compaction_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "topics"
     flushed(folder, 40, 200)
     before = content(folder)

@@ -21,7 +21,7 @@ def fragments(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("bound", [None, 100_000])
-def test_beyond_the_bound_the_fullest_bucket_is_written_and_all_rows_are_there(
+def test_task_beyond_its_memory_bound_writes_the_fullest_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int | None
 ) -> None:
     if bound is not None:

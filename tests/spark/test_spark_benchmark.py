@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "spark.py"
 
 
-def test_sparks_benchmark_runs_and_writes_its_results(tmp_path):
+def test_spark_benchmark_runs_and_writes_its_results(tmp_path):
     result = tmp_path / "results" / "spark.json"
     small = ["--rows", "1000", "--repeat", "1", "--profile", "--folder", str(tmp_path)]
     done = subprocess.run(

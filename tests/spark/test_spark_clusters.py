@@ -418,8 +418,8 @@ spark.stop()
 WRITTEN = sorted([*range(100), *range(100), *range(100, 150)])
 
 
-class TestABatch:
-    def test_that_executors_write_is_an_ordinary_topic(self, cluster: Cluster) -> None:
+class TestBatch:
+    def test_executors_write_an_ordinary_topic(self, cluster: Cluster) -> None:
         cluster.result("write")
         assert ids(cluster.folder, "in") == WRITTEN
         for bucket, some in content(cluster.folder, "in").items():
@@ -427,14 +427,14 @@ class TestABatch:
         assert is_sound(cluster.folder, "in")
         assert unreferenced(cluster.folder, "in") == []
 
-    def test_is_read_by_executors_whole_and_in_parts(self, cluster: Cluster) -> None:
+    def test_executors_read_a_topic_whole_and_in_part(self, cluster: Cluster) -> None:
         assert cluster.result("read") == {
             "ids": sorted([*range(100), *range(100)]),
             "some": ["row 0", "row 0", "row 1", "row 1"],
             "sql": 100,
         }
 
-    def test_says_where_its_rows_are_stored(self, cluster: Cluster) -> None:
+    def test_executors_read_the_metadata_of_rows(self, cluster: Cluster) -> None:
         found = cluster.result("metadata")
         assert found["columns"] == ["id", "text", "_bucket", "_offset", "_time"]
         stored = content(cluster.folder, "in")
@@ -444,18 +444,18 @@ class TestABatch:
 
 
 class TestExecutors:
-    def test_work_apart_with_the_persisting_of_the_driver(self, cluster: Cluster) -> None:
+    def test_executors_import_the_persisting_of_the_driver(self, cluster: Cluster) -> None:
         found = cluster.result("executors")
         assert found["file"] == [persisting.__file__]
         assert len(found["folder"]) == (2 if cluster.kind == LOCAL else 1)
         assert not any("driver" in place for place in found["folder"])
 
-    def test_find_the_format_without_a_registration(self, cluster: Cluster) -> None:
+    def test_executors_find_the_format_without_registration(self, cluster: Cluster) -> None:
         assert cluster.result("unregistered") == 200
 
 
-class TestAStream:
-    def test_brings_every_row_once_over_several_runs(self, cluster: Cluster) -> None:
+class TestStream:
+    def test_cluster_stream_stores_every_row_once_over_several_runs(self, cluster: Cluster) -> None:
         assert cluster.result("stream") == 200
         cluster.result("repeated")
         assert ids(cluster.folder, "out") == WRITTEN
@@ -463,53 +463,53 @@ class TestAStream:
         assert is_sound(cluster.folder, "out")
         assert unreferenced(cluster.folder, "out") == []
 
-    def test_of_a_job_says_what_it_did(self, cluster: Cluster) -> None:
+    def test_incremental_job_on_a_cluster_returns_its_summary(self, cluster: Cluster) -> None:
         assert cluster.result("incremental") == [250, 250, 0]
         assert ids(cluster.folder, "copy") == WRITTEN
 
 
 class TestJobs:
-    def test_compact_on_executors_moves_no_row(self, cluster: Cluster) -> None:
+    def test_compaction_on_executors_keeps_offsets(self, cluster: Cluster) -> None:
         before, after, changed, same = cluster.result("compact")
         assert before > after == 2
         assert (changed, same) == (250, True)
 
-    def test_build_an_index_on_executors(self, cluster: Cluster) -> None:
+    def test_index_is_built_on_executors(self, cluster: Cluster) -> None:
         assert cluster.result("index") == ["btree", 250, 0]
         with writer(cluster.folder, "in") as queue:
             assert [(one["column"], one["rows"]) for one in queue.indexes()] == [("id", 250)]
 
-    def test_leave_out_duplicates(self, cluster: Cluster) -> None:
+    def test_duplicates_are_removed_on_executors(self, cluster: Cluster) -> None:
         assert cluster.result("deduplicate") == list(range(150))
 
 
-class TestTheSession:
-    def test_is_returned_when_one_is_asked_for_again(self, cluster: Cluster) -> None:
+class TestSession:
+    def test_session_of_a_cluster_is_returned_again(self, cluster: Cluster) -> None:
         assert cluster.result("joined") is True
 
 
-class TestANewThread:
-    def test_writes_once_it_has_called_session(self, cluster: Cluster) -> None:
+class TestNewThread:
+    def test_new_thread_can_write_after_calling_session(self, cluster: Cluster) -> None:
         assert cluster.result("threads") == 7
         assert ids(cluster.folder, "threaded") == list(range(7))
 
 
 class TestErrors:
-    def test_of_a_topic_with_a_live_owner_name_its_process(self, cluster: Cluster) -> None:
+    def test_error_for_an_open_topic_names_its_process(self, cluster: Cluster) -> None:
         assert cluster.result("held") == 5
         assert ids(cluster.folder, "held") == list(range(5))
 
-    def test_of_a_missing_topic_name_its_folder(self, cluster: Cluster) -> None:
+    def test_error_for_a_missing_topic_names_its_folder(self, cluster: Cluster) -> None:
         cluster.result("missing")
 
-    def test_of_a_task_name_the_field_and_leave_nothing_behind(self, cluster: Cluster) -> None:
+    def test_error_in_a_task_names_the_field_and_leaves_no_files(self, cluster: Cluster) -> None:
         assert cluster.result("in_a_task") == 1
         assert ids(cluster.folder, "vectors") == [1]
         assert unreferenced(cluster.folder, "vectors") == []
 
 
-class TestAnExecutorThatDies:
-    def test_in_the_middle_of_a_write_costs_no_row_and_doubles_none(self, tmp_path: Path) -> None:
+class TestLostExecutor:
+    def test_executor_lost_during_a_write_loses_and_repeats_no_row(self, tmp_path: Path) -> None:
         home = spark_home(tmp_path / "spark")
         run = drive(tmp_path, LOST, LOCAL_CLUSTER, tmp_path, SPARK_HOME=str(home))
         executors = list((home / "work").glob("app-*/*"))
@@ -520,14 +520,14 @@ class TestAnExecutorThatDies:
             assert is_sound(tmp_path, topic)
 
 
-class TestAConnectServer:
-    def test_in_the_drivers_process_reads_and_writes_and_says_nothing(self, tmp_path: Path) -> None:
+class TestConnectServer:
+    def test_connect_server_in_the_driver_reads_and_writes_silently(self, tmp_path: Path) -> None:
         run = drive(tmp_path, INSIDE, "local[2]", tmp_path)
         assert run.result["module"] == "pyspark.sql.connect.session"
         assert run.result["rows"] == [{"id": 4, "_bucket": 0, "_offset": 4}]
         assert (run.stdout, run.stderr) == ("", "")
 
-    def test_that_has_no_persisting_can_be_sent_it(self, tmp_path: Path) -> None:
+    def test_connect_server_without_persisting_can_be_sent_it(self, tmp_path: Path) -> None:
         import pyspark
 
         library = str(Path(pyspark.__file__).parents[1])

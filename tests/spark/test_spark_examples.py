@@ -53,7 +53,7 @@ def check_incremental(output: str, folder: Path, before: int) -> None:
     assert ids(folder, "curated") == sorted(everything)
 
 
-def test_the_incremental_pipeline_takes_what_is_new(
+def test_incremental_example_takes_new_rows(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = here("spark_incremental.py", tmp_path, capsys)
@@ -63,7 +63,7 @@ def test_the_incremental_pipeline_takes_what_is_new(
     assert int(parts["validation"]) > 0
 
 
-def test_the_embedded_texts_are_found_by_their_meaning(
+def test_embedding_example_finds_texts_by_meaning(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = here("spark_embedding.py", tmp_path, capsys)
@@ -77,7 +77,7 @@ def test_the_embedded_texts_are_found_by_their_meaning(
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_the_incremental_pipeline_goes_on_in_a_second_process(tmp_path: Path) -> None:
+def test_incremental_example_continues_in_a_second_process(tmp_path: Path) -> None:
     first = alone("spark_incremental.py", tmp_path)
     check_incremental(first, tmp_path, 0)
     second = alone("spark_incremental.py", tmp_path)
@@ -88,13 +88,13 @@ def test_the_incremental_pipeline_goes_on_in_a_second_process(tmp_path: Path) ->
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_the_embedding_runs_as_a_program(tmp_path: Path) -> None:
+def test_embedding_example_runs_as_a_program(tmp_path: Path) -> None:
     assert "embedded 8 texts\n" in alone("spark_embedding.py", tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_the_declarative_pipeline_takes_each_row_once(tmp_path: Path) -> None:
+def test_declarative_pipeline_example_takes_each_row_once(tmp_path: Path) -> None:
     for runs in (1, 2):
         output = alone("spark_pipeline/run.py", tmp_path)
         assert f"raw: {50 * runs} rows\ncurated: {30 * runs} rows\n" in output

@@ -173,7 +173,7 @@ COMMON: dict[str, Any] = {
 
 @settings(**COMMON, max_examples=4, derandomize=True)
 @given(st.lists(CONDITIONS, min_size=15, max_size=25), st.integers())
-def test_random_conditions_keep_what_spark_keeps(
+def test_random_filters_keep_the_rows_that_spark_keeps(
     spark: SparkSession, home: Path, conditions: list[str], seed: int
 ) -> None:
     check(SparkFilter(spark, home), conditions, seed)
@@ -183,7 +183,7 @@ def test_random_conditions_keep_what_spark_keeps(
 @pytest.mark.timeout(3000)
 @settings(**COMMON, max_examples=150)
 @given(st.lists(CONDITIONS, min_size=20, max_size=30), st.integers())
-def test_many_random_conditions_keep_what_spark_keeps(
+def test_many_random_filters_keep_the_rows_that_spark_keeps(
     spark: SparkSession, home: Path, conditions: list[str], seed: int
 ) -> None:
     check(SparkFilter(spark, home), conditions, seed)
@@ -222,7 +222,7 @@ def test_lance_keeps_nulls_if_a_condition_has_two_negated_lists(
         "t >= TIMESTAMP '2024-01-01 02:00:00+00:00'",
     ],
 )
-def test_both_filters_together_keep_the_same(
+def test_pushed_filter_keeps_the_same_rows_as_spark(
     spark: SparkSession, home: Path, condition: str
 ) -> None:
     plain = load(spark, home).filter(condition)
@@ -238,7 +238,7 @@ class TestDataFramesOfOneTopic:
         put(tmp_path, rows(12))
         return tmp_path
 
-    def test_a_filter_leaves_the_frame_it_was_made_from_alone(
+    def test_filter_does_not_change_the_dataframe_it_came_from(
         self, spark: SparkSession, topic: Path
     ) -> None:
         df = load(spark, topic)
@@ -246,7 +246,7 @@ class TestDataFramesOfOneTopic:
         assert df.count() == 12
         assert sorted(r.id for r in df.filter("id < 3").collect()) == [0, 1, 2]
 
-    def test_unions_have_the_rows_of_both(self, spark: SparkSession, topic: Path) -> None:
+    def test_unions_have_the_rows_of_both_sides(self, spark: SparkSession, topic: Path) -> None:
         df = load(spark, topic)
         own = df.filter("id = 1").union(df.filter("id = 2"))
         assert sorted(r.id for r in own.collect()) == [1, 2]
@@ -255,7 +255,7 @@ class TestDataFramesOfOneTopic:
         mixed = load(spark, topic, filter="id < 2").union(df)
         assert mixed.count() == 14
 
-    def test_self_joins_have_both_sides(self, spark: SparkSession, topic: Path) -> None:
+    def test_self_joins_have_the_rows_of_both_sides(self, spark: SparkSession, topic: Path) -> None:
         df = load(spark, topic)
         joined = df.filter("even").alias("a").join(df.alias("b"), "id").select("id", "b.text")
         assert sorted((r.id, r.text) for r in joined.collect()) == [
@@ -266,14 +266,14 @@ class TestDataFramesOfOneTopic:
         both = left.join(right, "id")
         assert sorted((r.id, r.text) for r in both.collect()) == [(4, "row 4"), (5, "row 5")]
 
-    def test_views_with_and_without_filters_live_side_by_side(
+    def test_views_with_different_filters_do_not_affect_each_other(
         self, spark: SparkSession, topic: Path
     ) -> None:
         views = {"few": ", filter 'id < 2'", "whole": "", "odd": ", filter 'NOT even'"}
-        for name, told in views.items():
+        for name, where in views.items():
             spark.sql(
                 f"CREATE TEMPORARY VIEW {name} USING persisting "
-                f"OPTIONS (path '{topic}', topic 't'{told})"
+                f"OPTIONS (path '{topic}', topic 't'{where})"
             )
         try:
             counts = spark.sql(
@@ -286,23 +286,23 @@ class TestDataFramesOfOneTopic:
             for name in views:
                 spark.catalog.dropTempView(name)
 
-    def test_helpers_push_down_what_each_call_says(self, spark: SparkSession, topic: Path) -> None:
+    def test_read_topic_pushes_down_the_filter_of_each_call(
+        self, spark: SparkSession, topic: Path
+    ) -> None:
         one = read_topic(spark, topic, "t", columns=["text"], where="id = 1")
         two = read_topic(spark, topic / "t", where="id >= 10", includeMetadata=True)
         assert [r.text for r in one.collect()] == ["row 1"]
         assert sorted(r.id for r in two.collect()) == [10, 11]
         assert one.unionByName(two.select("text")).count() == 3
 
-    def test_a_kept_filter_sees_new_rows_and_new_fields(
-        self, spark: SparkSession, topic: Path
-    ) -> None:
+    def test_filter_sees_new_rows_and_fields(self, spark: SparkSession, topic: Path) -> None:
         load(spark, topic, filter="id > 10").count()
         put(topic, [{"id": 12, "new": 5}, {"id": 13, "new": 6}])
         assert sorted(r.id for r in load(spark, topic, filter="id > 10").collect()) == [11, 12, 13]
         assert [r.id for r in load(spark, topic, filter="new = 6").collect()] == [13]
 
 
-class TestWhatIsNoCondition:
+class TestInvalidConditions:
     @pytest.mark.parametrize(
         ("condition", "words"),
         [
@@ -316,7 +316,7 @@ class TestWhatIsNoCondition:
             (" ", "filter"),
         ],
     )
-    def test_is_refused_before_anything_is_read(
+    def test_invalid_condition_is_refused_before_the_read(
         self, spark: SparkSession, home: Path, condition: str, words: str
     ) -> None:
         with refused("InvalidArgument", words):

@@ -252,8 +252,8 @@ def sizes(folder: Path) -> list[int]:
     return [len(some) for some in content(folder, "out").values()]
 
 
-class TestAStreamWhoseDriverIsKilled:
-    def test_in_the_middle_loses_and_doubles_nothing(
+class TestStreamWithKilledDriver:
+    def test_killed_stream_loses_and_repeats_nothing(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(2000), "in", buckets=2)
@@ -264,7 +264,7 @@ class TestAStreamWhoseDriverIsKilled:
         check(spark, tmp_path, list(range(2000)))
 
     @pytest.mark.parametrize("seed", range(2))
-    def test_again_and_again_with_upkeep_of_both_topics_loses_and_doubles_nothing(
+    def test_repeatedly_killed_stream_with_maintenance_loses_and_repeats_nothing(
         self, spark: SparkSession, tmp_path: Path, seed: int
     ) -> None:
         chance = random.Random(seed)
@@ -282,7 +282,7 @@ class TestAStreamWhoseDriverIsKilled:
         check(spark, tmp_path, sorted(set(range(4000)) - gone))
 
     @pytest.mark.parametrize("bucket", [0, 1, 2])
-    def test_between_two_buckets_commits_the_rest_when_it_is_back(
+    def test_stream_killed_between_two_commits_completes_the_batch(
         self, spark: SparkSession, tmp_path: Path, bucket: int
     ) -> None:
         put(tmp_path, rows(900), "in", buckets=2)
@@ -297,7 +297,7 @@ class TestAStreamWhoseDriverIsKilled:
         check(spark, tmp_path, sorted(set(range(900)) - gone))
         assert unreferenced(tmp_path, "out") == []
 
-    def test_while_a_queue_feeds_it_loses_and_doubles_nothing(
+    def test_stream_of_a_live_queue_killed_loses_and_repeats_nothing(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         chance = random.Random(7)
@@ -316,9 +316,9 @@ class TestAStreamWhoseDriverIsKilled:
         check(spark, tmp_path, list(range(600)))
 
 
-class TestABatchWhoseDriverIsKilled:
+class TestBatchWithKilledDriver:
     @pytest.mark.parametrize("bucket", [0, 1, 2])
-    def test_between_two_buckets_is_completed_by_its_write_id(
+    def test_write_killed_between_two_commits_is_completed_by_its_write_id(
         self, spark: SparkSession, tmp_path: Path, bucket: int
     ) -> None:
         put(tmp_path, [], "out", buckets=3)
@@ -332,7 +332,7 @@ class TestABatchWhoseDriverIsKilled:
             save(batch(spark), tmp_path)
             check(spark, tmp_path, sorted(set(range(1000)) - gone))
 
-    def test_while_its_tasks_write_has_stored_nothing_and_is_done_by_a_repetition(
+    def test_write_killed_in_its_tasks_stores_nothing_until_repeated(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(10, 5000), "out", buckets=3)
@@ -344,7 +344,7 @@ class TestABatchWhoseDriverIsKilled:
         save(batch(spark), tmp_path)
         check(spark, tmp_path, [*range(1000), *range(5000, 5010)])
 
-    def test_again_and_again_with_upkeep_stores_every_row_once(
+    def test_repeatedly_killed_write_with_maintenance_stores_every_row_once(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, [], "out", buckets=3)
@@ -359,7 +359,7 @@ class TestABatchWhoseDriverIsKilled:
         check(spark, tmp_path, sorted(set(range(1000)) - gone))
         assert unreferenced(tmp_path, "out") == []
 
-    def test_in_an_overwrite_replaces_every_bucket_once(
+    def test_killed_overwrite_replaces_every_bucket_once(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(300, 5000), "out", buckets=3)
@@ -375,7 +375,7 @@ class TestABatchWhoseDriverIsKilled:
         save(batch(spark), tmp_path, "overwrite")
         check(spark, tmp_path, [*range(1000), *range(2000, 2005)])
 
-    def test_alone_takes_its_workers_along_and_is_completed_by_its_write_id(
+    def test_workers_of_a_killed_driver_exit_and_release_the_bucket(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, [], "out", buckets=3)
@@ -389,11 +389,11 @@ class TestABatchWhoseDriverIsKilled:
         check(spark, tmp_path, list(range(1000)))
 
 
-class TestATaskThatIsKilled:
+class TestKilledTask:
     """A task is tried again: four times, where a local master is told so."""
 
     @pytest.mark.parametrize("mode", ["append", "overwrite"])
-    def test_with_its_python_worker_stores_its_rows_once(
+    def test_killed_python_worker_stores_its_rows_once(
         self, spark: SparkSession, tmp_path: Path, mode: str
     ) -> None:
         put(tmp_path, rows(50, 5000) if mode == "overwrite" else [], "out", buckets=3)
@@ -404,14 +404,16 @@ class TestATaskThatIsKilled:
         upkeep(tmp_path, "out")
         assert unreferenced(tmp_path, "out") == []
 
-    def test_in_a_stream_stores_its_rows_once(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_killed_worker_of_a_stream_stores_its_rows_once(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(900), "in", buckets=2)
         with driver(tmp_path, STREAM, "local[2,4]", 400, hold="written") as stream:
             end([stream.held("written")])
             stream.finish()
         check(spark, tmp_path, list(range(900)))
 
-    def test_with_its_executor_stores_its_rows_once(
+    def test_killed_executor_stores_its_rows_once(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, [], "out", buckets=3)

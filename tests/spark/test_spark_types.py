@@ -117,7 +117,9 @@ def test_every_value_comes_back_equal(spark: SparkSession, tmp_path: Path) -> No
             assert_same(as_spark(canonical(value)), got[name], name)
 
 
-def test_so_it_does_inside_lists_and_dicts(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_value_inside_lists_and_dicts_comes_back_equal(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     row: dict[str, Any] = {"id": 0}
     for name, value in VALUES.items():
         row[f"{name} list"] = [value, None]
@@ -132,7 +134,7 @@ def test_so_it_does_inside_lists_and_dicts(spark: SparkSession, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("step", [1, 2, 5])
-def test_slices_cut_nested_values_where_they_should(
+def test_slices_of_nested_values_are_cut_correctly(
     spark: SparkSession, tmp_path: Path, step: int
 ) -> None:
     def row(i: int) -> dict[str, Any]:
@@ -155,13 +157,13 @@ def test_slices_cut_nested_values_where_they_should(
     assert expected == records(by_filter)
 
 
-def test_each_has_its_documented_type_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_value_has_its_documented_spark_type(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, [{"id": 1, **SPARK_TYPES}], buckets=1)
     found = load(spark, tmp_path).drop("id")
     assert {kind: name for name, kind in found.dtypes} == {name: name for name in SPARK_TYPES}
 
 
-def test_what_spark_has_no_type_for_becomes_another(spark: SparkSession, tmp_path: Path) -> None:
+def test_values_without_a_spark_type_are_converted(spark: SparkSession, tmp_path: Path) -> None:
     found = through_spark(spark, tmp_path, [{"id": 1, **{n: v for n, (v, _) in CONVERTED.items()}}])
     kinds = dict(load(spark, tmp_path, "one").dtypes)
     for name, (value, kind) in CONVERTED.items():
@@ -180,7 +182,7 @@ def test_arrow_types_come_back_equal(spark: SparkSession, tmp_path: Path) -> Non
             assert before[name] == after[name], name
 
 
-def test_names_of_all_kinds_come_back(spark: SparkSession, tmp_path: Path) -> None:
+def test_names_of_all_kinds_come_back_equal(spark: SparkSession, tmp_path: Path) -> None:
     inner = {name: i for i, name in enumerate(GOOD_NAMES)}
     row = {"id": 1, **inner, "nested": inner, "dicts": [inner]}
     assert through_spark(spark, tmp_path, [row]) == [row]
@@ -197,7 +199,7 @@ def test_fields_keep_their_order(spark: SparkSession, tmp_path: Path) -> None:
     assert (list(found[0]), list(found[0]["a"])) == (["z", "id", "a"], ["y", "x"])
 
 
-def test_vectors_that_come_back_as_arrays_go_into_the_topic_they_are_of(
+def test_arrays_from_vectors_can_be_written_back_to_their_topic(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     put(tmp_path, [{"id": i, "v": [0.5, i / 2], "u": np.float32([i])} for i in range(5)])
@@ -210,7 +212,7 @@ def test_vectors_that_come_back_as_arrays_go_into_the_topic_they_are_of(
         assert {r["id"] for r in queue.search(vector=[0.5, 2.0], column="v", k=2)} == {4, 9}
 
 
-def test_values_that_spark_computed_are_stored_as_what_they_are(
+def test_values_computed_by_spark_are_stored_with_their_types(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     df = spark.sql(
@@ -241,7 +243,9 @@ def test_values_that_spark_computed_are_stored_as_what_they_are(
     }
 
 
-def test_times_do_not_depend_on_the_sessions_time_zone(spark: SparkSession, tmp_path: Path) -> None:
+def test_times_do_not_depend_on_the_time_zone_of_the_session(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     moments = [dt.datetime(2024, 7, 1, 12, tzinfo=UTC), dt.datetime(1, 1, 2, tzinfo=UTC)]
     table = [{"id": i, "t": m, "n": m.replace(tzinfo=None)} for i, m in enumerate(moments)]
     before = spark.conf.get("spark.sql.session.timeZone")
