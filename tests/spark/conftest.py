@@ -1,4 +1,4 @@
-"""One Spark for all tests of a run; it starts with the first test that asks for it."""
+"""One Spark session for all tests of a run; it starts with the first test that needs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """What a program with a session of its own did, on a machine without Java."""
+    """Run a program with its own session, on a machine without Java."""
     folder = tmp_path_factory.mktemp("alone")
     with Run(folder, USES_SPARK, PATH=path_without_java(folder / "bin")) as run:
         return run.finish()

@@ -1,4 +1,4 @@
-"""A topic as a DataFrame: the rows that ``read_queue`` has, the part that the options ask for."""
+"""Batch reads: a DataFrame has the rows of ``read_queue``, or the part that the options select."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROWS = 40
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a topic of three buckets, whose tables have four fragments each."""
+    """Return a folder with a topic of three buckets, whose tables have four fragments each."""
     folder = tmp_path_factory.mktemp("home")
     with writer(folder, buckets=BUCKETS) as queue:
         for flush in range(FLUSHES):
@@ -48,7 +48,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_bucket(df: DataFrame) -> dict[int, list[dict[str, Any]]]:
-    """Records by bucket in the order of their offsets; for DataFrames with metadata."""
+    """Return the records of a DataFrame with metadata, by bucket and in order of offsets."""
     found: dict[int, list[dict[str, Any]]] = {}
     for record in sorted(records(df), key=lambda r: (r["_bucket"], r["_offset"])):
         del record["_time"], record["_offset"]
@@ -139,7 +139,7 @@ class TestTopic:
     def test_wide_vectors_are_read_in_small_batches(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """Spark holds 64 MiB or so per batch with ease; 65,536 such rows would be half a GiB."""
+        """A batch of the usual 65,536 rows would take half a GiB; 64 MiB are fine for Spark."""
         wide = pa.array([[0.5] * 1024] * 4000, pa.list_(pa.float64(), 1024))
         put(tmp_path, pa.table({"id": range(4000), "v": wide}), buckets=1)
         part = Slice(str(tmp_path / "t"), 0, 0, 4000)
@@ -188,7 +188,6 @@ class TestColumns:
         assert sorted(r.id for r in found.collect()) == list(range(ROWS))
 
     def test_only_the_given_columns_are_read(self, spark: SparkSession, tmp_path: Path) -> None:
-        """A column that is not asked for may even be unreadable."""
         folder = put(tmp_path, [{"id": i, "text": f"{i}" * 50} for i in range(50)], buckets=1)
         part = Slice(str(folder), 0, 0, 50)
         target = pa.schema([("id", pa.int64())])
@@ -345,8 +344,8 @@ class TestPositions:
 
 @pytest.fixture(scope="module")
 def past(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A topic with four states: none, four rows (tag "one"), eight with another field, and
-    ten whose whole numbers have become floats."""
+    """Make a topic with four states: empty, four rows (tag "one"), eight rows with another field
+    (tag "two"), and ten rows in which integers have become floats."""
     folder = tmp_path_factory.mktemp("past")
     before = dt.datetime.now(UTC)
     put(folder, [{"id": i, "x": i} for i in range(4)], buckets=1)
@@ -556,7 +555,7 @@ class TestGivenSchema:
 
 class TestRegistration:
     def test_plain_spark_finds_the_format_without_registration(self, home: Path) -> None:
-        """A plain Spark, which nobody told of the format."""
+        """A Spark session that was not created by persisting."""
         with python(PLAIN, home) as child:
             out, err = child.communicate(timeout=110)
         assert out.split() == [str(ROWS), str(ROWS // 2)], err

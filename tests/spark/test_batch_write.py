@@ -1,4 +1,4 @@
-"""DataFrames written to topics: stored once, in order, where the queue would have put them."""
+"""Batch writes: rows are stored once, in order, in the buckets that a queue would use."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ SCHEMA = pa.schema(
 
 @pytest.fixture(params=["direct", pytest.param("spark", marks=pytest.mark.nightly)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """Writes to topics of the test's folder; by Spark itself in the nightly run."""
+    """Write to topics of the test's folder: with Spark's calls; nightly also with Spark itself."""
     if request.param == "direct":
         return DirectStore(tmp_path)
     return SparkStore(request.getfixturevalue("spark"), tmp_path)
 
 
 def table(count: int, first: int = 0) -> pa.Table:
-    """The records that :func:`filled.rows` has."""
+    """Return the records of :func:`support.spark.topics.rows` as a table."""
     return pa.Table.from_pylist(rows(count, first), SCHEMA)
 
 
 def one(**columns: Any) -> pa.Table:
-    """A table with one row; a column is a value, or a value and its type."""
+    """Return a table with one row; a column is a value, or a value and its type."""
     arrays = {
         name: pa.array([value[0]], value[1]) if isinstance(value, tuple) else pa.array([value])
         for name, value in columns.items()
@@ -65,13 +65,13 @@ def one(**columns: Any) -> pa.Table:
 
 
 def frame(spark: SparkSession, count: int, first: int = 0, parts: int = 1) -> DataFrame:
-    """The same records as a DataFrame."""
+    """Return the records of :func:`support.spark.topics.rows` as a DataFrame."""
     made = spark.range(first, first + count, numPartitions=parts)
     return made.selectExpr("id", "concat('row ', id) text", "id / 4 score", "id % 2 = 0 even")
 
 
 def in_bucket(bucket: int, buckets: int, first: int = 100) -> int:
-    """An id that goes to a bucket."""
+    """Return an id that is routed to a bucket."""
     return next(i for i in range(first, first + 999) if bucket_of(i, buckets) == bucket)
 
 
@@ -516,8 +516,8 @@ class TestLiveOwner:
     def test_owner_that_comes_during_a_write_loses_nothing(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """The second bucket is taken between plan and commit: the first one's rows are stored,
-        and a repetition with the same write id adds the others."""
+        """An owner takes the second bucket between plan and commit: the rows of the first bucket
+        are stored, and repeating the write with the same id adds the others."""
         put(tmp_path, rows(10), buckets=2)
         gate = Gate(tmp_path / "gate")
         first = {i for i in range(10, 30) if bucket_of(i, 2) == 0}
@@ -626,7 +626,7 @@ class TestWriteIds:
     def test_writes_without_an_id_do_not_evict_write_ids(
         self, store: Store, tmp_path: Path
     ) -> None:
-        """A write that nobody can repeat has no mark that would be kept for it."""
+        """A write that cannot be repeated leaves no lasting producer sequence."""
         store.save(table(2), writeId="one", numBuckets=1)
         for _ in range(2):
             store.save(table(2))
@@ -650,7 +650,7 @@ class TestFailingTasks:
     def test_failed_task_stores_nothing_and_leaves_no_files(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """The last row is bad, after the task has written a first file of each bucket."""
+        """The last row does not fit, after the task has written a first file of each bucket."""
         from pyspark.errors import PySparkException
 
         put(tmp_path, [{"id": 0, "v": [0.5, 1.5]}], buckets=2)
@@ -673,7 +673,7 @@ class TestFailingTasks:
         gate = Gate(tmp_path / "gate")
         opened = gate.opened
 
-        def fail_when_told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def fail_on_request(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             import os
             import time
 
@@ -683,10 +683,10 @@ class TestFailingTasks:
             context = TaskContext.get()
             while context is not None and context.partitionId() == 1:
                 if os.path.exists(opened):
-                    raise ValueError("told to fail")
+                    raise ValueError("asked to fail")
                 time.sleep(0.02)
 
-        df = spark.range(1, 101, numPartitions=2).mapInArrow(fail_when_told, "id long")
+        df = spark.range(1, 101, numPartitions=2).mapInArrow(fail_on_request, "id long")
         status = spark.sparkContext.statusTracker()
 
         def done() -> bool:
@@ -696,7 +696,7 @@ class TestFailingTasks:
 
         def write() -> None:
             spark.sparkContext.setJobGroup("failing", "")
-            with pytest.raises(PySparkException, match="told to fail"):
+            with pytest.raises(PySparkException, match="asked to fail"):
                 save(df, tmp_path)
 
         writing = BackgroundWork(spark, write)
@@ -721,7 +721,7 @@ class TestConcurrentWrites:
     def test_many_concurrent_writes_are_all_stored(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """They meet at the locks, which each holds for a moment."""
+        """The writers compete for locks, which each holds for a short time."""
         save(frame(spark, 0), tmp_path)
 
         def write(first: int) -> None:
@@ -792,7 +792,7 @@ class TestWrittenTopic:
     def test_damage_of_a_written_file_is_noticed(self, store: Store, tmp_path: Path) -> None:
         store.save(table(50), numBuckets=1)
         data = tmp_path / "t" / "bucket_0" / "data.lance" / "data"
-        # The smaller file has the times of arrival, without which nothing opens.
+        # The smaller file has the times of arrival, without which the table cannot be opened.
         file = max(data.iterdir(), key=lambda one: one.stat().st_size)
         damaged = bytearray(file.read_bytes())
         damaged[0] ^= 1

@@ -1,4 +1,4 @@
-"""One topic into another: every run takes what is new, and no row twice."""
+"""Incremental copies of a topic: every run takes the new rows, and no row twice."""
 
 from __future__ import annotations
 

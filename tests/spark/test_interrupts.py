@@ -1,4 +1,4 @@
-"""Ctrl-C while Spark starts: nothing is left behind."""
+"""Ctrl-C while Spark starts is deferred, and the handler is restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding a Java for Spark, and the small JAVA_HOME that cleans Spark's flags."""
+"""Finding a Java for Spark, and the small JAVA_HOME that filters Spark's flags."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fake_java(home: Path, says: str, status: int = 0) -> Path:
-    """A home with a java that ``says`` something of itself when asked, else prints its flags."""
+    """Make a home with a java that prints ``says`` for -version, else its flags."""
     command = home / "bin" / "java"
     command.parent.mkdir(parents=True)
     (home / "says").write_text(says)
@@ -228,7 +228,7 @@ class TestWrapper:
                 maker.stdin.flush()
             for maker in makers:
                 assert children.wait_for_line(maker) == "done"
-        # A file for each wrapper, and nothing half made.
+        # One file for each wrapper, and no drafts.
         made = [p for p in (cache / "persisting" / "java").rglob("*") if p.is_file()]
         assert sorted(p.name for p in made) == ["java"] * ROUNDS
 
@@ -242,7 +242,7 @@ home, rounds = Path(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
 start = float(sys.stdin.readline())
 for number in range(rounds):
-    # Another home with every round, so that all come to make it, and at the same moment.
+    # Use another home in every round, so that all create it at the same time.
     while time.monotonic() < start + number / 200:
         pass
     command = java.wrapper(java.Java(home / str(number), 17)) / "bin" / "java"

@@ -1,4 +1,4 @@
-"""Compaction on executors: larger fragments, and not a row that moved."""
+"""Compaction on executors: fragments become larger, and every row keeps its offset."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL: dict[str, Any] = {"retention_rows": 8192}
-"""With so little to keep, 1024 rows are a full fragment."""
+"""With this retention, 1024 rows are a full fragment."""
 
 DATA = "bucket_*/data.lance/data/*"
 
 
 def flushed(folder: Path, flushes: int, each: int, **options: Any) -> Path:
-    """A topic of two buckets with many small fragments."""
+    """Make a topic of two buckets with many small fragments."""
     with writer(folder, **SMALL, **options) as queue:
         for number in range(flushes):
             queue.put_batch(rows(each, number * each))
@@ -42,7 +42,7 @@ def flushed(folder: Path, flushes: int, each: int, **options: Any) -> Path:
 
 
 def located(spark: SparkSession, topic: Path) -> list[tuple[Any, ...]]:
-    """Every row with its place and time."""
+    """Return every row with its offset and time."""
     found = read_topic(spark, topic, includeMetadata=True).collect()
     return sorted(tuple(row) for row in found)
 
@@ -54,7 +54,7 @@ def fragments(folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def done(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a compaction did, with the topic before and after it."""
+    """Compact a topic; return the result with the rows before and after."""
     folder = tmp_path_factory.mktemp("compact")
     topic = flushed(folder, 25, 200)
     with reader(folder) as queue:
@@ -148,9 +148,7 @@ def test_compaction_of_some_buckets_leaves_the_others(spark: SparkSession, tmp_p
         jobs.compact(spark, topic, buckets=[2])
 
 
-def test_compaction_of_an_open_topic_names_its_owner(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_compaction_of_an_open_topic_names_its_owner(spark: SparkSession, tmp_path: Path) -> None:
     topic = flushed(tmp_path, 3, 20)
     with writer(tmp_path) as queue:
         queue.put_batch(rows(20, 60))
@@ -183,7 +181,7 @@ def test_compaction_that_fails_in_a_task_changes_nothing(
 
 
 class TestTasks:
-    """The pieces of a compaction, which anyone may execute."""
+    """The tasks of a compaction, without Spark."""
 
     @pytest.fixture
     def table(self, tmp_path: Path) -> Table:

@@ -1,4 +1,4 @@
-"""Duplicates: equal keys exactly, and texts that are nearly the same."""
+"""Duplicates: rows with equal keys, and texts that are nearly the same."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ WORDS = [f"word{n}" for n in range(400)]
 
 
 def texts(seed: int, count: int) -> list[str | None]:
-    """Texts of which some are changed copies of others, and some copies or nothing."""
+    """Return texts, of which some are changed copies of others, some copies, and some null."""
     chance = random.Random(seed)
     made: list[str | None] = []
     for _ in range(count):

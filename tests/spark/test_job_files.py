@@ -1,4 +1,4 @@
-"""Exports and what is there before them; files of every kind on their way into a topic."""
+"""Exports to folders that are not empty, and ingest of files of every kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def kinds(spark: SparkSession) -> DataFrame:
-    """Two rows of two kinds, as one task writes them."""
+    """Return two rows of two kinds in one partition."""
     made = [(1, "001", "x"), (2, "2024-01-01", "y")]
     return spark.createDataFrame(made, "id long, kind string, side string").coalesce(1)
 
@@ -35,7 +35,7 @@ def by_id(folder: Path, topic: str = "t") -> list[dict[str, Any]]:
 
 
 def lines(path: Path, *records: Any) -> Path:
-    """A file of JSON lines; text is written as it is."""
+    """Write a file of JSON lines; text is written unchanged."""
     texts = [one if isinstance(one, str) else json.dumps(one) for one in records]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{text}\n" for text in texts))

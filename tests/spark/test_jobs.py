@@ -1,4 +1,4 @@
-"""Jobs beside compaction and duplicates: files in and out, profiles, splits, indexes."""
+"""Jobs other than compaction and deduplication: export, ingest, profiles, splits, indexes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EVERY_TYPE = (
 
 
 def one(number: int) -> tuple[Any, ...]:
-    """A row of every type; some are empty."""
+    """Return a row of every type; some rows have only nulls."""
     if number % 7 == 3:
         return (number, *[None] * 13)
     return (
@@ -308,7 +308,7 @@ class TestSplit:
     SHARES: ClassVar = {"train": 0.7, "validation": 0.2, "test": 0.1}
 
     def part_of(self, key: Any, salt: str = "") -> str:
-        """The rule, said once more."""
+        """Return the part of a key by the documented rule."""
         digest = hashlib.md5(f"{salt}\x00{'' if key is None else key}".encode()).hexdigest()
         point = int(digest[:13], 16) / 16**13
         return "train" if point < 0.7 else "validation" if point < 0.9 else "test"

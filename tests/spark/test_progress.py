@@ -1,4 +1,4 @@
-"""What a person sees of a streaming query, and what is returned at its end."""
+"""The progress of a streaming query on a terminal, and the summary at its end."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TestErrors:
 
 @pytest.fixture(scope="module")
 def query(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> StreamingQuery:
-    """A query that took 60 rows in three batches, and has ended; it may be watched again."""
+    """Run a query that takes 60 rows in three batches; it can be watched again after its end."""
     folder = tmp_path_factory.mktemp("watch")
     reader = spark.readStream.format("persisting").option("maxOffsetsPerTrigger", 25)
     stream = reader.load(str(put(folder, rows(60)))).writeStream.format("noop")

@@ -1,4 +1,4 @@
-"""The session: what it sets, whose word wins, and that it leaves nothing behind."""
+"""Sessions: their settings, which settings win, and that they leave no files behind."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ class TestOtherWaysToRun:
     def test_executors_of_a_cluster_import_persisting_from_the_path_of_the_driver(
         self, tmp_path: Path
     ) -> None:
-        # A copy that nobody has installed.
+        # A copy that is not installed.
         package = Path(persisting.__file__).parent
         shutil.copytree(package, tmp_path / "copy" / "persisting")
         code = f"import sys; sys.path.insert(0, {str(tmp_path / 'copy')!r})" + HEAD + IN_A_CLUSTER
@@ -331,7 +331,7 @@ def where(batches):
         yield pa.record_batch({"file": found, "executor": [os.getcwd()] * batch.num_rows})
 
 spark = session(master="local-cluster[2,1,1024]")
-# Both executors have work only once both are there.
+# Both executors get work only if both have started.
 status = spark.sparkContext._jsc.sc().statusTracker()
 while len(status.getExecutorInfos()) < 3:
     pass

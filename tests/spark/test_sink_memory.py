@@ -1,4 +1,4 @@
-"""What a task of a write keeps in memory is bounded, however many buckets it writes to."""
+"""The memory of a write task is bounded, however many buckets it writes to."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Source, sink and jobs where tasks run in other processes than the driver: in a local cluster, on
-a standalone master with a worker, and through a Spark Connect server."""
+"""Source, sink and jobs with tasks outside of the driver's process: in a local cluster, on a
+standalone master with a worker, and through a Spark Connect server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import persisting
 from persisting.spark import java
 from persisting.topic.routing import bucket_of
 
-# Every cluster takes minutes: by night.
+# Every cluster takes minutes.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 LOCAL, STANDALONE, CONNECT = "local-cluster", "standalone", "connect"
@@ -35,7 +35,7 @@ PATIENCE = 120
 
 
 class Driver(Run):
-    """A driver with all it starts, which ends with it."""
+    """A driver that takes all processes it started with it when it ends."""
 
     def __init__(self, folder: Path, code: str, *args: object, **env: str) -> None:
         super().__init__(folder, code, *args, command=["setsid", sys.executable], **env)
@@ -46,14 +46,14 @@ class Driver(Run):
 
 
 def kill(process: subprocess.Popen[Any]) -> None:
-    """Kill a process that leads a group, with its group."""
+    """Kill a process group by its leader."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
 def server(folder: Path, command: list[str], ready: re.Pattern[str], **env: str) -> Iterator[str]:
-    """A program of the pip package's, until it is left; what it says when it is ready."""
+    """Run a program of the pyspark package during the block; yield what it prints when ready."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -91,7 +91,7 @@ def server(folder: Path, command: list[str], ready: re.Pattern[str], **env: str)
 
 @contextmanager
 def standalone(folder: Path) -> Iterator[str]:
-    """A master and a worker with two cores; the master's address."""
+    """Run a master and a worker with two cores; yield the master's address."""
     deploy = "org.apache.spark.deploy"
     here = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     master = ["spark-class", f"{deploy}.master.Master", *here]
@@ -104,7 +104,7 @@ def standalone(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def connect(folder: Path, **env: str) -> Iterator[str]:
-    """A Spark Connect server with two cores; its address."""
+    """Run a Spark Connect server with two cores; yield its address."""
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
@@ -120,13 +120,13 @@ def connect(folder: Path, **env: str) -> Iterator[str]:
 
 
 class Cluster:
-    """What a driver result that did everything once on one kind of cluster."""
+    """The results of a driver that did everything once on one kind of cluster."""
 
     def __init__(self, kind: str, folder: Path, run: Run) -> None:
         self.kind, self.folder, self._run = kind, folder, run
 
     def result(self, part: str) -> Any:
-        """What a part of the program returned; it must not have failed."""
+        """Return the result of a part of the program; raise if it failed."""
         found = self._run.result[part]
         assert "error" not in found, found["error"]
         return found["result"]
@@ -151,7 +151,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def drive(folder: Path, code: str, master: str, topics: Path, **env: str) -> Run:
-    """Run a program that has the helpers of these tests."""
+    """Run a program that can import the helpers of these tests."""
     place = folder / "driver"
     place.mkdir()
     helpers = str(TESTS)

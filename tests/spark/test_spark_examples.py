@@ -1,4 +1,4 @@
-"""The Spark programs in examples/ do what they say."""
+"""The Spark programs in examples/ run and print what they promise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def here(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What an example prints, run in this process with the session of the tests."""
+    """Return what an example prints in this process, with the session of the tests."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Spark is already running")
         runpy.run_path(str(EXAMPLES / name))["main"](folder)
@@ -28,7 +28,7 @@ def here(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def alone(name: str, folder: Path) -> str:
-    """What an example prints, run as a user runs it."""
+    """Return what an example prints if a user runs it."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / name), str(folder)],
         capture_output=True,
@@ -82,7 +82,7 @@ def test_incremental_example_continues_in_a_second_process(tmp_path: Path) -> No
     check_incremental(first, tmp_path, 0)
     second = alone("spark_incremental.py", tmp_path)
     check_incremental(second, tmp_path, 500)
-    # The tag of the first run is what the second one trains on, too.
+    # Both runs train on the tag of the first.
     assert first.splitlines()[-2:] == second.splitlines()[-2:]
 
 

@@ -1,5 +1,5 @@
-"""What the option ``filter`` keeps is what Spark's own filter keeps, wherever slices cut, and
-DataFrames with different filters do not get into each other's way."""
+"""The option ``filter`` keeps the rows that Spark's own filter keeps, wherever slices are cut, and
+DataFrames with different filters do not affect each other."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def record(i: int, chance: random.Random) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A topic of two buckets with fragments of all sizes, of which retention removed the first;
-    one bucket has a field that the other never saw."""
+    """Make a topic of two buckets with fragments of all sizes; retention removed the first ones.
+
+    Only one bucket has the field ``late``.
+    """
     folder, chance = tmp_path_factory.mktemp("home"), random.Random(5)
     with writer(folder, buckets=2) as queue:
         first = 0
@@ -111,14 +113,14 @@ class SparkFilter:
     home: Path
 
     def ids(self, conditions: list[str]) -> list[set[int]]:
-        """By condition, the ids of the rows that Spark's own filter keeps; in one query."""
+        """Return for each condition the ids of the rows that Spark keeps, with one query."""
         named = [f"({c}) AS c{i}" for i, c in enumerate(conditions)]
         found = records(load(self.spark, self.home).selectExpr("id", *named))
         return [{r["id"] for r in found if r[f"c{i}"]} for i in range(len(conditions))]
 
 
 def places(home: Path) -> dict[tuple[int, int], int]:
-    """By (bucket, offset), the id of the row there."""
+    """Return the id of each row by (bucket, offset)."""
     topic = TopicFolder.open(home / "t")
     found = {}
     for bucket in topic.buckets:
@@ -132,7 +134,7 @@ def places(home: Path) -> dict[tuple[int, int], int]:
 
 
 def slices(home: Path, chance: random.Random) -> Iterator[Slice]:
-    """A cut of every bucket into slices at random places."""
+    """Yield slices that cut every bucket at random places."""
     topic = TopicFolder.open(home / "t")
     for bucket in topic.buckets:
         view = topic.view(bucket)
@@ -197,7 +199,7 @@ def test_lance_keeps_nulls_if_a_condition_has_two_negated_lists(
 ) -> None:
     """DataFusion simplifies the condition to true, which is wrong for nulls.
 
-    If this fails, Lance is mended: remove it, and the filter of ``CONDITIONS``.
+    If this fails, Lance has fixed it: remove it, and the filter of ``CONDITIONS``.
     """
     kept, nulls = SparkFilter(spark, home).ids([condition, "n IS NULL"])
     known, schema = TopicFolder.open(home / "t").schema(), pa.schema([("id", pa.int64())])

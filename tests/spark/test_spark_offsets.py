@@ -1,4 +1,4 @@
-"""Offsets of streams and the divide_limit of a trigger, as pure functions."""
+"""Encoding of stream offsets, and division of a trigger's limit."""
 
 from __future__ import annotations
 

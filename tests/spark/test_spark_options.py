@@ -1,5 +1,5 @@
-"""Options of the format are read once, under any spelling of their names, and wrong ones are
-refused in words that name the option and say what it takes."""
+"""Options of the format are parsed whatever the case of their names; errors name the option and say
+what it takes."""
 
 from __future__ import annotations
 

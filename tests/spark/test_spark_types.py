@@ -50,7 +50,7 @@ SPARK_TYPES: dict[str, Any] = {
     "struct<a:bigint,b:array<struct<c:double>>>": {"a": 1, "b": [{"c": 0.5}]},
     "array<timestamp>": [dt.datetime(2024, 1, 1, tzinfo=UTC)],
 }
-"""By Spark type, a value of the type that is stored for it; see docs."""
+"""By Spark type, a value that is read as this type; see the docs."""
 
 CONVERTED: dict[str, tuple[Any, str]] = {
     "uuid": (UUID(int=5), "string"),
@@ -89,7 +89,7 @@ ARROW: dict[str, tuple[pa.Array, str]] = {
 
 
 def as_spark(value: Any) -> Any:
-    """The value with what Spark turns into something else."""
+    """Convert the parts of a value for which Spark has no type."""
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def as_spark(value: Any) -> Any:
 def through_spark(
     spark: SparkSession, folder: Path, table: list[dict[str, Any]] | pa.Table, **options: Any
 ) -> list[dict[str, Any]]:
-    """Put to one topic, read by Spark, written by Spark to another one, read from there."""
+    """Put rows to a topic, copy it with Spark, and return the rows of the copy."""
     put(folder, table, "one", buckets=1)
     save(load(spark, folder, "one", **options), folder, "two", numBuckets=1)
     return stored(folder, "two")

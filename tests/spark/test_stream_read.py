@@ -1,5 +1,5 @@
-"""A stream reads every row once: across restarts, new fields, compaction, and while a queue writes.
-What it has lost to retention or to a restore it says, unless told not to."""
+"""Streaming reads: every row is read once, across restarts, new fields and compaction, and while a
+queue writes. Rows lost to retention or a restore are an error, unless the options allow it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Fails = Callable[[str], Any]
 
 @pytest.fixture(params=["direct", pytest.param("spark", marks=pytest.mark.nightly)])
 def flow(request: pytest.FixtureRequest, tmp_path: Path) -> Flow:
-    """A stream of the topic ``t``; by Spark itself in the nightly run."""
+    """Stream the topic ``t``: with Spark's calls; nightly also with Spark itself."""
     if request.param == "direct":
         return DirectFlow(tmp_path)
     return SparkFlow(request.getfixturevalue("spark"), tmp_path)
@@ -52,7 +52,7 @@ def by_spark(spark: SparkSession, tmp_path: Path) -> SparkFlow:
 
 @pytest.fixture
 def fails(flow: Flow) -> Fails:
-    """The error that a run raises says these words."""
+    """Expect an error with these words from a run."""
 
     def words(text: str) -> Any:
         if isinstance(flow, DirectFlow):
@@ -84,7 +84,7 @@ class TestRun:
         assert by_spark.batches == [30, 2, 2, 1]
 
     def test_direct_stream_behaves_like_a_stream_of_spark(self, tmp_path: Path) -> None:
-        """So that what the direct flow shows is what Spark does."""
+        """The tests that run without Spark rely on this."""
         flow = DirectFlow(tmp_path)
         put(tmp_path, rows(30), buckets=3)
         assert numbers(flow.run()) == list(range(30))
@@ -211,7 +211,7 @@ class TestStartingPosition:
 
 class TestFilters:
     def test_filter_applies_after_the_limit_per_trigger(self, flow: Flow, tmp_path: Path) -> None:
-        """A limit counts offsets, not rows that the filter keeps."""
+        """The limit counts offsets, not rows that pass the filter."""
         put(tmp_path, rows(40), buckets=1)
         found = flow.run(
             filter="id % 10 = 3", columns="id", includeMetadata=True, maxOffsetsPerTrigger=8
@@ -261,7 +261,7 @@ class TestSchema:
 class TestRetention:
     @pytest.fixture
     def shortened(self, flow: Flow, tmp_path: Path) -> Path:
-        """The stream has read 4 of 16 rows; of the others 8 are gone."""
+        """The stream has read 4 of 16 rows; retention removed 8 of the others."""
         put(tmp_path, rows(4), buckets=1)
         assert numbers(flow.run()) == list(range(4))
         with writer(tmp_path) as queue:
@@ -299,7 +299,7 @@ class TestRetention:
     def test_retention_is_noticed_by_a_stream_that_started_on_an_empty_topic(
         self, flow: Flow, fails: Fails, tmp_path: Path
     ) -> None:
-        """Its checkpoint says 0, and it has read nothing yet."""
+        """Its checkpoint has offset 0, though it has read nothing yet."""
         put(tmp_path, [], buckets=1)
         assert flow.run() == []
         with writer(tmp_path) as queue:
@@ -339,7 +339,7 @@ class TestRetention:
 class TestRestores:
     @pytest.fixture
     def restored(self, flow: Flow, tmp_path: Path) -> Path:
-        """The stream has read 8 rows, of which the last 4 were taken back and others put."""
+        """The stream has read 8 rows; a restore removed the last 4, and others were put."""
         with writer(tmp_path, buckets=1) as queue:
             queue.put_batch(rows(4))
             queue.tag("four")
@@ -420,32 +420,32 @@ class TestRestores:
 
 class TestRecreatedTopic:
     @pytest.fixture
-    def anew(self, flow: Flow, tmp_path: Path) -> Path:
-        """The stream has read 8 rows of a topic that was then removed and has 5 others."""
+    def recreated(self, flow: Flow, tmp_path: Path) -> Path:
+        """The stream has read 8 rows of a topic that was then recreated with 5 others."""
         put(tmp_path, rows(8), buckets=1)
         assert len(flow.run()) == 8
         shutil.rmtree(tmp_path / "t")
         put(tmp_path, rows(5, 100), buckets=1)
         return tmp_path
 
-    def test_recreated_topic_is_an_error(self, flow: Flow, fails: Fails, anew: Path) -> None:
+    def test_recreated_topic_is_an_error(self, flow: Flow, fails: Fails, recreated: Path) -> None:
         for _ in range(2):
             with fails("bucket 0.*ends at offset 5.*reached 8.*recreated"):
                 flow.run()
 
     def test_recreated_topic_is_an_error_even_if_it_is_longer(
-        self, flow: Flow, fails: Fails, anew: Path
+        self, flow: Flow, fails: Fails, recreated: Path
     ) -> None:
-        put(anew, rows(20, 200))
+        put(recreated, rows(20, 200))
         with fails("bucket 0.*reached 8.*recreated"):
             flow.run()
         assert len(flow.run(failOnDataLoss=False)) == 25
 
     def test_recreated_topic_is_read_from_its_start_on_request(
-        self, flow: Flow, anew: Path
+        self, flow: Flow, recreated: Path
     ) -> None:
         assert numbers(flow.run(failOnDataLoss=False)) == list(range(100, 105))
-        put(anew, rows(2, 200))
+        put(recreated, rows(2, 200))
         assert numbers(flow.run()) == [200, 201]
 
 
@@ -494,7 +494,7 @@ class TestLiveQueue:
     def test_running_stream_reads_a_live_queue_of_another_process(
         self, by_spark: SparkFlow, tmp_path: Path
     ) -> None:
-        """The queue flushes and compacts beside it; every row is read once."""
+        """The queue flushes and compacts at the same time; every row is read once."""
         found: list[dict[str, Any]] = []
         with python(FEEDS, tmp_path, self.ROWS) as child:
             assert wait_for_line(child) == "begun"

@@ -1,5 +1,5 @@
-"""Micro-batches are stored once each, whatever happens between the tasks, the commits of the
-buckets and Spark's own note that a batch is done."""
+"""Streaming writes: each micro-batch is stored once, whatever happens between the tasks, the
+commits of the buckets and Spark's own note that the batch is done."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Again = Callable[[str], Pipe]
 
 @pytest.fixture(params=["direct", pytest.param("spark", marks=pytest.mark.nightly)])
 def another(request: pytest.FixtureRequest, tmp_path: Path) -> Again:
-    """Makes pipes by name; of Spark itself in the nightly run."""
+    """Make pipes by name: with Spark's calls; nightly also with Spark itself."""
     if request.param == "direct":
         return lambda name: DirectPipe(tmp_path, name)
     return lambda name: SparkPipe(request.getfixturevalue("spark"), tmp_path, name)
@@ -147,7 +147,7 @@ class TestRepeatedBatch:
         assert out(pipe) == list(range(130, 140))
 
     def test_repeated_batch_is_stored_once_after_many_other_writers(self, pipe: Pipe) -> None:
-        """The bucket remembers a thousand writers; those of one connection do not count."""
+        """A bucket remembers a thousand producers; puts without a producer id do not count."""
         pipe.run(numBuckets=1)
         with writer(pipe.folder, "out") as queue:
             for number in range(1100):
@@ -160,7 +160,7 @@ class TestRepeatedBatch:
     def test_partly_committed_batch_is_completed_on_restart(
         self, request: pytest.FixtureRequest, tmp_path: Path, kind: str
     ) -> None:
-        """A live owner takes the second bucket while the tasks run: the first one's part of the
+        """An owner takes the second bucket while the tasks run: the first bucket's part of the
         batch is stored, and the restarted query adds the rest."""
         pipe: Pipe = DirectPipe(tmp_path)
         if kind == "spark":
@@ -240,7 +240,7 @@ class TestConcurrentChanges:
         assert is_sound(pipe.folder, "out")
 
     def test_restore_removes_rows_together_with_their_producer_sequences(self, pipe: Pipe) -> None:
-        """What was taken back with its mark comes again if Spark repeats the batch."""
+        """Rows that a restore removed are stored again if Spark repeats the batch."""
         put(pipe.folder, rows(1, 100), "out")
         with writer(pipe.folder, "out") as queue:
             queue.tag("before")
