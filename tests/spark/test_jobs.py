@@ -203,7 +203,7 @@ class TestFiles:
             jobs.export(made, tmp_path / "x", partition_by="nope")
         with pytest.raises(InvalidArgument, match="vectors are for the format lance"):
             jobs.export(made, tmp_path / "x", vectors={"id": 2})
-        with pytest.raises(InvalidArgument, match="no array of floats"):
+        with pytest.raises(InvalidArgument, match="not an array of floats"):
             jobs.export(made, tmp_path / "x.lance", vectors={"id": 2})
         with pytest.raises(InvalidArgument, match="cannot tell the format"):
             jobs.ingest(spark, tmp_path, tmp_path / "t")
