@@ -289,6 +289,7 @@ except InvalidArgument as exc:
 """
 
 
+@pytest.mark.timeout(300)
 def test_a_refused_stream_prints_one_line_and_no_traceback(tmp_path: Path) -> None:
     put(tmp_path, rows(5), "in", buckets=1)
     with writer(tmp_path, "out", buckets=1) as queue:

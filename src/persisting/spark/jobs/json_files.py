@@ -222,8 +222,8 @@ def _decode_task(schema: pa.Schema) -> Any:
         encoder, target = RecordEncoder(schema, _RULES), spark_schema(schema)
         for batch in batches:
             records = [_object(line) for line in batch.column(0).to_pylist()]
-            rows, encoder = encoder.take(records)
-            for converted in to_spark([encoder.to_batch(rows)], target):
+            rows, fitted = encoder.take(records)
+            for converted in to_spark([fitted.to_batch(rows)], target):
                 yield pa.RecordBatch.from_arrays(
                     [*converted.columns, *batch.columns[2:]],
                     [*target.names, *batch.schema.names[2:]],
