@@ -1,13 +1,13 @@
-"""Spark's benchmarks: topics as source and sink beside Spark's own Parquet, in one run.
+"""Spark benchmarks: topics as source and sink compared with Spark's own Parquet, in one run.
 
     .venv/bin/python benchmarks/spark.py
     .venv/bin/python benchmarks/spark.py --rows 100000 --repeat 1
     .venv/bin/python benchmarks/spark.py --only read --profile
 
-Both read, write and stream the same rows in the same session, in turns, and the best of each is
-kept. ``--profile`` says where our time goes: it does what Spark's Python processes do once more,
-here and step by step. Absolute numbers are those of this machine at this hour; the ratios are what
-to compare: of seconds, below 1 is better than Parquet; of rows per second, above 1.
+Both read, write and stream the same rows in the same session, alternating, and the best of each is
+kept. ``--profile`` shows where our time goes: it repeats the work of Spark's Python processes here,
+step by step. Absolute numbers depend on the machine and its load; compare the ratios. For seconds,
+a ratio below 1 is better than Parquet; for rows per second, above 1.
 """
 
 from __future__ import annotations
@@ -27,20 +27,26 @@ from persisting.spark import session
 SUITES = {"read": reading, "write": writing, "stream": streaming}
 RESULTS = Path(__file__).parent / "results"
 JAVA = "-XX:TieredStopAtLevel=4 -XX:+UseG1GC"
-"""A session of ours is tuned to start quickly; this one is to compute for long."""
+"""Our sessions are tuned to start quickly; this one computes for a long time."""
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=2_000_000, help="default: 2,000,000")
-    parser.add_argument("--buckets", type=int, default=4, help="of the topics (default: 4)")
-    parser.add_argument("--master", default="local[2]", help="default: local[2]")
-    parser.add_argument("--repeat", type=int, default=5, help="measure so often, keep the best")
-    parser.add_argument("--only", action="append", choices=SUITES, help="a part; may be repeated")
-    parser.add_argument("--profile", action="store_true", help="say where our time goes, too")
-    parser.add_argument("--folder", type=Path, help="where the data goes (default: a temporary)")
+    parser.add_argument(
+        "--rows", type=int, default=2_000_000, help="number of rows (default: 2,000,000)"
+    )
+    parser.add_argument("--buckets", type=int, default=4, help="buckets of the topics (default: 4)")
+    parser.add_argument("--master", default="local[2]", help="Spark's master (default: local[2])")
+    parser.add_argument(
+        "--repeat", type=int, default=5, help="repetitions, of which the best is kept"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=SUITES, help="run only this part; may be repeated"
+    )
+    parser.add_argument("--profile", action="store_true", help="also show where our time goes")
+    parser.add_argument("--folder", type=Path, help="folder for the data (default: temporary)")
     parser.add_argument("--json", type=Path, help="file for the results (default: in results/)")
     given = parser.parse_args()
     if given.rows < 1000 or given.repeat < 1 or given.buckets < 1:

@@ -1,11 +1,11 @@
-"""A model step on Spark: texts of a topic get a vector, and are then found by their meaning.
+"""A model step on Spark: embeds the texts of a topic, which are then found by their meaning.
 
     python examples/spark_embedding.py [folder]
 
-Without a folder it works in ./queue_storage. The step is a plain function over Arrow batches, run
-by ``mapInArrow`` in Spark's Python workers: load a model once per task, and give it a batch at a
-time. So that nothing need be downloaded, the model here only hashes words; put your own in its
-place.
+The default folder is ./queue_storage. The step is a plain function over Arrow batches, which
+``mapInArrow`` runs in Spark's Python workers: it loads a model once per task and passes it one
+batch at a time. The model here only hashes words, so that nothing must be downloaded; replace it
+with your own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TEXTS = (
 
 
 class HashingModel:
-    """Every word is a direction, every text the mean of its words: no training, no download."""
+    """Maps every word to a direction and every text to the mean of its words."""
 
     def encode(self, texts: list[str]) -> np.ndarray:
         found = np.stack([sum(map(self._word, text.lower().split())) for text in texts])
@@ -50,7 +50,7 @@ class HashingModel:
 
 
 def embed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs in a Python worker of Spark's, once per task."""
+    """Embed batches; runs in a Python worker of Spark, once per task."""
     model = HashingModel()
     for batch in batches:
         if not batch.num_rows:

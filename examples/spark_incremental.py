@@ -1,11 +1,11 @@
-"""From a raw topic to a curated one to a training set, in steps that take only what is new.
+"""From a raw topic to a curated topic to a training set, in steps that take only new rows.
 
     python examples/spark_incremental.py [folder]
 
-Without a folder it works in ./queue_storage. Documents come in through a queue. Each run of the
-pipeline takes those that came since the last one, keeps what is fit for training, and puts it into
-a second topic. The training set is that topic at a tag, split by a hash of the documents' ids: the
-same rows for ever, and the same part for each document in every later set.
+The default folder is ./queue_storage. Documents arrive through a queue. Each run of the pipeline
+takes those that arrived since the last run, keeps the ones that are fit for training, and puts them
+into a second topic. The training set is that topic at a tag, split by a hash of the documents' ids:
+its rows never change, and a document is in the same part in every later set.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ WORDS = ("queue", "table", "vector", "bucket", "offset", "commit", "reader")
 
 
 def document(number: int) -> dict[str, object]:
-    """Every fifth has no text, every seventh is nothing but white space."""
+    """Return a document; every fifth has no text, every seventh only white space."""
     words = " ".join(WORDS[(number * step) % len(WORDS)] for step in range(1, 9))
     text = None if number % 5 == 0 else ("  \n" if number % 7 == 0 else f"{words}   no. {number}")
     return {"id": f"doc-{number}", "text": text, "score": number % 10 / 10}
 
 
 async def produce(folder: Path, count: int) -> int:
-    """Put the next ``count`` documents; how many there are now."""
+    """Put the next ``count`` documents; return how many there are now."""
     writer = await write_queue(
         topic="raw", storage_path=str(folder), num_buckets=2, backend="persisting"
     )
@@ -43,7 +43,7 @@ async def produce(folder: Path, count: int) -> int:
 
 
 def curate(raw: DataFrame) -> DataFrame:
-    """Tidy texts of documents that have one."""
+    """Keep documents with a text, and normalize its white space."""
     tidy = raw.withColumn("text", sf.trim(sf.regexp_replace("text", r"\s+", " ")))
     return tidy.where(sf.length("text") > 0).withColumn("words", sf.size(sf.split("text", " ")))
 

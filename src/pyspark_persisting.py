@@ -1,4 +1,4 @@
-"""Spark looks for modules of this name: the format ``persisting`` needs no registration."""
+"""Spark imports modules named ``pyspark_*``, so the format ``persisting`` needs no registration."""
 
 from persisting.spark.data_source import PersistingSource
 

@@ -1,4 +1,4 @@
-"""Batch reads and writes, beside Spark's own Parquet."""
+"""Batch reads and writes, compared with Spark's own Parquet."""
 
 from __future__ import annotations
 

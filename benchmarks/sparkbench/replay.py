@@ -1,9 +1,9 @@
-"""Where our time goes: what Spark's Python processes do, done once more without Spark.
+"""Where our time goes: repeats the work of Spark's Python processes without Spark.
 
-The same parts are read by as many threads as Spark has tasks at a time. The same rows are written
-by one, which Python's lock does not hold up, and its seconds are divided by that number. What a
-step of reading takes is the time of all up to it, less that of those before; what Spark needs
-beyond all of them is Java's part, and the way there and back.
+The same parts are read by as many threads as Spark runs tasks. The same rows are written by one
+thread, so that Python's lock does not matter, and its time is divided by the number of tasks. The
+time of a reading step is the time up to its end minus that of the steps before. The rest of Spark's
+time is Java, and the transfer between Java and Python.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def profile(bench: Bench, parts: list[str]) -> None:
 
 
 def _show(bench: Bench, title: str, steps: dict[str, float], whole: float) -> None:
-    """Every step as a line; the rest is Spark's."""
+    """Add a line for every step, and one for the rest, which is Spark's."""
     rest = {"Spark itself": whole - sum(steps.values())}
     for name, seconds in {**steps, **rest}.items():
         bench.run.add("profile", f"{title}: {name}", seconds, "s", "all of it", whole)
@@ -48,12 +48,12 @@ def _show(bench: Bench, title: str, steps: dict[str, float], whole: float) -> No
 
 def _reading(bench: Bench, columns: list[str]) -> tuple[dict[str, float], float]:
     from persisting.spark.batch_reader import TopicReader
-    from persisting.spark.data_source import _arrow_schema
+    from persisting.spark.data_source import read_schema
     from persisting.spark.source_options import read_options
 
     options = read_options({"path": bench.topic, "columns": ",".join(columns)})
     with stopwatch() as planning:
-        reader = TopicReader(options, _arrow_schema(options))
+        reader = TopicReader(options, read_schema(options))
         parts = reader.partitions()
     tables = sorted(Path(bench.topic).glob("bucket_*/data.lance"))
     lances = _best(bench, tables, lambda table: _drain(_lance(table, columns)))
@@ -73,7 +73,7 @@ def _reading(bench: Bench, columns: list[str]) -> tuple[dict[str, float], float]
 
 
 def _lance(table: Path, columns: list[str]) -> Batches:
-    """The rows of a bucket as Lance gives them."""
+    """Read the rows of a bucket with Lance alone."""
     scanner = lance.dataset(str(table)).scanner(columns=columns, batch_size=_BATCH)
     found: Batches = scanner.to_batches()
     return found
@@ -92,7 +92,7 @@ def _serialize(batches: Batches) -> None:
 
 
 class _Nowhere:
-    """A file that forgets, and copies what it is given as a socket would."""
+    """A file that discards its input after a copy, as a socket makes one."""
 
     closed = False
 
@@ -105,8 +105,8 @@ class _Nowhere:
 
 def _writing(bench: Bench) -> tuple[dict[str, float], float]:
     from persisting.spark import sink, write_task
-    from persisting.spark.scan_plan import plan
     from persisting.spark.source_options import write_options
+    from persisting.spark.write_plan import plan_write
     from persisting.table import checksums, files
 
     parts = [_batches(path) for path in sorted(Path(bench.parquet).glob("*.parquet"))]
@@ -127,9 +127,9 @@ def _writing(bench: Bench) -> tuple[dict[str, float], float]:
             given = {"path": str(folder / "replay"), "numBuckets": str(bench.buckets)}
             options = write_options(given)
             with stopwatch() as planning:
-                made = plan(options, parts[0][0].schema)
+                plan = plan_write(options, parts[0][0].schema)
             with _timed(inner) as within, stopwatch() as all_tasks:
-                written = [write_task.write_task(made, iter(one)) for one in parts]
+                written = [write_task.write_task(plan, iter(one)) for one in parts]
             with stopwatch() as committing:
                 sink.commit(options.folder, written, ("spark:replay", 0))
         within["the rest of the tasks"] = all_tasks() - sum(within.values())
@@ -145,7 +145,7 @@ def _batches(path: Path) -> list[pa.RecordBatch]:
 
 @contextmanager
 def _timed(functions: Mapping[str, tuple[Any, str]]) -> Iterator[dict[str, float]]:
-    """The seconds that functions take, each given by its module and name."""
+    """Measure the seconds that functions take, each given by its module and name."""
     seconds = dict.fromkeys(functions, 0.0)
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

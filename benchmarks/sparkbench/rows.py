@@ -1,4 +1,4 @@
-"""The rows of the benchmark, as Parquet and as a topic, and how calls in turns become lines."""
+"""The rows of the benchmark, as Parquet and as a topic, and the comparison of both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = 8
 
 @dataclass(frozen=True)
 class Bench:
-    """What every part needs."""
+    """What every part of the benchmark uses."""
 
     spark: SparkSession
     run: Run
@@ -53,7 +53,7 @@ class Bench:
         theirs: Callable[[int], object],
         at_most: float | None = None,
     ) -> None:
-        """The best of some repetitions in turns, as a line; both must find the same."""
+        """Run both alternately and add a line with the best of each; results must be equal."""
         found: Turns = asyncio.run(in_turns({OURS: ours, PARQUET: theirs}, range(self.run.repeat)))
         answers = {str(answer) for timed in found.values() for answer in timed.found}
         if len(answers) > 1:
@@ -64,7 +64,7 @@ class Bench:
 
 
 def make(spark: SparkSession, run: Run, buckets: int) -> Bench:
-    """Write the rows as Parquet, and those as a topic."""
+    """Write the rows as Parquet, and from there as a topic."""
     parquet, topic = str(run.folder / "rows.parquet"), str(run.folder / "topics" / "rows")
     Path(topic).parent.mkdir()
     _generated(spark, run.records).write.parquet(parquet)
@@ -79,7 +79,7 @@ def append_to_topic(bench: Bench, rows: DataFrame, topic: str) -> None:
 
 
 def _generated(spark: SparkSession, count: int) -> DataFrame:
-    """Every row is a function of its number."""
+    """Generate rows; every row is a function of its number."""
     words = " || ' ' || ".join(_pick(number) for number in range(_WORDS_PER_TEXT))
     return spark.range(0, count, 1, 4).selectExpr(
         "format_string('record-%09d', id) AS id",

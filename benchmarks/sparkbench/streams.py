@@ -1,4 +1,4 @@
-"""Streams over all rows that are there, beside Spark's stream of Parquet files."""
+"""Streams over all rows, compared with Spark's stream of Parquet files."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def streaming(bench: Bench) -> None:
 
 
 def _compare(bench: Bench, name: str, ours: Measure, theirs: Measure) -> None:
-    """Rows per second, from start to end and in the micro-batches alone.
+    """Add lines with rows per second, for the whole query and for its micro-batches alone.
 
-    A Python source costs a new process per query, which a stream that runs on does not notice.
+    A Python source starts a new process per query, which does not matter to a long stream.
     """
     found = asyncio.run(in_turns({OURS: ours, PARQUET: theirs}, range(bench.run.repeat)))
     for what, seconds in (
@@ -79,7 +79,7 @@ def _into_parquet(rows: DataFrame, folder: Path) -> DataStreamWriter:
 
 
 def _run(bench: Bench, sink: DataStreamWriter, folder: Path) -> float:
-    """The seconds of all micro-batches of a stream."""
+    """Run a stream; return the seconds of all its micro-batches."""
     query = sink.option("checkpointLocation", _new(folder)).trigger(availableNow=True).start()
     query.awaitTermination()
     done = query.recentProgress

@@ -1,10 +1,10 @@
-"""Run the pipeline of this folder: raw rows in, curated and rejected ones out, each once.
+"""Run the pipeline of this folder: it divides raw rows into curated and rejected ones.
 
     pip install 'pyspark[pipelines]'
     python examples/spark_pipeline/run.py [folder]
 
-Without a folder it works in ./queue_storage. Every run puts 50 more rows into the topic ``raw``
-and starts ``spark-pipelines`` on a copy of the project, which takes only what is new.
+The default folder is ./queue_storage. Every run puts 50 more rows into the topic ``raw`` and starts
+``spark-pipelines`` on a copy of the project, which takes only new rows, each once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MASTER = "local[2]"
 
 
 def row(number: int) -> dict[str, object]:
-    """Of five one has no text, and one too little."""
+    """Return a row; of five rows one has no text, and one too little."""
     texts = (None, "hi", f"a text  that is\nlong enough, no. {number}")
     return {"id": number, "text": texts[min(number % 5, 2)]}
 
@@ -46,7 +46,7 @@ async def count(folder: Path, topic: str) -> int:
 
 
 def project(folder: Path) -> Path:
-    """A copy of the project whose state is in ``folder``; its spec."""
+    """Copy the project, with its state in ``folder``; return the path of its spec."""
     copy = folder.absolute() / "pipeline"
     shutil.copytree(HERE / "transformations", copy / "transformations", dirs_exist_ok=True)
     text = (HERE / "spark-pipeline.yml").read_text()

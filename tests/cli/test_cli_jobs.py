@@ -81,7 +81,7 @@ def test_jobs_replace_nothing_unless_they_are_told(storage: Path, tmp_path: Path
     refused("shares must be numbers", *split[:-2], "a=b", "-o", parts)
     assert '"name": "s"' not in piped("tag", "events", "--json", "-s", storage).out
     assert job(*split, parts, storage=storage).parts == {"once": 20}
-    refused("is there already", *split, parts)
+    refused("already exists", *split, parts)
     job(*split, parts, "--mode", "overwrite", storage=storage)
     assert piped("export", "once", "-", "-s", storage).out.count("\n") == 6
 

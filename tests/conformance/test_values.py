@@ -7,116 +7,15 @@ import enum
 import math
 from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pandas as pd
 import pytest
 from support.buckets import Bucket
 from support.comparing import assert_same
+from support.values import GOOD_NAMES, INDIA, ODD_OFFSET, UTC, VALUES
 
 from persisting.queue import SchemaError
-
-UTC = dt.timezone.utc
-INDIA = dt.timezone(dt.timedelta(hours=5, minutes=30))
-ODD_OFFSET = dt.timezone(-dt.timedelta(hours=3, seconds=7, microseconds=5))
-
-VALUES: dict[str, Any] = {
-    "none": None,
-    "true": True,
-    "false": False,
-    "zero": 0,
-    "int64-max": 2**63 - 1,
-    "int64-min": -(2**63),
-    "beyond-float": 2**53 + 1,
-    "float": 0.1,
-    "integral-float": 3.0,
-    "negative-zero": -0.0,
-    "nan": math.nan,
-    "inf": math.inf,
-    "negative-inf": -math.inf,
-    "smallest-float": 5e-324,
-    "largest-float": 1.7976931348623157e308,
-    "text": "text",
-    "empty-text": "",
-    "unicode": "Ä漢字🎉\u200b\U0010ffff",
-    "nul": "a\0b\0",
-    "long-text": "x" * 100_000,
-    "bytes": b"\x00\xff\x80",
-    "pickle-none": b"N.",
-    "empty-bytes": b"",
-    "long-bytes": bytes(range(256)) * 400,
-    "naive": dt.datetime(2024, 2, 29, 23, 59, 59, 999999),
-    "naive-first": dt.datetime.min,
-    "naive-last": dt.datetime.max,
-    "naive-before-1970": dt.datetime(1969, 12, 31, 23, 59, 59, 999999),
-    "utc": dt.datetime(2024, 1, 1, tzinfo=UTC),
-    "india": dt.datetime(2024, 1, 1, 1, 2, 3, 4, tzinfo=INDIA),
-    "odd-offset": dt.datetime(2024, 1, 1, tzinfo=ODD_OFFSET),
-    "utc-first": dt.datetime.min.replace(tzinfo=UTC),
-    "utc-last": dt.datetime.max.replace(tzinfo=UTC),
-    "first-by-offset": dt.datetime(1, 1, 2, tzinfo=INDIA),
-    "date": dt.date(2024, 2, 29),
-    "first-date": dt.date.min,
-    "last-date": dt.date.max,
-    "time": dt.time(1, 2, 3, 4),
-    "midnight": dt.time.min,
-    "last-time": dt.time.max,
-    "timedelta": dt.timedelta(days=1, microseconds=1),
-    "negative-timedelta": dt.timedelta(microseconds=-1),
-    "long-timedelta": dt.timedelta(days=100_000_000),
-    "decimal": Decimal("12345678901234567890.123456789012345678"),
-    "negative-decimal": Decimal("-0.000000000000000001"),
-    "decimal-exponent": Decimal("1E+19"),
-    "decimal-zeros": Decimal("12345678901234567890.1234567890123456780000"),
-    "decimal-zero": Decimal("0E+30"),
-    "longest-timedelta": -dt.timedelta(days=106_751_990),
-    "uuid": UUID("12345678-1234-5678-1234-567812345678"),
-    "ints": [1, -2, 2**63 - 1],
-    "texts": ["a", "", "ü"],
-    "booleans": [True, False],
-    "holed-list": [1, None, 3],
-    "nones": [None, None],
-    "empty-list": [],
-    "empty-lists": [[], []],
-    "lists": [[1, 2], [], None, [3]],
-    "tuple": (1, 2),
-    "dict": {"a": 1, "b": "x", "c": None},
-    "empty-dict": {},
-    "deep-dict": {"a": {"b": {"c": {"d": [1]}}}},
-    "dicts": [{"a": 1}, {"a": None}, None],
-    "empty-dicts": [{}, None, {}],
-    "dicts-in-dicts": [{"a": [{"b": [1, 2]}, {"b": []}]}],
-    "dict-of-nones": {"a": None, "b": [], "c": {}},
-    "uuids": [UUID(int=0), None, UUID(int=2**128 - 1)],
-    "times": [dt.datetime(2024, 1, 1, tzinfo=INDIA), None],
-    "decimals": [Decimal("1.5"), Decimal("-2")],
-    "vector": [0.1, -0.0, math.inf],
-    "one-float": [0.5],
-    "wide-vector": [i / 7 for i in range(1536)],
-    "nan-vector": [math.nan, 1.0],
-    "matrix": [[0.5, 1.5], [2.5, 3.5]],
-    "np-bool": np.True_,
-    "np-int8": np.int8(-128),
-    "np-uint64": np.uint64(2**63 - 1),
-    "np-float32": np.float32(0.1),
-    "np-float16": np.float16(0.1),
-    "np-str": np.str_("x"),
-    "np-bytes": np.bytes_(b"x"),
-    "np-scalar-array": np.array(5),
-    "np-ints": np.array([1, 2, 3], dtype=np.int16),
-    "np-float64": np.array([0.1, 0.2]),
-    "np-float32-vector": np.array([0.1, 0.2], dtype=np.float32),
-    "np-float16-vector": np.array([0.1, 0.2], dtype=np.float16),
-    "np-big-endian": np.array([0.1, 0.2], dtype=">f8"),
-    "np-strided": np.arange(10.0)[::3],
-    "np-matrix": np.array([[1.0, 2.0], [3.0, 4.0]]),
-    "np-texts": np.array(["a", "bc"]),
-    "np-objects": np.array(["a", None], dtype=object),
-    "np-empty": np.array([]),
-    "bytearray": bytearray(b"ab"),
-    "memoryview": memoryview(b"abcd")[::2],
-}
 
 
 async def check(keeper: Bucket, rows: list[dict[str, Any]]) -> None:
@@ -357,12 +256,6 @@ async def test_nesting_is_stored_up_to_the_limit_and_refused_beyond(keeper: Buck
     assert await backend.get() == [{"a": nested_lists(20)}]
     with pytest.raises(SchemaError, match="deep"):
         await backend.put({"a": nested_lists(60)})
-
-
-GOOD_NAMES = [
-    "a b", "a'b", 'a"b', "1", "SELECT", "日本", "a/b", "a\nb", "_x", "a-b", "a[0]", "a,b", "{}",
-    "a;b", "(a)", "\\", "%", " ", "item", "element", "é", "e\u0301", "x" * 1000,
-]  # fmt: skip
 
 
 async def test_any_readable_name_can_be_a_field(keeper: Bucket) -> None:

@@ -43,11 +43,11 @@ def test_spark_page_lists_every_option_with_its_default(page: Path):
     default = source_options.read_options({"path": "/topics/t"})
     assert reading["startingOffsets"] == default.starting
     assert reading["endingOffsets"] == default.ending
-    assert reading["includeMetadata"] == source_options.plain(default.metadata)
+    assert reading["includeMetadata"] == source_options.option_text(default.metadata)
     assert default.rows_per_partition is None
     assert f"{source_options.ROWS_PER_PARTITION:,}" in page.read_text()
     assert f"{source_options.BYTES_PER_PARTITION >> 20} MiB" in page.read_text()
-    assert reading["failOnDataLoss"] == source_options.plain(default.fail_on_loss)
+    assert reading["failOnDataLoss"] == source_options.option_text(default.fail_on_loss)
     writing = {code(row[0]): row[1].strip("`") for row in table_with(page, "writeId")}
     assert tuple(writing) == source_options.WRITE
     assert writing["numBuckets"] == str(DEFAULT_BUCKETS)

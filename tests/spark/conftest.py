@@ -1,4 +1,4 @@
-"""One Spark for all tests of a run; it starts with the first test that asks for it."""
+"""One Spark session for all tests of a run; it starts with the first test that needs it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark.launching import Run, path_without_java
+from support.spark.processes import Run, path_without_java
 
 from persisting.spark import session
 
@@ -26,7 +26,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """What a program with a session of its own did, on a machine without Java."""
+    """Run a program with its own session, on a machine without Java."""
     folder = tmp_path_factory.mktemp("alone")
     with Run(folder, USES_SPARK, PATH=path_without_java(folder / "bin")) as run:
         return run.finish()
@@ -45,14 +45,14 @@ spark = session(conf={
 conf = dict(spark.sparkContext.getConf().getAll())
 spark.sql("CREATE DATABASE in_the_warehouse")
 system = spark.sparkContext._jvm.java.lang.System
-said = {
+result = {
     "app": spark.sparkContext.appName,
     "master": spark.sparkContext.master,
     "conf": conf,
     "arrow": spark.conf.get("spark.sql.execution.arrow.pyspark.enabled"),
     "rows": spark.range(10).repartition(3).count(),
     "java": system.getProperty("java.home"),
-    "said.by": system.getProperty("said.by"),
+    "result.by": system.getProperty("result.by"),
     "environ": [n for n in ("JAVA_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON") if n in os.environ],
     "folder": os.listdir(os.path.dirname(conf["spark.local.dir"])),
 }

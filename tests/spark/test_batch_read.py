@@ -1,25 +1,31 @@
-"""A topic as a DataFrame: the rows that ``read_queue`` has, the part that the options ask for."""
+"""Batch reads: a DataFrame has the rows of ``read_queue``, or the part that the options select."""
 
 from __future__ import annotations
 
 import datetime as dt
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from support.children import python, wait_for_line
-from support.spark.filled import content, load, put, records, refused, rows, stored, writer
+from support.children import python
+from support.spark.topics import (
+    content,
+    crashed_owner,
+    load,
+    put,
+    records,
+    refused,
+    rows,
+    stored,
+    writer,
+)
 
 from persisting.errors import OffsetOutOfRange, StorageError
 from persisting.spark import read_topic
 from persisting.spark.topic_scan import read_slice
 from persisting.topic.scan import Slice
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +38,7 @@ ROWS = 40
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a topic of three buckets, whose tables have four fragments each."""
+    """Return a folder with a topic of three buckets, whose tables have four fragments each."""
     folder = tmp_path_factory.mktemp("home")
     with writer(folder, buckets=BUCKETS) as queue:
         for flush in range(FLUSHES):
@@ -42,7 +48,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_bucket(df: DataFrame) -> dict[int, list[dict[str, Any]]]:
-    """Records by bucket in the order of their offsets; for DataFrames with metadata."""
+    """Return the records of a DataFrame with metadata, by bucket and in order of offsets."""
     found: dict[int, list[dict[str, Any]]] = {}
     for record in sorted(records(df), key=lambda r: (r["_bucket"], r["_offset"])):
         del record["_time"], record["_offset"]
@@ -57,11 +63,13 @@ def offsets(df: DataFrame) -> dict[int, list[int]]:
     return {bucket: sorted(some) for bucket, some in sorted(found.items())}
 
 
-class TestATopic:
-    def test_has_the_records_that_read_queue_has(self, spark: SparkSession, home: Path) -> None:
+class TestTopic:
+    def test_dataframe_has_the_records_that_read_queue_has(
+        self, spark: SparkSession, home: Path
+    ) -> None:
         assert by_bucket(load(spark, home, includeMetadata=True)) == content(home)
 
-    def test_is_named_by_its_folder_or_by_path_and_topic(
+    def test_topic_is_given_by_its_folder_or_by_path_and_topic(
         self, spark: SparkSession, home: Path
     ) -> None:
         by_options = spark.read.format("persisting").option("topic", "t").load(str(home))
@@ -69,7 +77,7 @@ class TestATopic:
         by_url = spark.read.format("persisting").load(f"file://{home}/t")
         assert by_options.count() == by_words.count() == by_url.count() == ROWS
 
-    def test_is_a_view_in_sql(self, spark: SparkSession, home: Path) -> None:
+    def test_topic_can_be_a_view_in_sql(self, spark: SparkSession, home: Path) -> None:
         spark.sql(
             f"CREATE TEMPORARY VIEW as_table USING persisting OPTIONS (path '{home}', topic 't')"
         )
@@ -79,24 +87,26 @@ class TestATopic:
         finally:
             spark.catalog.dropTempView("as_table")
 
-    def test_with_another_schema_is_brought_to_it(self, spark: SparkSession, home: Path) -> None:
+    def test_topic_is_converted_to_a_given_schema(self, spark: SparkSession, home: Path) -> None:
         asked = spark.read.format("persisting").schema("score double, id string, not_there int")
         found = records(asked.load(str(home / "t")).orderBy("score").limit(1))
         assert found == [{"score": 0.0, "id": "0", "not_there": None}]
 
     @pytest.mark.parametrize("backend", ["lance", "persisting"])
-    def test_may_have_either_backend(
+    def test_topics_of_both_backends_can_be_read(
         self, spark: SparkSession, tmp_path: Path, backend: str
     ) -> None:
         put(tmp_path, rows(3), backend=backend)
         assert sorted(r.id for r in load(spark, tmp_path).collect()) == [0, 1, 2]
 
-    def test_without_records_has_no_columns(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_topic_without_records_has_no_columns(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         put(tmp_path, [])
         found = load(spark, tmp_path)
         assert (found.columns, found.count()) == ([], 0)
 
-    def test_whose_records_retention_removed_is_empty(
+    def test_records_removed_by_retention_are_not_read(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(4), buckets=1)
@@ -107,9 +117,7 @@ class TestATopic:
         found = load(spark, tmp_path, includeMetadata=True)
         assert [(r["id"], r["_offset"]) for r in records(found)] == [(4, 4)]
 
-    def test_whose_buckets_know_different_fields_has_all_of_them(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
+    def test_fields_of_all_buckets_are_read(self, spark: SparkSession, tmp_path: Path) -> None:
         with writer(tmp_path, buckets=BUCKETS) as queue:
             for record in ({"id": 0}, {"id": 1, "x": 1}, {"id": 2, "y": {"a": 1}}):
                 queue.put(record)
@@ -119,7 +127,7 @@ class TestATopic:
         assert found == sorted(stored(tmp_path), key=lambda r: r["id"])
         assert found[1] == {"id": 1, "x": 1.0, "y": None, "z": None}
 
-    def test_has_the_defaults_of_its_schema_where_read_queue_has_them(
+    def test_schema_defaults_are_read_as_read_queue_reads_them(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with writer(tmp_path, schema_defaults={"k": 7}) as queue:
@@ -128,10 +136,10 @@ class TestATopic:
             queue.put({"id": 0, "k": 1})
         assert by_bucket(load(spark, tmp_path, includeMetadata=True)) == content(tmp_path)
 
-    def test_of_wide_vectors_is_read_in_batches_that_fit_into_memory(
+    def test_wide_vectors_are_read_in_small_batches(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """Spark holds 64 MiB or so per batch with ease; 65,536 such rows would be half a GiB."""
+        """A batch of the usual 65,536 rows would take half a GiB; 64 MiB are fine for Spark."""
         wide = pa.array([[0.5] * 1024] * 4000, pa.list_(pa.float64(), 1024))
         put(tmp_path, pa.table({"id": range(4000), "v": wide}), buckets=1)
         part = Slice(str(tmp_path / "t"), 0, 0, 4000)
@@ -142,7 +150,7 @@ class TestATopic:
 
 
 class TestOwners:
-    def test_rows_of_a_live_owner_are_there_once_flushed(
+    def test_rows_of_a_live_owner_are_read_once_flushed(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with writer(tmp_path, enable_wal=True) as queue:
@@ -157,18 +165,15 @@ class TestOwners:
             assert load(spark, tmp_path).count() == 10
         assert content(tmp_path) == by_bucket(load(spark, tmp_path, includeMetadata=True))
 
-    def test_a_crashed_owners_log_is_brought_in_before_the_read(
+    def test_log_of_a_crashed_owner_is_recovered_before_the_read(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        with python(CRASHES, tmp_path) as child:
-            assert wait_for_line(child) == "put"
-            child.send_signal(signal.SIGKILL)
-            child.wait()
+        crashed_owner(tmp_path)
         found = load(spark, tmp_path, includeMetadata=True)
         assert sorted(r["id"] for r in records(found)) == list(range(50))
         assert by_bucket(found) == content(tmp_path)
 
-    def test_a_read_leaves_the_topic_free(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_read_does_not_lock_the_topic(self, spark: SparkSession, tmp_path: Path) -> None:
         put(tmp_path, rows(5))
         found = load(spark, tmp_path)
         found.count()
@@ -176,33 +181,13 @@ class TestOwners:
         assert load(spark, tmp_path).count() == 10
 
 
-CRASHES = """
-import asyncio, sys, time
-from persisting.queue import write_queue
-
-async def main():
-    queue = await write_queue(
-        topic="t", storage_path=sys.argv[1], num_buckets=2, backend="persisting",
-        backend_options={"enable_wal": True, "flush_interval": None, "compaction": False},
-    )
-    await queue.put_batch([{"id": i, "new": None} for i in range(20)])
-    await queue.flush()
-    await queue.put_batch([{"id": i, "new": i / 2} for i in range(20, 50)])
-    print("put", flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
-
-
 class TestColumns:
-    def test_are_read_in_the_order_asked_for(self, spark: SparkSession, home: Path) -> None:
+    def test_columns_are_read_in_the_given_order(self, spark: SparkSession, home: Path) -> None:
         found = load(spark, home, columns="score, id")
         assert found.columns == ["score", "id"]
         assert sorted(r.id for r in found.collect()) == list(range(ROWS))
 
-    def test_leave_the_others_on_disk(self, spark: SparkSession, tmp_path: Path) -> None:
-        """A column that is not asked for may even be unreadable."""
+    def test_only_the_given_columns_are_read(self, spark: SparkSession, tmp_path: Path) -> None:
         folder = put(tmp_path, [{"id": i, "text": f"{i}" * 50} for i in range(50)], buckets=1)
         part = Slice(str(folder), 0, 0, 50)
         target = pa.schema([("id", pa.int64())])
@@ -210,13 +195,13 @@ class TestColumns:
         assert batch.column_names == ["id"]
         assert batch.num_rows == 50
 
-    def test_may_have_any_name(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_columns_may_have_any_name(self, spark: SparkSession, tmp_path: Path) -> None:
         names = ["a,b", " x ", "ü", "a'b", "SELECT", "_x", "[1]", '"q"']
         put(tmp_path, [{"id": 1, **{name: i for i, name in enumerate(names)}}])
         found = read_topic(spark, tmp_path, "t", columns=names)
         assert records(found) == [{name: i for i, name in enumerate(names)}]
 
-    def test_that_are_not_there_are_refused_with_those_that_are(
+    def test_unknown_column_is_refused_with_a_list_of_fields(
         self, spark: SparkSession, home: Path
     ) -> None:
         with refused("InvalidArgument", "option columns names 'ID'.*'id', 'text', 'score'"):
@@ -224,13 +209,13 @@ class TestColumns:
 
 
 class TestMetadata:
-    def test_says_bucket_offset_and_arrival(self, spark: SparkSession, home: Path) -> None:
+    def test_metadata_has_bucket_and_offset(self, spark: SparkSession, home: Path) -> None:
         found = load(spark, home, includeMetadata=True)
         assert found.columns[-3:] == ["_bucket", "_offset", "_time"]
         sizes = {bucket: len(some) for bucket, some in content(home).items()}
         assert offsets(found) == {bucket: list(range(size)) for bucket, size in sizes.items()}
 
-    def test_times_are_when_the_rows_were_put(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_metadata_has_the_time_of_each_put(self, spark: SparkSession, tmp_path: Path) -> None:
         before = dt.datetime.now(UTC)
         put(tmp_path, rows(3))
         between = dt.datetime.now(UTC)
@@ -239,7 +224,9 @@ class TestMetadata:
         assert all(before <= found[i] <= between for i in range(3))
         assert all(between <= found[i] <= dt.datetime.now(UTC) for i in range(3, 6))
 
-    def test_comes_with_chosen_columns_and_slices(self, spark: SparkSession, home: Path) -> None:
+    def test_metadata_works_with_columns_filter_and_partitions(
+        self, spark: SparkSession, home: Path
+    ) -> None:
         found = load(
             spark, home, includeMetadata=True, columns="text", rowsPerPartition=3, filter="id > 9"
         )
@@ -252,7 +239,9 @@ class TestMetadata:
         }
         assert {(r._bucket, r._offset, r.text) for r in found.collect()} == expected
 
-    def test_needs_its_names_for_itself(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_metadata_is_refused_if_a_field_has_one_of_its_names(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         put(tmp_path, [{"id": 1, "_offset": 5}])
         assert records(load(spark, tmp_path)) == [{"id": 1, "_offset": 5}]
         with refused("InvalidArgument", "field '_offset'.*includeMetadata"):
@@ -261,7 +250,7 @@ class TestMetadata:
 
 class TestPartitions:
     @pytest.mark.parametrize("step", [1, 3, 7, ROWS])
-    def test_of_any_size_give_every_row_once(
+    def test_partitions_of_any_size_read_every_row_once(
         self, spark: SparkSession, home: Path, step: int
     ) -> None:
         found = load(spark, home, rowsPerPartition=step)
@@ -269,7 +258,9 @@ class TestPartitions:
         if step > 1:
             assert sorted(r.id for r in found.collect()) == list(range(ROWS))
 
-    def test_keep_the_order_of_their_bucket(self, spark: SparkSession, home: Path) -> None:
+    def test_partitions_keep_the_order_of_their_bucket(
+        self, spark: SparkSession, home: Path
+    ) -> None:
         parts = load(spark, home, rowsPerPartition=5).rdd.glom().collect()
         for some in content(home).values():
             expected = [r["id"] for r in some]
@@ -289,7 +280,7 @@ class TestPositions:
             ({"endingOffsets": '{"0": 3, "1": 3, "2": 3}'}, (0, 3)),
         ],
     )
-    def test_bound_every_bucket(
+    def test_positions_bound_every_bucket(
         self, spark: SparkSession, home: Path, given: dict[str, str], expected: Any
     ) -> None:
         found = offsets(load(spark, home, includeMetadata=True, **given))
@@ -298,23 +289,27 @@ class TestPositions:
         want = {b: list(range(n))[start:end] for b, n in sizes.items() if start is not None}
         assert found == want
 
-    def test_of_some_buckets_leave_the_others_whole(self, spark: SparkSession, home: Path) -> None:
+    def test_positions_of_some_buckets_leave_other_buckets_whole(
+        self, spark: SparkSession, home: Path
+    ) -> None:
         given = {"startingOffsets": '{"1": 2}', "endingOffsets": '{"0": 1, "1": 999}'}
         found = offsets(load(spark, home, includeMetadata=True, **given))
         sizes = {bucket: len(some) for bucket, some in content(home).items()}
         assert found == {0: [0], 1: list(range(2, sizes[1])), 2: list(range(sizes[2]))}
 
-    def test_that_cross_are_empty(self, spark: SparkSession, home: Path) -> None:
+    def test_start_after_the_end_reads_nothing(self, spark: SparkSession, home: Path) -> None:
         given = {"startingOffsets": '{"0": 5}', "endingOffsets": '{"0": 2, "1": 0, "2": 0}'}
         assert load(spark, home, **given).count() == 0
 
-    def test_of_buckets_that_are_not_there_are_refused(
+    def test_positions_of_unknown_buckets_are_refused(
         self, spark: SparkSession, home: Path
     ) -> None:
         with refused("InvalidArgument", "startingOffsets names bucket 3.*0 to 2"):
             load(spark, home, startingOffsets='{"3": 0}').count()
 
-    def test_by_time_of_arrival(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_positions_may_be_timestamps_of_arrival(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(6))
         between = dt.datetime.now(UTC)
         put(tmp_path, rows(6, 6))
@@ -330,7 +325,7 @@ class TestPositions:
         assert found(startingTimestamp="1970-01-01", endingTimestamp=after) == list(range(12))
         assert found(startingTimestamp=after) == []
 
-    def test_before_what_retention_left_raise_or_begin_there(
+    def test_positions_removed_by_retention_raise_or_move_forward(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with writer(tmp_path, buckets=1) as queue:
@@ -349,8 +344,8 @@ class TestPositions:
 
 @pytest.fixture(scope="module")
 def past(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A topic with four states: none, four rows (tag "one"), eight with another field, and
-    ten whose whole numbers have become floats."""
+    """Make a topic with four states: empty, four rows (tag "one"), eight rows with another field
+    (tag "two"), and ten rows in which integers have become floats."""
     folder = tmp_path_factory.mktemp("past")
     before = dt.datetime.now(UTC)
     put(folder, [{"id": i, "x": i} for i in range(4)], buckets=1)
@@ -366,21 +361,21 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 class TestTimeTravel:
-    def test_by_tag(self, spark: SparkSession, past: dict[str, Any]) -> None:
+    def test_topic_is_read_at_a_tag(self, spark: SparkSession, past: dict[str, Any]) -> None:
         assert load(spark, past["folder"], tag="one").count() == 4
         assert load(spark, past["folder"], tag="two").count() == 8
         assert load(spark, past["folder"]).count() == 10
 
-    def test_by_version(self, spark: SparkSession, past: dict[str, Any]) -> None:
+    def test_topic_is_read_at_a_version(self, spark: SparkSession, past: dict[str, Any]) -> None:
         assert load(spark, past["folder"], version=past["first"]).count() == 4
 
-    def test_by_moment(self, spark: SparkSession, past: dict[str, Any]) -> None:
+    def test_topic_is_read_at_a_timestamp(self, spark: SparkSession, past: dict[str, Any]) -> None:
         folder = past["folder"]
         assert load(spark, folder, timestamp=past["before"].isoformat()).count() == 0
         assert load(spark, folder, timestamp=past["after_one"].isoformat()).count() == 4
         assert load(spark, folder, timestamp=dt.datetime.now(UTC).isoformat()).count() == 10
 
-    def test_has_the_fields_and_types_of_then(
+    def test_read_at_a_tag_has_the_fields_and_types_of_that_time(
         self, spark: SparkSession, past: dict[str, Any]
     ) -> None:
         found = load(spark, past["folder"], tag="one")
@@ -388,7 +383,9 @@ class TestTimeTravel:
         assert records(found.orderBy("id").limit(2)) == [{"id": 0, "x": 0}, {"id": 1, "x": 1}]
         assert load(spark, past["folder"]).dtypes[1:] == [("x", "double"), ("new", "string")]
 
-    def test_goes_with_all_other_options(self, spark: SparkSession, past: dict[str, Any]) -> None:
+    def test_time_travel_works_with_all_other_options(
+        self, spark: SparkSession, past: dict[str, Any]
+    ) -> None:
         found = load(
             spark,
             past["folder"],
@@ -402,7 +399,7 @@ class TestTimeTravel:
         )
         assert offsets(found) == {0: [2, 3, 4, 6]}
 
-    def test_goes_with_moments_whatever_became_of_the_rows(
+    def test_timestamps_work_with_a_tag_after_retention(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with writer(tmp_path, buckets=1) as queue:
@@ -422,7 +419,7 @@ class TestTimeTravel:
         assert count(endingTimestamp=after.isoformat()) == 10
         assert count(startingTimestamp=after.isoformat()) == 0
 
-    def test_is_divided_by_the_size_of_what_is_read(
+    def test_read_at_a_tag_is_partitioned_by_the_size_of_that_version(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with writer(tmp_path, buckets=1) as queue:
@@ -440,17 +437,19 @@ class TestTimeTravel:
             ({"version": 999}, "version 999"),
         ],
     )
-    def test_to_what_is_not_there_is_refused(
+    def test_unknown_tag_or_version_is_refused(
         self, spark: SparkSession, past: dict[str, Any], given: dict[str, Any], words: str
     ) -> None:
         with refused("InvalidArgument", words):
             load(spark, past["folder"], **given).count()
 
-    def test_by_number_needs_a_topic_of_one_bucket(self, spark: SparkSession, home: Path) -> None:
+    def test_version_number_needs_a_topic_of_one_bucket(
+        self, spark: SparkSession, home: Path
+    ) -> None:
         with refused("InvalidArgument", "version=1.*3 buckets.*tag or timestamp"):
             load(spark, home, version=1).count()
 
-    def test_by_tag_outlives_retention_restore_and_cleaning(
+    def test_tag_stays_readable_after_retention_restore_and_cleaning(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with writer(tmp_path, keep_versions=0.001) as queue:
@@ -468,8 +467,8 @@ class TestTimeTravel:
         assert by_bucket(found) == expected
 
 
-class TestADataFrameThatIsKept:
-    def test_is_not_hurt_by_compaction_and_the_cleaning_of_versions(
+class TestOldDataFrame:
+    def test_old_dataframe_works_after_compaction_and_removal_of_versions(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with writer(tmp_path, keep_versions=0.001) as queue:
@@ -485,7 +484,7 @@ class TestADataFrameThatIsKept:
             assert Counter(r.id for r in kept.collect()).most_common(1)[0][1] == 1
             assert {r.id for r in kept.collect()} >= set(range(40))
 
-    def test_of_rows_that_retention_takes_says_so(self, tmp_path: Path) -> None:
+    def test_old_read_of_rows_removed_by_retention_raises(self, tmp_path: Path) -> None:
         with writer(tmp_path, buckets=1) as queue:
             for first in range(0, 8, 4):
                 queue.put_batch(rows(4, first))
@@ -495,7 +494,7 @@ class TestADataFrameThatIsKept:
         with pytest.raises(OffsetOutOfRange, match=r"2 to 4 of bucket 0.*retention"):
             list(read_slice(part, pa.schema([("id", pa.int64())]), None, metadata=False))
 
-    def test_of_rows_that_a_restore_takes_says_so(self, tmp_path: Path) -> None:
+    def test_old_read_of_rows_removed_by_a_restore_raises(self, tmp_path: Path) -> None:
         with writer(tmp_path, buckets=1) as queue:
             queue.put_batch(rows(4))
             queue.tag("four")
@@ -507,16 +506,18 @@ class TestADataFrameThatIsKept:
             list(read_slice(part, pa.schema([("id", pa.int64())]), None, metadata=False))
 
 
-class TestWhatCannotBeRead:
-    def test_a_folder_without_a_topic(self, spark: SparkSession, tmp_path: Path) -> None:
+class TestRefusedReads:
+    def test_folder_without_a_topic_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         with refused("NoSuchTopic", f"no topic in {tmp_path}/nothing.*Check the name"):
             load(spark, tmp_path, "nothing")
 
-    def test_the_folder_of_the_topics(self, spark: SparkSession, home: Path) -> None:
+    def test_folder_of_several_topics_is_refused(self, spark: SparkSession, home: Path) -> None:
         with refused("NoSuchTopic", "Check the topic's name and the storage folder"):
             spark.read.format("persisting").load(str(home))
 
-    def test_a_topic_of_a_backend_of_ones_own(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_topic_of_a_custom_backend_is_refused(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         (tmp_path / "t").mkdir()
         (tmp_path / "t" / "topic.json").write_text(
             '{"topic": "t", "num_buckets": 1, "bucket_column": "id", "backend": "mine"}'
@@ -524,9 +525,7 @@ class TestWhatCannotBeRead:
         with refused("InvalidArgument", "'mine'.*'lance' and 'persisting'"):
             load(spark, tmp_path)
 
-    def test_an_option_that_is_wrong_reaches_the_user_at_load(
-        self, spark: SparkSession, home: Path
-    ) -> None:
+    def test_wrong_option_is_refused_by_load(self, spark: SparkSession, home: Path) -> None:
         with refused("InvalidArgument", "unknown option 'colums'; did you mean columns"):
             load(spark, home, colums="id")
         with refused("InvalidArgument", "includeMetadata='maybe' must be true or false"):
@@ -535,31 +534,33 @@ class TestWhatCannotBeRead:
             load(spark, home, startingOffsets="x")
 
 
-class TestAGivenSchema:
+class TestGivenSchema:
     @pytest.mark.parametrize(
         ("schema", "named"), [("ID long", "'ID'"), ("id long, _offset long", "'_offset'")]
     )
-    def test_may_not_name_what_is_not_there(
+    def test_given_schema_may_not_misspell_a_field(
         self, spark: SparkSession, home: Path, schema: str, named: str
     ) -> None:
         reader = spark.read.format("persisting").schema(schema)
         with refused("InvalidArgument", f"the schema names {named}.*'id'"):
             reader.load(str(home / "t")).collect()
 
-    def test_may_not_contradict_the_values(self, spark: SparkSession, home: Path) -> None:
+    def test_given_schema_may_not_contradict_the_values(
+        self, spark: SparkSession, home: Path
+    ) -> None:
         reader = spark.read.format("persisting").schema("id struct<a: int>")
         with refused("StorageError", "field 'id' is int64.*you gave the schema"):
             reader.load(str(home / "t")).collect()
 
 
 class TestRegistration:
-    def test_is_not_needed_where_persisting_is_installed(self, home: Path) -> None:
-        """A plain Spark, which nobody told of the format."""
+    def test_plain_spark_finds_the_format_without_registration(self, home: Path) -> None:
+        """A Spark session that was not created by persisting."""
         with python(PLAIN, home) as child:
             out, err = child.communicate(timeout=110)
         assert out.split() == [str(ROWS), str(ROWS // 2)], err
 
-    def test_by_hand_does_no_harm(self, spark: SparkSession, home: Path) -> None:
+    def test_second_registration_does_no_harm(self, spark: SparkSession, home: Path) -> None:
         from persisting.spark.data_source import PersistingSource
 
         spark.dataSource.register(PersistingSource)

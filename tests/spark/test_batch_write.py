@@ -1,4 +1,4 @@
-"""DataFrames written to topics: stored once, in order, where the queue would have put them."""
+"""Batch writes: rows are stored once, in order, in the buckets that a queue would use."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from support.children import python, wait_for_line
-from support.spark.filled import (
+from support.spark.gates import BackgroundWork, Gate
+from support.spark.topics import (
     content,
+    crashed_owner,
     ids,
     is_sound,
     load,
@@ -27,16 +28,11 @@ from support.spark.filled import (
     unreferenced,
     writer,
 )
-from support.spark.gates import Beside, Gate
-from support.spark.storing import DirectStore, SparkStore, Store
-from test_batch_read import CRASHES
+from support.spark.writes import DirectStore, SparkStore, Store
 
-from persisting.bucket.producer_sequences import ANONYMOUS, WRITERS, Writers
+from persisting.bucket.producer_sequences import ANONYMOUS, WRITERS, ProducerSequences
 from persisting.topic.routing import bucket_of
 from persisting.topic.topic_files import TopicFolder
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,19 +44,19 @@ SCHEMA = pa.schema(
 
 @pytest.fixture(params=["direct", pytest.param("spark", marks=pytest.mark.nightly)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """Writes to topics of the test's folder; by Spark itself in the nightly run."""
+    """Write to topics of the test's folder: with Spark's calls; nightly also with Spark itself."""
     if request.param == "direct":
         return DirectStore(tmp_path)
     return SparkStore(request.getfixturevalue("spark"), tmp_path)
 
 
 def table(count: int, first: int = 0) -> pa.Table:
-    """The records that :func:`filled.rows` has."""
+    """Return the records of :func:`support.spark.topics.rows` as a table."""
     return pa.Table.from_pylist(rows(count, first), SCHEMA)
 
 
 def one(**columns: Any) -> pa.Table:
-    """A table with one row; a column is a value, or a value and its type."""
+    """Return a table with one row; a column is a value, or a value and its type."""
     arrays = {
         name: pa.array([value[0]], value[1]) if isinstance(value, tuple) else pa.array([value])
         for name, value in columns.items()
@@ -69,18 +65,18 @@ def one(**columns: Any) -> pa.Table:
 
 
 def frame(spark: SparkSession, count: int, first: int = 0, parts: int = 1) -> DataFrame:
-    """The same records as a DataFrame."""
+    """Return the records of :func:`support.spark.topics.rows` as a DataFrame."""
     made = spark.range(first, first + count, numPartitions=parts)
     return made.selectExpr("id", "concat('row ', id) text", "id / 4 score", "id % 2 = 0 even")
 
 
 def in_bucket(bucket: int, buckets: int, first: int = 100) -> int:
-    """An id that goes to a bucket."""
+    """Return an id that is routed to a bucket."""
     return next(i for i in range(first, first + 999) if bucket_of(i, buckets) == bucket)
 
 
-class TestANewTopic:
-    def test_has_four_buckets_by_id(self, spark: SparkSession, tmp_path: Path) -> None:
+class TestNewTopic:
+    def test_new_topic_has_four_buckets_by_id(self, spark: SparkSession, tmp_path: Path) -> None:
         save(frame(spark, 20, parts=3), tmp_path)
         with writer(tmp_path) as queue:
             stats = queue.stats()
@@ -91,7 +87,9 @@ class TestANewTopic:
         assert sorted(stored(tmp_path), key=lambda r: r["id"]) == rows(20)
         assert is_sound(tmp_path)
 
-    def test_is_made_as_the_options_say(self, store: Store, tmp_path: Path) -> None:
+    def test_new_topic_is_created_with_the_given_options(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         given = {"numBuckets": 3, "bucketColumn": "text", "compression": "zstd"}
         store.save(table(20), **given)
         found = content(tmp_path)
@@ -102,13 +100,17 @@ class TestANewTopic:
         store.save(table(20, 20), **given)
         assert ids(tmp_path) == list(range(40))
 
-    def test_without_rows_has_the_fields(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_new_topic_without_rows_has_the_fields(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         save(frame(spark, 0), tmp_path)
         assert load(spark, tmp_path).columns == ["id", "text", "score", "even"]
         put(tmp_path, [{"id": 1, "score": 0.5}])
         assert stored(tmp_path) == [{"id": 1, "text": None, "score": 0.5, "even": None}]
 
-    def test_may_have_buckets_that_nothing_went_to(self, store: Store, tmp_path: Path) -> None:
+    def test_queue_can_write_to_buckets_that_spark_left_empty(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         store.save(table(1))
         put(tmp_path, [{"id": i, "score": 1} for i in range(1, 9)])
         put(tmp_path, [{"id": i, "even": None, "more": 1.5} for i in range(9, 20)])
@@ -136,7 +138,7 @@ class TestANewTopic:
         ],
         ids=lambda value: "" if isinstance(value, pa.Table) else str(value),
     )
-    def test_is_not_made_if_the_write_is_refused(
+    def test_refused_write_creates_no_topic(
         self,
         store: Store,
         tmp_path: Path,
@@ -149,12 +151,12 @@ class TestANewTopic:
             store.save(made, **given)
         assert not (tmp_path / "t").exists()
 
-    def test_is_not_made_of_columns_of_one_name(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_two_columns_of_one_name_are_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         with refused("SchemaError", "two columns of one name"):
             save(spark.sql("SELECT 1 AS id, 2 AS a, 3 AS a"), tmp_path)
         assert not (tmp_path / "t").exists()
 
-    def test_needs_a_mode_that_it_has(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_unsupported_save_modes_are_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         from pyspark.errors import AnalysisException
 
         for mode in ("error", "ignore"):
@@ -175,7 +177,9 @@ IDS: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 class TestRouting:
     @pytest.mark.parametrize("kind", IDS)
-    def test_is_the_queues(self, store: Store, tmp_path: Path, kind: str) -> None:
+    def test_rows_are_routed_as_a_queue_routes_them(
+        self, store: Store, tmp_path: Path, kind: str
+    ) -> None:
         dtype, values = IDS[kind]
         put(tmp_path, [{"id": v, "n": n} for n, v in enumerate(values)], "queue", buckets=7)
         numbered = pa.table({"id": pa.array(values, dtype), "n": range(len(values))})
@@ -186,7 +190,7 @@ class TestRouting:
         )
         assert by_spark == by_queue
 
-    def test_goes_by_the_rows_own_id_where_the_field_was_widened(
+    def test_rows_are_routed_by_their_own_type_after_widening(
         self, store: Store, tmp_path: Path
     ) -> None:
         put(tmp_path, [{"id": 1.5}], buckets=5)
@@ -198,7 +202,7 @@ class TestRouting:
 
 
 class TestOrder:
-    def test_within_a_bucket_is_that_of_partitions_and_their_rows(
+    def test_rows_of_a_bucket_keep_the_order_of_partitions(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         save(frame(spark, 3000, parts=6), tmp_path, numBuckets=2)
@@ -208,14 +212,14 @@ class TestOrder:
             assert numbers == sorted(numbers)
         assert ids(tmp_path) == list(range(4000))
 
-    def test_partitions_without_rows_do_not_matter(
+    def test_empty_partitions_do_not_change_the_order(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         df = spark.range(0, 100, numPartitions=10).filter("id BETWEEN 30 AND 34 OR id = 99")
         save(df, tmp_path, numBuckets=1)
         assert [r["id"] for r in stored(tmp_path)] == [30, 31, 32, 33, 34, 99]
 
-    def test_times_of_arrival_never_fall(self, store: Store, tmp_path: Path) -> None:
+    def test_times_of_arrival_never_decrease(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(5), buckets=1)
         store.save(table(10, 5), parts=3)
         put(tmp_path, rows(5, 15))
@@ -227,9 +231,7 @@ class TestOrder:
 
 
 class TestAppending:
-    def test_goes_behind_what_the_queue_put_and_before_what_it_puts_next(
-        self, store: Store, tmp_path: Path
-    ) -> None:
+    def test_append_is_ordered_between_puts_of_a_queue(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(10), buckets=2, enable_wal=True)
         store.save(table(10, 10), parts=2)
         put(tmp_path, rows(10, 20))
@@ -238,23 +240,24 @@ class TestAppending:
             assert [r["id"] for r in some] == sorted(r["id"] for r in some)
         assert is_sound(tmp_path)
 
-    def test_nothing_changes_nothing(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_append_of_no_rows_changes_nothing(self, spark: SparkSession, tmp_path: Path) -> None:
         put(tmp_path, rows(10))
         save(frame(spark, 0), tmp_path)
         save(frame(spark, 10, parts=3).filter("id < 0"), tmp_path)
         assert ids(tmp_path) == list(range(10))
 
-    def test_brings_in_the_log_of_a_crashed_owner_first(self, store: Store, tmp_path: Path) -> None:
-        with python(CRASHES, tmp_path) as child:
-            wait_for_line(child)
-            child.kill()
-            child.wait()
+    def test_append_recovers_the_log_of_a_crashed_owner_first(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        crashed_owner(tmp_path)
         store.save(pa.table({"id": range(50, 60)}))
         for some in content(tmp_path).values():
             assert [r["id"] for r in some] == sorted(r["id"] for r in some)
         assert ids(tmp_path) == list(range(60))
 
-    def test_to_a_topic_with_other_buckets_is_refused(self, store: Store, tmp_path: Path) -> None:
+    def test_append_with_other_bucket_options_is_refused(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(3))
         with refused("InvalidArgument", "num_buckets=2, not 3"):
             store.save(table(3), numBuckets=3)
@@ -262,7 +265,9 @@ class TestAppending:
             store.save(table(3), bucketColumn="text")
         assert len(stored(tmp_path)) == 3
 
-    def test_to_a_topic_of_the_backend_lance_is_strict(self, store: Store, tmp_path: Path) -> None:
+    def test_append_to_a_lance_topic_needs_exactly_its_fields(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(3), backend="lance")
         store.save(table(3, 3))
         with refused("SchemaError", "'more' is not in the schema"):
@@ -272,12 +277,12 @@ class TestAppending:
         put(tmp_path, rows(3, 6))
         assert ids(tmp_path) == list(range(9))
 
-    def test_reads_and_writes_the_same_topic(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_append_may_read_the_same_topic(self, spark: SparkSession, tmp_path: Path) -> None:
         put(tmp_path, rows(10))
         save(load(spark, tmp_path).selectExpr("id + 10 AS id", "text"), tmp_path)
         assert ids(tmp_path) == list(range(20))
 
-    def test_rows_without_the_bucket_column_are_refused_before_anything_changes(
+    def test_append_without_the_bucket_column_is_refused_and_changes_nothing(
         self, store: Store, tmp_path: Path
     ) -> None:
         for buckets in (1, 2):
@@ -289,7 +294,7 @@ class TestAppending:
             assert TopicFolder.open(tmp_path / topic).schema() == before
             assert ids(tmp_path, topic) == [0, 1]
 
-    def test_a_number_that_its_field_cannot_hold_names_the_field(
+    def test_number_that_its_field_cannot_hold_is_refused_by_name(
         self, store: Store, tmp_path: Path
     ) -> None:
         store.save(pa.table({"id": [1], "x": [0.5]}), numBuckets=1)
@@ -304,16 +309,14 @@ class TestAppending:
         store.save(pa.table({"id": [3], "v": [[0.5, 1.5]]}), vectors="v:2")
         assert ids(tmp_path) == [1, 3]
 
-    def test_types_that_would_come_back_as_others_are_refused(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
+    def test_variant_types_are_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         for value in ("parse_json('1')", "array(struct(parse_json('1')))"):
             with refused("InvalidArgument", "column 'v' holds the type variant.*to_json"):
                 save(spark.sql(f"select 1L id, {value} v"), tmp_path)
         save(spark.sql("select 1L id, struct(1 variant) v"), tmp_path)
         assert stored(tmp_path) == [{"id": 1, "v": {"variant": 1}}]
 
-    def test_rows_without_any_type_are_refused(self, store: Store, tmp_path: Path) -> None:
+    def test_append_of_only_void_columns_is_refused(self, store: Store, tmp_path: Path) -> None:
         with refused("InvalidArgument", r"\(id, x\) are void.*CAST"):
             store.save(pa.table({"id": pa.nulls(3), "x": pa.nulls(3)}))
         store.save(table(1), numBuckets=1)
@@ -322,7 +325,7 @@ class TestAppending:
 
 
 class TestEvolution:
-    def test_new_columns_are_new_fields(self, store: Store, tmp_path: Path) -> None:
+    def test_new_columns_become_new_fields(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(2), buckets=1)
         store.save(one(id=2, new="x", s={"a": 1}))
         put(tmp_path, [{"id": 3, "s": {"a": 5, "b": "z"}}])
@@ -353,7 +356,7 @@ class TestEvolution:
             ({"text": [1]}, "'text' is str, got list"),
         ],
     )
-    def test_what_contradicts_is_refused_and_changes_nothing(
+    def test_contradicting_types_are_refused_and_change_nothing(
         self, store: Store, tmp_path: Path, column: dict[str, Any], words: str
     ) -> None:
         put(tmp_path, rows(2))
@@ -372,9 +375,7 @@ class TestEvolution:
         with pytest.raises(ValueError, match="'y' cannot change from int to float"):
             put(tmp_path, [{"id": 3, "y": 0.5}])
 
-    def test_columns_that_are_lacking_get_their_defaults(
-        self, store: Store, tmp_path: Path
-    ) -> None:
+    def test_missing_columns_get_their_defaults(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, [{"id": 1}], buckets=1, schema_defaults={"k": 7})
         put(tmp_path, [{"id": 2, "k": 1}])
         store.save(pa.table({"id": [3, 4]}))
@@ -403,7 +404,7 @@ class TestVectors:
             assert [r["id"] for r in queue.search(vector=[1.0, 2.0, 2.5], k=1)] == [1]
 
     @pytest.mark.parametrize("array", [[1.0], [1.0, 2.0, 3.0], [1.0, None], []])
-    def test_arrays_that_are_none_are_refused_by_name(
+    def test_arrays_that_do_not_fit_the_vectors_are_refused_by_name(
         self, store: Store, tmp_path: Path, array: list[Any]
     ) -> None:
         put(tmp_path, [{"id": 1, "v": [1.0, 0.0]}])
@@ -414,7 +415,7 @@ class TestVectors:
 
 
 class TestOverwriting:
-    def test_replaces_the_rows_and_keeps_the_topic(
+    def test_overwrite_replaces_the_rows_and_keeps_the_topic(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(10), buckets=2)
@@ -428,33 +429,37 @@ class TestOverwriting:
         assert ids(tmp_path)[-1] == 200
         assert is_sound(tmp_path)
 
-    def test_makes_a_new_topic(self, store: Store, tmp_path: Path) -> None:
+    def test_overwrite_creates_a_new_topic(self, store: Store, tmp_path: Path) -> None:
         store.save(table(3), mode="overwrite")
         assert ids(tmp_path) == [0, 1, 2]
         store.save(table(2))
         assert ids(tmp_path) == [0, 0, 1, 1, 2]
         assert is_sound(tmp_path)
 
-    def test_by_nothing_empties_the_topic(self, store: Store, tmp_path: Path) -> None:
+    def test_overwrite_with_no_rows_empties_the_topic(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(10))
         store.save(table(0), mode="overwrite")
         assert stored(tmp_path) == []
         put(tmp_path, rows(3))
         assert ids(tmp_path) == [0, 1, 2]
 
-    def test_by_a_part_of_itself(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_topic_can_be_overwritten_with_a_part_of_itself(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(10))
         save(load(spark, tmp_path).filter("id > 6"), tmp_path, mode="overwrite")
         assert ids(tmp_path) == [7, 8, 9]
 
-    def test_is_repeated_once_per_write_id(self, store: Store, tmp_path: Path) -> None:
+    def test_overwrite_with_a_repeated_write_id_happens_once(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(10))
         store.save(table(3), mode="overwrite", writeId="o")
         put(tmp_path, rows(3, 3))
         store.save(table(3), mode="overwrite", writeId="o")
         assert ids(tmp_path) == list(range(6))
 
-    def test_lets_groups_begin_anew(self, store: Store, tmp_path: Path) -> None:
+    def test_groups_start_again_after_an_overwrite(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(10))
         with reader(tmp_path, group="g") as group:
             assert len(group.get(None)) == 10
@@ -463,7 +468,7 @@ class TestOverwriting:
         with reader(tmp_path, group="g") as group:
             assert sorted(r["id"] for r in group.get(None)) == list(range(100, 104))
 
-    def test_can_be_taken_back_by_a_tag(self, store: Store, tmp_path: Path) -> None:
+    def test_overwrite_can_be_undone_by_restoring_a_tag(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(10))
         with writer(tmp_path) as queue:
             queue.tag("before")
@@ -474,7 +479,7 @@ class TestOverwriting:
             queue.restore("before")
         assert ids(tmp_path) == list(range(10))
 
-    def test_repeated_leaves_what_others_put_since_into_buckets_that_it_left_empty(
+    def test_repeated_overwrite_keeps_rows_that_others_put_since(
         self, store: Store, tmp_path: Path
     ) -> None:
         for _ in range(2):
@@ -485,8 +490,10 @@ class TestOverwriting:
         assert is_sound(tmp_path)
 
 
-class TestALiveOwner:
-    def test_is_an_error_that_says_what_to_do(self, spark: SparkSession, tmp_path: Path) -> None:
+class TestLiveOwner:
+    def test_write_to_an_open_topic_raises_and_says_what_to_do(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         with writer(tmp_path) as queue:
             queue.put_batch(rows(10))
             words = "bucket_0 is open for writing by process .*close it.*put through its queue"
@@ -496,7 +503,9 @@ class TestALiveOwner:
         assert ids(tmp_path) == list(range(11))
         assert "new" not in stored(tmp_path)[0]
 
-    def test_of_one_bucket_is_enough(self, store: Store, tmp_path: Path) -> None:
+    def test_write_is_refused_if_one_bucket_has_an_owner(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(10), buckets=2)
         with writer(tmp_path) as queue:
             queue.put({"id": in_bucket(1, 2)})
@@ -504,11 +513,11 @@ class TestALiveOwner:
                 store.save(table(10, 10))
         assert len(stored(tmp_path)) == 11
 
-    def test_that_comes_while_tasks_write_loses_nothing(
+    def test_owner_that_comes_during_a_write_loses_nothing(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """The second bucket is taken between plan and commit: the first one's rows are stored,
-        and a repetition with the same write id adds the others."""
+        """An owner takes the second bucket between plan and commit: the rows of the first bucket
+        are stored, and repeating the write with the same id adds the others."""
         put(tmp_path, rows(10), buckets=2)
         gate = Gate(tmp_path / "gate")
         first = {i for i in range(10, 30) if bucket_of(i, 2) == 0}
@@ -523,7 +532,7 @@ class TestALiveOwner:
             writing.join()
         self.check_completion(SparkStore(spark, tmp_path), tmp_path, first)
 
-    def test_that_comes_while_tasks_write_loses_nothing_without_spark(self, tmp_path: Path) -> None:
+    def test_owner_that_comes_during_a_direct_write_loses_nothing(self, tmp_path: Path) -> None:
         put(tmp_path, rows(10), buckets=2)
         store = DirectStore(tmp_path)
         first = {i for i in range(10, 30) if bucket_of(i, 2) == 0}
@@ -546,9 +555,7 @@ class TestALiveOwner:
         assert is_sound(folder)
         assert unreferenced(folder) == []
 
-    def test_that_widens_a_field_while_tasks_write_is_noticed(
-        self, store: Store, tmp_path: Path
-    ) -> None:
+    def test_field_widened_during_a_write_is_noticed(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, [{"id": i, "x": 1} for i in range(10)])
         late = [{"id": i, "x": 0.5} for i in range(20, 30)]
         with refused("StorageError", "'x'.*changed.*again"):
@@ -558,9 +565,7 @@ class TestALiveOwner:
         store.save(one(id=10, x=5))
         assert ids(tmp_path) == [*range(11), *range(20, 30)]
 
-    def test_that_adds_a_field_while_tasks_write_does_no_harm(
-        self, store: Store, tmp_path: Path
-    ) -> None:
+    def test_field_added_during_a_write_does_no_harm(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, [{"id": i, "x": 1} for i in range(10)])
         late = [{"id": 11, "x": 6, "y": "a"}]
         store.save(one(id=10, x=5), meanwhile=lambda: put(tmp_path, late))
@@ -569,9 +574,7 @@ class TestALiveOwner:
         assert found[11] == {"id": 11, "x": 6, "y": "a"}
         assert is_sound(tmp_path)
 
-    def test_that_cleans_versions_while_tasks_write_does_no_harm(
-        self, store: Store, tmp_path: Path
-    ) -> None:
+    def test_versions_removed_during_a_write_do_no_harm(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(4), keep_versions=0.001)
 
         def clean() -> None:
@@ -587,7 +590,7 @@ class TestALiveOwner:
 
 
 class TestWriteIds:
-    def test_store_a_repetition_once(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_repeated_write_id_is_stored_once(self, spark: SparkSession, tmp_path: Path) -> None:
         for _ in range(2):
             save(frame(spark, 100, parts=3), tmp_path, writeId="monday")
         assert ids(tmp_path) == list(range(100))
@@ -596,12 +599,12 @@ class TestWriteIds:
         save(frame(spark, 100), tmp_path, writeId="monday")
         assert ids(tmp_path) == list(range(200))
 
-    def test_that_are_not_given_store_every_write(self, store: Store, tmp_path: Path) -> None:
+    def test_writes_without_an_id_are_all_stored(self, store: Store, tmp_path: Path) -> None:
         for _ in range(2):
             store.save(table(5))
         assert ids(tmp_path) == sorted([*range(5)] * 2)
 
-    def test_are_remembered_through_retention_compaction_and_other_writers(
+    def test_write_ids_survive_retention_compaction_and_other_writers(
         self, store: Store, tmp_path: Path
     ) -> None:
         store.save(table(20), writeId="one", numBuckets=1)
@@ -620,15 +623,19 @@ class TestWriteIds:
         store.save(table(20), writeId="one")
         assert ids(tmp_path) == list(range(40, 45))
 
-    def test_are_not_pushed_out_by_writes_without_one(self, store: Store, tmp_path: Path) -> None:
-        """A write that nobody can repeat has no mark that would be kept for it."""
+    def test_writes_without_an_id_do_not_evict_write_ids(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        """A write that cannot be repeated leaves no lasting producer sequence."""
         store.save(table(2), writeId="one", numBuckets=1)
         for _ in range(2):
             store.save(table(2))
-        marks = Writers(TopicFolder.open(tmp_path / "t").table(0).properties[WRITERS])
+        marks = ProducerSequences(TopicFolder.open(tmp_path / "t").table(0).properties[WRITERS])
         assert [name for name in marks._last if not name.startswith(ANONYMOUS)] == ["spark:one"]
 
-    def test_of_a_queue_are_others(self, store: Store, tmp_path: Path) -> None:
+    def test_write_ids_differ_from_writer_ids_of_a_queue(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         with writer(tmp_path, writer_id="one", enable_wal=True, buckets=1) as queue:
             queue.put({"id": 0}, sequence=0)
         store.save(pa.table({"id": [1]}), writeId="one")
@@ -640,8 +647,10 @@ class TestWriteIds:
 
 
 class TestFailingTasks:
-    def test_store_nothing_and_leave_no_files(self, spark: SparkSession, tmp_path: Path) -> None:
-        """The last row is bad, after the task has written a first file of each bucket."""
+    def test_failed_task_stores_nothing_and_leaves_no_files(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """The last row does not fit, after the task has written a first file of each bucket."""
         from pyspark.errors import PySparkException
 
         put(tmp_path, [{"id": 0, "v": [0.5, 1.5]}], buckets=2)
@@ -655,7 +664,7 @@ class TestFailingTasks:
         save(spark.range(1, 3), tmp_path)
         assert ids(tmp_path) == [0, 1, 2]
 
-    def test_take_the_files_of_those_that_were_done_with_them(
+    def test_failed_write_removes_files_of_finished_tasks(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         from pyspark.errors import PySparkException
@@ -664,7 +673,7 @@ class TestFailingTasks:
         gate = Gate(tmp_path / "gate")
         opened = gate.opened
 
-        def fail_when_told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def fail_on_request(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             import os
             import time
 
@@ -674,10 +683,10 @@ class TestFailingTasks:
             context = TaskContext.get()
             while context is not None and context.partitionId() == 1:
                 if os.path.exists(opened):
-                    raise ValueError("told to fail")
+                    raise ValueError("asked to fail")
                 time.sleep(0.02)
 
-        df = spark.range(1, 101, numPartitions=2).mapInArrow(fail_when_told, "id long")
+        df = spark.range(1, 101, numPartitions=2).mapInArrow(fail_on_request, "id long")
         status = spark.sparkContext.statusTracker()
 
         def done() -> bool:
@@ -687,10 +696,10 @@ class TestFailingTasks:
 
         def write() -> None:
             spark.sparkContext.setJobGroup("failing", "")
-            with pytest.raises(PySparkException, match="told to fail"):
+            with pytest.raises(PySparkException, match="asked to fail"):
                 save(df, tmp_path)
 
-        writing = Beside(spark, write)
+        writing = BackgroundWork(spark, write)
         try:
             writing.until(done)
         finally:
@@ -700,8 +709,8 @@ class TestFailingTasks:
         assert unreferenced(tmp_path) == []
 
 
-class TestTwoWritesAtOnce:
-    def test_are_both_stored(self, store: Store, tmp_path: Path) -> None:
+class TestConcurrentWrites:
+    def test_two_concurrent_writes_are_both_stored(self, store: Store, tmp_path: Path) -> None:
         store.save(table(0))
         other = DirectStore(tmp_path)
         store.save(table(50), meanwhile=lambda: other.save(table(50, 50)))
@@ -709,21 +718,25 @@ class TestTwoWritesAtOnce:
         assert is_sound(tmp_path)
 
     @pytest.mark.nightly
-    def test_many_are_all_stored(self, spark: SparkSession, tmp_path: Path) -> None:
-        """They meet at the locks, which each holds for a moment."""
+    def test_many_concurrent_writes_are_all_stored(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """The writers compete for locks, which each holds for a short time."""
         save(frame(spark, 0), tmp_path)
 
         def write(first: int) -> None:
             for start in range(first, first + 50, 10):
                 save(frame(spark, 10, start), tmp_path)
 
-        for writing in [Beside(spark, partial(write, first)) for first in range(0, 200, 50)]:
+        for writing in [
+            BackgroundWork(spark, partial(write, first)) for first in range(0, 200, 50)
+        ]:
             writing.join()
         assert ids(tmp_path) == list(range(200))
 
 
-class TestWhatSparkWrote:
-    def test_is_consumed_by_groups(self, store: Store, tmp_path: Path) -> None:
+class TestWrittenTopic:
+    def test_written_rows_are_consumed_by_groups(self, store: Store, tmp_path: Path) -> None:
         store.save(table(30), parts=2)
         with reader(tmp_path, group="g") as group:
             first = group.get(10)
@@ -733,7 +746,9 @@ class TestWhatSparkWrote:
             rest = group.get(None)
         assert sorted(r["id"] for r in first + rest) == list(range(40))
 
-    def test_is_searched_and_looked_up(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_written_rows_are_found_by_search_and_lookup(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         df = spark.range(300).selectExpr(
             "id", "concat('word', id) AS text", "array(cast(id AS double), 1D) AS v"
         )
@@ -749,7 +764,9 @@ class TestWhatSparkWrote:
             assert {r["id"] for r in queue.search(text="word123", k=3)} == {123, 423}
             assert [r["text"] for r in queue.lookup("id", 550)] == ["word250"]
 
-    def test_is_compacted_retained_and_verified(self, store: Store, tmp_path: Path) -> None:
+    def test_written_topic_is_compacted_retained_and_verified(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         for first in range(0, 100, 20):
             store.save(table(20, first), parts=2, numBuckets=1)
         with writer(tmp_path) as queue:
@@ -764,7 +781,7 @@ class TestWhatSparkWrote:
         assert ids(tmp_path) == [100]
         assert is_sound(tmp_path)
 
-    def test_is_read_at_its_versions(self, store: Store, tmp_path: Path) -> None:
+    def test_written_topic_is_read_at_its_versions(self, store: Store, tmp_path: Path) -> None:
         store.save(table(5), numBuckets=1)
         with writer(tmp_path) as queue:
             version = queue.versions()[-1]["version"]
@@ -772,10 +789,10 @@ class TestWhatSparkWrote:
         with reader(tmp_path) as queue:
             assert len(queue.get_arrow(version=version)) == 5
 
-    def test_is_not_damaged_unnoticed(self, store: Store, tmp_path: Path) -> None:
+    def test_damage_of_a_written_file_is_noticed(self, store: Store, tmp_path: Path) -> None:
         store.save(table(50), numBuckets=1)
         data = tmp_path / "t" / "bucket_0" / "data.lance" / "data"
-        # The smaller file has the times of arrival, without which nothing opens.
+        # The smaller file has the times of arrival, without which the table cannot be opened.
         file = max(data.iterdir(), key=lambda one: one.stat().st_size)
         damaged = bytearray(file.read_bytes())
         damaged[0] ^= 1
@@ -785,7 +802,7 @@ class TestWhatSparkWrote:
         assert not found["ok"]
         assert len(found["damaged"]) == 1
 
-    def test_decimals_are_stored_wherever_spark_laid_them(
+    def test_decimals_are_stored_whatever_their_alignment(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         df = spark.range(20).selectExpr(

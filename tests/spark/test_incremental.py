@@ -1,4 +1,4 @@
-"""One topic into another: every run takes what is new, and no row twice."""
+"""Incremental copies of a topic: every run takes the new rows, and no row twice."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark.filled import ids, put, rows, stored, writer
-from support.spark.launching import Run
+from support.spark.processes import Run
+from support.spark.topics import ids, put, rows, stored, writer
 
 from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic, StorageError
 from persisting.spark import jobs
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,22 +36,53 @@ def test_a_source_without_records_is_no_error(spark: SparkSession, tmp_path: Pat
     assert ids(tmp_path, "all") == list(range(5))
 
 
-@pytest.mark.parametrize("count", [3, 60])
-def test_a_source_that_was_made_anew_is_refused(
-    spark: SparkSession, tmp_path: Path, count: int
+def test_a_recreated_source_is_refused_whether_it_is_shorter_or_longer(
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     put(tmp_path, rows(20), "raw")
     assert jobs.incremental(spark, tmp_path / "raw", tmp_path / "all").rows == 20
-    assert jobs.incremental(spark, tmp_path / "raw", tmp_path / "all").rows == 0
-    shutil.rmtree(tmp_path / "raw")
-    put(tmp_path, rows(count, 100), "raw")
-    with pytest.raises(StorageError, match="was made anew"):
-        jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")
+    for count in (3, 60):
+        shutil.rmtree(tmp_path / "raw")
+        put(tmp_path, rows(count, 100), "raw")
+        with pytest.raises(StorageError, match="was recreated"):
+            jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")
     done = jobs.incremental(spark, tmp_path / "raw", tmp_path / "all", name="again")
-    assert done.rows == count
+    assert done.rows == 60
 
 
-def test_each_run_takes_only_what_is_new(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_topic_id_is_accepted_and_completed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Checkpoints written before topics had an id name only the path of the source."""
+    put(tmp_path, rows(20), "raw")
+    jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")
+    file = tmp_path / "all" / "checkpoints" / "raw" / "source.json"
+    known = json.loads(file.read_text())
+    file.write_text(json.dumps({"source": known["source"]}))
+    put(tmp_path, rows(5, 20), "raw")
+    assert jobs.incremental(spark, tmp_path / "raw", tmp_path / "all").rows == 5
+    assert json.loads(file.read_text()) == known
+    assert ids(tmp_path, "all") == list(range(25))
+
+
+def test_a_source_that_was_moved_alone_is_refused_until_its_new_path_is_stored(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    put(tmp_path, rows(10), "raw")
+    jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(tmp_path / "raw", tmp_path / "elsewhere" / "raw")
+    put(tmp_path / "elsewhere", rows(5, 10), "raw")
+    file = tmp_path / "all" / "checkpoints" / "raw" / "source.json"
+    with pytest.raises(InvalidArgument, match=f"edit the path in {file}"):
+        jobs.incremental(spark, tmp_path / "elsewhere" / "raw", tmp_path / "all")
+    known = json.loads(file.read_text())
+    file.write_text(json.dumps({**known, "source": "../../../elsewhere/raw"}))
+    assert jobs.incremental(spark, tmp_path / "elsewhere" / "raw", tmp_path / "all").rows == 5
+    assert ids(tmp_path, "all") == list(range(15))
+
+
+def test_each_run_takes_only_new_rows(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(100), "raw")
 
     def step() -> jobs.Summary:
@@ -88,7 +116,7 @@ def test_each_run_takes_only_what_is_new(spark: SparkSession, tmp_path: Path) ->
     assert (place / "spark" / "offsets" / "2").exists()
 
 
-def test_a_step_that_failed_is_taken_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_failed_run_is_repeated_by_the_next_one(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(50), "raw")
 
     def fails(df: DataFrame) -> DataFrame:
@@ -102,14 +130,16 @@ def test_a_step_that_failed_is_taken_again(spark: SparkSession, tmp_path: Path) 
     assert ids(tmp_path, "copy") == list(range(50))
 
 
-def test_sources_feed_a_target_under_names_of_their_own(
+def test_several_sources_feed_a_target_under_different_names(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     put(tmp_path / "a", rows(10), "raw")
     put(tmp_path / "b", rows(10, 10), "raw")
     target = tmp_path / "target"
     jobs.incremental(spark, tmp_path / "a" / "raw", target, num_buckets=1)
-    with pytest.raises(InvalidArgument, match=r"is of the source .*a/raw, not of .*b/raw.*name="):
+    with pytest.raises(
+        InvalidArgument, match=r"belongs to the source .*a/raw, not to .*b/raw.*name="
+    ):
         jobs.incremental(spark, tmp_path / "b" / "raw", target)
     options = {"columns": "id,text", "filter": "id < 15"}
     done = jobs.incremental(spark, tmp_path / "b" / "raw", target, name="b", read=options)
@@ -118,7 +148,7 @@ def test_sources_feed_a_target_under_names_of_their_own(
     assert sorted(path.name for path in (target / "checkpoints").iterdir()) == ["b", "raw"]
 
 
-def test_what_is_in_the_way_is_said(spark: SparkSession, tmp_path: Path) -> None:
+def test_missing_equal_and_locked_topics_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(5), "raw")
     with pytest.raises(NoSuchTopic, match="nothing"):
         jobs.incremental(spark, tmp_path / "nothing", tmp_path / "copy")
@@ -133,8 +163,7 @@ def test_what_is_in_the_way_is_said(spark: SparkSession, tmp_path: Path) -> None
     assert not (tmp_path / "nothing").exists()
 
 
-@pytest.mark.nightly
-def test_new_fields_of_the_source_come_along(spark: SparkSession, tmp_path: Path) -> None:
+def test_new_fields_of_the_source_are_copied(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(4), "raw")
     jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy", num_buckets=1)
     put(tmp_path, [{"id": 4, "text": "x", "score": 1.0, "even": True, "extra": [1.5]}], "raw")
@@ -143,8 +172,7 @@ def test_new_fields_of_the_source_come_along(spark: SparkSession, tmp_path: Path
     assert found == {0: None, 1: None, 2: None, 3: None, 4: [1.5]}
 
 
-@pytest.mark.nightly
-def test_topics_that_were_moved_together_go_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_topics_that_were_moved_together_continue(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path / "old", rows(10), "raw")
     jobs.incremental(spark, tmp_path / "old" / "raw", tmp_path / "old" / "copy", num_buckets=1)
     shutil.move(tmp_path / "old", tmp_path / "new")
@@ -154,8 +182,7 @@ def test_topics_that_were_moved_together_go_on(spark: SparkSession, tmp_path: Pa
     assert ids(tmp_path / "new", "copy") == list(range(15))
 
 
-@pytest.mark.nightly
-def test_runs_at_the_same_time_wait_for_each_other(spark: SparkSession, tmp_path: Path) -> None:
+def test_concurrent_runs_wait_for_each_other(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, rows(40), "raw")
 
     def step(_: int) -> int:
@@ -170,7 +197,7 @@ def test_runs_at_the_same_time_wait_for_each_other(spark: SparkSession, tmp_path
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_runs_that_are_killed_double_and_lose_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_killed_runs_lose_no_rows_and_store_none_twice(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "topics"
     put(folder, rows(3000), "raw")
     (folder / "copy").mkdir()
@@ -197,5 +224,5 @@ spark = session(master="local[2]")
 done = jobs.incremental(
     spark, sys.argv[1], sys.argv[2], num_buckets=2, max_rows_per_batch=300
 )
-said = {"rows": done.rows}
+result = {"rows": done.rows}
 """

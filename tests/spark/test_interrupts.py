@@ -1,4 +1,4 @@
-"""Ctrl-C while Spark starts: nothing is left behind."""
+"""Ctrl-C while Spark starts is deferred, and the handler is restored."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from persisting.spark.interrupts import held, plain
+from persisting.spark.interrupts import deferred_interrupts, preserved_interrupt_handler
 
 
 def interrupted(times: int, reached: list[bool]) -> None:
-    with held():
+    with deferred_interrupts():
         for _ in range(times):
             signal.raise_signal(signal.SIGINT)
         reached.append(True)
 
 
-def test_an_interrupt_waits_for_the_end() -> None:
+def test_interrupt_is_deferred_to_the_end() -> None:
     before = signal.getsignal(signal.SIGINT)
     reached: list[bool] = []
     with pytest.raises(KeyboardInterrupt):
@@ -26,24 +26,24 @@ def test_an_interrupt_waits_for_the_end() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_second_interrupt_does_not_wait() -> None:
+def test_second_interrupt_is_not_deferred() -> None:
     reached: list[bool] = []
     with pytest.raises(KeyboardInterrupt):
         interrupted(2, reached)
     assert not reached
 
 
-def test_a_handler_that_was_set_meanwhile_stays_unless_it_is_not_wanted() -> None:
+def test_handler_set_meanwhile_stays_unless_the_old_one_is_preserved() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with plain():
-        with held():
+    with preserved_interrupt_handler():
+        with deferred_interrupts():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_other_threads_have_no_interrupts() -> None:
+def test_interrupts_are_left_alone_in_other_threads() -> None:
     reached: list[bool] = []
-    with plain(), ThreadPoolExecutor(1) as pool:
+    with preserved_interrupt_handler(), ThreadPoolExecutor(1) as pool:
         pool.submit(interrupted, 0, reached).result()
     assert reached

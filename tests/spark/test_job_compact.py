@@ -1,4 +1,4 @@
-"""Compaction on executors: larger fragments, and not a row that moved."""
+"""Compaction on executors: fragments become larger, and every row keeps its offset."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 import pytest
-from support.spark.filled import content, put, reader, rows, writer
-from support.spark.launching import Run
+from support.spark.processes import Run
+from support.spark.topics import content, put, reader, rows, writer
 
 from persisting import fs
 from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic, TableError
@@ -23,20 +23,17 @@ from persisting.table.compaction import Limit
 from persisting.table.table import Table
 from persisting.table.view import TableView
 
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL: dict[str, Any] = {"retention_rows": 8192}
-"""With so little to keep, 1024 rows are a full fragment."""
+"""With this retention, 1024 rows are a full fragment."""
 
 DATA = "bucket_*/data.lance/data/*"
 
 
 def flushed(folder: Path, flushes: int, each: int, **options: Any) -> Path:
-    """A topic of two buckets with many small fragments."""
+    """Make a topic of two buckets with many small fragments."""
     with writer(folder, **SMALL, **options) as queue:
         for number in range(flushes):
             queue.put_batch(rows(each, number * each))
@@ -45,7 +42,7 @@ def flushed(folder: Path, flushes: int, each: int, **options: Any) -> Path:
 
 
 def located(spark: SparkSession, topic: Path) -> list[tuple[Any, ...]]:
-    """Every row with its place and time."""
+    """Return every row with its offset and time."""
     found = read_topic(spark, topic, includeMetadata=True).collect()
     return sorted(tuple(row) for row in found)
 
@@ -57,7 +54,7 @@ def fragments(folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def done(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a compaction did, with the topic before and after it."""
+    """Compact a topic; return the result with the rows before and after."""
     folder = tmp_path_factory.mktemp("compact")
     topic = flushed(folder, 25, 200)
     with reader(folder) as queue:
@@ -71,11 +68,11 @@ def done(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 class TestCompact:
-    def test_leaves_every_row_at_its_offset(self, done: dict[str, Any]) -> None:
+    def test_compaction_leaves_every_row_at_its_offset(self, done: dict[str, Any]) -> None:
         assert len(done["before"]) == 5000
         assert done["after"] == done["before"]
 
-    def test_makes_full_fragments_by_one_task_each(self, done: dict[str, Any]) -> None:
+    def test_compaction_writes_each_full_fragment_in_one_task(self, done: dict[str, Any]) -> None:
         result = done["result"]
         assert result["fragments_before"] == 50
         assert result["tasks"] == result["fragments_after"] == 6
@@ -84,7 +81,7 @@ class TestCompact:
         for one in result["buckets"].values():
             assert one["tasks"] == 3
 
-    def test_is_one_step_for_each_bucket(self, done: dict[str, Any]) -> None:
+    def test_compaction_is_one_commit_per_bucket(self, done: dict[str, Any]) -> None:
         for bucket in done["folder"].glob("t/bucket_*"):
             newest = lance.dataset(bucket / "data.lance")
             counts = [
@@ -93,22 +90,26 @@ class TestCompact:
             ]
             assert set(counts[counts.index(25) :]) == {25, 3}
 
-    def test_signs_all_files(self, done: dict[str, Any]) -> None:
+    def test_compaction_records_checksums_of_all_files(self, done: dict[str, Any]) -> None:
         with reader(done["folder"]) as queue:
             report = queue.verify()
         assert report["ok"]
         assert report["unchecked"] == []
 
-    def test_leaves_tags_readable(self, spark: SparkSession, done: dict[str, Any]) -> None:
+    def test_tags_stay_readable_after_compaction(
+        self, spark: SparkSession, done: dict[str, Any]
+    ) -> None:
         tagged = read_topic(spark, done["folder"] / "t", tag="before", includeMetadata=True)
         assert sorted(tuple(row) for row in tagged.collect()) == done["before"]
 
-    def test_again_finds_nothing_to_do(self, spark: SparkSession, done: dict[str, Any]) -> None:
+    def test_second_compaction_finds_nothing_to_do(
+        self, spark: SparkSession, done: dict[str, Any]
+    ) -> None:
         again = jobs.compact(spark, done["folder"], "t")
         assert (again["tasks"], again["rows"]) == (0, 0)
         assert again["fragments_before"] == again["fragments_after"] == 6
 
-    def test_lets_the_queue_go_on(self, done: dict[str, Any]) -> None:
+    def test_queue_continues_after_compaction(self, done: dict[str, Any]) -> None:
         put(done["folder"], rows(10, 5000))
         found = content(done["folder"])
         assert sorted(r["id"] for part in found.values() for r in part) == list(range(5010))
@@ -118,7 +119,7 @@ def not_here(*_: Any) -> None:
     raise AssertionError("the driver executes a task")
 
 
-def test_of_indexed_rows_leaves_them_found(spark: SparkSession, tmp_path: Path) -> None:
+def test_indexed_rows_are_found_after_compaction(spark: SparkSession, tmp_path: Path) -> None:
     topic = flushed(tmp_path, 6, 50)
     with reader(tmp_path) as queue:
         queue.create_index("id")
@@ -137,7 +138,7 @@ def test_of_indexed_rows_leaves_them_found(spark: SparkSession, tmp_path: Path) 
         assert {one["behind"] for one in queue.indexes()} == {0}
 
 
-def test_of_some_buckets_leaves_the_others(spark: SparkSession, tmp_path: Path) -> None:
+def test_compaction_of_some_buckets_leaves_the_others(spark: SparkSession, tmp_path: Path) -> None:
     topic = flushed(tmp_path, 4, 20)
     result = jobs.compact(spark, topic, buckets=[1])
     assert list(result["buckets"]) == [1]
@@ -147,9 +148,7 @@ def test_of_some_buckets_leaves_the_others(spark: SparkSession, tmp_path: Path) 
         jobs.compact(spark, topic, buckets=[2])
 
 
-def test_of_a_topic_that_a_queue_has_open_names_its_owner(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_compaction_of_an_open_topic_names_its_owner(spark: SparkSession, tmp_path: Path) -> None:
     topic = flushed(tmp_path, 3, 20)
     with writer(tmp_path) as queue:
         queue.put_batch(rows(20, 60))
@@ -158,12 +157,12 @@ def test_of_a_topic_that_a_queue_has_open_names_its_owner(
     assert fragments(tmp_path) == 8
 
 
-def test_of_no_topic_says_so(spark: SparkSession, tmp_path: Path) -> None:
+def test_compaction_of_a_missing_topic_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(NoSuchTopic, match="nothing"):
         jobs.compact(spark, tmp_path, "nothing")
 
 
-def test_that_fails_in_a_task_raises_and_changes_nothing(
+def test_compaction_that_fails_in_a_task_changes_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = flushed(tmp_path, 4, 20)
@@ -182,7 +181,7 @@ def test_that_fails_in_a_task_raises_and_changes_nothing(
 
 
 class TestTasks:
-    """The pieces of a compaction, which anyone may execute."""
+    """The tasks of a compaction, without Spark."""
 
     @pytest.fixture
     def table(self, tmp_path: Path) -> Table:
@@ -197,7 +196,7 @@ class TestTasks:
     def numbers(self, view: TableView) -> list[int]:
         return [n for batch in view.batches(0, view.rows) for n in batch.column(0).to_pylist()]
 
-    def test_may_be_done_in_any_order(self, table: Table) -> None:
+    def test_compaction_tasks_may_run_in_any_order(self, table: Table) -> None:
         view = table.view
 
         def work(dataset: Any) -> None:
@@ -211,7 +210,7 @@ class TestTasks:
         assert self.numbers(table.view) == list(range(60))
 
     @pytest.mark.parametrize("wrong", ["missing", "twice"])
-    def test_must_each_be_done_once(self, table: Table, wrong: str) -> None:
+    def test_compaction_tasks_must_each_run_once(self, table: Table, wrong: str) -> None:
         view = table.view
 
         def run(tasks: list[str]) -> list[dict[str, Any]]:
@@ -230,20 +229,20 @@ class TestTasks:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_works_on_executors_of_their_own(tmp_path: Path) -> None:
+def test_compaction_works_on_separate_executors(tmp_path: Path) -> None:
     flushed(tmp_path, 25, 200)
     before = content(tmp_path)
     home = tmp_path / "run"
     home.mkdir()
     with Run(home, COMPACTS, tmp_path / "t", "local-cluster[2,1,1024]") as run:
         run.finish()
-    assert run.said["fragments_after"] == run.said["tasks"] == 6
+    assert run.result["fragments_after"] == run.result["tasks"] == 6
     assert content(tmp_path) == before
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_killed_at_any_moment_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_killed_compaction_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "topics"
     flushed(folder, 40, 200)
     before = content(folder)
@@ -269,5 +268,5 @@ import sys
 from persisting.spark import jobs, session
 
 spark = session(master=sys.argv[2])
-said = jobs.compact(spark, sys.argv[1])
+result = jobs.compact(spark, sys.argv[1])
 """

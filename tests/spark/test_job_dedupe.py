@@ -1,4 +1,4 @@
-"""Duplicates: equal keys exactly, and texts that are nearly the same."""
+"""Duplicates: rows with equal keys, and texts that are nearly the same."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from support.spark.filled import put, writer
+from support.spark.topics import put, writer
 
 from persisting.errors import InvalidArgument
 from persisting.spark import jobs, read_topic
 from persisting.spark.jobs import minhash, near_dedupe
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
-    """Three rows for each id, put one after the other; ids are spread over two buckets."""
+    """Three rows for each id, put one after the other; the ids are in two buckets."""
     folder = tmp_path_factory.mktemp("dedupe")
     with writer(folder) as queue:
         for turn in ("a", "b", "c"):
@@ -35,7 +32,7 @@ def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataF
 
 class TestDeduplicate:
     @pytest.mark.parametrize(("keep", "turn"), [("first", "a"), ("last", "c")])
-    def test_keeps_one_row_of_each_key_by_arrival(
+    def test_deduplicate_keeps_the_first_or_last_arrival_of_each_key(
         self, rows: DataFrame, keep: str, turn: str
     ) -> None:
         found = jobs.deduplicate(rows, "id", keep=keep)
@@ -44,13 +41,13 @@ class TestDeduplicate:
             (i, turn) for i in range(20)
         ]
 
-    def test_takes_several_keys(self, rows: DataFrame) -> None:
+    def test_deduplicate_takes_several_keys(self, rows: DataFrame) -> None:
         found = jobs.deduplicate(rows, ["half", "turn"])
         assert sorted((row["half"], row["turn"]) for row in found.collect()) == [
             (half, turn) for half in range(10) for turn in "abc"
         ]
 
-    def test_of_rows_that_arrived_together_goes_by_their_places(
+    def test_deduplicate_orders_rows_of_one_put_by_bucket_and_offset(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, [{"id": i, "key": "one"} for i in range(30)])
@@ -60,17 +57,19 @@ class TestDeduplicate:
             (found,) = jobs.deduplicate(rows, "key", keep=keep).collect()
             assert found["id"] == place[3]
 
-    def test_counts_nulls_as_equal(self, spark: SparkSession) -> None:
+    def test_deduplicate_treats_nulls_as_equal(self, spark: SparkSession) -> None:
         rows = spark.createDataFrame([(1, None), (2, None), (3, "x")], "n int, key string")
         found = jobs.deduplicate(rows, "key", order_by="n", keep="last")
         assert sorted(row["n"] for row in found.collect()) == [2, 3]
 
-    def test_takes_names_as_they_are(self, spark: SparkSession) -> None:
+    def test_deduplicate_takes_names_with_dots_and_spaces(self, spark: SparkSession) -> None:
         rows = spark.createDataFrame([(1, 7), (2, 7)], "`a.n` int, `the key` int")
         found = jobs.deduplicate(rows, "the key", order_by="a.n")
         assert [tuple(row) for row in found.collect()] == [(1, 7)]
 
-    def test_says_what_is_wrong(self, spark: SparkSession, rows: DataFrame) -> None:
+    def test_deduplicate_refuses_wrong_arguments_by_name(
+        self, spark: SparkSession, rows: DataFrame
+    ) -> None:
         with pytest.raises(InvalidArgument, match=r"keys names 'nope'.*'id', 'turn'"):
             jobs.deduplicate(rows, ["id", "nope"])
         with pytest.raises(InvalidArgument, match="keep must be 'first' or 'last', got 'best'"):
@@ -85,7 +84,7 @@ WORDS = [f"word{n}" for n in range(400)]
 
 
 def texts(seed: int, count: int) -> list[str | None]:
-    """Texts of which some are changed copies of others, and some copies or nothing."""
+    """Return texts, of which some are changed copies of others, some copies, and some null."""
     chance = random.Random(seed)
     made: list[str | None] = []
     for _ in range(count):
@@ -115,7 +114,7 @@ def frame(spark: SparkSession, made: list[str | None]) -> DataFrame:
 
 
 class TestNearDuplicates:
-    def test_are_exactly_the_pairs_above_the_threshold(self, spark: SparkSession) -> None:
+    def test_near_duplicates_are_the_pairs_above_the_threshold(self, spark: SparkSession) -> None:
         made = texts(1, 150)
         pairs = jobs.near_duplicates(frame(spark, made), "text", 0.6, order_by="n").collect()
         found = {(row["first"]["n"], row["second"]["n"]): row["similarity"] for row in pairs}
@@ -136,7 +135,7 @@ class TestNearDuplicates:
         assert len(missed) <= 0.05 * len(near_ones)
 
     @pytest.mark.parametrize("keep", ["first", "last"])
-    def test_dropped_leave_no_two_that_are_near(self, spark: SparkSession, keep: str) -> None:
+    def test_drop_near_duplicates_leaves_no_near_pair(self, spark: SparkSession, keep: str) -> None:
         made = texts(2, 60)
         kept = jobs.drop_near_duplicates(frame(spark, made), "text", 0.7, keep=keep, order_by="n")
         stays = {row["n"] for row in kept.collect()}
@@ -151,7 +150,9 @@ class TestNearDuplicates:
             else:
                 assert is_near
 
-    def test_are_named_by_their_arrival(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_near_duplicates_are_identified_by_arrival(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         text = "the quick brown fox jumps over the lazy dog"
         put(
             tmp_path,
@@ -170,7 +171,7 @@ class TestNearDuplicates:
         assert sorted(row["id"] for row in kept.collect()) == [1, 2]
 
     @pytest.mark.parametrize("keep", ["first", "last"])
-    def test_are_told_apart_where_their_order_is_equal(
+    def test_near_duplicates_with_equal_order_are_distinguished(
         self, spark: SparkSession, keep: str
     ) -> None:
         text = "the quick brown fox jumps over the lazy dog again and again"
@@ -195,7 +196,7 @@ class TestNearDuplicates:
             ("mon", "tue"),
         ]
 
-    def test_in_a_crowd_are_compared_with_its_first(
+    def test_large_groups_are_compared_with_their_first_text(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(near_dedupe, "CROWD", 3)
@@ -204,13 +205,13 @@ class TestNearDuplicates:
         kept = jobs.drop_near_duplicates(frame(spark, made), "text", 0.8, order_by="n")
         assert [row["n"] for row in kept.collect()] == [0]
 
-    def test_say_what_is_wrong(self, spark: SparkSession) -> None:
+    def test_near_duplicates_refuses_wrong_arguments_by_name(self, spark: SparkSession) -> None:
         rows = frame(spark, ["a"])
-        with pytest.raises(InvalidArgument, match="threshold must lie above 0"):
+        with pytest.raises(InvalidArgument, match="threshold must be above 0"):
             jobs.near_duplicates(rows, "text", 0, order_by="n")
-        with pytest.raises(InvalidArgument, match="threshold must lie above 0"):
+        with pytest.raises(InvalidArgument, match="threshold must be above 0"):
             jobs.near_duplicates(rows, "text", "0.8", order_by="n")  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgument, match="'n' holds int, no text"):
+        with pytest.raises(InvalidArgument, match="'n' holds int, not text"):
             jobs.near_duplicates(rows, "n", order_by="n")
         with pytest.raises(InvalidArgument, match="names 'nope'"):
             jobs.near_duplicates(rows, "nope", order_by="n")
@@ -225,23 +226,23 @@ class TestMinhash:
         count = minhash.HASHES // rows
         assert 1 - (1 - threshold**rows) ** count >= 0.99
 
-    def test_bands_are_as_long_as_they_may_be(self) -> None:
+    def test_bands_are_as_long_as_the_threshold_allows(self) -> None:
         lengths = [minhash.rows_per_band(t) for t in (0.05, 0.5, 0.8, 0.95, 1.0)]
         assert lengths == sorted(lengths)
         assert (lengths[0], lengths[-1]) == (1, minhash.HASHES)
 
-    def test_case_width_and_space_do_not_count(self) -> None:
+    def test_sketch_ignores_case_width_and_white_space(self) -> None:
         one = minhash.sketch("Straße  und\nＷＥＧ", 5, 8)
         assert one == minhash.sketch("strasse und weg", 5, 8)
 
-    def test_a_text_is_the_set_of_its_shingles(self) -> None:
+    def test_text_is_the_set_of_its_shingles(self) -> None:
         assert len(minhash.shingles("abcdefg", 5)) == 3
         assert len(minhash.shingles("ababababab", 2)) == 2
         assert len(minhash.shingles("向量数据库检索", 5)) == 3
         assert len(minhash.shingles("ab", 5)) == len(minhash.shingles("", 5)) == 1
         assert minhash.sketch("ab", 5, 8).whole != minhash.sketch("ba", 5, 8).whole
 
-    def test_the_share_of_equal_hashes_is_the_similarity(self) -> None:
+    def test_share_of_equal_hashes_estimates_the_similarity(self) -> None:
         chance = random.Random(5)
         errors = []
         for _ in range(60):
@@ -252,7 +253,7 @@ class TestMinhash:
             errors.append(np.mean(a == b) - similarity(one, two))
         assert abs(float(np.mean(errors))) < 0.03
 
-    def test_is_the_same_on_every_machine(self) -> None:
+    def test_sketch_is_the_same_on_every_machine(self) -> None:
         found = minhash.sketch("persisting", 5, 64)
         assert found.bands == GOLDEN_BANDS
         assert found.whole == GOLDEN_WHOLE

@@ -1,4 +1,4 @@
-"""Exports and what is there before them; files of every kind on their way into a topic."""
+"""Exports to folders that are not empty, and ingest of files of every kind."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.spark.filled import ids, put, rows, stored
+from support.spark.topics import ids, put, rows, stored
 
 from persisting.errors import InvalidArgument, SchemaError
 from persisting.spark import jobs
-from persisting.spark.jobs.export_targets import part_targets, target_of
+from persisting.spark.jobs.export_targets import export_folder, part_targets
 from persisting.spark.jobs.file_formats import folder_columns, lance_folders, layouts
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def kinds(spark: SparkSession) -> DataFrame:
-    """Two rows of two kinds, as one task writes them."""
+    """Return two rows of two kinds in one partition."""
     made = [(1, "001", "x"), (2, "2024-01-01", "y")]
     return spark.createDataFrame(made, "id long, kind string, side string").coalesce(1)
 
@@ -35,7 +35,7 @@ def by_id(folder: Path, topic: str = "t") -> list[dict[str, Any]]:
 
 
 def lines(path: Path, *records: Any) -> Path:
-    """A file of JSON lines; text is written as it is."""
+    """Write a file of JSON lines; text is written unchanged."""
     texts = [one if isinstance(one, str) else json.dumps(one) for one in records]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{text}\n" for text in texts))
@@ -48,11 +48,11 @@ class TestOverwriting:
         [
             ([], ["kind"]),
             (["kind"], ["kind", "side"]),
-            pytest.param(["kind", "side"], ["side"], marks=pytest.mark.nightly),
-            pytest.param(["kind"], [], marks=pytest.mark.nightly),
+            (["kind", "side"], ["side"]),
+            (["kind"], []),
         ],
     )
-    def test_lance_with_other_partitions_leaves_the_new_ones(
+    def test_overwriting_lance_with_other_partitions_leaves_only_the_new_ones(
         self, kinds: DataFrame, tmp_path: Path, before: list[str], after: list[str]
     ) -> None:
         place = tmp_path / "x.lance"
@@ -62,14 +62,17 @@ class TestOverwriting:
         assert layouts(place) == {("lance", tuple(after))}
         assert sum(pa_rows(folder) for folder in lance_folders(place)) == 2
 
-    @pytest.mark.nightly
-    def test_replaces_files_of_another_format(self, kinds: DataFrame, tmp_path: Path) -> None:
+    def test_overwrite_replaces_files_of_another_format(
+        self, kinds: DataFrame, tmp_path: Path
+    ) -> None:
         place = tmp_path / "x"
         for format in ("parquet", "lance", "jsonl"):
             jobs.export(kinds, place, format=format, mode="overwrite")
             assert layouts(place) == {(format, ())}
 
-    def test_that_fails_leaves_what_is_there(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_failed_overwrite_leaves_the_old_files(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         place, failing = tmp_path / "x", spark.range(1).selectExpr("assert_true(id > 5) as id")
         with pytest.raises(Exception, match="USER_RAISED_EXCEPTION"):
             jobs.export(failing, place, mode="overwrite")
@@ -80,7 +83,7 @@ class TestOverwriting:
         assert pq.read_table(place).num_rows == 3
         assert layouts(place) == {("parquet", ())}
 
-    def test_rows_may_come_from_what_is_overwritten(
+    def test_overwrite_may_read_the_files_that_it_replaces(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         jobs.export(spark.range(4), tmp_path / "x")
@@ -95,7 +98,9 @@ def pa_rows(folder: Path) -> int:
 
 class TestAppending:
     @pytest.mark.parametrize("format", ["lance", "parquet"])
-    def test_needs_the_same_partitions(self, kinds: DataFrame, tmp_path: Path, format: str) -> None:
+    def test_append_needs_the_same_partitions(
+        self, kinds: DataFrame, tmp_path: Path, format: str
+    ) -> None:
         jobs.export(kinds, tmp_path / "x", format=format, partition_by="kind")
         for by in ([], ["side"], ["kind", "side"]):
             with pytest.raises(InvalidArgument, match=r"with partition_by=\['kind'\]"):
@@ -103,7 +108,7 @@ class TestAppending:
         jobs.export(kinds, tmp_path / "x", format=format, partition_by="kind", mode="append")
         assert layouts(tmp_path / "x") == {(format, ("kind",))}
 
-    def test_needs_the_same_format(self, kinds: DataFrame, tmp_path: Path) -> None:
+    def test_append_needs_the_same_format(self, kinds: DataFrame, tmp_path: Path) -> None:
         lines(tmp_path / "x" / "one.jsonl", {"id": 1})
         for format in ("lance", "parquet"):
             with pytest.raises(InvalidArgument, match="holds files of the format jsonl with no"):
@@ -113,7 +118,7 @@ class TestAppending:
 class TestTargets:
     @pytest.mark.parametrize("place", ["t", ".", "t/bucket_0/data.lance", "t/new"])
     @pytest.mark.parametrize("mode", ["overwrite", "append", "error"])
-    def test_are_never_topics(
+    def test_export_into_a_topic_is_refused(
         self, kinds: DataFrame, tmp_path: Path, place: str, mode: str
     ) -> None:
         put(tmp_path, rows(4))
@@ -121,46 +126,44 @@ class TestTargets:
             jobs.export(kinds, tmp_path / place, mode=mode)
         assert len(stored(tmp_path)) == 4
 
-    def test_of_a_split_are_all_looked_at_first(self, tmp_path: Path) -> None:
+    def test_targets_of_a_split_are_all_checked_first(self, tmp_path: Path) -> None:
         put(tmp_path, rows(4), topic="test")
         with pytest.raises(InvalidArgument, match="is a topic"):
             part_targets(tmp_path, ["train", "test"], None, "overwrite")
         with pytest.raises(InvalidArgument, match="begins with a dot"):
             part_targets(tmp_path / "parts", ["../train"], None, "overwrite")
         lines(tmp_path / "parts" / "b" / "one.jsonl", {"id": 1})
-        with pytest.raises(InvalidArgument, match="is there already"):
+        with pytest.raises(InvalidArgument, match="already exists"):
             part_targets(tmp_path / "parts", ["a", "b"], None, "error")
         with pytest.raises(InvalidArgument, match="format jsonl"):
             part_targets(tmp_path / "parts", ["a", "b"], None, "append")
         found = part_targets(tmp_path / "parts", ["a", "b"], None, "overwrite")
         assert found == {name: tmp_path / "parts" / name for name in ("a", "b")}
 
-    def test_are_folders_of_this_machine(self, tmp_path: Path) -> None:
+    def test_export_target_must_be_a_local_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         for path in (tmp_path / "file", tmp_path / "file" / "below"):
             with pytest.raises(InvalidArgument, match="file is a file"):
-                target_of(path)
+                export_folder(path)
         with pytest.raises(InvalidArgument, match="s3"):
-            target_of("s3://bucket/x")
-        assert target_of(f"file://{tmp_path}/x") == tmp_path / "x"
+            export_folder("s3://bucket/x")
+        assert export_folder(f"file://{tmp_path}/x") == tmp_path / "x"
 
-    def test_need_columns_to_be_written(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_export_without_columns_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="nothing to export"):
             jobs.export(spark.range(1).drop("id"), tmp_path / "x")
 
 
 class TestPartitions:
-    @pytest.mark.parametrize(
-        "format", ["parquet", pytest.param("jsonl", marks=pytest.mark.nightly), "lance"]
-    )
-    def test_stay_text(
+    @pytest.mark.parametrize("format", ["parquet", "jsonl", "lance"])
+    def test_partition_values_stay_text(
         self, spark: SparkSession, kinds: DataFrame, tmp_path: Path, format: str
     ) -> None:
         jobs.export(kinds.drop("side"), tmp_path / "x", format=format, partition_by="kind")
         jobs.ingest(spark, tmp_path / "x", tmp_path / "t", num_buckets=1)
         assert by_id(tmp_path) == [{"id": 1, "kind": "001"}, {"id": 2, "kind": "2024-01-01"}]
 
-    def test_have_the_types_of_the_topic_or_the_schema(
+    def test_partition_values_have_the_types_of_the_topic_or_schema(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         day = dt.date(2024, 1, 2)
@@ -173,7 +176,7 @@ class TestPartitions:
         assert stored(tmp_path, "other") == [{"id": 2, "on": "false", "day": day}]
 
     @pytest.mark.parametrize("value", ["", "__HIVE_DEFAULT_PARTITION__"])
-    def test_that_would_be_null_are_refused(
+    def test_partition_values_that_mean_null_are_refused(
         self, spark: SparkSession, tmp_path: Path, value: str
     ) -> None:
         made = spark.createDataFrame([(1, value)], "id long, kind string")
@@ -181,42 +184,44 @@ class TestPartitions:
             jobs.export(made, tmp_path / "x", partition_by="kind")
         assert not (tmp_path / "x").exists()
 
-    def test_of_bytes_are_refused(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_partitions_by_bytes_are_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         made = spark.createDataFrame([(1, b"\xff")], "id long, raw binary")
         with pytest.raises(InvalidArgument, match="'raw', whose bytes"):
             jobs.export(made, tmp_path / "x", partition_by="raw")
 
-    def test_below_a_pattern_are_read(
+    def test_partitions_below_a_pattern_are_read(
         self, spark: SparkSession, kinds: DataFrame, tmp_path: Path
     ) -> None:
         jobs.export(kinds, tmp_path / "x", partition_by="kind")
         jobs.ingest(spark, tmp_path / "x" / "kind=*", tmp_path / "t", format="parquet")
         assert [record["kind"] for record in by_id(tmp_path)] == ["001", "2024-01-01"]
 
-    def test_beside_files_without_are_refused(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_partitions_next_to_files_without_are_refused(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         lines(tmp_path / "x" / "kind=a" / "one.jsonl", {"id": 1})
         lines(tmp_path / "x" / "two.jsonl", {"id": 2})
         with pytest.raises(InvalidArgument, match="different columns"):
             jobs.ingest(spark, tmp_path / "x", tmp_path / "t")
         assert not (tmp_path / "t").exists()
 
-    def test_are_named_by_their_folders(self) -> None:
+    def test_partition_columns_are_parsed_from_folders(self) -> None:
         assert folder_columns(Path("plain/a%2Fb=1/c=")) == ("a/b", "c")
 
 
 class TestJsonLines:
     @pytest.mark.parametrize("schema", [None, "id long, x long"])
-    def test_that_are_no_objects_are_named(
+    def test_json_line_that_is_not_an_object_is_named(
         self, spark: SparkSession, tmp_path: Path, schema: str | None
     ) -> None:
         lines(tmp_path / "in" / "good.jsonl", {"id": 0, "x": 0})
         lines(tmp_path / "in" / "bad.jsonl", {"id": 1, "x": 1}, '{"id": 2, "x":', {"id": 3})
-        with pytest.raises(InvalidArgument, match=r"bad\.jsonl, line 2 is no JSON object"):
+        with pytest.raises(InvalidArgument, match=r"bad\.jsonl, line 2 is not a JSON object"):
             jobs.ingest(spark, tmp_path / "in", tmp_path / "t", schema=schema)
         assert not (tmp_path / "t").exists()
 
     @pytest.mark.parametrize("x", ["three", 2**64])
-    def test_that_do_not_fit_the_schema_are_named(
+    def test_json_line_that_does_not_fit_the_schema_is_named(
         self, spark: SparkSession, tmp_path: Path, x: Any
     ) -> None:
         with gzip.open(tmp_path / "in.jsonl.gz", "wt") as file:
@@ -225,17 +230,25 @@ class TestJsonLines:
             jobs.ingest(spark, tmp_path / "in.jsonl.gz", tmp_path / "t", schema="id long, x long")
         assert stored(tmp_path) == []
 
-    def test_are_whole_objects(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_json_line_must_be_one_complete_object(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         for text in ('[\n {"id": 1}\n]', "5", '{"id": 1}{"id": 2}', '{"id": 1} rest'):
             lines(tmp_path / "in.json", text)
-            with pytest.raises(InvalidArgument, match=r"in\.json, line 1 is no JSON object"):
+            with pytest.raises(InvalidArgument, match=r"in\.json, line 1 is not a JSON object"):
                 jobs.ingest(spark, tmp_path / "in.json", tmp_path / "t")
 
-    @pytest.mark.parametrize("split", [False, True])
     @pytest.mark.parametrize(
-        ("one", "other"), [(1, "a"), (True, {"a": 1}), (2**53 + 1, 0.5), ([1], ["a"])]
+        ("one", "other", "split"),
+        [
+            (1, "a", False),
+            (1, "a", True),
+            (True, {"a": 1}, False),
+            (2**53 + 1, 0.5, True),
+            ([1], ["a"], False),
+        ],
     )
-    def test_that_contradict_each_other_are_named(
+    def test_json_line_that_contradicts_another_is_named(
         self, spark: SparkSession, tmp_path: Path, one: Any, other: Any, split: bool
     ) -> None:
         lines(tmp_path / "in" / "a.jsonl", {"id": 1}, {"id": 2, "x": one})
@@ -247,7 +260,7 @@ class TestJsonLines:
             jobs.ingest(spark, tmp_path / "in", tmp_path / "t")
         assert not (tmp_path / "t").exists()
 
-    def test_of_nulls_alone_leave_the_type_open(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_json_nulls_leave_the_type_open(self, spark: SparkSession, tmp_path: Path) -> None:
         nothing = {"id": 1, "x": None, "list": [], "inner": {"a": None}, "text": "a"}
         something = {"id": 2, "x": 5, "list": [1.5], "inner": {"a": True}, "text": "b"}
         for number, one in enumerate([nothing, something, {**nothing, "id": 3}]):
@@ -255,7 +268,7 @@ class TestJsonLines:
             jobs.ingest(spark, place, tmp_path / "t", num_buckets=1)
         assert by_id(tmp_path) == [nothing, something, {**nothing, "id": 3}]
 
-    def test_keep_microseconds(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_json_lines_keep_microseconds(self, spark: SparkSession, tmp_path: Path) -> None:
         made = spark.sql(
             "select 1 id, timestamp'1900-01-02 03:04:05.123456Z' at, "
             "timestamp_ntz'2024-01-02 03:04:05.000001' here, time'01:02:03.000004' time"
@@ -276,7 +289,9 @@ class TestJsonLines:
 
 
 class TestParquet:
-    def test_has_the_fields_of_all_files(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_fields_of_all_parquet_files_are_read(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         (tmp_path / "in" / "below").mkdir(parents=True)
         narrow = {"id": [1], "a": [1], "n": pa.array([1], pa.int32()), "l": [[1]]}
         wide = {"id": [2], "b": ["x"], "n": pa.array([2**40]), "l": [[2]]}
@@ -292,10 +307,14 @@ class TestParquet:
         ("one", "other", "words"),
         [
             (pa.array([1]), pa.array(["x"]), r"\.parquet: field 'x' is \w+, got \w+ as in"),
-            (pa.array([2**60]), pa.array([0.5]), r"'x' is bigint, which is not read as double"),
+            (
+                pa.array([2**60]),
+                pa.array([0.5]),
+                r"'x' is bigint, which Spark cannot read as double",
+            ),
         ],
     )
-    def test_of_types_that_lose_something_is_refused(
+    def test_parquet_types_that_would_lose_values_are_refused(
         self, spark: SparkSession, tmp_path: Path, one: pa.Array, other: pa.Array, words: str
     ) -> None:
         (tmp_path / "in").mkdir()
@@ -306,7 +325,9 @@ class TestParquet:
             jobs.ingest(spark, tmp_path / "in", tmp_path / "t")
         assert not (tmp_path / "t").exists()
 
-    def test_with_nanoseconds_is_named(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_parquet_with_nanoseconds_is_refused_by_name(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         table = pa.table({"id": [1], "at": pa.array([1], pa.timestamp("ns"))})
         pq.write_table(table, tmp_path / "in.parquet")
         with pytest.raises(InvalidArgument, match=r"in\.parquet: field 'at' is timestamp\[ns\]"):
@@ -314,13 +335,15 @@ class TestParquet:
 
 
 class TestFolders:
-    def test_are_read_with_all_below_them(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_folder_is_read_with_everything_below_it(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         lines(tmp_path / "in" / "a.jsonl", {"id": 1})
         lines(tmp_path / "in" / "x" / "b.jsonl", {"id": 2})
         assert jobs.ingest(spark, tmp_path / "in", tmp_path / "t")["rows"] == 2
         assert ids(tmp_path) == [1, 2]
 
-    def test_are_seen_from_where_python_is(
+    def test_relative_paths_start_at_the_folder_of_python(
         self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lines(tmp_path / "in.jsonl", {"id": 1})
@@ -330,7 +353,7 @@ class TestFolders:
             assert jobs.ingest(spark, source, "t")["topic"] == str(tmp_path / "t")
         assert ids(tmp_path) == [1, 2]
 
-    def test_may_have_names_that_look_like_patterns(
+    def test_file_names_that_look_like_patterns_are_literal(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         lines(tmp_path / "a1.jsonl", {"id": 1})
@@ -338,17 +361,18 @@ class TestFolders:
         jobs.ingest(spark, tmp_path / "a[1].jsonl", tmp_path / "t")
         assert ids(tmp_path) == [2]
 
-    def test_without_files_are_named(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_folder_without_files_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         (tmp_path / "in").mkdir()
         with pytest.raises(InvalidArgument, match="there are no files at"):
             jobs.ingest(spark, tmp_path / "in", tmp_path / "t", format="parquet")
 
-    @pytest.mark.nightly
-    def test_of_metadata_are_counted(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_files_in_metadata_partitions_are_counted(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         made = spark.range(2).selectExpr("id", "0 as _bucket")
         assert jobs.export(made, tmp_path / "x", partition_by="_bucket")["files"] > 0
 
-    def test_keep_fields_that_differ_in_case(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_fields_that_differ_in_case_are_kept(self, spark: SparkSession, tmp_path: Path) -> None:
         record = {"id": 1, "a": 1, "A": 2}
         spark.conf.set("spark.sql.caseSensitive", "true")
         try:

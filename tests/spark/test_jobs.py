@@ -1,4 +1,4 @@
-"""Jobs beside compaction and duplicates: files in and out, profiles, splits, indexes."""
+"""Jobs other than compaction and deduplication: export, ingest, profiles, splits, indexes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.spark.filled import content, ids, put, reader, rows, stored, writer
+from support.spark.topics import content, ids, put, reader, rows, stored, writer
 
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.spark import jobs, read_topic
-from persisting.spark.jobs.distribute import spread
-from persisting.spark.jobs.file_formats import found_format, named_format
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
+from persisting.spark.jobs.distribute import run_on_executors
+from persisting.spark.jobs.file_formats import detect_format, named_format
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +36,7 @@ EVERY_TYPE = (
 
 
 def one(number: int) -> tuple[Any, ...]:
-    """A row of every type; some are empty."""
+    """Return a row of every type; some rows have only nulls."""
     if number % 7 == 3:
         return (number, *[None] * 13)
     return (
@@ -75,7 +72,7 @@ def same(left: DataFrame, right: DataFrame) -> bool:
 
 class TestFiles:
     @pytest.mark.parametrize("format", ["parquet", "lance"])
-    def test_of_every_type_go_out_and_in_again(
+    def test_every_type_survives_export_and_ingest(
         self, spark: SparkSession, everything: DataFrame, tmp_path: Path, format: str
     ) -> None:
         place = tmp_path / f"files.{format}"
@@ -88,7 +85,9 @@ class TestFiles:
         assert same(read_topic(spark, tmp_path, "t"), everything)
         assert ids(tmp_path) == list(range(40))
 
-    def test_of_json_keep_what_json_knows(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_json_export_keeps_what_json_can_hold(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         made = spark.createDataFrame(
             [(1, "a", [1.5], None), (2, None, [], {"k": True})],
             "id long, text string, list array<double>, inner struct<k:boolean>",
@@ -100,14 +99,14 @@ class TestFiles:
         assert jobs.ingest(spark, place, tmp_path / "t")["format"] == "jsonl"
         assert same(read_topic(spark, tmp_path / "t"), made)
 
-    def test_of_json_get_the_types_they_are_told(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_json_ingest_uses_the_given_schema(self, spark: SparkSession, tmp_path: Path) -> None:
         (tmp_path / "in.jsonl").write_text('{"id": 1, "at": "2020-01-01T00:00:00Z"}\n')
         jobs.ingest(spark, tmp_path / "in.jsonl", tmp_path / "t", schema="id int, at timestamp")
         (found,) = stored(tmp_path)
         assert found == {"id": 1, "at": dt.datetime(2020, 1, 1, tzinfo=UTC)}
 
     @pytest.mark.parametrize("format", ["parquet", "lance", "jsonl"])
-    def test_are_divided_into_folders(
+    def test_export_divides_rows_into_partition_folders(
         self, spark: SparkSession, tmp_path: Path, format: str
     ) -> None:
         made = spark.createDataFrame(
@@ -124,7 +123,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("format", ["parquet", "lance"])
     @pytest.mark.parametrize("by", [(), ("half",)])
-    def test_are_there_replaced_or_added_to(
+    def test_export_mode_decides_about_existing_files(
         self, spark: SparkSession, tmp_path: Path, format: str, by: tuple[str, ...]
     ) -> None:
         place = tmp_path / "files"
@@ -138,14 +137,14 @@ class TestFiles:
             return ids(tmp_path, topic.name)
 
         jobs.export(made(0, 8), place, format=format, partition_by=by)
-        with pytest.raises(InvalidArgument, match="is there already"):
+        with pytest.raises(InvalidArgument, match="already exists"):
             jobs.export(made(0, 8), place, format=format, partition_by=by)
         jobs.export(made(8, 10), place, format=format, partition_by=by, mode="append")
         assert there() == list(range(10))
         jobs.export(made(7, 9), place, format=format, partition_by=by, mode="overwrite")
         assert there() == [7, 8]
 
-    def test_of_no_rows_are_fine(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_export_and_ingest_of_no_rows_work(self, spark: SparkSession, tmp_path: Path) -> None:
         nothing = spark.range(0)
         for format in ("parquet", "lance"):
             place = tmp_path / format
@@ -153,7 +152,7 @@ class TestFiles:
             assert jobs.ingest(spark, place, tmp_path / f"t-{format}", format=format)["rows"] == 0
             assert stored(tmp_path, f"t-{format}") == []
 
-    def test_of_lance_keep_vectors(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_lance_export_keeps_vectors(self, spark: SparkSession, tmp_path: Path) -> None:
         made = spark.createDataFrame(
             [(i, [i / 1, 1.0]) for i in range(9)], "id int, v array<float>"
         )
@@ -165,7 +164,9 @@ class TestFiles:
         with reader(tmp_path) as queue:
             assert [hit["id"] for hit in queue.search(vector=[5.2, 1.0], k=2)] == [5, 6]
 
-    def test_of_lance_may_be_anybodys(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_lance_datasets_of_other_writers_are_ingested(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         table = pa.table(
             {
                 "id": pa.array([1, 2], pa.uint16()),
@@ -180,7 +181,7 @@ class TestFiles:
         assert [(r["id"], r["text"], r["kind"]) for r in found] == [(1, "a", "x"), (2, None, "x")]
         assert found[1]["at"].microsecond == 1000
 
-    def test_ingested_with_a_write_id_are_not_doubled(
+    def test_repeated_ingest_with_a_write_id_stores_rows_once(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         pq.write_table(pa.table({"id": range(10)}), tmp_path / "in.parquet")
@@ -190,7 +191,9 @@ class TestFiles:
         jobs.ingest(spark, tmp_path / "in.parquet", tmp_path / "t", mode="overwrite")
         assert ids(tmp_path) == list(range(10))
 
-    def test_say_what_is_wrong(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_export_and_ingest_refuse_wrong_arguments_by_name(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         made = spark.range(3)
         with pytest.raises(InvalidArgument, match="format must be one of parquet, lance, jsonl"):
             jobs.export(made, tmp_path / "x", format="csv")
@@ -200,7 +203,7 @@ class TestFiles:
             jobs.export(made, tmp_path / "x", partition_by="nope")
         with pytest.raises(InvalidArgument, match="vectors are for the format lance"):
             jobs.export(made, tmp_path / "x", vectors={"id": 2})
-        with pytest.raises(InvalidArgument, match="no array of floats"):
+        with pytest.raises(InvalidArgument, match="not an array of floats"):
             jobs.export(made, tmp_path / "x.lance", vectors={"id": 2})
         with pytest.raises(InvalidArgument, match="cannot tell the format"):
             jobs.ingest(spark, tmp_path, tmp_path / "t")
@@ -224,18 +227,18 @@ class TestFormats:
             ("a.gz", None),
         ],
     )
-    def test_are_told_by_names(self, name: str, format: str | None) -> None:
+    def test_format_is_detected_by_name(self, name: str, format: str | None) -> None:
         assert named_format(None, name) == format
 
-    def test_are_told_by_what_is_there(self, tmp_path: Path) -> None:
+    def test_format_is_detected_by_content(self, tmp_path: Path) -> None:
         (tmp_path / "x=1").mkdir()
         (tmp_path / "x=1" / "part-0.snappy.parquet").touch()
-        assert found_format(None, tmp_path) == "parquet"
-        assert found_format("json", tmp_path) == "jsonl"
+        assert detect_format(None, tmp_path) == "parquet"
+        assert detect_format("json", tmp_path) == "jsonl"
 
 
 class TestProfile:
-    def test_says_of_every_column_what_is_in_it(self, everything: DataFrame) -> None:
+    def test_profile_describes_every_column(self, everything: DataFrame) -> None:
         found = {row["column"]: row.asDict() for row in jobs.profile(everything).collect()}
         made = [one(number) for number in range(40)]
         nulls = sum(row[1] is None for row in made)
@@ -257,7 +260,9 @@ class TestProfile:
         assert found["day"]["max"] == "2020-02-09"
         assert found["inner"]["min"] is None
 
-    def test_is_of_each_bucket_and_of_all(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_profile_has_rows_for_each_bucket_and_for_all(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(50))
         by_bucket = content(tmp_path)
         found = jobs.profile(read_topic(spark, tmp_path / "t", includeMetadata=True)).collect()
@@ -270,29 +275,29 @@ class TestProfile:
         offsets = {r["bucket"]: (r["min"], r["max"]) for r in found if r["column"] == "_offset"}
         assert offsets[1] == ("0", str(len(by_bucket[1]) - 1))
 
-    def test_counts_what_is_no_number(self, spark: SparkSession) -> None:
+    def test_profile_counts_nans_and_nulls(self, spark: SparkSession) -> None:
         made = spark.createDataFrame([(float("nan"),), (1.0,), (None,)], "x double")
         (found,) = jobs.profile(made).collect()
         assert (found["rows"], found["nulls"], found["nans"]) == (3, 1, 1)
 
-    def test_cuts_long_texts(self, spark: SparkSession) -> None:
+    def test_profile_truncates_long_texts(self, spark: SparkSession) -> None:
         (found,) = jobs.profile(spark.createDataFrame([("é" * 500,)], "x string")).collect()
         assert found["min"] == found["max"] == "é" * 64
         assert found["max_length"] == 500
 
-    def test_of_nothing_is_empty(self, spark: SparkSession) -> None:
+    def test_profile_of_no_columns_is_empty(self, spark: SparkSession) -> None:
         whole = jobs.profile(spark.range(1))
         for made in (spark.range(1).drop("id"), spark.range(1).selectExpr("1 as _bucket")):
             found = jobs.profile(made)
             assert found.dtypes == whole.dtypes
             assert found.collect() == []
 
-    def test_means_of_large_decimals(self, spark: SparkSession) -> None:
+    def test_profile_has_the_mean_of_large_decimals(self, spark: SparkSession) -> None:
         made = spark.range(30).selectExpr("cast('99999999999999999999' as decimal(38,18)) as d")
         (found,) = jobs.profile(made).collect()
         assert found["mean"] == pytest.approx(1e20)
 
-    def test_takes_maps_and_names_as_they_are(self, spark: SparkSession) -> None:
+    def test_profile_takes_maps_and_names_with_dots(self, spark: SparkSession) -> None:
         made = spark.createDataFrame([({"a": 1}, 1)], "`a map` map<string,int>, `x.y` int")
         found = {row["column"]: row for row in jobs.profile(made).collect()}
         assert (found["a map"]["max_length"], found["a map"]["distinct"]) == (1, None)
@@ -303,13 +308,13 @@ class TestSplit:
     SHARES: ClassVar = {"train": 0.7, "validation": 0.2, "test": 0.1}
 
     def part_of(self, key: Any, salt: str = "") -> str:
-        """The rule, said once more."""
+        """Return the part of a key by the documented rule."""
         digest = hashlib.md5(f"{salt}\x00{'' if key is None else key}".encode()).hexdigest()
         point = int(digest[:13], 16) / 16**13
         return "train" if point < 0.7 else "validation" if point < 0.9 else "test"
 
     @pytest.mark.parametrize("salt", ["", "another"])
-    def test_is_the_rule_and_nothing_else(self, spark: SparkSession, salt: str) -> None:
+    def test_split_follows_the_documented_rule(self, spark: SparkSession, salt: str) -> None:
         keys: list[Any] = [*map(str, range(500)), "schlüssel", "", None]
         made = spark.createDataFrame([(key,) for key in keys], "key string").repartition(3)
         parts = jobs.split(made, "key", self.SHARES, salt=salt)
@@ -320,14 +325,14 @@ class TestSplit:
         }
         assert 300 < sum(found["train"].values()) < 400
 
-    def test_takes_keys_of_any_type_and_several(self, spark: SparkSession) -> None:
+    def test_split_takes_several_keys_of_any_type(self, spark: SparkSession) -> None:
         made = spark.range(200).selectExpr("id", "id % 3 as b")
         parts = jobs.split(made, ["id", "b"], self.SHARES)
         for name, part in parts.items():
             for row in part.collect():
                 assert self.part_of(f"{row['id']}\x00{row['b']}") == name
 
-    def test_is_the_same_in_every_time_zone(self, spark: SparkSession) -> None:
+    def test_split_does_not_depend_on_the_time_zone(self, spark: SparkSession) -> None:
         moments = "timestamp_seconds(1704067200 + 3600 * id) as at"
         made = spark.range(60).selectExpr("id", moments).selectExpr("id", "at", "array(at) as all")
         found: dict[str, list[list[int]]] = {}
@@ -343,14 +348,14 @@ class TestSplit:
             spark.conf.set("spark.sql.session.timeZone", zone)
         assert found["UTC"] == found["America/New_York"]
 
-    def test_is_the_same_when_numbers_become_wider(self, spark: SparkSession) -> None:
+    def test_split_does_not_depend_on_the_width_of_numbers(self, spark: SparkSession) -> None:
         made = spark.range(-50, 50).selectExpr("id", "cast(id as double) d", "cast(id as float) f")
         ints, *others = (jobs.assign_splits(made, key).collect() for key in ("id", "d", "f"))
         assert others == [ints, ints]
         odd = spark.createDataFrame([(float("nan"),), (1e300,), (0.5,), (-0.0,)], "x double")
         assert len(jobs.assign_splits(odd, "x").collect()) == 4
 
-    def test_as_a_column_is_the_same(self, spark: SparkSession) -> None:
+    def test_assigned_splits_equal_the_split(self, spark: SparkSession) -> None:
         made = spark.range(100)
         named = jobs.assign_splits(made, "id", self.SHARES)
         assert all(row["split"] == self.part_of(row["id"]) for row in named.collect())
@@ -361,7 +366,7 @@ class TestSplit:
         "shares",
         [{}, {"a": 0.5}, {"a": 1.5}, {"a": 1.0, "b": 0.0}, {"a": 0.5, "b": 0.6}, {"a": "1"}],
     )
-    def test_needs_shares_that_are_whole(
+    def test_split_refuses_shares_that_do_not_sum_to_one(
         self, spark: SparkSession, shares: dict[str, float]
     ) -> None:
         with pytest.raises(InvalidArgument, match="shares must"):
@@ -377,7 +382,7 @@ class TestSplit:
             ({"where": "nope > 1"}, "nope"),
         ],
     )
-    def test_of_a_topic_makes_no_tag_for_wrong_arguments(
+    def test_split_of_a_topic_creates_no_tag_if_refused(
         self, spark: SparkSession, tmp_path: Path, given: dict[str, Any], words: str
     ) -> None:
         put(tmp_path, rows(5))
@@ -386,7 +391,7 @@ class TestSplit:
         with reader(tmp_path) as queue:
             assert queue.tags() == []
 
-    def test_of_a_topic_stays_while_the_topic_grows(
+    def test_split_of_a_topic_stays_the_same_while_it_grows(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(100))
@@ -409,7 +414,7 @@ class TestSplit:
         assert sorted(n for part in second.values() for n in part) == list(range(150))
         assert all(set(first[name]) <= set(second[name]) for name in first)
 
-    def test_of_a_topic_tags_it_through_the_queue_that_has_it_open(
+    def test_split_of_an_open_topic_tags_it_through_its_queue(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with writer(tmp_path) as queue:
@@ -420,7 +425,9 @@ class TestSplit:
 
 
 class TestBuildIndex:
-    def test_is_used_by_the_queue(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_index_built_by_spark_is_used_by_the_queue(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(60))
         found = jobs.build_index(spark, tmp_path, "t", column="text")
         assert {k: found[k] for k in ("column", "kind", "rows", "behind")} == {
@@ -437,14 +444,18 @@ class TestBuildIndex:
         again = jobs.build_index(spark, tmp_path, "t", column="id", kind="bitmap")
         assert (again["family"], again["kind"]) == ("scalar", "bitmap")
 
-    def test_is_refused_before_any_task(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_wrong_index_is_refused_before_any_task(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(5))
         with pytest.raises(InvalidArgument, match="no field 'nope'"):
             jobs.build_index(spark, tmp_path, "t", column="nope")
         with pytest.raises(InvalidArgument, match="takes no vector index"):
             jobs.build_index(spark, tmp_path, "t", column="text", kind="vector")
 
-    def test_names_the_owner_of_an_open_topic(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_index_of_an_open_topic_is_refused_with_its_owner(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(5))
         with writer(tmp_path) as queue:
             queue.put_batch(rows(5, 5))
@@ -453,19 +464,19 @@ class TestBuildIndex:
         assert caught.value.owner["pid"] == os.getpid()
 
 
-class TestSpread:
-    def test_gives_the_results_in_order_from_other_processes(self, spark: SparkSession) -> None:
-        found = spread(spark, list("abcde"), lambda letter: [letter * 2, os.getpid()])
+class TestRunOnExecutors:
+    def test_results_come_in_order_from_other_processes(self, spark: SparkSession) -> None:
+        found = run_on_executors(spark, list("abcde"), lambda letter: [letter * 2, os.getpid()])
         assert [letters for letters, _ in found] == ["aa", "bb", "cc", "dd", "ee"]
         assert os.getpid() not in {process for _, process in found}
-        assert spread(spark, [], str) == []
+        assert run_on_executors(spark, [], str) == []
 
-    def test_raises_what_a_task_raised(self, spark: SparkSession) -> None:
+    def test_error_of_a_task_is_raised(self, spark: SparkSession) -> None:
         def fail(number: int) -> None:
             raise StorageError(f"number {number} is wrong")
 
         with pytest.raises(StorageError, match="number 3 is wrong") as caught:
-            spread(spark, [3, 4], fail)
+            run_on_executors(spark, [3, 4], fail)
         assert type(caught.value) is StorageError
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of a streaming query, and what is returned at its end."""
+"""The progress of a streaming query on a terminal, and the summary at its end."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from support.spark.filled import put, rows
+from support.spark.topics import put, rows
 
 from persisting.errors import BucketLocked, StorageError
 from persisting.spark.jobs import Summary, stream_progress, watch
 from persisting.spark.jobs.stream_progress import Batch, lag_of, lag_text
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,22 +28,22 @@ def source(end: Any, latest: Any) -> dict[str, Any]:
 
 
 class TestLag:
-    def test_is_by_bucket(self) -> None:
+    def test_lag_is_by_bucket(self) -> None:
         assert lag_of([source({"0": 5, "1": 7}, {"0": 9, "1": 7})]) == {"0": 4, "1": 0}
         assert lag_of([source('{"0": 5}', '{"0": 9, "1": 2}')]) == {"0": 4, "1": 2}
 
-    def test_of_a_restored_bucket_is_none(self) -> None:
+    def test_restored_bucket_has_no_lag(self) -> None:
         assert lag_of([source({"0": 9}, {"0": 4, "epochs": {"0": 1}})]) == {"0": 0}
 
-    def test_of_several_sources_names_them(self) -> None:
+    def test_lag_of_several_sources_names_the_source(self) -> None:
         both = [source({"0": 1}, {"0": 2}), source({"0": 1}, {"0": 4})]
         assert lag_of(both) == {"0/0": 1, "1/0": 3}
 
     @pytest.mark.parametrize("other", [None, "", "12", {"logOffset": 3}, [1], {"topic": {"0": 1}}])
-    def test_leaves_out_sources_of_other_formats(self, other: Any) -> None:
+    def test_lag_skips_sources_of_other_formats(self, other: Any) -> None:
         assert lag_of([source(other, other)]) == {}
 
-    def test_is_told_in_all_and_where_it_is(self) -> None:
+    def test_lag_text_has_the_total_and_each_bucket(self) -> None:
         assert lag_text({"0": 0, "1": 1200, "2": 3}) == "lag 1,203 (1: 1,200, 2: 3)"
         assert lag_text({"0": 0}) == lag_text({}) == "no lag"
 
@@ -59,40 +56,40 @@ class TestBatch:
         "sink": {"numOutputRows": 20},
     }
 
-    def test_is_a_line(self) -> None:
+    def test_batch_is_shown_as_a_line(self) -> None:
         batch = Batch.of(self.SAID)
         assert (batch.rows, batch.written, batch.rows_per_second) == (1500, 20, 3000.0)
         assert str(batch) == "batch 7: 1,500 rows, 3,000 rows/s, lag 100 (0: 100)"
 
-    def test_of_a_sink_that_does_not_count_has_no_rows_written(self) -> None:
+    def test_batch_of_a_sink_without_a_count_has_no_rows_written(self) -> None:
         assert Batch.of({**self.SAID, "sink": {"numOutputRows": -1}}).written is None
 
-    def test_of_no_time_has_no_speed(self) -> None:
+    def test_batch_without_a_duration_has_no_rate(self) -> None:
         assert Batch.of({**self.SAID, "durationMs": {}}).rows_per_second == 0.0
         assert Summary(rows=3).rows_per_second == 0.0
 
 
 class TestErrors:
-    def test_of_ours_come_out_of_a_failed_query(self) -> None:
+    def test_own_error_is_extracted_from_a_failed_query(self) -> None:
         text = (
             "[STREAM_FAILED] Query [id = 1] terminated with exception: Traceback\n"
             "persisting.errors.BucketLocked: first\n\nThe above exception was the direct cause\n"
             "persisting.errors.BucketLocked: bucket /x is open; close it\n SQLSTATE: 38000\n"
         )
-        found = stream_progress._ours(ValueError(text))
+        found = stream_progress._own_error(ValueError(text))
         assert type(found) is BucketLocked
         assert str(found) == "bucket /x is open; close it"
 
-    def test_of_others_stay(self) -> None:
+    def test_other_errors_are_not_translated(self) -> None:
         other = ValueError("division by zero")
-        assert stream_progress._ours(other) is other
-        unknown = stream_progress._ours(ValueError("persisting.errors.Any: text"))
+        assert stream_progress._own_error(other) is other
+        unknown = stream_progress._own_error(ValueError("persisting.errors.Any: text"))
         assert type(unknown) is StorageError
 
 
 @pytest.fixture(scope="module")
 def query(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> StreamingQuery:
-    """A query that took 60 rows in three batches, and has ended; it may be watched again."""
+    """Run a query that takes 60 rows in three batches; it can be watched again after its end."""
     folder = tmp_path_factory.mktemp("watch")
     reader = spark.readStream.format("persisting").option("maxOffsetsPerTrigger", 25)
     stream = reader.load(str(put(folder, rows(60)))).writeStream.format("noop")
@@ -103,14 +100,14 @@ def query(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stre
 
 
 class TestWatch:
-    def test_waits_for_the_end_and_counts_what_was_done(self, query: StreamingQuery) -> None:
+    def test_watch_waits_for_the_end_and_returns_a_summary(self, query: StreamingQuery) -> None:
         assert not query.isActive
         summary = watch(query)
         assert (summary.rows, summary.batches) == (60, 3)
         assert summary.lag == {"0": 0, "1": 0}
         assert summary.seconds > 0
 
-    def test_shows_lines_on_a_terminal_and_a_summary(self, query: StreamingQuery) -> None:
+    def test_watch_shows_batches_and_a_summary_on_a_terminal(self, query: StreamingQuery) -> None:
         out = Terminal()
         summary = watch(query, out=out)
         _, *lines, last = out.getvalue().removesuffix("\n").split("\r\x1b[K")
@@ -125,7 +122,7 @@ class TestWatch:
         assert last.startswith("60 rows read, ")
         assert last.endswith("no lag")
 
-    def test_is_quiet_elsewhere_unless_told_otherwise(self, query: StreamingQuery) -> None:
+    def test_watch_is_quiet_unless_on_a_terminal_or_requested(self, query: StreamingQuery) -> None:
         plain, loud, quiet = io.StringIO(), io.StringIO(), Terminal()
         watch(query, out=plain)
         watch(query, out=loud, quiet=False)
@@ -133,7 +130,7 @@ class TestWatch:
         assert plain.getvalue() == quiet.getvalue() == ""
         assert "60 rows read" in loud.getvalue()
 
-    def test_that_is_interrupted_stops_the_query(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_interrupted_watch_stops_the_query(self, spark: SparkSession, tmp_path: Path) -> None:
         class Interrupted(Terminal):
             def write(self, text: str) -> int:
                 if "batch" in text and "batches" not in text:

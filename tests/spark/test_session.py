@@ -1,4 +1,4 @@
-"""The session: what it sets, whose word wins, and that it leaves nothing behind."""
+"""Sessions: their settings, which settings win, and that they leave no files behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark.launching import Run
+from support.spark.processes import Run, spark_home
 
 import persisting
 from persisting.errors import StorageError
@@ -49,7 +49,9 @@ class TestMasters:
             ("localhost", None),
         ],
     )
-    def test_on_this_machine_are_told_from_others(self, master: str, cores: int | None) -> None:
+    def test_local_masters_are_recognized_with_their_cores(
+        self, master: str, cores: int | None
+    ) -> None:
         assert session_defaults.local_cores(master) == cores
 
 
@@ -64,7 +66,7 @@ class TestDefaults:
         assert "spark.executor.defaultJavaOptions" not in there
         assert "spark.sql.shuffle.partitions" not in there
 
-    def test_a_collector_of_the_caller_takes_the_place_of_ours(
+    def test_garbage_collector_of_the_caller_replaces_ours(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         conf = {"spark.driver.extraJavaOptions": "-Xss4m -XX:+UseG1GC"}
@@ -75,15 +77,15 @@ class TestDefaults:
         assert SERIAL not in str(session_defaults.defaults("local[2]", tmp_path, {}))
 
     @pytest.mark.parametrize(("master", "partitions"), [("local", "2"), ("local[6]", "6")])
-    def test_shuffles_have_a_partition_for_each_core(
+    def test_shuffles_have_one_partition_per_core(
         self, tmp_path: Path, master: str, partitions: str
     ) -> None:
         chosen = session_defaults.defaults(master, tmp_path, {})
         assert chosen["spark.sql.shuffle.partitions"] == partitions
 
 
-class TestTheEnvironment:
-    def test_spark_stays_on_this_machine_unless_it_is_told_otherwise(
+class TestEnvironment:
+    def test_spark_binds_to_this_machine_unless_configured(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert session_defaults.variables("local[2]", {})["SPARK_LOCAL_IP"] == "127.0.0.1"
@@ -91,7 +93,7 @@ class TestTheEnvironment:
         monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.1")
         assert session_defaults.variables("local[2]", {})["SPARK_LOCAL_IP"] == "10.0.0.1"
 
-    def test_workers_run_this_python_unless_another_is_named(
+    def test_workers_run_this_python_unless_another_is_configured(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         chosen = session_defaults.variables("local[2]", {})
@@ -101,7 +103,9 @@ class TestTheEnvironment:
         conf = {"spark.pyspark.python": "/conf/python"}
         assert session_defaults.variables("local[2]", conf)["PYSPARK_PYTHON"] == "/conf/python"
 
-    def test_lets_java_read_every_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_locale_lets_java_open_files_with_any_name(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in ("LC_ALL", "LC_CTYPE", "LANG"):
             monkeypatch.delenv(name, raising=False)
         assert session_defaults.variables("local[2]", {})["LC_ALL"] == "C.UTF-8"
@@ -110,7 +114,7 @@ class TestTheEnvironment:
         monkeypatch.setenv("LC_ALL", "C")
         assert session_defaults.variables("local[2]", {})["LC_ALL"] == "C.UTF-8"
 
-    def test_is_the_callers_again_after_the_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_environment_is_restored_after_the_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ONE", "1")
         monkeypatch.delenv("TWO", raising=False)
         before = dict(os.environ)
@@ -120,19 +124,21 @@ class TestTheEnvironment:
 
 
 class TestWithoutSpark:
-    def test_the_error_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_pyspark_raises_with_what_to_install(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "pyspark", None)
         with pytest.raises(StorageError, match=r"pip install 'persisting\[spark\]'"):
             session()
 
 
-class TestASessionThatRunsAlready:
+class TestRunningSession:
     @pytest.fixture(autouse=True)
     def shuffle_partitions(self, spark: SparkSession) -> Iterator[None]:
         yield
         spark.conf.set("spark.sql.shuffle.partitions", "2")
 
-    def test_is_returned_and_takes_what_can_be_changed(self, spark: SparkSession) -> None:
+    def test_running_session_is_returned_with_changed_settings(self, spark: SparkSession) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             same = session(
@@ -142,22 +148,24 @@ class TestASessionThatRunsAlready:
         assert same is spark
         assert spark.conf.get("spark.sql.shuffle.partitions") == "7"
 
-    def test_keeps_its_settings_where_conf_says_nothing(self, spark: SparkSession) -> None:
+    def test_running_session_keeps_settings_that_conf_does_not_name(
+        self, spark: SparkSession
+    ) -> None:
         spark.conf.set("spark.sql.shuffle.partitions", "11")
         session(master="local[2]", conf={"spark.sql.warehouse.dir": None})
         assert spark.conf.get("spark.sql.shuffle.partitions") == "11"
 
-    def test_warns_of_another_master(self, spark: SparkSession) -> None:
-        with pytest.warns(UserWarning, match=r"runs already with master 'local\[2\]'") as caught:
+    def test_different_master_of_a_running_session_warns(self, spark: SparkSession) -> None:
+        with pytest.warns(UserWarning, match=r"already running with master 'local\[2\]'") as caught:
             assert session(master="local[1]") is spark
         assert [warning.filename for warning in caught] == [__file__]
 
-    def test_is_found_by_who_asks_for_no_master(self, spark: SparkSession) -> None:
+    def test_running_session_is_returned_without_a_master(self, spark: SparkSession) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert session() is spark
 
-    def test_warns_of_settings_that_come_too_late(self, spark: SparkSession) -> None:
+    def test_settings_that_cannot_be_changed_warn(self, spark: SparkSession) -> None:
         late = {"spark.executor.memory": "3g", "spark.sql.warehouse.dir": "/elsewhere"}
         wanted = r"memory, spark\.sql\.warehouse\.dir"
         with pytest.warns(UserWarning, match=wanted) as caught:
@@ -167,7 +175,7 @@ class TestASessionThatRunsAlready:
 
 
 class TestWorkers:
-    def test_import_the_persisting_that_runs_here(self, spark: SparkSession) -> None:
+    def test_workers_import_the_same_persisting(self, spark: SparkSession) -> None:
         def where(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
             import pyarrow as pa
 
@@ -179,7 +187,7 @@ class TestWorkers:
         found = spark.range(2, numPartitions=2).mapInArrow(where, "file string").distinct()
         assert [row.file for row in found.collect()] == [persisting.__file__]
 
-    def test_know_the_format(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_workers_know_the_format(self, spark: SparkSession, tmp_path: Path) -> None:
         with pytest.raises(Exception, match=str(tmp_path)) as raised:
             spark.read.format("persisting").load(str(tmp_path / "no" / "topic"))
         assert "DATA_SOURCE_NOT_FOUND" not in str(raised.value)
@@ -191,40 +199,40 @@ from persisting.spark import session
 """
 
 
-class TestASessionOfItsOwn:
-    def test_says_nothing(self, alone: Run) -> None:
-        assert alone.said["rows"] == 10
+class TestSessionInANewProcess:
+    def test_new_session_prints_nothing(self, alone: Run) -> None:
+        assert alone.result["rows"] == 10
         assert (alone.stdout, alone.stderr) == ("", "")
 
-    def test_leaves_nothing_behind(self, alone: Run) -> None:
-        folder = Path(alone.said["conf"]["spark.local.dir"]).parent
+    def test_new_session_leaves_no_files_behind(self, alone: Run) -> None:
+        folder = Path(alone.result["conf"]["spark.local.dir"]).parent
         assert folder.parent == alone.temporary
-        assert sorted(alone.said["folder"]) == ["local", "warehouse"]
+        assert sorted(alone.result["folder"]) == ["local", "warehouse"]
         assert list(alone.temporary.iterdir()) == []
         assert list(alone.cwd.iterdir()) == []
 
-    def test_has_the_settings_of_the_caller_before_ours(self, alone: Run) -> None:
-        conf = alone.said["conf"]
-        assert alone.said["master"] == "local[1]"
+    def test_settings_of_the_caller_override_ours(self, alone: Run) -> None:
+        conf = alone.result["conf"]
+        assert alone.result["master"] == "local[1]"
         assert conf["spark.sql.shuffle.partitions"] == "5"
         assert "spark.executor.defaultJavaOptions" not in conf
-        assert alone.said["said.by"] == "me"
+        assert alone.result["result.by"] == "me"
         assert C1 in conf["spark.driver.defaultJavaOptions"]
 
-    def test_has_ours_where_the_caller_says_nothing(self, alone: Run) -> None:
-        assert alone.said["app"] == "persisting"
-        assert alone.said["arrow"] == "true"
-        assert alone.said["conf"]["spark.ui.enabled"] == "false"
-        assert alone.said["conf"]["spark.driver.host"] in ("localhost", "127.0.0.1")
+    def test_our_settings_apply_by_default(self, alone: Run) -> None:
+        assert alone.result["app"] == "persisting"
+        assert alone.result["arrow"] == "true"
+        assert alone.result["conf"]["spark.ui.enabled"] == "false"
+        assert alone.result["conf"]["spark.driver.host"] in ("localhost", "127.0.0.1")
 
-    def test_leaves_the_environment_alone(self, alone: Run) -> None:
-        assert alone.said["environ"] == []
+    def test_new_session_does_not_change_the_environment(self, alone: Run) -> None:
+        assert alone.result["environ"] == []
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
 class TestOtherWaysToRun:
-    def test_nothing_is_left_when_python_is_killed(self, tmp_path: Path) -> None:
+    def test_no_files_are_left_when_python_is_killed(self, tmp_path: Path) -> None:
         code = HEAD + (
             'session(master="local[1]").range(3).count(); print(flush=True); sys.stdin.read()'
         )
@@ -236,65 +244,65 @@ class TestOtherWaysToRun:
             run.finish()
             assert list(run.temporary.iterdir()) == []
 
-    def test_nothing_is_left_when_java_is_killed(self, tmp_path: Path) -> None:
+    def test_no_files_are_left_when_java_is_killed(self, tmp_path: Path) -> None:
         code = HEAD + (
             "from pyspark import SparkContext\n"
             'session(master="local[1]")\n'
-            "SparkContext._gateway.proc.kill(); SparkContext._gateway.proc.wait(); said = {}"
+            "SparkContext._gateway.proc.kill(); SparkContext._gateway.proc.wait(); result = {}"
         )
         with Run(tmp_path, code) as run:
             run.finish()
-            assert run.said == {}
+            assert run.result == {}
             assert list(run.temporary.iterdir()) == []
 
-    def test_leaving_with_a_stream_running_is_quiet(self, tmp_path: Path) -> None:
+    def test_exit_with_a_running_stream_prints_nothing(self, tmp_path: Path) -> None:
         code = HEAD + (
             'rate = session(master="local[2]").readStream.format("rate").load()\n'
             'query = rate.writeStream.format("noop").start()\n'
             "while not query.lastProgress: pass\n"
-            "said = {}"
+            "result = {}"
         )
         with Run(tmp_path, code) as run:
             run.finish()
-            assert run.said == {}
+            assert run.result == {}
             assert (run.stdout, run.stderr) == ("", "")
             assert list(run.temporary.iterdir()) == []
 
-    def test_a_second_session_after_the_first_was_stopped(self, tmp_path: Path) -> None:
+    def test_second_session_starts_after_the_first_was_stopped(self, tmp_path: Path) -> None:
         code = HEAD + (
-            "said = {}\n"
+            "result = {}\n"
             "for cores in (1, 2):\n"
             '    spark = session(master=f"local[{cores}]")\n'
-            "    said[spark.sparkContext.master] = spark.range(3).count()\n"
+            "    result[spark.sparkContext.master] = spark.range(3).count()\n"
             "    spark.stop()\n"
         )
         with Run(tmp_path, code) as run:
             run.finish()
-            assert run.said == {"local[1]": 3, "local[2]": 3}
+            assert run.result == {"local[1]": 3, "local[2]": 3}
             assert (run.stdout, run.stderr) == ("", "")
             assert list(run.temporary.iterdir()) == []
 
-    def test_executors_of_a_cluster_import_persisting_from_where_the_driver_has_it(
+    def test_executors_of_a_cluster_import_persisting_from_the_path_of_the_driver(
         self, tmp_path: Path
     ) -> None:
-        # A copy that nobody has installed.
+        # A copy that is not installed.
         package = Path(persisting.__file__).parent
         shutil.copytree(package, tmp_path / "copy" / "persisting")
         code = f"import sys; sys.path.insert(0, {str(tmp_path / 'copy')!r})" + HEAD + IN_A_CLUSTER
         with Run(tmp_path, code, SPARK_HOME=str(spark_home(tmp_path / "spark"))) as run:
             run.finish()
-            assert run.said["executors"] == 2
-            assert run.said["files"] == [str(tmp_path / "copy" / "persisting" / "__init__.py")]
+            assert run.result["executors"] == 2
+            assert run.result["files"] == [str(tmp_path / "copy" / "persisting" / "__init__.py")]
             assert (run.stdout, run.stderr) == ("", "")
             assert list(run.temporary.iterdir()) == []
             assert list(run.cwd.iterdir()) == []
 
-    def test_spark_submit_keeps_its_word(
+    def test_settings_of_spark_submit_are_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         code = HEAD + (
             "spark = session()\n"
-            'said = {"master": spark.sparkContext.master, "rows": spark.range(3).count(),\n'
+            'result = {"master": spark.sparkContext.master, "rows": spark.range(3).count(),\n'
             '  "partitions": spark.conf.get("spark.sql.shuffle.partitions"),\n'
             '  "arrow": spark.conf.get("spark.sql.execution.arrow.pyspark.enabled")}'
         )
@@ -304,7 +312,12 @@ class TestOtherWaysToRun:
         command = [submit, "--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=9"]
         with Run(tmp_path, code, command=command, **env) as run:
             run.finish()
-            assert run.said == {"master": "local[1]", "rows": 3, "partitions": "9", "arrow": "true"}
+            assert run.result == {
+                "master": "local[1]",
+                "rows": 3,
+                "partitions": "9",
+                "arrow": "true",
+            }
 
 
 IN_A_CLUSTER = """
@@ -318,24 +331,13 @@ def where(batches):
         yield pa.record_batch({"file": found, "executor": [os.getcwd()] * batch.num_rows})
 
 spark = session(master="local-cluster[2,1,1024]")
-# Both executors have work only once both are there.
+# Both executors get work only if both have started.
 status = spark.sparkContext._jsc.sc().statusTracker()
 while len(status.getExecutorInfos()) < 3:
     pass
 rows = spark.range(8, numPartitions=8).mapInArrow(where, "file string, executor string").collect()
-said = {
+result = {
     "files": sorted({row.file for row in rows}),
     "executors": len({row.executor for row in rows}),
 }
 """
-
-
-def spark_home(folder: Path) -> Path:
-    """Spark as it is installed, in a folder of ours: workers of a local cluster write below it."""
-    import pyspark
-
-    folder.mkdir()
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        if entry.name != "work":  # what another local cluster wrote
-            (folder / entry.name).symlink_to(entry)
-    return folder

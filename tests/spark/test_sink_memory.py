@@ -1,4 +1,4 @@
-"""What a task of a write keeps in memory is bounded, however many buckets it writes to."""
+"""The memory of a write task is bounded, however many buckets it writes to."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from support.spark.filled import ids, is_sound
-from support.spark.storing import DirectStore
+from support.spark.topics import ids, is_sound
+from support.spark.writes import DirectStore
 
 from persisting.spark import write_task
 from persisting.topic.topic_files import TopicFolder
@@ -21,7 +21,7 @@ def fragments(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("bound", [None, 100_000])
-def test_beyond_the_bound_the_fullest_bucket_is_written_and_all_rows_are_there(
+def test_task_beyond_its_memory_bound_writes_the_fullest_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int | None
 ) -> None:
     if bound is not None:

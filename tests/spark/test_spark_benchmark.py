@@ -1,4 +1,4 @@
-"""benchmarks/spark.py runs, and writes down what it measured."""
+"""benchmarks/spark.py runs and writes its results."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-# With a Spark of its own, and streams, it takes a minute or more: by night.
+# It starts its own Spark and runs streams, which takes more than a minute.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "spark.py"
 
 
-def test_sparks_benchmark_runs_and_writes_its_results(tmp_path):
+def test_spark_benchmark_runs_and_writes_its_results(tmp_path):
     result = tmp_path / "results" / "spark.json"
     small = ["--rows", "1000", "--repeat", "1", "--profile", "--folder", str(tmp_path)]
     done = subprocess.run(

@@ -1,5 +1,5 @@
-"""Source, sink and jobs where tasks run in other processes than the driver: in a local cluster, on
-a standalone master with a worker, and through a Spark Connect server."""
+"""Source, sink and jobs with tasks outside of the driver's process: in a local cluster, on a
+standalone master with a worker, and through a Spark Connect server."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from typing import Any
 
 import pytest
 from support import TESTS
-from support.spark.filled import content, ids, is_sound, rows, unreferenced, writer
-from support.spark.launching import Run, plain_environment
-from test_session import spark_home
+from support.spark.processes import Run, plain_environment, spark_home
+from support.spark.topics import content, ids, is_sound, rows, unreferenced, writer
 
 import persisting
 from persisting.spark import java
 from persisting.topic.routing import bucket_of
 
-# Every cluster takes minutes: by night.
+# Every cluster takes minutes.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 LOCAL, STANDALONE, CONNECT = "local-cluster", "standalone", "connect"
@@ -36,7 +35,7 @@ PATIENCE = 120
 
 
 class Driver(Run):
-    """A driver with all it starts, which ends with it."""
+    """A driver that takes all processes it started with it when it ends."""
 
     def __init__(self, folder: Path, code: str, *args: object, **env: str) -> None:
         super().__init__(folder, code, *args, command=["setsid", sys.executable], **env)
@@ -47,14 +46,14 @@ class Driver(Run):
 
 
 def kill(process: subprocess.Popen[Any]) -> None:
-    """Kill a process that leads a group, with its group."""
+    """Kill a process group by its leader."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
 def server(folder: Path, command: list[str], ready: re.Pattern[str], **env: str) -> Iterator[str]:
-    """A program of the pip package's, until it is left; what it says when it is ready."""
+    """Run a program of the pyspark package during the block; yield what it prints when ready."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -92,7 +91,7 @@ def server(folder: Path, command: list[str], ready: re.Pattern[str], **env: str)
 
 @contextmanager
 def standalone(folder: Path) -> Iterator[str]:
-    """A master and a worker with two cores; the master's address."""
+    """Run a master and a worker with two cores; yield the master's address."""
     deploy = "org.apache.spark.deploy"
     here = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     master = ["spark-class", f"{deploy}.master.Master", *here]
@@ -105,7 +104,7 @@ def standalone(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def connect(folder: Path, **env: str) -> Iterator[str]:
-    """A Spark Connect server with two cores; its address."""
+    """Run a Spark Connect server with two cores; yield its address."""
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
@@ -121,14 +120,14 @@ def connect(folder: Path, **env: str) -> Iterator[str]:
 
 
 class Cluster:
-    """What a driver said that did everything once on one kind of cluster."""
+    """The results of a driver that did everything once on one kind of cluster."""
 
     def __init__(self, kind: str, folder: Path, run: Run) -> None:
         self.kind, self.folder, self._run = kind, folder, run
 
-    def said(self, part: str) -> Any:
-        """What a part of the program returned; it must not have failed."""
-        found = self._run.said[part]
+    def result(self, part: str) -> Any:
+        """Return the result of a part of the program; raise if it failed."""
+        found = self._run.result[part]
         assert "error" not in found, found["error"]
         return found["result"]
 
@@ -152,7 +151,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def drive(folder: Path, code: str, master: str, topics: Path, **env: str) -> Run:
-    """Run a program that has the helpers of these tests."""
+    """Run a program that can import the helpers of these tests."""
     place = folder / "driver"
     place.mkdir()
     helpers = str(TESTS)
@@ -166,20 +165,20 @@ import os, signal, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from support.spark.filled import load, records, refused, save
+from support.spark.topics import load, records, refused, save
 from persisting.spark import jobs, read_topic, session
-from support.spark.storing import SparkPipe
+from support.spark.writes import SparkPipe
 
 master, folder, owner = sys.argv[1], Path(sys.argv[2]), f"process {sys.argv[3]} on "
 spark = session(master=master)
-said = {}
+result = {}
 
 
 def part(work):
     try:
-        said[work.__name__] = {"result": work()}
+        result[work.__name__] = {"result": work()}
     except Exception as exc:
-        said[work.__name__] = {"error": f"{type(exc).__name__}: {exc}"}
+        result[work.__name__] = {"error": f"{type(exc).__name__}: {exc}"}
 
 
 def numbers(start, end):
@@ -378,14 +377,14 @@ INSIDE = """
 import sys
 from pathlib import Path
 
-from support.spark.filled import load, records, save
+from support.spark.topics import load, records, save
 from persisting.spark import session
 
 master, folder = sys.argv[1], Path(sys.argv[2])
 spark = session(master=master, conf={"spark.api.mode": "connect"})
 save(spark.range(5).coalesce(1), folder, numBuckets=1)
 df = load(spark, folder, includeMetadata=True).where("id = 4").drop("_time")
-said = {"module": type(spark).__module__, "rows": records(df)}
+result = {"module": type(spark).__module__, "rows": records(df)}
 """
 
 SENT = (
@@ -399,7 +398,7 @@ from persisting.spark.data_source import PersistingSource
 try:
     save(spark.range(5), folder)
 except Exception as exc:
-    said["missing"] = str(exc)
+    result["missing"] = str(exc)
 
 
 @part
@@ -419,24 +418,24 @@ spark.stop()
 WRITTEN = sorted([*range(100), *range(100), *range(100, 150)])
 
 
-class TestABatch:
-    def test_that_executors_write_is_an_ordinary_topic(self, cluster: Cluster) -> None:
-        cluster.said("write")
+class TestBatch:
+    def test_executors_write_an_ordinary_topic(self, cluster: Cluster) -> None:
+        cluster.result("write")
         assert ids(cluster.folder, "in") == WRITTEN
         for bucket, some in content(cluster.folder, "in").items():
             assert {bucket_of(record["id"], 2) for record in some} == {bucket}
         assert is_sound(cluster.folder, "in")
         assert unreferenced(cluster.folder, "in") == []
 
-    def test_is_read_by_executors_whole_and_in_parts(self, cluster: Cluster) -> None:
-        assert cluster.said("read") == {
+    def test_executors_read_a_topic_whole_and_in_part(self, cluster: Cluster) -> None:
+        assert cluster.result("read") == {
             "ids": sorted([*range(100), *range(100)]),
             "some": ["row 0", "row 0", "row 1", "row 1"],
             "sql": 100,
         }
 
-    def test_says_where_its_rows_are_stored(self, cluster: Cluster) -> None:
-        found = cluster.said("metadata")
+    def test_executors_read_the_metadata_of_rows(self, cluster: Cluster) -> None:
+        found = cluster.result("metadata")
         assert found["columns"] == ["id", "text", "_bucket", "_offset", "_time"]
         stored = content(cluster.folder, "in")
         for bucket, offset, number in found["places"]:
@@ -445,96 +444,96 @@ class TestABatch:
 
 
 class TestExecutors:
-    def test_work_apart_with_the_persisting_of_the_driver(self, cluster: Cluster) -> None:
-        found = cluster.said("executors")
+    def test_executors_import_the_persisting_of_the_driver(self, cluster: Cluster) -> None:
+        found = cluster.result("executors")
         assert found["file"] == [persisting.__file__]
         assert len(found["folder"]) == (2 if cluster.kind == LOCAL else 1)
         assert not any("driver" in place for place in found["folder"])
 
-    def test_find_the_format_without_a_registration(self, cluster: Cluster) -> None:
-        assert cluster.said("unregistered") == 200
+    def test_executors_find_the_format_without_registration(self, cluster: Cluster) -> None:
+        assert cluster.result("unregistered") == 200
 
 
-class TestAStream:
-    def test_brings_every_row_once_over_several_runs(self, cluster: Cluster) -> None:
-        assert cluster.said("stream") == 200
-        cluster.said("repeated")
+class TestStream:
+    def test_cluster_stream_stores_every_row_once_over_several_runs(self, cluster: Cluster) -> None:
+        assert cluster.result("stream") == 200
+        cluster.result("repeated")
         assert ids(cluster.folder, "out") == WRITTEN
         assert len(content(cluster.folder, "out")) == 3
         assert is_sound(cluster.folder, "out")
         assert unreferenced(cluster.folder, "out") == []
 
-    def test_of_a_job_says_what_it_did(self, cluster: Cluster) -> None:
-        assert cluster.said("incremental") == [250, 250, 0]
+    def test_incremental_job_on_a_cluster_returns_its_summary(self, cluster: Cluster) -> None:
+        assert cluster.result("incremental") == [250, 250, 0]
         assert ids(cluster.folder, "copy") == WRITTEN
 
 
 class TestJobs:
-    def test_compact_on_executors_moves_no_row(self, cluster: Cluster) -> None:
-        before, after, changed, same = cluster.said("compact")
+    def test_compaction_on_executors_keeps_offsets(self, cluster: Cluster) -> None:
+        before, after, changed, same = cluster.result("compact")
         assert before > after == 2
         assert (changed, same) == (250, True)
 
-    def test_build_an_index_on_executors(self, cluster: Cluster) -> None:
-        assert cluster.said("index") == ["btree", 250, 0]
+    def test_index_is_built_on_executors(self, cluster: Cluster) -> None:
+        assert cluster.result("index") == ["btree", 250, 0]
         with writer(cluster.folder, "in") as queue:
             assert [(one["column"], one["rows"]) for one in queue.indexes()] == [("id", 250)]
 
-    def test_leave_out_duplicates(self, cluster: Cluster) -> None:
-        assert cluster.said("deduplicate") == list(range(150))
+    def test_duplicates_are_removed_on_executors(self, cluster: Cluster) -> None:
+        assert cluster.result("deduplicate") == list(range(150))
 
 
-class TestTheSession:
-    def test_is_returned_when_one_is_asked_for_again(self, cluster: Cluster) -> None:
-        assert cluster.said("joined") is True
+class TestSession:
+    def test_session_of_a_cluster_is_returned_again(self, cluster: Cluster) -> None:
+        assert cluster.result("joined") is True
 
 
-class TestANewThread:
-    def test_writes_once_it_has_called_session(self, cluster: Cluster) -> None:
-        assert cluster.said("threads") == 7
+class TestNewThread:
+    def test_new_thread_can_write_after_calling_session(self, cluster: Cluster) -> None:
+        assert cluster.result("threads") == 7
         assert ids(cluster.folder, "threaded") == list(range(7))
 
 
 class TestErrors:
-    def test_of_a_topic_with_a_live_owner_name_its_process(self, cluster: Cluster) -> None:
-        assert cluster.said("held") == 5
+    def test_error_for_an_open_topic_names_its_process(self, cluster: Cluster) -> None:
+        assert cluster.result("held") == 5
         assert ids(cluster.folder, "held") == list(range(5))
 
-    def test_of_a_missing_topic_name_its_folder(self, cluster: Cluster) -> None:
-        cluster.said("missing")
+    def test_error_for_a_missing_topic_names_its_folder(self, cluster: Cluster) -> None:
+        cluster.result("missing")
 
-    def test_of_a_task_name_the_field_and_leave_nothing_behind(self, cluster: Cluster) -> None:
-        assert cluster.said("in_a_task") == 1
+    def test_error_in_a_task_names_the_field_and_leaves_no_files(self, cluster: Cluster) -> None:
+        assert cluster.result("in_a_task") == 1
         assert ids(cluster.folder, "vectors") == [1]
         assert unreferenced(cluster.folder, "vectors") == []
 
 
-class TestAnExecutorThatDies:
-    def test_in_the_middle_of_a_write_costs_no_row_and_doubles_none(self, tmp_path: Path) -> None:
+class TestLostExecutor:
+    def test_executor_lost_during_a_write_loses_and_repeats_no_row(self, tmp_path: Path) -> None:
         home = spark_home(tmp_path / "spark")
         run = drive(tmp_path, LOST, LOCAL_CLUSTER, tmp_path, SPARK_HOME=str(home))
         executors = list((home / "work").glob("app-*/*"))
         assert len(executors) >= 4
         for part, topic in (("write", "in"), ("stream", "out")):
-            assert run.said[part] == {"result": 600_000}
+            assert run.result[part] == {"result": 600_000}
             assert ids(tmp_path, topic) == list(range(600_000))
             assert is_sound(tmp_path, topic)
 
 
-class TestAConnectServer:
-    def test_in_the_drivers_process_reads_and_writes_and_says_nothing(self, tmp_path: Path) -> None:
+class TestConnectServer:
+    def test_connect_server_in_the_driver_reads_and_writes_silently(self, tmp_path: Path) -> None:
         run = drive(tmp_path, INSIDE, "local[2]", tmp_path)
-        assert run.said["module"] == "pyspark.sql.connect.session"
-        assert run.said["rows"] == [{"id": 4, "_bucket": 0, "_offset": 4}]
+        assert run.result["module"] == "pyspark.sql.connect.session"
+        assert run.result["rows"] == [{"id": 4, "_bucket": 0, "_offset": 4}]
         assert (run.stdout, run.stderr) == ("", "")
 
-    def test_that_has_no_persisting_can_be_sent_it(self, tmp_path: Path) -> None:
+    def test_connect_server_without_persisting_can_be_sent_it(self, tmp_path: Path) -> None:
         import pyspark
 
         library = str(Path(pyspark.__file__).parents[1])
         base = str(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}")
         with connect(tmp_path, PYSPARK_PYTHON=base, PYTHONPATH=library) as address:
             run = drive(tmp_path, SENT, address, tmp_path)
-        assert "No module named 'persisting'" in run.said["missing"]
-        assert run.said["sent"] == {"result": 5}
+        assert "No module named 'persisting'" in run.result["missing"]
+        assert run.result["sent"] == {"result": 5}
         assert ids(tmp_path) == list(range(5))

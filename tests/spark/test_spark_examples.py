@@ -1,4 +1,4 @@
-"""The Spark programs in examples/ do what they say."""
+"""The Spark programs in examples/ run and print what they promise."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark.filled import ids, stored
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
+from support.spark.topics import ids, stored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,15 +20,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def here(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What an example prints, run in this process with the session of the tests."""
+    """Return what an example prints in this process, with the session of the tests."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Spark runs already")
+        warnings.filterwarnings("ignore", message="Spark is already running")
         runpy.run_path(str(EXAMPLES / name))["main"](folder)
     return capsys.readouterr().out
 
 
 def alone(name: str, folder: Path) -> str:
-    """What an example prints, run as a user runs it."""
+    """Return what an example prints if a user runs it."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / name), str(folder)],
         capture_output=True,
@@ -56,7 +53,7 @@ def check_incremental(output: str, folder: Path, before: int) -> None:
     assert ids(folder, "curated") == sorted(everything)
 
 
-def test_the_incremental_pipeline_takes_what_is_new(
+def test_incremental_example_takes_new_rows(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = here("spark_incremental.py", tmp_path, capsys)
@@ -66,7 +63,7 @@ def test_the_incremental_pipeline_takes_what_is_new(
     assert int(parts["validation"]) > 0
 
 
-def test_the_embedded_texts_are_found_by_their_meaning(
+def test_embedding_example_finds_texts_by_meaning(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = here("spark_embedding.py", tmp_path, capsys)
@@ -80,24 +77,24 @@ def test_the_embedded_texts_are_found_by_their_meaning(
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_the_incremental_pipeline_goes_on_in_a_second_process(tmp_path: Path) -> None:
+def test_incremental_example_continues_in_a_second_process(tmp_path: Path) -> None:
     first = alone("spark_incremental.py", tmp_path)
     check_incremental(first, tmp_path, 0)
     second = alone("spark_incremental.py", tmp_path)
     check_incremental(second, tmp_path, 500)
-    # The tag of the first run is what the second one trains on, too.
+    # Both runs train on the tag of the first.
     assert first.splitlines()[-2:] == second.splitlines()[-2:]
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_the_embedding_runs_as_a_program(tmp_path: Path) -> None:
+def test_embedding_example_runs_as_a_program(tmp_path: Path) -> None:
     assert "embedded 8 texts\n" in alone("spark_embedding.py", tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_the_declarative_pipeline_takes_each_row_once(tmp_path: Path) -> None:
+def test_declarative_pipeline_example_takes_each_row_once(tmp_path: Path) -> None:
     for runs in (1, 2):
         output = alone("spark_pipeline/run.py", tmp_path)
         assert f"raw: {50 * runs} rows\ncurated: {30 * runs} rows\n" in output

@@ -1,5 +1,5 @@
-"""Writes whose processes are killed, all of them or one, and that are run again: every row is
-stored once."""
+"""Writes of which all processes or one are killed, and that are repeated: every row is stored
+once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark.filled import content, ids, is_sound, load, put, rows, unreferenced, writer
-from support.spark.launching import plain_environment
-from support.spark.storing import SparkPipe
-from test_session import spark_home
+from support.spark.processes import plain_environment, spark_home
+from support.spark.topics import content, ids, is_sound, load, put, rows, unreferenced, writer
+from support.spark.writes import SparkPipe
 
 from persisting.topic.routing import bucket_of
 
-# Every driver that is killed takes ten seconds to start: by night.
+# Every driver takes ten seconds to start.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ print("done", flush=True)
 """
 
 HOLDS = """
-# Whoever comes to a point that has a file takes it, and waits there until it is let go.
+# The first process that reaches a point with a file takes the file and waits to be released.
 import os, time
 from persisting.bucket import bulk_import
 from persisting.table import bulk_write
@@ -76,7 +75,7 @@ def hold(point):
     while not os.path.exists(f"{here}.go"):
         time.sleep(0.02)
 
-adopt, write_files = adoption.adopt, bulk.write_files
+adopt, write_files = bulk_import.adopt, bulk_write.write_files
 
 def adopting(bucket, *args, **kwargs):
     hold(f"commit{bucket.options.bucket_id}")
@@ -87,12 +86,12 @@ def writing(*args, **kwargs):
     hold("written")
     return found
 
-adoption.adopt, bulk.write_files = adopting, writing
+bulk_import.adopt, bulk_write.write_files = adopting, writing
 """
 
 
 class Driver:
-    """A program in a session of its own: the driver, its Java, and all their Python workers."""
+    """A program with its own session: the driver, its Java, and all their Python workers."""
 
     def __init__(self, folder: Path, code: str, *args: object, **environ: str) -> None:
         self._holds = folder / "holds"
@@ -116,11 +115,11 @@ class Driver:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._output.read_text()
 
     def held(self, point: str) -> int:
-        """Wait until a process is held there; its number."""
+        """Wait until a process is held at a point; return its pid."""
         self.until(lambda: any(self._holds.glob(f"{point}.*")))
         (place,) = self._holds.glob(f"{point}.*")
         return int(place.suffix[1:])
@@ -131,21 +130,21 @@ class Driver:
     def until(self, true: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 120
         while not true():
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline, f"it never became true: {self.said}"
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < deadline, f"it never became true: {self.output}"
             time.sleep(0.05)
 
     def finish(self) -> None:
-        assert self.process.wait(120) == 0, self.said
-        assert self.said.endswith("done\n"), self.said
+        assert self.process.wait(120) == 0, self.output
+        assert self.output.endswith("done\n"), self.output
 
     def kill(self) -> None:
-        """Every process of it; what they had open is closed when this returns."""
+        """Kill all its processes; the files that they had open are closed when this returns."""
         end([pid for pid in _processes() if _session(pid) == self.process.pid])
         self.process.wait()
 
     def kill_alone(self) -> None:
-        """The driver and its Java: Python workers, which are groups of their own, live on."""
+        """Kill the driver and its Java; Python workers, which are in other groups, keep running."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
@@ -167,7 +166,7 @@ def driver(
 
 
 def end(pids: list[int]) -> None:
-    """Kill processes at once, and wait until all their threads are gone."""
+    """Kill processes and wait until all their threads have ended."""
     watched = []
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -195,25 +194,25 @@ def parent(pid: int) -> int:
 
 
 def stored_rows(folder: Path) -> int:
-    """How many rows are in the tables of the other topic, without opening it."""
+    """Return how many rows the tables of the target topic have, without opening it."""
     import lance
 
     found = 0
     for root in (folder / "out").glob("bucket_*/data.lance"):
-        with suppress(ValueError, OSError):  # it is just being made, or changed
+        with suppress(ValueError, OSError):  # the table is being created or changed
             found += lance.dataset(str(root)).count_rows()
     return found
 
 
 def kill_at(stream: Driver, folder: Path, least: int, later: float) -> None:
-    """Kill everything ``later`` seconds after so many rows were stored."""
+    """Kill all processes ``later`` seconds after ``least`` rows were stored."""
     stream.until(lambda: stored_rows(folder) >= least)
     time.sleep(later)
     stream.kill()
 
 
-def upkeep(folder: Path, topic: str, keep: int | None = None) -> set[int]:
-    """Compaction, retention and the cleaning of all that Lance may clean; the ids that went."""
+def maintain(folder: Path, topic: str, keep: int | None = None) -> set[int]:
+    """Run retention, compaction and Lance's own cleanup; return the ids that were removed."""
     import lance
 
     before = set(ids(folder, topic))
@@ -229,7 +228,7 @@ def upkeep(folder: Path, topic: str, keep: int | None = None) -> set[int]:
 
 
 def check(spark: SparkSession, folder: Path, wanted: list[int]) -> None:
-    """These rows are in the other topic, once each, every one whole and in its bucket."""
+    """Assert that the target topic has each of these rows once, complete and in its bucket."""
     found = content(folder, "out")
     assert sorted(r["id"] for some in found.values() for r in some) == wanted
     assert all(r["text"] == f"row {r['id']}" for some in found.values() for r in some)
@@ -253,8 +252,8 @@ def sizes(folder: Path) -> list[int]:
     return [len(some) for some in content(folder, "out").values()]
 
 
-class TestAStreamWhoseDriverIsKilled:
-    def test_in_the_middle_loses_and_doubles_nothing(
+class TestStreamWithKilledDriver:
+    def test_killed_stream_loses_and_repeats_nothing(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(2000), "in", buckets=2)
@@ -265,25 +264,25 @@ class TestAStreamWhoseDriverIsKilled:
         check(spark, tmp_path, list(range(2000)))
 
     @pytest.mark.parametrize("seed", range(2))
-    def test_again_and_again_with_upkeep_of_both_topics_loses_and_doubles_nothing(
+    def test_repeatedly_killed_stream_with_maintenance_loses_and_repeats_nothing(
         self, spark: SparkSession, tmp_path: Path, seed: int
     ) -> None:
         chance = random.Random(seed)
         put(tmp_path, rows(4000), "in", buckets=3)
         put(tmp_path, [], "out", buckets=3, keep_versions=0.001, compaction=True)
-        gone: set[int] = set()
+        removed: set[int] = set()
         for keep in (0, 10):
             before = stored_rows(tmp_path)
             with driver(tmp_path, STREAM, "local[2]", 150) as stream:
                 kill_at(stream, tmp_path, before + chance.randint(1, 300), chance.random() / 2)
-            gone |= upkeep(tmp_path, "out", keep)
-            upkeep(tmp_path, "in")
-        assert gone
+            removed |= maintain(tmp_path, "out", keep)
+            maintain(tmp_path, "in")
+        assert removed
         SparkPipe(spark, tmp_path).run()
-        check(spark, tmp_path, sorted(set(range(4000)) - gone))
+        check(spark, tmp_path, sorted(set(range(4000)) - removed))
 
     @pytest.mark.parametrize("bucket", [0, 1, 2])
-    def test_between_two_buckets_commits_the_rest_when_it_is_back(
+    def test_stream_killed_between_two_commits_completes_the_batch(
         self, spark: SparkSession, tmp_path: Path, bucket: int
     ) -> None:
         put(tmp_path, rows(900), "in", buckets=2)
@@ -292,13 +291,13 @@ class TestAStreamWhoseDriverIsKilled:
             stream.held(f"commit{bucket}")
             stream.kill()
         assert [b for b, size in enumerate(sizes(tmp_path)) if size] == list(range(bucket))
-        gone = upkeep(tmp_path, "out", keep=10)
-        assert bool(gone) == (bucket > 0)
+        removed = maintain(tmp_path, "out", keep=10)
+        assert bool(removed) == (bucket > 0)
         SparkPipe(spark, tmp_path).run()
-        check(spark, tmp_path, sorted(set(range(900)) - gone))
+        check(spark, tmp_path, sorted(set(range(900)) - removed))
         assert unreferenced(tmp_path, "out") == []
 
-    def test_while_a_queue_feeds_it_loses_and_doubles_nothing(
+    def test_stream_of_a_live_queue_killed_loses_and_repeats_nothing(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         chance = random.Random(7)
@@ -317,9 +316,9 @@ class TestAStreamWhoseDriverIsKilled:
         check(spark, tmp_path, list(range(600)))
 
 
-class TestABatchWhoseDriverIsKilled:
+class TestBatchWithKilledDriver:
     @pytest.mark.parametrize("bucket", [0, 1, 2])
-    def test_between_two_buckets_is_completed_by_its_write_id(
+    def test_write_killed_between_two_commits_is_completed_by_its_write_id(
         self, spark: SparkSession, tmp_path: Path, bucket: int
     ) -> None:
         put(tmp_path, [], "out", buckets=3)
@@ -327,13 +326,13 @@ class TestABatchWhoseDriverIsKilled:
             made.held(f"commit{bucket}")
             made.kill()
         assert [b for b, size in enumerate(sizes(tmp_path)) if size] == list(range(bucket))
-        gone = upkeep(tmp_path, "out", keep=10)
-        assert bool(gone) == (bucket > 0)
+        removed = maintain(tmp_path, "out", keep=10)
+        assert bool(removed) == (bucket > 0)
         for _ in range(2):
             save(batch(spark), tmp_path)
-            check(spark, tmp_path, sorted(set(range(1000)) - gone))
+            check(spark, tmp_path, sorted(set(range(1000)) - removed))
 
-    def test_while_its_tasks_write_has_stored_nothing_and_is_done_by_a_repetition(
+    def test_write_killed_in_its_tasks_stores_nothing_until_repeated(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(10, 5000), "out", buckets=3)
@@ -345,22 +344,22 @@ class TestABatchWhoseDriverIsKilled:
         save(batch(spark), tmp_path)
         check(spark, tmp_path, [*range(1000), *range(5000, 5010)])
 
-    def test_again_and_again_with_upkeep_stores_every_row_once(
+    def test_repeatedly_killed_write_with_maintenance_stores_every_row_once(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, [], "out", buckets=3)
-        gone: set[int] = set()
+        removed: set[int] = set()
         for point in ("commit1", "commit2"):
             with driver(tmp_path, BATCH, "local[2]", "append", hold=point) as made:
                 made.held(point)
                 made.kill()
-            gone |= upkeep(tmp_path, "out", keep=10)
-        assert gone
+            removed |= maintain(tmp_path, "out", keep=10)
+        assert removed
         save(batch(spark), tmp_path)
-        check(spark, tmp_path, sorted(set(range(1000)) - gone))
+        check(spark, tmp_path, sorted(set(range(1000)) - removed))
         assert unreferenced(tmp_path, "out") == []
 
-    def test_in_an_overwrite_replaces_every_bucket_once(
+    def test_killed_overwrite_replaces_every_bucket_once(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(300, 5000), "out", buckets=3)
@@ -376,7 +375,7 @@ class TestABatchWhoseDriverIsKilled:
         save(batch(spark), tmp_path, "overwrite")
         check(spark, tmp_path, [*range(1000), *range(2000, 2005)])
 
-    def test_alone_takes_its_workers_along_and_is_completed_by_its_write_id(
+    def test_workers_of_a_killed_driver_exit_and_release_the_bucket(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, [], "out", buckets=3)
@@ -390,11 +389,11 @@ class TestABatchWhoseDriverIsKilled:
         check(spark, tmp_path, list(range(1000)))
 
 
-class TestATaskThatIsKilled:
-    """A task is tried again: four times, where a local master is told so."""
+class TestKilledTask:
+    """A task is retried, four times with a master ``local[2,4]``."""
 
     @pytest.mark.parametrize("mode", ["append", "overwrite"])
-    def test_with_its_python_worker_stores_its_rows_once(
+    def test_killed_python_worker_stores_its_rows_once(
         self, spark: SparkSession, tmp_path: Path, mode: str
     ) -> None:
         put(tmp_path, rows(50, 5000) if mode == "overwrite" else [], "out", buckets=3)
@@ -402,17 +401,19 @@ class TestATaskThatIsKilled:
             end([made.held("written")])
             made.finish()
         check(spark, tmp_path, list(range(1000)))
-        upkeep(tmp_path, "out")
+        maintain(tmp_path, "out")
         assert unreferenced(tmp_path, "out") == []
 
-    def test_in_a_stream_stores_its_rows_once(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_killed_worker_of_a_stream_stores_its_rows_once(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(900), "in", buckets=2)
         with driver(tmp_path, STREAM, "local[2,4]", 400, hold="written") as stream:
             end([stream.held("written")])
             stream.finish()
         check(spark, tmp_path, list(range(900)))
 
-    def test_with_its_executor_stores_its_rows_once(
+    def test_killed_executor_stores_its_rows_once(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, [], "out", buckets=3)

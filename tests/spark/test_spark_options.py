@@ -1,5 +1,5 @@
-"""Options of the format are read once, under any spelling of their names, and wrong ones are
-refused in words that name the option and say what it takes."""
+"""Options of the format are parsed whatever the case of their names; errors name the option and say
+what it takes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(**given: str) -> Any:
 
 
 class TestDefaults:
-    def test_a_read_begins_at_the_earliest_and_ends_at_the_latest(self) -> None:
+    def test_read_is_from_earliest_to_latest_by_default(self) -> None:
         found = read()
         assert (found.starting, found.ending) == (EARLIEST, LATEST)
         assert (found.columns, found.where, found.version) == (None, None, None)
@@ -40,7 +40,7 @@ class TestDefaults:
         assert found.fail_on_loss is True
         assert found.metadata is False
 
-    def test_a_write_takes_what_the_topic_has(self) -> None:
+    def test_write_uses_the_options_of_the_topic_by_default(self) -> None:
         found = write()
         assert found.num_buckets is None
         assert found.bucket_column is None
@@ -49,7 +49,7 @@ class TestDefaults:
         assert found.write_id is None
 
 
-class TestTheFolder:
+class TestFolder:
     @pytest.mark.parametrize(
         ("given", "folder"),
         [
@@ -61,51 +61,51 @@ class TestTheFolder:
             ({"path": "/da ta/ü"}, "/da ta/ü"),
         ],
     )
-    def test_is_the_path_with_or_without_the_topic(self, given: Any, folder: str) -> None:
+    def test_folder_is_the_path_with_or_without_the_topic(self, given: Any, folder: str) -> None:
         assert read_options(given).folder == write_options(given).folder == Path(folder)
 
     @pytest.mark.parametrize("topic", ["../t", "a/b", "/etc/t", ".."])
     @pytest.mark.parametrize("parse", [read, write])
-    def test_is_never_left_by_the_name_of_a_topic(self, parse: Any, topic: str) -> None:
+    def test_topic_name_cannot_leave_the_folder(self, parse: Any, topic: str) -> None:
         with pytest.raises(InvalidArgument, match="topic"):
             parse(topic=topic)
 
-    def test_is_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_folder_is_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         assert read_options({"path": "queues/t"}).folder == tmp_path / "queues" / "t"
 
     @pytest.mark.parametrize("parse", [read_options, write_options])
-    def test_missing_says_how_to_name_it(self, parse: Any) -> None:
+    def test_missing_path_is_refused_with_the_options_to_set(self, parse: Any) -> None:
         for given in ({}, {"topic": "t"}):
             with pytest.raises(InvalidArgument, match=r"<storage_path>/<topic>.*path and topic"):
                 parse(given)
 
     @pytest.mark.parametrize("path", ["s3://bucket/t", "hdfs://host/t", "abfss://c@a/t"])
-    def test_of_another_storage_is_refused(self, path: str) -> None:
+    def test_path_of_another_storage_is_refused(self, path: str) -> None:
         with pytest.raises(InvalidArgument, match=path.split(":")[0]):
             read_options({"path": path})
 
 
 class TestNames:
     @pytest.mark.parametrize("spelled", ["startingoffsets", "STARTINGOFFSETS", "startingOffsets"])
-    def test_are_known_in_any_case(self, spelled: str) -> None:
+    def test_option_names_ignore_case(self, spelled: str) -> None:
         assert read(**{spelled: "latest"}).starting == LATEST
 
     @pytest.mark.parametrize(
         ("wrong", "near"), [("colums", "columns"), ("startOffsets", "startingOffsets")]
     )
-    def test_that_are_unknown_raise_with_the_nearest_one(self, wrong: str, near: str) -> None:
+    def test_unknown_option_is_refused_with_the_nearest_name(self, wrong: str, near: str) -> None:
         with pytest.raises(InvalidArgument, match=f"'{wrong}'.*did you mean {near}"):
             read(**{wrong: "x"})
 
     @pytest.mark.parametrize("known", [READ, WRITE])
-    def test_that_are_unknown_raise_with_all_that_there_are(self, known: tuple[str, ...]) -> None:
+    def test_unknown_option_is_refused_with_all_names(self, known: tuple[str, ...]) -> None:
         parse = read if known is READ else write
         with pytest.raises(InvalidArgument) as raised:
             parse(zzz="1")
         assert all(name in str(raised.value) for name in known)
 
-    def test_of_writes_are_unknown_to_reads_and_the_other_way_round(self) -> None:
+    def test_reads_and_writes_refuse_each_others_options(self) -> None:
         for name in set(WRITE) - set(READ):
             with pytest.raises(InvalidArgument, match=name):
                 read(**{name: "1"})
@@ -114,13 +114,13 @@ class TestNames:
                 write(**{name: "1"})
 
     @pytest.mark.parametrize("name", [*READ, *WRITE])
-    def test_with_nothing_behind_them_are_refused(self, name: str) -> None:
+    def test_empty_option_is_refused(self, name: str) -> None:
         parse = read if name in READ else write
         with pytest.raises(InvalidArgument, match=name):
             parse(**{name: ""})
 
     @pytest.mark.parametrize("name", ["checkpointLocation", "queryName"])
-    def test_of_spark_itself_are_left_to_spark(self, name: str) -> None:
+    def test_options_of_spark_itself_are_ignored(self, name: str) -> None:
         read(**{name: "x"})
         write(**{name: "x"})
 
@@ -136,15 +136,15 @@ class TestColumns:
             ('["a,b", " x "]', ("a,b", " x ")),
         ],
     )
-    def test_are_names_in_their_order(self, text: str, names: tuple[str, ...]) -> None:
+    def test_columns_are_parsed_in_order(self, text: str, names: tuple[str, ...]) -> None:
         assert read(columns=text).columns == names
 
     @pytest.mark.parametrize("text", [" ", ",", "[]"])
-    def test_must_name_a_field(self, text: str) -> None:
+    def test_columns_must_name_a_field(self, text: str) -> None:
         with pytest.raises(InvalidArgument, match="columns"):
             read(columns=text)
 
-    def test_name_a_field_once(self) -> None:
+    def test_columns_must_not_repeat_a_field(self) -> None:
         with pytest.raises(InvalidArgument, match=r"columns.*'a'.*twice"):
             read(columns="a,b,a")
 
@@ -161,7 +161,9 @@ class TestPositions:
             ("{}", {}),
         ],
     )
-    def test_are_words_or_offsets_by_bucket(self, option: str, text: str, found: Any) -> None:
+    def test_positions_are_words_or_offsets_by_bucket(
+        self, option: str, text: str, found: Any
+    ) -> None:
         parsed = read(**{option: text})
         assert (parsed.starting if option == "startingOffsets" else parsed.ending) == found
 
@@ -169,7 +171,7 @@ class TestPositions:
     @pytest.mark.parametrize(
         "text", ["first", "5", "[5]", '{"a": 5}', '{"0": "x"}', '{"0": 1.5}', '{"0": -1}', "{"]
     )
-    def test_that_are_none_raise(self, option: str, text: str) -> None:
+    def test_invalid_positions_are_refused(self, option: str, text: str) -> None:
         with pytest.raises(InvalidArgument, match=option):
             read(**{option: text})
 
@@ -184,7 +186,7 @@ class TestPositions:
             ("0", dt.datetime(1970, 1, 1, tzinfo=UTC)),
         ],
     )
-    def test_are_moments(self, option: str, text: str, moment: dt.datetime) -> None:
+    def test_timestamps_are_parsed(self, option: str, text: str, moment: dt.datetime) -> None:
         parsed = read(**{option: text})
         found = {
             "startingTimestamp": parsed.starting,
@@ -193,13 +195,13 @@ class TestPositions:
         }
         assert found[option] == moment
 
-    def test_without_a_zone_are_moments_of_this_machine(self) -> None:
+    def test_timestamps_without_a_zone_are_local(self) -> None:
         here = dt.datetime(2026, 1, 31, 12).astimezone()
         assert read(timestamp="2026-01-31T12:00:00").version == here
 
     @pytest.mark.parametrize("option", ["startingTimestamp", "endingTimestamp", "timestamp"])
     @pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "9" * 30, "1.5"])
-    def test_that_are_no_moments_raise(self, option: str, text: str) -> None:
+    def test_invalid_timestamps_are_refused(self, option: str, text: str) -> None:
         with pytest.raises(InvalidArgument, match=f"{option}=.*ISO 8601"):
             read(**{option: text})
 
@@ -213,19 +215,21 @@ class TestPositions:
             ({"version": "1"}, {"timestamp": "0"}),
         ],
     )
-    def test_said_twice_contradict(self, one: dict[str, str], other: dict[str, str]) -> None:
+    def test_contradicting_options_are_refused(
+        self, one: dict[str, str], other: dict[str, str]
+    ) -> None:
         with pytest.raises(InvalidArgument, match=f"{next(iter(one))}.*{next(iter(other))}"):
             read(**one, **other)
 
 
 class TestVersions:
-    def test_are_numbers_tags_or_moments(self) -> None:
+    def test_version_is_a_number_or_a_tag(self) -> None:
         assert read(version="12").version == 12
         assert read(tag="gold").version == "gold"
         assert read(tag="12").version == "12"
 
     @pytest.mark.parametrize("text", ["x", "-1", "1.0", "²"])
-    def test_that_are_no_numbers_raise(self, text: str) -> None:
+    def test_invalid_version_numbers_are_refused(self, text: str) -> None:
         with pytest.raises(InvalidArgument, match=r"version=.*number"):
             read(version=text)
 
@@ -233,30 +237,30 @@ class TestVersions:
 class TestFlagsAndCounts:
     @pytest.mark.parametrize("option", ["includeMetadata", "failOnDataLoss"])
     @pytest.mark.parametrize(("text", "flag"), [("true", True), ("False", False), ("TRUE", True)])
-    def test_a_flag_is_true_or_false(self, option: str, text: str, flag: bool) -> None:
+    def test_flags_are_true_or_false(self, option: str, text: str, flag: bool) -> None:
         parsed = read(**{option: text})
         assert (parsed.metadata if option == "includeMetadata" else parsed.fail_on_loss) is flag
 
     @pytest.mark.parametrize("option", ["includeMetadata", "failOnDataLoss"])
     @pytest.mark.parametrize("text", ["yes", "1"])
-    def test_anything_else_raises(self, option: str, text: str) -> None:
+    def test_invalid_flags_are_refused(self, option: str, text: str) -> None:
         with pytest.raises(InvalidArgument, match=f"{option}=.*true or false"):
             read(**{option: text})
 
     @pytest.mark.parametrize("option", ["rowsPerPartition", "maxOffsetsPerTrigger"])
     @pytest.mark.parametrize("text", ["0", "-5", "1.5", "many", "²"])
-    def test_a_count_is_a_whole_number_from_one(self, option: str, text: str) -> None:
+    def test_invalid_counts_are_refused(self, option: str, text: str) -> None:
         with pytest.raises(InvalidArgument, match=f"{option}=.*whole number from 1"):
             read(**{option: text})
 
     @pytest.mark.parametrize("text", ["0", "x"])
-    def test_so_is_the_number_of_buckets(self, text: str) -> None:
+    def test_invalid_number_of_buckets_is_refused(self, text: str) -> None:
         with pytest.raises(InvalidArgument, match="numBuckets"):
             write(numBuckets=text)
 
 
 class TestWrites:
-    def test_take_their_options(self) -> None:
+    def test_write_options_are_parsed(self) -> None:
         found = write(
             numBuckets="7",
             bucketColumn="user",
@@ -269,6 +273,6 @@ class TestWrites:
         assert found.vectors == {"a": 3, "b c": 768}
 
     @pytest.mark.parametrize("text", ["a", "a:", ":3", "a:0", "a:x", "a:3,", "a:-1"])
-    def test_vectors_are_names_with_lengths(self, text: str) -> None:
+    def test_invalid_vectors_are_refused(self, text: str) -> None:
         with pytest.raises(InvalidArgument, match=r"vectors=.*name:length"):
             write(vectors=text)

@@ -17,11 +17,11 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pytest
-from conformance.test_values import GOOD_NAMES, VALUES
 from hypothesis import HealthCheck, given, settings
 from support.comparing import assert_same, canonical
 from support.record_strategies import tables
-from support.spark.filled import content, load, put, records, save, stored
+from support.spark.topics import content, load, put, records, save, stored
+from support.values import GOOD_NAMES, VALUES
 
 from persisting.spark.types import spark_schema, to_spark
 
@@ -50,7 +50,7 @@ SPARK_TYPES: dict[str, Any] = {
     "struct<a:bigint,b:array<struct<c:double>>>": {"a": 1, "b": [{"c": 0.5}]},
     "array<timestamp>": [dt.datetime(2024, 1, 1, tzinfo=UTC)],
 }
-"""By Spark type, a value of the type that is stored for it; see docs."""
+"""By Spark type, a value that is read as this type; see the docs."""
 
 CONVERTED: dict[str, tuple[Any, str]] = {
     "uuid": (UUID(int=5), "string"),
@@ -89,7 +89,7 @@ ARROW: dict[str, tuple[pa.Array, str]] = {
 
 
 def as_spark(value: Any) -> Any:
-    """The value with what Spark turns into something else."""
+    """Convert the parts of a value for which Spark has no type."""
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def as_spark(value: Any) -> Any:
 def through_spark(
     spark: SparkSession, folder: Path, table: list[dict[str, Any]] | pa.Table, **options: Any
 ) -> list[dict[str, Any]]:
-    """Put to one topic, read by Spark, written by Spark to another one, read from there."""
+    """Put rows to a topic, copy it with Spark, and return the rows of the copy."""
     put(folder, table, "one", buckets=1)
     save(load(spark, folder, "one", **options), folder, "two", numBuckets=1)
     return stored(folder, "two")
@@ -117,7 +117,9 @@ def test_every_value_comes_back_equal(spark: SparkSession, tmp_path: Path) -> No
             assert_same(as_spark(canonical(value)), got[name], name)
 
 
-def test_so_it_does_inside_lists_and_dicts(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_value_inside_lists_and_dicts_comes_back_equal(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     row: dict[str, Any] = {"id": 0}
     for name, value in VALUES.items():
         row[f"{name} list"] = [value, None]
@@ -132,7 +134,7 @@ def test_so_it_does_inside_lists_and_dicts(spark: SparkSession, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("step", [1, 2, 5])
-def test_slices_cut_nested_values_where_they_should(
+def test_slices_of_nested_values_are_cut_correctly(
     spark: SparkSession, tmp_path: Path, step: int
 ) -> None:
     def row(i: int) -> dict[str, Any]:
@@ -155,13 +157,13 @@ def test_slices_cut_nested_values_where_they_should(
     assert expected == records(by_filter)
 
 
-def test_each_has_its_documented_type_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_value_has_its_documented_spark_type(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, [{"id": 1, **SPARK_TYPES}], buckets=1)
     found = load(spark, tmp_path).drop("id")
     assert {kind: name for name, kind in found.dtypes} == {name: name for name in SPARK_TYPES}
 
 
-def test_what_spark_has_no_type_for_becomes_another(spark: SparkSession, tmp_path: Path) -> None:
+def test_values_without_a_spark_type_are_converted(spark: SparkSession, tmp_path: Path) -> None:
     found = through_spark(spark, tmp_path, [{"id": 1, **{n: v for n, (v, _) in CONVERTED.items()}}])
     kinds = dict(load(spark, tmp_path, "one").dtypes)
     for name, (value, kind) in CONVERTED.items():
@@ -180,7 +182,7 @@ def test_arrow_types_come_back_equal(spark: SparkSession, tmp_path: Path) -> Non
             assert before[name] == after[name], name
 
 
-def test_names_of_all_kinds_come_back(spark: SparkSession, tmp_path: Path) -> None:
+def test_names_of_all_kinds_come_back_equal(spark: SparkSession, tmp_path: Path) -> None:
     inner = {name: i for i, name in enumerate(GOOD_NAMES)}
     row = {"id": 1, **inner, "nested": inner, "dicts": [inner]}
     assert through_spark(spark, tmp_path, [row]) == [row]
@@ -197,20 +199,20 @@ def test_fields_keep_their_order(spark: SparkSession, tmp_path: Path) -> None:
     assert (list(found[0]), list(found[0]["a"])) == (["z", "id", "a"], ["y", "x"])
 
 
-def test_vectors_that_come_back_as_arrays_go_into_the_topic_they_are_of(
+def test_arrays_from_vectors_can_be_written_back_to_their_topic(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     put(tmp_path, [{"id": i, "v": [0.5, i / 2], "u": np.float32([i])} for i in range(5)])
     save(load(spark, tmp_path).selectExpr("id + 5 AS id", "v", "u"), tmp_path)
     put(tmp_path, [{"id": 10, "v": [0.0, 0.0], "u": np.float32([9])}])
     assert load(spark, tmp_path).count() == 11
-    from support.spark.filled import writer
+    from support.spark.topics import writer
 
     with writer(tmp_path) as queue:
         assert {r["id"] for r in queue.search(vector=[0.5, 2.0], column="v", k=2)} == {4, 9}
 
 
-def test_values_that_spark_computed_are_stored_as_what_they_are(
+def test_values_computed_by_spark_are_stored_with_their_types(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     df = spark.sql(
@@ -241,7 +243,9 @@ def test_values_that_spark_computed_are_stored_as_what_they_are(
     }
 
 
-def test_times_do_not_depend_on_the_sessions_time_zone(spark: SparkSession, tmp_path: Path) -> None:
+def test_times_do_not_depend_on_the_time_zone_of_the_session(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     moments = [dt.datetime(2024, 7, 1, 12, tzinfo=UTC), dt.datetime(1, 1, 2, tzinfo=UTC)]
     table = [{"id": i, "t": m, "n": m.replace(tzinfo=None)} for i, m in enumerate(moments)]
     before = spark.conf.get("spark.sql.session.timeZone")

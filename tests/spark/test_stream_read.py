@@ -1,5 +1,5 @@
-"""A stream reads every row once: across restarts, new fields, compaction, and while a queue writes.
-What it has lost to retention or to a restore it says, unless told not to."""
+"""Streaming reads: every row is read once, across restarts, new fields and compaction, and while a
+queue writes. Rows lost to retention or a restore are an error, unless the options allow it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.children import python, wait_for_line
-from support.spark.filled import content, ids, load, put, refused, rows, save, writer
-from support.spark.flowing import DirectFlow, Flow, SparkFlow
-from test_batch_read import CRASHES
+from support.spark.streams import DirectFlow, Flow, SparkFlow
+from support.spark.topics import (
+    OWNER_OF_50_RECORDS,
+    content,
+    crashed_owner,
+    ids,
+    load,
+    put,
+    refused,
+    rows,
+    save,
+    writer,
+)
 
 from persisting.errors import StorageError
 from persisting.spark import stream_offsets
 from persisting.topic.routing import bucket_of
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +39,7 @@ Fails = Callable[[str], Any]
 
 @pytest.fixture(params=["direct", pytest.param("spark", marks=pytest.mark.nightly)])
 def flow(request: pytest.FixtureRequest, tmp_path: Path) -> Flow:
-    """A stream of the topic ``t``; by Spark itself in the nightly run."""
+    """Stream the topic ``t``: with Spark's calls; nightly also with Spark itself."""
     if request.param == "direct":
         return DirectFlow(tmp_path)
     return SparkFlow(request.getfixturevalue("spark"), tmp_path)
@@ -45,7 +52,7 @@ def by_spark(spark: SparkSession, tmp_path: Path) -> SparkFlow:
 
 @pytest.fixture
 def fails(flow: Flow) -> Fails:
-    """The error that a run raises says these words."""
+    """Expect an error with these words from a run."""
 
     def words(text: str) -> Any:
         if isinstance(flow, DirectFlow):
@@ -65,8 +72,8 @@ def rows_up_to(offset: dict[str, Any]) -> int:
     return sum(place.offset for place in stream_offsets.decode(offset).values())
 
 
-class TestARun:
-    def test_takes_what_is_there_and_the_next_one_what_is_new(
+class TestRun:
+    def test_each_run_takes_only_rows_that_are_new(
         self, by_spark: SparkFlow, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(30), buckets=3)
@@ -76,8 +83,8 @@ class TestARun:
         assert numbers(by_spark.run(maxOffsetsPerTrigger=2)) == list(range(30, 35))
         assert by_spark.batches == [30, 2, 2, 1]
 
-    def test_the_same_without_spark(self, tmp_path: Path) -> None:
-        """So that what the direct flow shows is what Spark does."""
+    def test_direct_stream_behaves_like_a_stream_of_spark(self, tmp_path: Path) -> None:
+        """The tests that run without Spark rely on this."""
         flow = DirectFlow(tmp_path)
         put(tmp_path, rows(30), buckets=3)
         assert numbers(flow.run()) == list(range(30))
@@ -86,7 +93,7 @@ class TestARun:
         assert numbers(flow.run(maxOffsetsPerTrigger=2)) == list(range(30, 35))
         assert flow.batches == [30, 2, 2, 1]
 
-    def test_has_the_order_of_each_bucket(self, flow: Flow, tmp_path: Path) -> None:
+    def test_stream_keeps_the_order_of_each_bucket(self, flow: Flow, tmp_path: Path) -> None:
         put(tmp_path, rows(40), buckets=3)
         found = flow.run(rowsPerPartition=4, maxOffsetsPerTrigger=15)
         by_bucket: dict[int, list[int]] = {}
@@ -96,23 +103,18 @@ class TestARun:
             assert all(some == sorted(some) for some in by_bucket.values())
         assert numbers(found) == list(range(40))
 
-    def test_of_a_topic_without_records_waits_for_them(self, flow: Flow, tmp_path: Path) -> None:
+    def test_stream_of_an_empty_topic_waits_for_records(self, flow: Flow, tmp_path: Path) -> None:
         put(tmp_path, [])
         assert flow.run() == []
         put(tmp_path, rows(5))
         assert numbers(flow.run()) == list(range(5))
 
-    def test_takes_what_a_crashed_owner_left_in_its_log(self, flow: Flow, tmp_path: Path) -> None:
-        with python(CRASHES, tmp_path) as child:
-            wait_for_line(child)
-            child.send_signal(signal.SIGKILL)
-            child.wait()
+    def test_stream_reads_the_log_of_a_crashed_owner(self, flow: Flow, tmp_path: Path) -> None:
+        crashed_owner(tmp_path)
         assert numbers(flow.run()) == list(range(50))
 
-    def test_that_goes_on_takes_what_an_owner_left_that_crashed_meanwhile(
-        self, tmp_path: Path
-    ) -> None:
-        with python(CRASHES, tmp_path) as child:
+    def test_running_stream_reads_the_log_of_an_owner_that_crashes(self, tmp_path: Path) -> None:
+        with python(OWNER_OF_50_RECORDS, tmp_path) as child:
             wait_for_line(child)
             reader, limit = DirectFlow(tmp_path).reader({})
             start = reader.initialOffset()
@@ -121,9 +123,7 @@ class TestARun:
             child.wait()
             assert rows_up_to(reader.latestOffset(start, limit)) == 50
 
-    def test_takes_no_rows_that_are_not_flushed_and_later_all_of_them(
-        self, flow: Flow, tmp_path: Path
-    ) -> None:
+    def test_stream_reads_rows_once_they_are_flushed(self, flow: Flow, tmp_path: Path) -> None:
         with writer(tmp_path, enable_wal=True) as queue:
             queue.put_batch(rows(4))
             queue.flush()
@@ -132,7 +132,7 @@ class TestARun:
             queue.flush()
             assert numbers(flow.run()) == list(range(4, 8))
 
-    def test_that_is_repeated_takes_the_same_rows(self, tmp_path: Path) -> None:
+    def test_repeated_micro_batch_has_the_same_rows(self, tmp_path: Path) -> None:
         flow = DirectFlow(tmp_path)
         put(tmp_path, rows(10))
         flow.plan(maxOffsetsPerTrigger=4)
@@ -142,7 +142,7 @@ class TestARun:
         assert len(flow.run()) == 20
         assert flow.batches == [4, 16]
 
-    def test_ends_where_the_topic_ended_when_it_began(self, tmp_path: Path) -> None:
+    def test_available_now_ends_where_the_topic_ended_at_the_start(self, tmp_path: Path) -> None:
         put(tmp_path, rows(10))
         flow = DirectFlow(tmp_path)
         reader, limit = flow.reader({})
@@ -150,28 +150,32 @@ class TestARun:
         start = reader.initialOffset()
         put(tmp_path, rows(10, 10))
         end = reader.latestOffset(start, limit)
-        assert sum(v for k, v in end.items() if k != "epochs") == 10
+        assert rows_up_to(end) == 10
         assert reader.latestOffset(end, limit) == end
-        assert sum(v for k, v in reader.reportLatestOffset().items() if k != "epochs") == 20
+        assert rows_up_to(reader.reportLatestOffset()) == 20
 
 
 class TestLimits:
     @pytest.mark.parametrize("most", [1, 2, 7])
-    def test_are_kept_and_never_wedge(self, flow: Flow, tmp_path: Path, most: int) -> None:
+    def test_limit_per_trigger_is_kept_and_all_rows_are_read(
+        self, flow: Flow, tmp_path: Path, most: int
+    ) -> None:
         put(tmp_path, rows(11), buckets=4)
         assert numbers(flow.run(maxOffsetsPerTrigger=most)) == list(range(11))
         assert max(flow.batches) <= most
         assert len(flow.batches) == -(-11 // most)
 
-    def test_are_shared_by_the_buckets(self, tmp_path: Path) -> None:
+    def test_limit_per_trigger_is_divided_among_buckets(self, tmp_path: Path) -> None:
         put(tmp_path, rows(40), buckets=2)
         found = DirectFlow(tmp_path).run(maxOffsetsPerTrigger=10)
         first = found[:10]
         assert [sum(bucket_of(r["id"], 2) == b for r in first) for b in (0, 1)] == [5, 5]
 
 
-class TestWhereItBegins:
-    def test_is_the_earliest(self, flow: Flow, tmp_path: Path) -> None:
+class TestStartingPosition:
+    def test_stream_starts_at_the_earliest_offset_by_default(
+        self, flow: Flow, tmp_path: Path
+    ) -> None:
         with writer(tmp_path, buckets=1) as queue:
             for first in range(0, 12, 4):
                 queue.put_batch(rows(4, first))
@@ -179,26 +183,26 @@ class TestWhereItBegins:
             queue.retain(rows=8)
         assert numbers(flow.run()) == list(range(4, 12))
 
-    def test_may_be_the_latest(self, flow: Flow, tmp_path: Path) -> None:
+    def test_stream_may_start_at_the_latest_offsets(self, flow: Flow, tmp_path: Path) -> None:
         put(tmp_path, rows(10))
         assert flow.run(startingOffsets="latest") == []
         put(tmp_path, rows(3, 10))
         assert numbers(flow.run(startingOffsets="latest")) == [10, 11, 12]
 
-    def test_may_be_offsets(self, flow: Flow, tmp_path: Path) -> None:
+    def test_stream_may_start_at_given_offsets(self, flow: Flow, tmp_path: Path) -> None:
         put(tmp_path, rows(20), buckets=2)
         found = flow.run(startingOffsets='{"0": 3}', includeMetadata=True)
         sizes = {bucket: len(some) for bucket, some in content(tmp_path).items()}
         got = sorted((r["_bucket"], r["_offset"]) for r in found)
         assert got == [*((0, o) for o in range(3, sizes[0])), *((1, o) for o in range(sizes[1]))]
 
-    def test_may_be_a_moment(self, flow: Flow, tmp_path: Path) -> None:
+    def test_stream_may_start_at_a_timestamp(self, flow: Flow, tmp_path: Path) -> None:
         put(tmp_path, rows(5))
         moment = dt.datetime.now(UTC).isoformat()
         put(tmp_path, rows(5, 5))
         assert numbers(flow.run(startingTimestamp=moment)) == list(range(5, 10))
 
-    def test_does_not_matter_any_more_after_a_restart(self, flow: Flow, tmp_path: Path) -> None:
+    def test_starting_position_is_ignored_after_a_restart(self, flow: Flow, tmp_path: Path) -> None:
         put(tmp_path, rows(5))
         assert len(flow.run()) == 5
         put(tmp_path, rows(5, 5))
@@ -206,8 +210,8 @@ class TestWhereItBegins:
 
 
 class TestFilters:
-    def test_take_the_range_first(self, flow: Flow, tmp_path: Path) -> None:
-        """A limit counts offsets, not rows that the filter keeps."""
+    def test_filter_applies_after_the_limit_per_trigger(self, flow: Flow, tmp_path: Path) -> None:
+        """The limit counts offsets, not rows that pass the filter."""
         put(tmp_path, rows(40), buckets=1)
         found = flow.run(
             filter="id % 10 = 3", columns="id", includeMetadata=True, maxOffsetsPerTrigger=8
@@ -217,7 +221,7 @@ class TestFilters:
         put(tmp_path, rows(4, 40))
         assert numbers(flow.run(filter="id % 10 = 3", columns="id")) == [43]
 
-    def test_go_on_when_the_topic_gets_another_field(self, tmp_path: Path) -> None:
+    def test_filter_still_works_when_the_topic_gets_a_field(self, tmp_path: Path) -> None:
         put(tmp_path, rows(6), buckets=1)
         flow = DirectFlow(tmp_path)
         reader, limit = flow.reader({"filter": "id > 3"})
@@ -227,16 +231,14 @@ class TestFilters:
         assert numbers(found) == [4, 5, 6, 7]
 
 
-class TestTheSchema:
-    def test_of_a_running_stream_stays_and_the_next_run_has_the_new_fields(
-        self, by_spark: SparkFlow, tmp_path: Path
-    ) -> None:
+class TestSchema:
+    def test_new_fields_appear_after_a_restart(self, by_spark: SparkFlow, tmp_path: Path) -> None:
         put(tmp_path, [{"id": 1, "x": 1}], buckets=1)
         assert by_spark.run() == [{"id": 1, "x": 1}]
         put(tmp_path, [{"id": 2, "x": 0.5, "new": "n"}])
         assert by_spark.run() == [{"id": 2, "x": 0.5, "new": "n"}]
 
-    def test_of_rows_that_were_planned_before_may_be_older(self, tmp_path: Path) -> None:
+    def test_planned_batch_leaves_out_fields_that_were_added_later(self, tmp_path: Path) -> None:
         put(tmp_path, [{"id": 1, "x": 1}], buckets=1)
         flow = DirectFlow(tmp_path)
         reader, limit = flow.reader({})
@@ -245,7 +247,7 @@ class TestTheSchema:
         found = flow.rows(reader, start, reader.latestOffset(start, limit))
         assert found == [{"id": 1, "x": 1}, {"id": 2, "x": 2}]
 
-    def test_that_no_longer_holds_a_value_says_so(self, tmp_path: Path) -> None:
+    def test_field_that_no_longer_fits_the_schema_raises(self, tmp_path: Path) -> None:
         put(tmp_path, [{"id": 1, "x": 1}], buckets=1)
         flow = DirectFlow(tmp_path)
         reader, limit = flow.reader({})
@@ -259,7 +261,7 @@ class TestTheSchema:
 class TestRetention:
     @pytest.fixture
     def shortened(self, flow: Flow, tmp_path: Path) -> Path:
-        """The stream has read 4 of 16 rows; of the others 8 are gone."""
+        """The stream has read 4 of 16 rows; retention removed 8 of the others."""
         put(tmp_path, rows(4), buckets=1)
         assert numbers(flow.run()) == list(range(4))
         with writer(tmp_path) as queue:
@@ -269,21 +271,21 @@ class TestRetention:
             queue.retain(rows=4)
         return tmp_path
 
-    def test_of_rows_that_were_not_read_is_an_error(
+    def test_unread_rows_removed_by_retention_are_an_error(
         self, flow: Flow, fails: Fails, shortened: Path
     ) -> None:
         for _ in range(2):
             with fails("4 to 12 of bucket 0.*retention.*failOnDataLoss=false"):
                 flow.run()
 
-    def test_of_rows_that_were_not_read_is_skipped_if_told_so(
+    def test_unread_rows_removed_by_retention_are_skipped_on_request(
         self, flow: Flow, shortened: Path
     ) -> None:
         assert numbers(flow.run(failOnDataLoss=False)) == list(range(12, 16))
         put(shortened, rows(2, 16))
         assert numbers(flow.run()) == [16, 17]
 
-    def test_of_rows_that_were_read_is_no_loss(self, flow: Flow, tmp_path: Path) -> None:
+    def test_retention_of_rows_already_read_is_no_loss(self, flow: Flow, tmp_path: Path) -> None:
         with writer(tmp_path, buckets=1) as queue:
             for first in range(0, 12, 4):
                 queue.put_batch(rows(4, first))
@@ -294,10 +296,10 @@ class TestRetention:
             queue.flush()
         assert numbers(flow.run()) == list(range(12, 16))
 
-    def test_is_noticed_by_a_stream_that_began_with_an_empty_topic(
+    def test_retention_is_noticed_by_a_stream_that_started_on_an_empty_topic(
         self, flow: Flow, fails: Fails, tmp_path: Path
     ) -> None:
-        """Its checkpoint says 0, and it has read nothing yet."""
+        """Its checkpoint has offset 0, though it has read nothing yet."""
         put(tmp_path, [], buckets=1)
         assert flow.run() == []
         with writer(tmp_path) as queue:
@@ -309,7 +311,7 @@ class TestRetention:
             flow.run()
         assert numbers(flow.run(failOnDataLoss=False)) == list(range(8, 12))
 
-    def test_of_rows_that_were_planned_is_noticed(self, tmp_path: Path) -> None:
+    def test_retention_of_planned_rows_is_noticed(self, tmp_path: Path) -> None:
         flow = DirectFlow(tmp_path)
         with writer(tmp_path, buckets=1) as queue:
             for first in range(0, 12, 4):
@@ -321,7 +323,7 @@ class TestRetention:
             flow.run()
         assert numbers(flow.run(failOnDataLoss=False)) == list(range(8, 12))
 
-    def test_of_everything_that_was_planned_leaves_an_empty_batch(self, tmp_path: Path) -> None:
+    def test_retention_of_all_planned_rows_leaves_an_empty_batch(self, tmp_path: Path) -> None:
         flow = DirectFlow(tmp_path)
         with writer(tmp_path, buckets=1) as queue:
             queue.put_batch(rows(4))
@@ -337,7 +339,7 @@ class TestRetention:
 class TestRestores:
     @pytest.fixture
     def restored(self, flow: Flow, tmp_path: Path) -> Path:
-        """The stream has read 8 rows, of which the last 4 were taken back and others put."""
+        """The stream has read 8 rows; a restore removed the last 4, and others were put."""
         with writer(tmp_path, buckets=1) as queue:
             queue.put_batch(rows(4))
             queue.tag("four")
@@ -348,21 +350,23 @@ class TestRestores:
             queue.put_batch(rows(6, 100))
         return tmp_path
 
-    def test_that_took_back_what_was_read_are_an_error(
+    def test_restore_that_removes_rows_already_read_is_an_error(
         self, flow: Flow, fails: Fails, restored: Path
     ) -> None:
         for _ in range(2):
-            with fails("bucket 0.*restored.*offset 4.*come to 8.*failOnDataLoss=false"):
+            with fails("bucket 0.*restored.*offset 4.*reached 8.*failOnDataLoss=false"):
                 flow.run()
 
-    def test_that_took_back_what_was_read_are_followed_if_told_so(
+    def test_restore_that_removes_rows_already_read_is_followed_on_request(
         self, flow: Flow, restored: Path
     ) -> None:
         assert numbers(flow.run(failOnDataLoss=False)) == list(range(100, 106))
         put(restored, rows(2, 200))
         assert numbers(flow.run()) == [200, 201]
 
-    def test_that_left_what_was_read_are_no_loss(self, flow: Flow, tmp_path: Path) -> None:
+    def test_restore_that_keeps_rows_already_read_is_no_loss(
+        self, flow: Flow, tmp_path: Path
+    ) -> None:
         with writer(tmp_path, buckets=1) as queue:
             queue.put_batch(rows(4))
             queue.flush()
@@ -374,7 +378,7 @@ class TestRestores:
             queue.put_batch(rows(2, 6))
         assert numbers(flow.run()) == [4, 5, 6, 7]
 
-    def test_of_a_batch_that_was_planned_are_noticed(self, tmp_path: Path) -> None:
+    def test_restore_of_planned_rows_is_noticed(self, tmp_path: Path) -> None:
         flow = DirectFlow(tmp_path)
         with writer(tmp_path, buckets=1) as queue:
             queue.put_batch(rows(4))
@@ -389,7 +393,7 @@ class TestRestores:
             flow.run()
         assert numbers(flow.run(failOnDataLoss=False)) == [0, 1, 2, 3, 100, 101]
 
-    def test_more_than_one(self, flow: Flow, tmp_path: Path) -> None:
+    def test_several_restores_are_followed_on_request(self, flow: Flow, tmp_path: Path) -> None:
         with writer(tmp_path, buckets=2) as queue:
             queue.put_batch(rows(10))
             queue.tag("ten")
@@ -403,7 +407,7 @@ class TestRestores:
         put(tmp_path, rows(3, 400))
         assert numbers(flow.run()) == [400, 401, 402]
 
-    def test_an_overwritten_topic_is_another_one(
+    def test_overwritten_topic_is_treated_as_restored(
         self, by_spark: SparkFlow, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(10))
@@ -414,37 +418,41 @@ class TestRestores:
         assert numbers(by_spark.run(failOnDataLoss=False)) == list(range(100, 105))
 
 
-class TestATopicThatWasMadeAnew:
+class TestRecreatedTopic:
     @pytest.fixture
-    def anew(self, flow: Flow, tmp_path: Path) -> Path:
-        """The stream has read 8 rows of a topic that was then removed and has 5 others."""
+    def recreated(self, flow: Flow, tmp_path: Path) -> Path:
+        """The stream has read 8 rows of a topic that was then recreated with 5 others."""
         put(tmp_path, rows(8), buckets=1)
         assert len(flow.run()) == 8
         shutil.rmtree(tmp_path / "t")
         put(tmp_path, rows(5, 100), buckets=1)
         return tmp_path
 
-    def test_is_an_error(self, flow: Flow, fails: Fails, anew: Path) -> None:
+    def test_recreated_topic_is_an_error(self, flow: Flow, fails: Fails, recreated: Path) -> None:
         for _ in range(2):
-            with fails("bucket 0.*ends at offset 5.*come to 8.*made anew"):
+            with fails("bucket 0.*ends at offset 5.*reached 8.*recreated"):
                 flow.run()
 
-    def test_is_an_error_though_it_is_longer_by_now(
-        self, flow: Flow, fails: Fails, anew: Path
+    def test_recreated_topic_is_an_error_even_if_it_is_longer(
+        self, flow: Flow, fails: Fails, recreated: Path
     ) -> None:
-        put(anew, rows(20, 200))
-        with fails("bucket 0.*come to 8.*made anew"):
+        put(recreated, rows(20, 200))
+        with fails("bucket 0.*reached 8.*recreated"):
             flow.run()
         assert len(flow.run(failOnDataLoss=False)) == 25
 
-    def test_is_read_from_its_start_if_told_so(self, flow: Flow, anew: Path) -> None:
+    def test_recreated_topic_is_read_from_its_start_on_request(
+        self, flow: Flow, recreated: Path
+    ) -> None:
         assert numbers(flow.run(failOnDataLoss=False)) == list(range(100, 105))
-        put(anew, rows(2, 200))
+        put(recreated, rows(2, 200))
         assert numbers(flow.run()) == [200, 201]
 
 
 class TestCompaction:
-    def test_between_runs_changes_nothing(self, flow: Flow, tmp_path: Path) -> None:
+    def test_compaction_between_runs_does_not_affect_a_stream(
+        self, flow: Flow, tmp_path: Path
+    ) -> None:
         found: list[int] = []
         with writer(tmp_path, keep_versions=0.001) as queue:
             for first in range(0, 60, 10):
@@ -456,7 +464,7 @@ class TestCompaction:
         found += numbers(flow.run())
         assert sorted(found) == list(range(60))
 
-    def test_in_the_middle_of_a_batch_changes_nothing(self, tmp_path: Path) -> None:
+    def test_compaction_during_a_batch_does_not_affect_it(self, tmp_path: Path) -> None:
         flow = DirectFlow(tmp_path)
         with writer(tmp_path, keep_versions=0.001) as queue:
             for first in range(0, 40, 10):
@@ -480,13 +488,13 @@ class TestCompaction:
         assert len(before) == 25
 
 
-class TestALiveQueue:
+class TestLiveQueue:
     ROWS = 3000
 
-    def test_in_another_process_feeds_a_stream_that_runs(
+    def test_running_stream_reads_a_live_queue_of_another_process(
         self, by_spark: SparkFlow, tmp_path: Path
     ) -> None:
-        """The queue flushes and compacts beside it; every row is read once."""
+        """The queue flushes and compacts at the same time; every row is read once."""
         found: list[dict[str, Any]] = []
         with python(FEEDS, tmp_path, self.ROWS) as child:
             assert wait_for_line(child) == "begun"
@@ -501,7 +509,9 @@ class TestALiveQueue:
         assert numbers(found) == list(range(self.ROWS))
         assert ids(tmp_path) == list(range(self.ROWS))
 
-    def test_in_this_process_feeds_a_stream(self, by_spark: SparkFlow, tmp_path: Path) -> None:
+    def test_running_stream_reads_a_live_queue_of_this_process(
+        self, by_spark: SparkFlow, tmp_path: Path
+    ) -> None:
         with writer(tmp_path, flush_threshold=10, compaction=True) as queue:
             queue.put({"id": 0, "text": ""})
             queue.flush()
@@ -543,7 +553,7 @@ asyncio.run(main())
 """
 
 
-class TestWhatAStreamRefuses:
+class TestRefusedOptions:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
@@ -558,7 +568,7 @@ class TestWhatAStreamRefuses:
             ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger='0'"),
         ],
     )
-    def test_is_named(
+    def test_stream_refuses_an_option_by_name(
         self, flow: Flow, fails: Fails, tmp_path: Path, options: dict[str, Any], words: str
     ) -> None:
         put(tmp_path, rows(3), buckets=1)
@@ -567,7 +577,9 @@ class TestWhatAStreamRefuses:
         with fails(words):
             flow.run(**options)
 
-    def test_reaches_the_user_as_the_last_word(self, by_spark: SparkFlow, tmp_path: Path) -> None:
+    def test_refusal_of_a_stream_reaches_the_user_as_the_last_error(
+        self, by_spark: SparkFlow, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(3))
         with writer(tmp_path) as queue:
             queue.tag("x")
@@ -577,8 +589,8 @@ class TestWhatAStreamRefuses:
             assert "UnboundLocalError" not in str(raised.value)
 
 
-class TestStreamsOfSpark:
-    def test_join_with_the_topic_at_rest(
+class TestJoins:
+    def test_stream_of_a_topic_joins_with_the_topic_as_a_table(
         self, spark: SparkSession, by_spark: SparkFlow, tmp_path: Path
     ) -> None:
         """The same topic as a stream and as a table in one query."""

@@ -1,5 +1,5 @@
-"""Micro-batches are stored once each, whatever happens between the tasks, the commits of the
-buckets and Spark's own note that a batch is done."""
+"""Streaming writes: each micro-batch is stored once, whatever happens between the tasks, the
+commits of the buckets and Spark's own note that the batch is done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark.filled import (
+from support.spark.processes import Run
+from support.spark.topics import (
     content,
     ids,
     is_sound,
@@ -20,12 +21,9 @@ from support.spark.filled import (
     unreferenced,
     writer,
 )
-from support.spark.storing import DirectPipe, SparkPipe
+from support.spark.writes import DirectPipe, SparkPipe
 
 from persisting.topic.routing import bucket_of
-
-# One Spark job after the other takes minutes: by night.
-pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +34,7 @@ Again = Callable[[str], Pipe]
 
 @pytest.fixture(params=["direct", pytest.param("spark", marks=pytest.mark.nightly)])
 def another(request: pytest.FixtureRequest, tmp_path: Path) -> Again:
-    """Makes pipes by name; of Spark itself in the nightly run."""
+    """Make pipes by name: with Spark's calls; nightly also with Spark itself."""
     if request.param == "direct":
         return lambda name: DirectPipe(tmp_path, name)
     return lambda name: SparkPipe(request.getfixturevalue("spark"), tmp_path, name)
@@ -58,8 +56,8 @@ def out(pipe: Pipe) -> list[int]:
     return ids(pipe.folder, "out")
 
 
-class TestAPipe:
-    def test_brings_every_row_over_once_into_its_bucket(self, by_spark: SparkPipe) -> None:
+class TestPipe:
+    def test_stream_stores_every_row_once_in_its_bucket(self, by_spark: SparkPipe) -> None:
         folder = by_spark.folder
         by_spark.run({"maxOffsetsPerTrigger": 18}, numBuckets=2, compression="zstd")
         put(folder, [*rows(4, 30), {"id": 34, "new": "n", "score": 1}], "in")
@@ -75,7 +73,7 @@ class TestAPipe:
         assert unreferenced(folder, "out") == []
         assert is_sound(folder, "out")
 
-    def test_feeds_groups_and_queries(self, pipe: Pipe) -> None:
+    def test_rows_of_a_stream_are_seen_by_groups_and_queries(self, pipe: Pipe) -> None:
         pipe.run()
         with reader(pipe.folder, "out", group="g") as group:
             assert len(group.get(20)) == 20
@@ -87,26 +85,26 @@ class TestAPipe:
         with writer(pipe.folder, "out") as queue:
             assert [r["id"] for r in queue.query("id = 33")] == [33]
 
-    def test_follows_new_fields(self, pipe: Pipe) -> None:
+    def test_sink_takes_new_fields_of_its_source(self, pipe: Pipe) -> None:
         pipe.run()
         put(pipe.folder, [{"id": 30, "new": "n", "score": 1}], "in")
         pipe.run()
         (found,) = [r for r in stored(pipe.folder, "out") if r["id"] == 30]
         assert found == {"id": 30, "text": None, "score": 1.0, "even": None, "new": "n"}
 
-    def test_goes_on_behind_what_a_queue_put_in_between(self, pipe: Pipe) -> None:
+    def test_stream_appends_after_rows_that_a_queue_put(self, pipe: Pipe) -> None:
         pipe.run()
         put(pipe.folder, rows(3, 100), "out")
         put(pipe.folder, rows(3, 30), "in")
         pipe.run()
         assert out(pipe) == [*range(33), 100, 101, 102]
 
-    def test_needs_the_bucket_column(self, pipe: Pipe) -> None:
+    def test_stream_without_the_bucket_column_is_refused(self, pipe: Pipe) -> None:
         with refused("InvalidArgument", "no column 'id'.*bucketColumn"):
             pipe.run({"columns": "text"})
         assert not (pipe.folder / "out").exists()
 
-    def test_takes_no_complete_results(self, by_spark: SparkPipe) -> None:
+    def test_output_mode_complete_is_refused(self, by_spark: SparkPipe) -> None:
         counted = by_spark.spark.readStream.format("persisting").load(str(by_spark.folder / "in"))
         made = (
             counted.groupBy("even")
@@ -121,8 +119,8 @@ class TestAPipe:
             made.start(str(by_spark.folder / "out")).awaitTermination()
 
 
-class TestABatchThatIsRepeated:
-    def test_is_stored_once(self, pipe: Pipe) -> None:
+class TestRepeatedBatch:
+    def test_repeated_batch_is_stored_once(self, pipe: Pipe) -> None:
         for _ in range(3):
             pipe.run()
             pipe.forget_last_commit()
@@ -133,9 +131,7 @@ class TestABatchThatIsRepeated:
         pipe.run()
         assert out(pipe) == list(range(35))
 
-    def test_is_stored_once_through_compaction_retention_and_the_cleaning_of_versions(
-        self, pipe: Pipe
-    ) -> None:
+    def test_repeated_batch_is_stored_once_after_compaction_and_retention(self, pipe: Pipe) -> None:
         pipe.run(numBuckets=1)
         with writer(pipe.folder, "out", keep_versions=0.001, compaction=False) as queue:
             for first in (100, 110, 120):
@@ -150,8 +146,8 @@ class TestABatchThatIsRepeated:
         pipe.run()
         assert out(pipe) == list(range(130, 140))
 
-    def test_is_stored_once_through_a_crowd_of_other_writers(self, pipe: Pipe) -> None:
-        """The bucket remembers a thousand writers; those of one connection do not count."""
+    def test_repeated_batch_is_stored_once_after_many_other_writers(self, pipe: Pipe) -> None:
+        """A bucket remembers a thousand producers; puts without a producer id do not count."""
         pipe.run(numBuckets=1)
         with writer(pipe.folder, "out") as queue:
             for number in range(1100):
@@ -161,10 +157,10 @@ class TestABatchThatIsRepeated:
         assert out(pipe)[:31] == [*range(30), 1000]
 
     @pytest.mark.parametrize("kind", ["direct", "spark"])
-    def test_is_completed_where_only_some_buckets_had_it(
+    def test_partly_committed_batch_is_completed_on_restart(
         self, request: pytest.FixtureRequest, tmp_path: Path, kind: str
     ) -> None:
-        """A live owner takes the second bucket while the tasks run: the first one's part of the
+        """An owner takes the second bucket while the tasks run: the first bucket's part of the
         batch is stored, and the restarted query adds the rest."""
         pipe: Pipe = DirectPipe(tmp_path)
         if kind == "spark":
@@ -185,12 +181,12 @@ class TestABatchThatIsRepeated:
         assert unreferenced(tmp_path, "out") == []
         assert is_sound(tmp_path, "out")
 
-    def test_of_another_query_is_another_batch(self, pipe: Pipe, another: Again) -> None:
+    def test_batches_of_different_queries_are_both_stored(self, pipe: Pipe, another: Again) -> None:
         pipe.run()
         another("other").run()
         assert out(pipe) == sorted([*range(30)] * 2)
 
-    def test_of_another_query_with_the_same_write_id_is_the_same(
+    def test_batches_of_queries_with_one_write_id_are_stored_once(
         self, pipe: Pipe, another: Again
     ) -> None:
         pipe.run(writeId="nightly")
@@ -198,8 +194,10 @@ class TestABatchThatIsRepeated:
         assert out(pipe) == list(range(30))
 
 
-class TestTheTopicChangesMeanwhile:
-    def test_a_live_owner_is_an_error_and_the_restart_goes_on(self, pipe: Pipe) -> None:
+class TestConcurrentChanges:
+    def test_stream_fails_while_the_topic_has_an_owner_and_continues_after_it(
+        self, pipe: Pipe
+    ) -> None:
         pipe.run()
         put(pipe.folder, rows(5, 30), "in")
         with writer(pipe.folder, "out") as queue:
@@ -210,7 +208,7 @@ class TestTheTopicChangesMeanwhile:
         assert [i for i in out(pipe) if i < 100] == list(range(35))
 
     @pytest.mark.parametrize("kind", ["direct", "spark"])
-    def test_a_field_that_is_widened_between_tasks_and_commit_loses_no_value(
+    def test_field_widened_between_tasks_and_commit_loses_no_value(
         self, request: pytest.FixtureRequest, tmp_path: Path, kind: str
     ) -> None:
         pipe: Pipe = DirectPipe(tmp_path)
@@ -227,9 +225,7 @@ class TestTheTopicChangesMeanwhile:
         assert len(found) == 50
         assert unreferenced(tmp_path, "out") == []
 
-    def test_versions_that_are_cleaned_away_between_plan_and_tasks_do_no_harm(
-        self, pipe: Pipe
-    ) -> None:
+    def test_versions_removed_between_plan_and_tasks_do_no_harm(self, pipe: Pipe) -> None:
         put(pipe.folder, rows(4, 100), "out", keep_versions=0.001)
 
         def clean() -> None:
@@ -243,8 +239,8 @@ class TestTheTopicChangesMeanwhile:
         assert [i for i in out(pipe) if i < 100] == list(range(30))
         assert is_sound(pipe.folder, "out")
 
-    def test_a_restore_takes_back_rows_and_their_marks_together(self, pipe: Pipe) -> None:
-        """What was taken back with its mark comes again if Spark repeats the batch."""
+    def test_restore_removes_rows_together_with_their_producer_sequences(self, pipe: Pipe) -> None:
+        """Rows that a restore removed are stored again if Spark repeats the batch."""
         put(pipe.folder, rows(1, 100), "out")
         with writer(pipe.folder, "out") as queue:
             queue.tag("before")
@@ -256,8 +252,66 @@ class TestTheTopicChangesMeanwhile:
         assert out(pipe) == [*range(30), 100]
 
 
+REFUSED = """
+import sys
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+
+from persisting.errors import InvalidArgument
+from persisting.queue import write_queue
+from persisting.spark import jobs, session
+
+folder = Path(sys.argv[1])
+spark = session(master="local[1]")
+
+
+def start(**options):
+    source = spark.readStream.format("persisting").load(str(folder / "in"))
+    sink = source.writeStream.format("persisting").options(**options)
+    sink = sink.option("checkpointLocation", str(folder / str(len(result))))
+    return sink.trigger(availableNow=True).start(str(folder / "out"))
+
+
+result = {}
+try:
+    start().awaitTermination()
+except StreamingQueryException as exc:
+    result["locked"] = str(exc)
+try:
+    jobs.watch(start(numBucket=3))
+except InvalidArgument as exc:
+    result["unknown option"] = str(exc)
+try:
+    jobs.watch(start(numBuckets=3))
+except InvalidArgument as exc:
+    result["other buckets"] = str(exc)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_refused_stream_prints_one_line_and_no_traceback(tmp_path: Path) -> None:
+    put(tmp_path, rows(5), "in", buckets=1)
+    with writer(tmp_path, "out", buckets=1) as queue:
+        queue.put_batch(rows(5))
+        (tmp_path / "process").mkdir()
+        with Run(tmp_path / "process", REFUSED, tmp_path) as run:
+            run.finish()
+    assert "BucketLocked: bucket" in run.result["locked"]
+    assert "did you mean numBuckets?" in run.result["unknown option"]
+    assert "num_buckets=1, not 3" in run.result["other buckets"]
+    assert run.stdout == ""
+    lines = run.stderr.splitlines()
+    assert all("MicroBatchExecution: Query" in line for line in lines[::2]), run.stderr
+    assert [line.split(":")[0] for line in lines[1::2]] == [
+        "BucketLocked",
+        "InvalidArgument",
+        "InvalidArgument",
+    ]
+
+
 class TestFailures:
-    def test_of_a_task_store_nothing_and_the_restart_brings_all(self, by_spark: SparkPipe) -> None:
+    def test_failed_task_stores_nothing_and_a_restart_stores_all(self, by_spark: SparkPipe) -> None:
         from pyspark.errors import PySparkException
 
         with pytest.raises(PySparkException, match="no"):

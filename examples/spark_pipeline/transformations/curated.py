@@ -1,4 +1,4 @@
-"""Two topics from a raw one: what is fit for training, and what is not, with the reason."""
+"""Divides a raw topic into rows that are fit for training and rejected rows with the reason."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pyspark.sql import functions as sf
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    spark: SparkSession  # Spark puts it here
+    spark: SparkSession  # set by Spark
 
-# The pipeline's own folder is the current one while Spark reads this.
+# Spark runs this in the pipeline's own folder.
 STORAGE = Path(os.environ.get("QUEUE_STORAGE", "queue_storage")).absolute()
 
 SHORTEST = 10
@@ -26,7 +26,7 @@ dp.create_sink("rejected", "persisting", {"path": str(STORAGE / "rejected"), "nu
 
 @dp.temporary_view()
 def judged() -> DataFrame:
-    """Every raw row that is new, tidied up, and why it is of no use (null: it is)."""
+    """Normalize every new raw row, and add the reason to reject it (null: none)."""
     raw = spark.readStream.format("persisting").option("includeMetadata", True)
     text = sf.trim(sf.regexp_replace("text", r"\s+", " "))
     return (

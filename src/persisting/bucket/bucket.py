@@ -708,6 +708,16 @@ class Bucket:
         self.metrics.table_is(len(self._view.sizes), self._view.start)
 
     @contextmanager
+    def exclusive_table(self) -> Iterator[Table]:
+        """Hold the table of the open bucket for a change; readers see the result on exit."""
+        with self.table_lock:
+            self.check_open()
+            try:
+                yield self.table
+            finally:
+                self.publish_table()
+
+    @contextmanager
     def quiesced(self) -> Iterator[None]:
         """Flush everything acknowledged, and accept nothing more inside the context."""
         with self.state_lock:

@@ -123,15 +123,9 @@ class Maintenance:
 
     @contextmanager
     def _exclusive_table(self) -> Iterator[TableView]:
-        """Hold the table lock of the open bucket; publish the table to readers on exit."""
-        bucket = self._bucket
-        with bucket.table_lock:
-            if bucket.closed:
-                bucket.check_open()
-            try:
-                yield bucket.table.view
-            finally:
-                bucket.publish_table()
+        """Hold the table of the open bucket; publish it to readers on exit."""
+        with self._bucket.exclusive_table() as table:
+            yield table.view
 
     def _index(self) -> None:
         bucket = self._bucket

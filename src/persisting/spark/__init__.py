@@ -5,7 +5,7 @@
     spark = session()
     df = spark.read.format("persisting").load("queue_storage/events")
 
-Importing this loads no Spark; that happens with the first call.
+Importing this module does not load Spark; the first call does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["jobs", "read_topic", "session"]
 
-_HOMES = {"read_topic": "persisting.spark.topic_scan", "session": "persisting.spark.spark_session"}
+_MODULES = {
+    "read_topic": "persisting.spark.topic_scan",
+    "session": "persisting.spark.spark_session",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +30,6 @@ def __getattr__(name: str) -> Any:
 
     if name == "jobs":
         return import_module("persisting.spark.jobs")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""Spark and Python's threads."""
+"""Spark's active session, which belongs to a Java thread."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def activate(spark: SparkSession) -> None:
-    """Make the session the one of this thread.
+    """Make ``spark`` the active session of the calling thread.
 
-    Spark looks for the format of a *write* in the session of the Java thread that asks, and a new
-    Python thread has one of its own, without a session.
+    Spark looks up the format of a *write* in the active session of the Java thread that makes the
+    call. A new Python thread gets a Java thread of its own, which has no session yet.
     """
     session, java = getattr(spark, "_jsparkSession", None), getattr(spark, "_jvm", None)
-    if session is not None and java is not None:  # Spark Connect asks on the server
+    if session is not None and java is not None:  # Spark Connect looks it up on the server
         java.SparkSession.setActiveSession(session)

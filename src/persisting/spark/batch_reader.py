@@ -1,4 +1,4 @@
-"""Batch reads: planned once, on offsets that never move."""
+"""Batch reads: planned once, as ranges of offsets, which never change."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange
-from persisting.spark.gc_tuning import settle
+from persisting.spark.gc_tuning import freeze_loaded_objects
 from persisting.spark.source_options import (
     BYTES_PER_PARTITION,
     EARLIEST,
     ROWS_PER_PARTITION,
     ReadOptions,
 )
-from persisting.spark.topic_scan import fields_of, read_slices
+from persisting.spark.topic_scan import read_slices, topic_fields
 from persisting.table.view import TableView
 from persisting.topic.scan import METADATA, Filter, Slice
 from persisting.topic.topic_files import TopicFolder
 
 
-class Part(InputPartition):
-    """What one task reads."""
+class SlicePartition(InputPartition):
+    """The slices that one task reads."""
 
     def __init__(self, value: tuple[Slice, ...]) -> None:
         super().__init__(value)
@@ -33,7 +33,7 @@ class Part(InputPartition):
 
 
 class TopicReader(DataSourceReader):
-    """Reads a topic; everything in it pickles."""
+    """Reads a topic; every attribute pickles."""
 
     def __init__(
         self, options: ReadOptions, target: pa.Schema, where: Filter | None = None
@@ -43,109 +43,116 @@ class TopicReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         topic = TopicFolder.open(self._options.folder)
         topic.recover()
-        settle()
-        found = bounds(topic, self._options)
-        self._check_names(topic, found)
-        most = rows_per_partition(topic, self._options, found)
-        return [Part(one) for one in shares(found, most)]
+        freeze_loaded_objects()
+        slices = slices_to_read(topic, self._options)
+        self._check_names(topic, slices)
+        most = rows_per_partition(topic, self._options, slices)
+        return [SlicePartition(packed) for packed in pack_slices(slices, most)]
 
-    def _check_names(self, topic: TopicFolder, found: list[Slice]) -> None:
-        """A schema that the user has given may name fields that are not there yet, but not one by
-        a name that is nearly its own."""
+    def _check_names(self, topic: TopicFolder, slices: list[Slice]) -> None:
+        """Raise if the schema that the user gave misspells the case of a field's name.
+
+        Other unknown names are allowed: the topic may get those fields later.
+        """
         known = set(METADATA.names if self._options.metadata else ())
-        known.update(name for one in found for name in topic.view(one.bucket).schema.names)
+        known.update(name for part in slices for name in topic.view(part.bucket).schema.names)
         if known.issuperset(self._target.names):
             return
-        known.update(fields_of(self._options).names)
-        meant = {name.lower(): name for name in (*METADATA.names, *known)}
+        known.update(topic_fields(self._options).names)
+        by_lower_case = {name.lower(): name for name in (*METADATA.names, *known)}
         for name in self._target.names:
-            if name not in known and name.lower() in meant:
-                there = ", ".join(map(repr, sorted(known)))
+            if name not in known and name.lower() in by_lower_case:
+                fields = ", ".join(map(repr, sorted(known)))
                 raise InvalidArgument(
-                    f"the schema names {name!r}; the fields of the topic are: {there}"
+                    f"the schema names {name!r}; the fields of the topic are: {fields}"
                 )
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Part)
+        assert isinstance(partition, SlicePartition)
         return read_slices(
             partition.slices, self._target, self._where, metadata=self._options.metadata
         )
 
 
-def rows_per_partition(topic: TopicFolder, options: ReadOptions, found: Iterable[Slice]) -> int:
-    """Rows that a task reads at most: as was said, else by what a row takes on disk."""
+def rows_per_partition(topic: TopicFolder, options: ReadOptions, slices: Iterable[Slice]) -> int:
+    """Return how many rows a task reads at most: the option, else by the size of rows on disk."""
     if options.rows_per_partition is not None:
         return options.rows_per_partition
-    tables = [(topic.table(one.bucket), one.version) for one in found]
+    tables = [(topic.table(part.bucket), part.version) for part in slices]
     views = [table.view if version is None else table.at(version) for table, version in tables]
     sizes = [size for view in views for size in view.sizes]
     rows, nbytes = sum(size.rows for size in sizes), sum(size.nbytes for size in sizes)
     return max(1, min(ROWS_PER_PARTITION, BYTES_PER_PARTITION * rows // max(1, nbytes)))
 
 
-def shares(found: Iterable[Slice], most: int) -> list[tuple[Slice, ...]]:
-    """The slices in parts of equal size, of so many rows at most.
+def pack_slices(slices: Iterable[Slice], most: int) -> list[tuple[Slice, ...]]:
+    """Pack slices into groups of equal size with at most ``most`` rows each.
 
-    A part goes on from one bucket into the next: each task costs, whatever it reads.
+    A group may span several buckets, since every task has a fixed cost, whatever it reads.
     """
-    left = [one for one in found if one.start < one.end]
-    rows = sum(one.end - one.start for one in left)
+    left = [part for part in slices if part.start < part.end]
+    rows = sum(part.end - part.start for part in left)
     count = max(1, -(-rows // most))
-    parts: list[tuple[Slice, ...]] = []
+    groups: list[tuple[Slice, ...]] = []
     for number in range(count):
         room = rows * (number + 1) // count - rows * number // count
-        taken = []
+        group = []
         while room:
-            one = left.pop(0)
-            end = min(one.end, one.start + room)
-            taken.append(replace(one, end=end))
-            room -= end - one.start
-            if end < one.end:
-                left.insert(0, replace(one, start=end))
-        parts.append(tuple(taken))
-    return parts
+            part = left.pop(0)
+            end = min(part.end, part.start + room)
+            group.append(replace(part, end=end))
+            room -= end - part.start
+            if end < part.end:
+                left.insert(0, replace(part, start=end))
+        groups.append(tuple(group))
+    return groups
 
 
-def bounds(topic: TopicFolder, options: ReadOptions) -> list[Slice]:
-    """The offsets of each bucket that a read was told to read."""
-    chosen = None if options.version is None else topic.versions(options.version)
+def slices_to_read(topic: TopicFolder, options: ReadOptions) -> list[Slice]:
+    """Return the range of offsets to read from each bucket that has a table."""
+    versions = None if options.version is None else topic.versions(options.version)
     _check_buckets(topic, options)
-    found = []
+    slices = []
     for bucket in topic.buckets:
         table = topic.table(bucket)
-        version = None if chosen is None else chosen[bucket]
+        version = None if versions is None else versions[bucket]
         view = table.view if version is None else table.at(version)
-        start = _position(topic, bucket, view, options.starting, options)
-        end = _position(topic, bucket, view, options.ending, options)
+        start = _offset(topic, bucket, view, options.starting, options)
+        end = _offset(topic, bucket, view, options.ending, options)
         if view.dataset is not None:
-            found.append(Slice(str(topic.folder), bucket, start, end, len(table.restores), version))
-    return found
+            epoch = len(table.restores)
+            slices.append(Slice(str(topic.folder), bucket, start, end, epoch, version))
+    return slices
 
 
-def _position(
+def _offset(
     topic: TopicFolder,
     bucket: int,
     view: TableView,
-    wanted: str | dict[int, int] | dt.datetime,
+    position: str | dict[int, int] | dt.datetime,
     options: ReadOptions,
 ) -> int:
-    if isinstance(wanted, dt.datetime):
-        return min(max(topic.offset_at(bucket, wanted, view), view.start), view.end)
-    if isinstance(wanted, str):
-        return view.start if wanted == EARLIEST else view.end
-    default = view.start if wanted is options.starting else view.end
-    offset = wanted.get(bucket, default)
+    """Return the offset of a bucket that a position of the options stands for."""
+    if isinstance(position, dt.datetime):
+        return min(max(topic.offset_at(bucket, position, view), view.start), view.end)
+    if isinstance(position, str):
+        return view.start if position == EARLIEST else view.end
+    default = view.start if position is options.starting else view.end
+    offset = position.get(bucket, default)
     if 0 < offset < view.start and options.fail_on_loss:
         raise OffsetOutOfRange(
             f"offset {offset} of bucket {bucket} was removed by retention: the first one left is "
-            f"{view.start}. Begin there, or set failOnDataLoss=false"
+            f"{view.start}. Start there, or set failOnDataLoss=false"
         )
     return min(max(offset, view.start), view.end)
 
 
 def _check_buckets(topic: TopicFolder, options: ReadOptions) -> None:
-    for name, wanted in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
-        unknown = [b for b in wanted if b not in topic.buckets] if isinstance(wanted, dict) else []
+    positions = (("startingOffsets", options.starting), ("endingOffsets", options.ending))
+    for name, position in positions:
+        if not isinstance(position, dict):
+            continue
+        unknown = [bucket for bucket in position if bucket not in topic.buckets]
         if unknown:
             raise InvalidArgument(
                 f"option {name} names bucket {unknown[0]}; the topic has buckets 0 to "

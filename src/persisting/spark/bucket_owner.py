@@ -1,4 +1,4 @@
-"""Owning a bucket while Spark changes it."""
+"""Ownership of a bucket while Spark changes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from persisting.topic.spec import TopicConfig
 def owner_of(
     folder: Path, config: TopicConfig, bucket: int, instead: str
 ) -> Iterator[TableBackend]:
-    """Own a bucket for a moment; who has it open is named, with what to do ``instead``."""
+    """Own a bucket for the length of a block.
+
+    If another owner has it open, the error names that owner and says what to do ``instead``.
+    """
     try:
         with owned(folder, config, bucket) as owner:
             yield owner

@@ -15,15 +15,24 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from persisting.errors import InvalidArgument
-from persisting.spark.gc_tuning import settle
+from persisting.spark.gc_tuning import freeze_loaded_objects
 from persisting.spark.source_options import ReadOptions, read_options, write_options
-from persisting.spark.topic_scan import checked_filter, fields_of
-from persisting.spark.types import parts_of, spark_schema
+from persisting.spark.topic_scan import checked_filter, topic_fields
+from persisting.spark.types import nested_types, spark_schema
 from persisting.topic.scan import METADATA
+
+_UNSUPPORTED_TYPES = ("variant", "geometry", "geography")
 
 
 class PersistingSource(DataSource):
     """Topics as a Spark source and sink, batch and streaming."""
+
+    _is_copy = False
+    """Whether Spark sent this source to another process. Spark constructs a source where it plans
+    a streaming write, and sends a copy of one to where it commits or aborts a micro-batch."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_is_copy": True}
 
     @classmethod
     def name(cls) -> str:
@@ -32,81 +41,83 @@ class PersistingSource(DataSource):
     def schema(self) -> StructType:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        found = _arrow_schema(read_options(self.options))
-        settle()
-        return from_arrow_schema(found)
+        schema = read_schema(read_options(self.options))
+        freeze_loaded_objects()
+        return from_arrow_schema(schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from persisting.spark.batch_reader import TopicReader
 
         options = read_options(self.options)
         where = checked_filter(options)
-        settle()
-        return TopicReader(options, _target(schema), where)
+        freeze_loaded_objects()
+        return TopicReader(options, _to_arrow(schema), where)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from persisting.spark.stream_reader import TopicStreamReader
 
         options = read_options(self.options)
-        return TopicStreamReader(options, _target(schema))
+        return TopicStreamReader(options, _to_arrow(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from persisting.spark.sink import TopicWriter
 
-        incoming = _target(_storable(schema))
-        return TopicWriter(write_options(self.options), incoming, overwrite=overwrite)
+        _check_storable(schema)
+        return TopicWriter(write_options(self.options), _to_arrow(schema), overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from persisting.spark.sink import TopicStreamWriter
+        from persisting.spark.write_plan import plan_write
 
         if overwrite:
             raise InvalidArgument(
                 "outputMode complete would store the whole result again with every trigger; use "
                 "append, or write in foreachBatch with mode('overwrite')"
             )
-        return TopicStreamWriter(write_options(self.options), _target(_storable(schema)))
+        _check_storable(schema)
+        options = write_options(self.options)
+        plan = None if self._is_copy else plan_write(options, _to_arrow(schema))
+        return TopicStreamWriter(options, plan)
 
 
-def _storable(schema: StructType) -> StructType:
-    """The schema, or raise where Spark would hand over something else than its values."""
-    for field in schema.fields:
-        kinds = [one.typeName() for one in parts_of(field.dataType)]
-        if found := [kind for kind in kinds if kind in _NOT_KEPT]:
-            raise InvalidArgument(
-                f"column {field.name!r} holds the type {found[0]}, which a topic does not keep; "
-                "write it as text, for example with to_json()"
-            )
-    return schema
-
-
-_NOT_KEPT = ("variant", "geometry", "geography")
-
-
-def _target(schema: StructType) -> pa.Schema:
-    """The Arrow schema that Spark gives and takes for its own."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    nullable = schema.toNullable() if hasattr(schema, "toNullable") else schema
-    found: Any = to_arrow_schema(nullable, timezone="UTC")
-    return found
-
-
-def _arrow_schema(options: ReadOptions) -> pa.Schema:
-    schema = fields_of(options)
+def read_schema(options: ReadOptions) -> pa.Schema:
+    """Return the schema of a read in types that Spark has; raise if the options ask for fields
+    that the topic does not have."""
+    schema = topic_fields(options)
     if options.columns is not None:
         unknown = [name for name in options.columns if name not in schema.names]
         if unknown:
-            there = ", ".join(map(repr, schema.names)) or "none yet"
+            fields = ", ".join(map(repr, schema.names)) or "none yet"
             raise InvalidArgument(
-                f"option columns names {unknown[0]!r}; the fields of the topic are: {there}"
+                f"option columns names {unknown[0]!r}; the fields of the topic are: {fields}"
             )
         schema = pa.schema([schema.field(name) for name in options.columns])
-    found = spark_schema(schema)
+    schema = spark_schema(schema)
     if options.metadata:
-        taken = [name for name in METADATA.names if name in found.names]
+        taken = [name for name in METADATA.names if name in schema.names]
         if taken:
             raise InvalidArgument(
                 f"the topic has a field {taken[0]!r}, a name that includeMetadata needs"
             )
-        found = pa.schema([*found, *METADATA])
-    return found
+        schema = pa.schema([*schema, *METADATA])
+    return schema
+
+
+def _check_storable(schema: StructType) -> None:
+    """Raise for types whose values Spark would hand over as something else."""
+    for field in schema.fields:
+        kinds = [dtype.typeName() for dtype in nested_types(field.dataType)]
+        if unsupported := [kind for kind in kinds if kind in _UNSUPPORTED_TYPES]:
+            raise InvalidArgument(
+                f"column {field.name!r} holds the type {unsupported[0]}, which a topic cannot "
+                "store; write it as text, for example with to_json()"
+            )
+
+
+def _to_arrow(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema in which Spark exchanges rows of ``schema``."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    nullable = schema.toNullable() if hasattr(schema, "toNullable") else schema
+    arrow: Any = to_arrow_schema(nullable, timezone="UTC")
+    return arrow

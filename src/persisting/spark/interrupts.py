@@ -1,4 +1,4 @@
-"""Ctrl-C while Spark starts and works."""
+"""Handling of Ctrl-C while Spark starts and works."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from types import FrameType
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Have Ctrl-C wait for the end: a Java that does not serve yet would stay behind for ever.
+def deferred_interrupts() -> Iterator[None]:
+    """Defer Ctrl-C to the end of the block; a second Ctrl-C raises immediately.
 
-    Who cannot wait presses it again.
+    Interrupting Spark while its Java starts would leave that Java running forever.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
 
-    def hold(number: int, frame: FrameType | None) -> None:
-        if came:
+    def defer(number: int, frame: FrameType | None) -> None:
+        if received:
             raise KeyboardInterrupt
-        came.append(number)
+        received.append(number)
 
-    before = signal.signal(signal.SIGINT, hold)
+    before = signal.signal(signal.SIGINT, defer)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is hold:  # Spark sets one of its own
+        if signal.getsignal(signal.SIGINT) is defer:  # Spark may have installed its own
             signal.signal(signal.SIGINT, before)
-    if came:
+    if received:
         raise KeyboardInterrupt
 
 
 @contextmanager
-def plain() -> Iterator[None]:
-    """Have Ctrl-C be what it was, when something inside has changed that.
+def preserved_interrupt_handler() -> Iterator[None]:
+    """Restore the handler of Ctrl-C at the end of the block.
 
-    Spark's own handler asks Java to cancel jobs, in the middle of another question to Java.
+    Spark installs a handler that asks Java to cancel jobs. It may run in the middle of another
+    call to Java, which breaks the connection.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

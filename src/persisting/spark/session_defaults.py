@@ -1,4 +1,4 @@
-"""What a session is given, unless its caller says otherwise: Spark's settings and environment."""
+"""The defaults of a session: Spark's settings and environment variables."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ANY_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
 def defaults(master: str, folder: Path, conf: Mapping[str, str | None]) -> dict[str, str]:
-    """Settings for a session on ``master`` with scratch space in ``folder``.
+    """Return settings for a session on ``master`` with scratch space in ``folder``.
 
-    ``conf`` is what the caller sets, where ours depends on it. Flags for Java are in Spark's
-    ``defaultJavaOptions``, so that the caller's ``extraJavaOptions`` come after them and win.
+    ``conf`` has the caller's settings, on which some of ours depend. Flags for Java go to Spark's
+    ``defaultJavaOptions``, so that the caller's ``extraJavaOptions`` come later and win.
     """
     log = f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()}"
     chosen = {
@@ -43,31 +43,31 @@ def defaults(master: str, folder: Path, conf: Mapping[str, str | None]) -> dict[
 
 
 def variables(master: str, conf: Mapping[str, str | None]) -> dict[str, str]:
-    """The environment variables that a session on ``master`` is started with."""
+    """Return the environment variables to start a session on ``master`` with."""
     python = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     chosen = {
         "PYSPARK_PYTHON": python or sys.executable,
         "PYSPARK_DRIVER_PYTHON": conf.get("spark.pyspark.driver.python") or sys.executable,
     }
     if "utf" not in _locale().lower():
-        # Java would not find files whose names have letters beyond ASCII.
+        # Otherwise Java cannot open files whose names are not ASCII.
         chosen["LC_ALL"] = "C.UTF-8"
     if local_cores(master) is not None:
-        # Spark would look for an address in the network, and warn of what it found.
+        # Otherwise Spark looks for an address in the network and prints a warning.
         chosen["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
     return chosen
 
 
 def java_variables() -> dict[str, str]:
-    """The environment variables that a Java for Spark is started with."""
-    # A first Java only works out the command line of the second.
+    """Return the environment variables to start Spark's Java with."""
+    # Spark starts a first Java that only computes the command line of the second.
     launcher = os.environ.get("SPARK_LAUNCHER_OPTS", " ".join(_quick_flags(None)))
     return {"JAVA_HOME": str(java.java_home()), "SPARK_LAUNCHER_OPTS": launcher}
 
 
 @contextmanager
 def environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Spark copies its environment when it starts; the caller's is as before afterwards."""
+    """Change environment variables for the length of a block; Spark copies them when it starts."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
@@ -81,7 +81,7 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def local_cores(master: str) -> int | None:
-    """How many cores a master on this machine works with; None for one elsewhere."""
+    """Return how many cores a master on this machine uses; None if it is elsewhere."""
     if master == "local":
         return 1
     if match := re.fullmatch(r"local\[(\d+|\*)(?:\s*,\s*\d+)?\]", master):
@@ -93,7 +93,7 @@ def local_cores(master: str) -> int | None:
 
 def _locale() -> str:
     names = ("LC_ALL", "LC_CTYPE", "LANG")
-    return next((said for name in names if (said := os.environ.get(name))), "")
+    return next((value for name in names if (value := os.environ.get(name))), "")
 
 
 def _cores() -> int:
@@ -103,7 +103,10 @@ def _cores() -> int:
 
 
 def _quick_flags(callers: str | None) -> list[str]:
-    """The quick compiler and collector save seconds; two collectors Java would refuse."""
+    """Return flags that make Java start faster, but no collector if the caller names one.
+
+    Java refuses to start with two collectors.
+    """
     flags = (callers, os.environ.get("JAVA_TOOL_OPTIONS"), os.environ.get("JDK_JAVA_OPTIONS"))
     if _ANY_COLLECTOR.search(" ".join(filter(None, flags))):
         return [_QUICK_COMPILER]

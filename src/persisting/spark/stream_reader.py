@@ -17,7 +17,12 @@ from pyspark.sql.streaming.datasource import (
 from persisting import fs as filesystem
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.spark import stream_offsets
-from persisting.spark.batch_reader import Part, bounds, rows_per_partition, shares
+from persisting.spark.batch_reader import (
+    SlicePartition,
+    pack_slices,
+    rows_per_partition,
+    slices_to_read,
+)
 from persisting.spark.source_options import LATEST, ReadOptions
 from persisting.spark.stream_offsets import Place
 from persisting.spark.topic_scan import checked_filter, read_slices
@@ -27,35 +32,38 @@ from persisting.topic.topic_files import TopicFolder
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows a topic. Spark keeps the offsets; this looks them up."""
+    """Follows a topic. Spark stores the offsets; this only looks them up."""
 
     def __init__(self, options: ReadOptions, target: pa.Schema) -> None:
         self._options, self._target = options, target
         self._where: Filter | None = None
         self._checked = False
-        self._until: dict[int, int] | None = None
-        self._known: TopicFolder | None = None
+        self._last_offsets: dict[int, int] | None = None
+        """Where the run ends, if its trigger is ``availableNow``."""
+        self._opened: TopicFolder | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": None}
+        return {**self.__dict__, "_opened": None}
 
     @property
     def _topic(self) -> TopicFolder:
         self._check()
-        if self._known is None:
-            self._known = TopicFolder.open(self._options.folder)
-            self._known.recover()
-        return self._known
+        if self._opened is None:
+            self._opened = TopicFolder.open(self._options.folder)
+            self._opened.recover()
+        return self._opened
 
     def initialOffset(self) -> dict[str, Any]:
         places = {b: Place(0) for b in self._topic.buckets}
-        for part in bounds(self._topic, self._options):
+        for part in slices_to_read(self._topic, self._options):
             places[part.bucket] = Place(part.start, part.epoch)
-        return stream_offsets.encode(places, self._id())
+        return stream_offsets.encode(places, self._topic_id())
 
     def _check(self) -> None:
-        """Here and not at construction, where Spark would hide the reason behind an error of its
-        own."""
+        """Check the options once; raise for those that a stream does not have.
+
+        Not at construction, where Spark would hide the reason behind an error of its own.
+        """
         if self._checked:
             return
         for name, is_set in (
@@ -63,7 +71,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ("endingOffsets and endingTimestamp", self._options.ending != LATEST),
         ):
             if is_set:
-                raise InvalidArgument(f"a stream follows a topic: {name} are not for it")
+                raise InvalidArgument(
+                    f"a stream has no options {name}: it follows the topic; leave them out"
+                )
         self._where = checked_filter(self._options)
         self._checked = True
 
@@ -73,106 +83,113 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._until = self._ends()
+        self._last_offsets = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        self._topic.recover()  # an owner may have crashed since
-        anew = self._is_another(start)
-        if anew:
-            self._known = None  # it may have other buckets
+        self._topic.recover()  # an owner may have crashed since the last call
+        recreated = self._is_recreated(start)
+        if recreated:
+            self._opened = None  # the number of buckets may have changed
         places = {
-            b: self._now(b, place, anew=anew)
+            b: self._resolve(b, place, recreated=recreated)
             for b, place in stream_offsets.decode(start).items()
             if b in self._topic.buckets
         }
         for bucket in self._topic.buckets:
             places.setdefault(bucket, Place(0, len(self._topic.table(bucket).restores)))
-        ends = self._ends() if self._until is None else self._until
+        ends = self._ends() if self._last_offsets is None else self._last_offsets
         lags = {b: max(0, ends.get(b, 0) - place.offset) for b, place in places.items()}
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        taken = stream_offsets.shares(lags, most)
+        taken = stream_offsets.divide_limit(lags, most)
         return stream_offsets.encode(
             {b: Place(place.offset + taken[b], place.epoch) for b, place in places.items()},
-            self._id(),
+            self._topic_id(),
         )
 
     def reportLatestOffset(self) -> dict[str, Any]:
         ends = self._ends()
         return stream_offsets.encode(
             {b: Place(end, len(self._topic.table(b).restores)) for b, end in ends.items()},
-            self._id(),
+            self._topic_id(),
         )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        begins, parts = stream_offsets.decode(start), []
-        was_another, is_another = self._is_another(start), self._is_another(end)
+        starts, slices = stream_offsets.decode(start), []
+        start_recreated, end_recreated = self._is_recreated(start), self._is_recreated(end)
         for bucket, place in stream_offsets.decode(end).items():
-            place = self._now(bucket, place, anew=is_another)
-            begin = begins.get(bucket, Place(0, place.epoch))
-            begin = self._now(bucket, begin, anew=was_another)
-            first = self._left(bucket, begin.offset)
-            parts.append(Slice(str(self._topic.folder), bucket, first, place.offset, place.epoch))
-        most = rows_per_partition(self._topic, self._options, parts)
-        return [Part(one) for one in shares(parts, most) if one]
+            last = self._resolve(bucket, place, recreated=end_recreated)
+            first = starts.get(bucket, Place(0, last.epoch))
+            first = self._resolve(bucket, first, recreated=start_recreated)
+            offset = self._skip_removed(bucket, first.offset)
+            slices.append(Slice(str(self._topic.folder), bucket, offset, last.offset, last.epoch))
+        most = rows_per_partition(self._topic, self._options, slices)
+        return [SlicePartition(packed) for packed in pack_slices(slices, most) if packed]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Part)
-        self._check()  # tasks have a reader of their own, which nobody has asked for anything yet
+        assert isinstance(partition, SlicePartition)
+        self._check()  # a task has a copy of the reader, on which nothing was called before
         return read_slices(
             partition.slices, self._target, self._where, metadata=self._options.metadata
         )
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark has stored what was read up to here; nothing is kept of that."""
+        """Do nothing: Spark's checkpoint has the offsets."""
 
     def stop(self) -> None:
-        self._known = None
+        self._opened = None
 
     def _ends(self) -> dict[int, int]:
         return {bucket: self._topic.view(bucket).end for bucket in self._topic.buckets}
 
-    def _id(self) -> str:
-        """The topic's id as it is now: it may have been made again under its name."""
-        found = topics.load(self._options.folder, filesystem.current())
-        return "" if found is None else found.id
+    def _topic_id(self) -> str:
+        """Return the current id of the topic, which may have been recreated under its name."""
+        config = topics.load(self._options.folder, filesystem.current())
+        return "" if config is None else config.id
 
-    def _is_another(self, offset: dict[str, Any]) -> bool:
-        """Whether an offset is of a topic that was here before."""
-        then, now = stream_offsets.topic_of(offset), self._id()
+    def _is_recreated(self, offset: dict[str, Any]) -> bool:
+        """Whether the topic was recreated since ``offset`` was taken."""
+        then, now = stream_offsets.topic_of(offset), self._topic_id()
         return bool(then and now) and then != now
 
-    def _now(self, bucket: int, place: Place, *, anew: bool = False) -> Place:
-        """A place after restores of its bucket; unless told otherwise they are an error."""
+    def _resolve(self, bucket: int, place: Place, *, recreated: bool) -> Place:
+        """Return where a place is after restores of its bucket.
+
+        Raises if rows before it were taken back, unless ``failOnDataLoss`` is false.
+        """
         table = self._topic.table(bucket)
         restores, view = table.restores, table.view
-        beyond = place.epoch == len(restores) and place.offset > view.end
-        if anew or beyond or place.epoch > len(restores):
+        is_beyond = place.epoch == len(restores) and place.offset > view.end
+        if recreated or is_beyond or place.epoch > len(restores):
             if self._options.fail_on_loss:
-                why = "the topic was made anew" + ("" if anew else ", or put back from a backup")
+                why = "the topic was recreated"
+                why += "" if recreated else ", or restored from a backup"
                 raise StorageError(
                     f"bucket {bucket} of {self._topic.folder} ends at offset {view.end}, and the "
-                    f"stream had come to {place.offset}: {why}. Begin with a new checkpoint, or "
+                    f"stream had reached {place.offset}: {why}. Start with a new checkpoint, or "
                     "set failOnDataLoss=false to read the bucket from its start"
                 )
             return Place(view.start, len(restores))
         if place.epoch == len(restores):
             return place
-        least = min([place.offset, *(one.end for one in restores[place.epoch :])])
+        least = min([place.offset, *(restore.end for restore in restores[place.epoch :])])
         if least < place.offset and self._options.fail_on_loss:
             raise StorageError(
                 f"bucket {bucket} of {self._topic.folder} was restored to an older version that "
-                f"ends at offset {least}, and the stream had come to {place.offset}. Set "
-                "failOnDataLoss=false to go on from there, or begin with a new checkpoint"
+                f"ends at offset {least}, and the stream had reached {place.offset}. Set "
+                "failOnDataLoss=false to continue from there, or start with a new checkpoint"
             )
         return Place(least, len(restores))
 
-    def _left(self, bucket: int, offset: int) -> int:
-        """Where to begin, if retention has removed what was there."""
+    def _skip_removed(self, bucket: int, offset: int) -> int:
+        """Return the first offset from ``offset`` on that retention has left.
+
+        Raises if retention removed any, unless ``failOnDataLoss`` is false.
+        """
         start = self._topic.view(bucket).start
         if offset < start and self._options.fail_on_loss:
             raise OffsetOutOfRange(
                 f"offsets {offset} to {start} of bucket {bucket} of {self._topic.folder} were "
                 "removed by retention before the stream had read them. Set failOnDataLoss=false "
-                "to go on with what is left"
+                "to continue with the rows that are left"
             )
         return max(offset, start)

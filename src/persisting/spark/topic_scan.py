@@ -1,4 +1,4 @@
-"""Reading a part of a bucket in a task, and the helper that reads a topic."""
+"""Reads of slices in tasks, and the function that loads a topic as a DataFrame."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from persisting.errors import InvalidArgument
-from persisting.spark.gc_tuning import settle
-from persisting.spark.source_options import ReadOptions, plain
+from persisting.spark.gc_tuning import freeze_loaded_objects
+from persisting.spark.source_options import ReadOptions, option_text
 from persisting.spark.types import to_spark
 from persisting.topic import scan
 from persisting.topic.scan import METADATA, Filter, Slice
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def fields_of(options: ReadOptions) -> pa.Schema:
-    """The fields of the records: of the versions that are read, else of the topic."""
+def topic_fields(options: ReadOptions) -> pa.Schema:
+    """Return the fields of the versions that are read, else those of the topic."""
     topic = TopicFolder.open(options.folder)
     if options.version is None:
         return topic.schema()
-    topic.recover()  # a moment may mean what a crashed owner has left in its log
+    topic.recover()  # a timestamp may refer to records in the log of a crashed owner
     return topic.schema_at(options.version)
 
 
 def checked_filter(options: ReadOptions) -> Filter | None:
-    """The filter, if it is one that the topic's fields allow."""
+    """Return the filter of the options; raise if the topic's fields do not allow it."""
     if options.where is None:
         return None
     try:
-        return Filter.checked(options.where, fields_of(options))
+        return Filter.checked(options.where, topic_fields(options))
     except InvalidArgument as exc:
         raise InvalidArgument(str(exc).replace("where=", "option filter=", 1)) from exc
 
@@ -43,17 +43,17 @@ def checked_filter(options: ReadOptions) -> Filter | None:
 def read_slice(
     part: Slice, target: pa.Schema, where: Filter | None, *, metadata: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice as batches for Spark. Runs in a task; holds one batch at a time."""
+    """Read a slice as batches for Spark. Runs in a task; holds one batch at a time."""
     names = [name for name in target.names if not metadata or name not in METADATA.names]
     rows = scan.read(part, names, where, metadata=metadata)
-    settle()
+    freeze_loaded_objects()
     return to_spark(rows, target)
 
 
 def read_slices(
     parts: Iterable[Slice], target: pa.Schema, where: Filter | None, *, metadata: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of slices, one slice after the other."""
+    """Read slices one after the other."""
     for part in parts:
         yield from read_slice(part, target, where, metadata=metadata)
 
@@ -67,10 +67,11 @@ def read_topic(
     where: str | None = None,
     **options: Any,
 ) -> DataFrame:
-    """A topic as a DataFrame, with columns and condition pushed down to the storage.
+    """Load a topic as a DataFrame, with columns and condition pushed down to the storage.
 
-    ``where`` is a condition in Lance's SQL; every call loads afresh, so DataFrames with different
-    ones do not get into each other's way. ``options`` are those of the format ``persisting``.
+    ``where`` is a condition in Lance's SQL. Every call loads the topic again, so DataFrames with
+    different conditions do not affect each other. ``options`` are those of the format
+    ``persisting``.
     """
     reader = spark.read.format("persisting")
     if topic is not None:
@@ -80,6 +81,6 @@ def read_topic(
     if where is not None:
         reader = reader.option("filter", where)
     for name, value in options.items():
-        reader = reader.option(name, plain(value))
-    # Spark's Java counts relative paths from the folder where it was started.
+        reader = reader.option(name, option_text(value))
+    # Spark's Java resolves relative paths against the folder in which it was started.
     return reader.load(str(path) if ":/" in str(path) else str(Path(path).absolute()))

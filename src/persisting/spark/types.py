@@ -1,7 +1,8 @@
-"""Arrow types of records as Spark has them, and columns brought to them.
+"""Conversion of records' Arrow types and columns to those that Spark has.
 
 Spark has no half-precision floats (they become floats), no unsigned numbers (they become the next
-wider ones) and no UUIDs (they become text); vectors become arrays. All else has a type of its own.
+wider signed ones) and no UUIDs (they become text). Vectors become arrays. All other types exist in
+Spark.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _WIDER = {
 
 
 def spark_type(dtype: pa.DataType) -> pa.DataType:
-    """The Arrow type in which Spark takes values of ``dtype``."""
+    """Return the Arrow type in which Spark takes values of ``dtype``."""
     if dtype == UUID:
         return pa.string()
     if dtype in _WIDER:
@@ -40,18 +41,18 @@ def spark_type(dtype: pa.DataType) -> pa.DataType:
     return dtype
 
 
-MOMENT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
-"""Spark's pattern of a moment, to the microsecond."""
+TIMESTAMP_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+"""Spark's pattern of a timestamp, to the microsecond."""
 
 
-def parts_of(dtype: Any) -> Iterator[Any]:
-    """A type of Spark and all that it is made of."""
+def nested_types(dtype: Any) -> Iterator[Any]:
+    """Yield a Spark type and all types nested in it."""
     yield dtype
     inner = [field.dataType for field in getattr(dtype, "fields", ())]
     names = ("elementType", "keyType", "valueType")
     inner += [getattr(dtype, name) for name in names if hasattr(dtype, name)]
-    for one in inner:
-        yield from parts_of(one)
+    for part in inner:
+        yield from nested_types(part)
 
 
 def spark_schema(schema: pa.Schema) -> pa.Schema:
@@ -59,7 +60,7 @@ def spark_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def to_spark(batches: Iterable[pa.RecordBatch], target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Batches of records as batches of exactly ``target``."""
+    """Convert batches of records to exactly the schema ``target``."""
     for batch in batches:
         if batch.num_rows:
             columns = [_column(batch, field) for field in target]
@@ -72,11 +73,11 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
         return pa.nulls(batch.num_rows, field.type)
     try:
         return _value(batch.column(index), field.type)
-    except (pa.ArrowException, AttributeError) as exc:  # the latter where one is nested
+    except (pa.ArrowException, AttributeError) as exc:  # the latter if only one type is nested
         raise StorageError(
-            f"field {field.name!r} is {batch.column(index).type} and the DataFrame has "
-            f"{field.type}, which does not hold all of it: if you gave the schema, leave the field "
-            "to the topic; else it has changed, so load it again, or restart the stream"
+            f"field {field.name!r} is {batch.column(index).type}, and the DataFrame's type "
+            f"{field.type} cannot hold its values. If you gave the schema, leave this field out of "
+            "it; otherwise the field has changed: load the topic again, or restart the stream"
         ) from exc
 
 

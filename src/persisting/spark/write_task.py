@@ -1,4 +1,4 @@
-"""What a task of a write does: rows become files of their buckets' tables."""
+"""The task of a write: stores rows in files of the tables of their buckets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from persisting import fs as filesystem
 from persisting.errors import SchemaError
 from persisting.records.arrow import accept, align, beyond_float
-from persisting.spark.gc_tuning import settle
-from persisting.spark.scan_plan import Plan
+from persisting.spark.gc_tuning import freeze_loaded_objects
+from persisting.spark.write_plan import WritePlan
 from persisting.table import bulk_write
 from persisting.table.files import DATA
 from persisting.table.table import FOLDER
@@ -25,72 +25,72 @@ from persisting.topic.spec import bucket_folder
 _FRAGMENT_ROWS = 262_144
 _FRAGMENT_BYTES = 64 * 1024 * 1024
 _TASK_BYTES = 256 * 1024 * 1024
-"""What a task keeps at most of all buckets together; beyond it the fullest is written."""
+"""Bytes that a task buffers for all buckets together; beyond that it writes the fullest one."""
 
 
 @dataclass
-class Written(WriterCommitMessage):
-    """What a task wrote."""
+class TaskOutput(WriterCommitMessage):
+    """The files that a task wrote, for the commit."""
 
     part: int = 0
     query: str | None = None
     fragments: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     columns: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """By bucket, the columns that the files were written for."""
+    """By bucket, the columns of the table that the files were written for."""
     large: set[str] = field(default_factory=set)
 
 
-def write_task(made: Plan, batches: Iterator[pa.RecordBatch]) -> Written:
+def write_task(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
     """Write the rows of a partition as files of their buckets' tables."""
-    settle()
+    freeze_loaded_objects()
     context = TaskContext.get()
-    written = Written()
+    output = TaskOutput()
     if context is not None:
-        written.part = context.partitionId()
-        written.query = context.getLocalProperty("sql.streaming.queryId")
-    writers = {bucket: _BucketFiles(made, bucket) for bucket in made.tables}
+        output.part = context.partitionId()
+        output.query = context.getLocalProperty("sql.streaming.queryId")
+    writers = {bucket: _BucketFiles(plan, bucket) for bucket in plan.tables}
     try:
         for batch in batches:
             if batch.num_rows:
-                _write_rows(made, writers, batch, written)
-                _keep_within(list(writers.values()), _TASK_BYTES)
+                _add_rows(plan, writers, batch, output)
+                _limit_buffers(list(writers.values()), _TASK_BYTES)
         for bucket, writer in writers.items():
-            if found := writer.finish():
-                written.fragments[bucket] = found
-                written.columns[bucket] = made.tables[bucket]["columns"]
+            if fragments := writer.finish():
+                output.fragments[bucket] = fragments
+                output.columns[bucket] = plan.tables[bucket]["columns"]
     except BaseException:
         for writer in writers.values():
             writer.discard()
         raise
-    return written
+    return output
 
 
-def _keep_within(writers: list[_BucketFiles], most: int) -> None:
+def _limit_buffers(writers: list[_BucketFiles], most: int) -> None:
     while sum(writer.nbytes for writer in writers) > most:
         max(writers, key=lambda writer: writer.nbytes).write()
 
 
-def _write_rows(
-    made: Plan, writers: dict[int, _BucketFiles], batch: pa.RecordBatch, written: Written
+def _add_rows(
+    plan: WritePlan, writers: dict[int, _BucketFiles], batch: pa.RecordBatch, output: TaskOutput
 ) -> None:
-    table = accept(batch, made.schema)
-    _check_vectors(table, made.schema)
-    # By the value as it came, as the queue does it: the topic's type may be a wider one.
+    table = accept(batch, plan.schema)
+    _check_vectors(table, plan.schema)
+    # Route by the value as it arrived, as the queue does: the type of the topic may be wider.
     routed = {0: table}
-    if made.config.num_buckets > 1:
-        routed = table_by_bucket(table, made.config.bucket_column, made.config.num_buckets)
+    if plan.config.num_buckets > 1:
+        routed = table_by_bucket(table, plan.config.bucket_column, plan.config.num_buckets)
     for bucket, part in routed.items():
-        defaults = made.config.options.get("schema_defaults")
-        parts = [align(one, made.schema, defaults) for one in part.to_batches()]
-        rows = pa.Table.from_batches(parts, schema=made.schema)
-        for one in made.schema:
-            if any(beyond_float(chunk) for chunk in rows.column(one.name).chunks):
-                written.large.add(one.name)
+        defaults = plan.config.options.get("schema_defaults")
+        parts = [align(batch, plan.schema, defaults) for batch in part.to_batches()]
+        rows = pa.Table.from_batches(parts, schema=plan.schema)
+        for name in plan.schema.names:
+            if any(beyond_float(chunk) for chunk in rows.column(name).chunks):
+                output.large.add(name)
         writers[bucket].add(rows)
 
 
 def _check_vectors(table: pa.Table, schema: pa.Schema) -> None:
-    """While tasks write, the topic's vectors cannot become lists of any length."""
+    """Raise for lists that do not fit the vectors of the topic, which cannot change now."""
     for known in schema:
         if not pa.types.is_fixed_size_list(known.type) or known.name not in table.column_names:
             continue
@@ -102,48 +102,48 @@ def _check_vectors(table: pa.Table, schema: pa.Schema) -> None:
             if column.null_count == len(column):
                 continue
             raise SchemaError(
-                f"field {known.name!r} holds vectors of {size} floats, and a row has another list; "
-                "leave such rows out, or write them to another column"
+                f"field {known.name!r} holds vectors of {size} floats, and a row has a list that "
+                "does not fit; leave such rows out, or write them to another column"
             )
 
 
 class _BucketFiles:
-    """Rows of one bucket on their way into files."""
+    """Buffers the rows of one bucket and writes them to files."""
 
-    def __init__(self, made: Plan, bucket: int) -> None:
-        self._root = bucket_folder(Path(made.folder), bucket) / FOLDER
-        self._version, self._schema = made.tables[bucket]["version"], made.schema
-        self._waiting: list[pa.Table] = []
+    def __init__(self, plan: WritePlan, bucket: int) -> None:
+        self._root = bucket_folder(Path(plan.folder), bucket) / FOLDER
+        self._version, self._schema = plan.tables[bucket]["version"], plan.schema
+        self._buffered: list[pa.Table] = []
         self._rows = self.nbytes = 0
-        self._done: list[dict[str, Any]] = []
+        self._fragments: list[dict[str, Any]] = []
 
     def add(self, rows: pa.Table) -> None:
-        self._waiting.append(rows)
+        self._buffered.append(rows)
         self._rows += rows.num_rows
         self.nbytes += rows.nbytes
         if self._rows >= _FRAGMENT_ROWS or self.nbytes >= _FRAGMENT_BYTES:
             self.write()
 
     def finish(self) -> list[dict[str, Any]]:
-        if self._waiting:
+        if self._buffered:
             self.write()
-        return self._done
+        return self._fragments
 
     def discard(self) -> None:
-        """The task failed: nothing will refer to what was written."""
-        unlink(self._root / DATA, self._done)
+        """Remove the files after a failure: no commit will refer to them."""
+        remove_files(self._root / DATA, self._fragments)
 
     def write(self) -> None:
-        """Write what waits as a fragment."""
-        whole = pa.concat_tables(self._waiting).combine_chunks()
-        self._done += bulk_write.write_files(
+        """Write the buffered rows as a fragment."""
+        whole = pa.concat_tables(self._buffered).combine_chunks()
+        self._fragments += bulk_write.write_files(
             self._root, self._version, whole.to_batches(), self._schema, filesystem.current()
         )
-        self._waiting, self._rows, self.nbytes = [], 0, 0
+        self._buffered, self._rows, self.nbytes = [], 0, 0
 
 
-def unlink(folder: Path, fragments: list[dict[str, Any]]) -> None:
-    """Remove the files of fragments that nothing will refer to."""
+def remove_files(folder: Path, fragments: list[dict[str, Any]]) -> None:
+    """Remove the files of fragments."""
     for fragment in fragments:
         for file in fragment["files"]:
             (folder / file["path"]).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Tasks of Spark that are held until a test lets them go on, and work beside the test."""
+"""Spark tasks that wait until a test releases them, and work in the background of a test."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _SECONDS = 100
 
 
-class Beside:
-    """Work of Spark in another thread; what it raises is raised where it is waited for."""
+class BackgroundWork:
+    """Spark work in another thread; ``join`` raises what it raised."""
 
     def __init__(self, spark: SparkSession, work: Callable[[], Any]) -> None:
         self._spark, self._work = spark, work
@@ -28,7 +28,7 @@ class Beside:
 
     def _run(self) -> None:
         try:
-            # A thread of Java's own knows no Python sources until it has a session.
+            # A new Java thread has no session, and so knows no Python data sources.
             self._spark._jvm.SparkSession.setActiveSession(self._spark._jsparkSession)
             self._work()
         except BaseException as exc:
@@ -41,10 +41,10 @@ class Beside:
     def join(self) -> None:
         self._thread.join(_SECONDS)
         self.check()
-        assert not self._thread.is_alive(), "the work beside the test never ended"
+        assert not self._thread.is_alive(), "the work in the background never ended"
 
     def until(self, true: Callable[[], bool]) -> None:
-        """Wait for something to become true while the work goes on."""
+        """Wait until ``true()`` while the work continues."""
         deadline = time.monotonic() + _SECONDS
         while not true():
             self.check()
@@ -53,7 +53,7 @@ class Beside:
 
 
 class Gate:
-    """Holds the tasks through which a DataFrame flows."""
+    """Blocks the tasks of a DataFrame until it is opened."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -80,9 +80,9 @@ class Gate:
         Path(self.opened).touch()
 
     @contextmanager
-    def holding(self, spark: SparkSession, work: Callable[[], Any]) -> Iterator[Beside]:
-        """Inside, tasks of ``work`` are held; it is done when this is left."""
-        beside = Beside(spark, work)
+    def holding(self, spark: SparkSession, work: Callable[[], Any]) -> Iterator[BackgroundWork]:
+        """Block the tasks of ``work`` inside the block; ``work`` has ended when it is left."""
+        beside = BackgroundWork(spark, work)
         try:
             beside.until(self.has_tasks)
             yield beside

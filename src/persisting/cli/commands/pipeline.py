@@ -102,18 +102,18 @@ def _spark_options(command: Any) -> Any:
 def _session(master: str, conf: tuple[tuple[str, Any], ...]) -> Iterator[Any]:
     """Spark for the length of a job; its errors in a line, without Java's traces."""
     from persisting.spark import session
-    from persisting.spark.interrupts import plain
-    from persisting.spark.query_errors import in_short, quiet
+    from persisting.spark.interrupts import preserved_interrupt_handler
+    from persisting.spark.query_errors import as_storage_errors, silence_logs
 
-    with plain():
+    with preserved_interrupt_handler():
         # The fields of a topic may differ in case only.
         spark = session(
             "persisting", master=master, conf={"spark.sql.caseSensitive": "true", **dict(conf)}
         )
     if not topics_access.debugging():
-        quiet(spark)
+        silence_logs(spark)
     try:
-        with in_short():
+        with as_storage_errors():
             yield spark
     finally:
         spark.stop()

@@ -1,4 +1,4 @@
-"""Jobs on topics: each a function from DataFrame to DataFrame, or one call.
+"""Jobs on topics: functions of DataFrames, and calls that do a whole step.
 
     from persisting.spark import jobs, read_topic, session
 
@@ -8,7 +8,7 @@
     jobs.export(fresh.drop("_bucket", "_offset", "_time"), "training", partition_by="label")
     jobs.compact(spark, "queue_storage/raw")
 
-Importing this loads no Spark; that happens with the first job.
+Importing this module does not load Spark; the first job does.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ __all__ = [
     "watch",
 ]
 
-# No module has the name of a job: importing it would put it in the job's place.
-_HOMES = {
+# No module may have the name of a job: importing it would replace the job's function.
+_MODULES = {
     "Summary": "stream_progress",
     "assign_splits": "split_job",
     "build_index": "index_job",
@@ -64,8 +64,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,7 +1,7 @@
-"""Compaction on Spark's executors; it never moves a row.
+"""Compaction on Spark's executors; every row keeps its offset.
 
-The driver owns each bucket, plans which neighbours become one fragment, and commits once per
-bucket. The executors only write files, which nothing refers to before that commit.
+The driver owns each bucket, plans which adjacent fragments become one, and commits once per bucket.
+The executors only write files, to which nothing refers before that commit.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from persisting import fs as filesystem
 from persisting.bucket.bucket import Bucket
 from persisting.errors import InvalidArgument
 from persisting.spark.bucket_owner import owner_of
-from persisting.spark.jobs.distribute import spread
-from persisting.spark.jobs.topic_lookup import opened
+from persisting.spark.jobs.distribute import run_on_executors
+from persisting.spark.jobs.topic_lookup import open_topic
 from persisting.table import compaction, operations
 from persisting.table.lance_errors import translated
 from persisting.topic.spec import bucket_folder
@@ -27,8 +27,8 @@ from persisting.topic.topic_files import TopicFolder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_AT_ONCE = 8
-"""Buckets that are open, with a job of Spark's each."""
+_PARALLEL_BUCKETS = 8
+"""Buckets that are open at the same time, with a Spark job each."""
 
 
 def compact(
@@ -40,19 +40,19 @@ def compact(
 ) -> dict[str, Any]:
     """Rewrite all small fragments of a topic as larger ones; offsets, order and content stay.
 
-    Readers and streams go on meanwhile. Nobody may have the topic open for writing; a queue that
-    does compacts by itself. What is returned says ``fragments_before``, ``fragments_after``,
-    ``versions_removed``, the ``rows`` that were rewritten in how many ``tasks``, ``seconds``, and
-    the same of each of the ``buckets``. If it fails at a bucket the others may be done; run it
-    again.
+    Readers and streams are not affected. The topic must not be open for writing; a queue that has
+    it open compacts it itself. Returns ``fragments_before``, ``fragments_after``,
+    ``versions_removed``, the ``rows`` that were rewritten and by how many ``tasks``, ``seconds``,
+    and under ``buckets`` the same for each bucket. If it fails at one bucket, others may be done;
+    run it again.
     """
     began = time.monotonic()
-    stored = opened(path, topic)
-    chosen = _chosen(stored, buckets)
-    with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(chosen)))) as pool:
+    stored = open_topic(path, topic)
+    chosen = _checked_buckets(stored, buckets)
+    with ThreadPoolExecutor(min(_PARALLEL_BUCKETS, max(1, len(chosen)))) as pool:
         done = list(pool.map(partial(_compact_bucket, spark, stored), chosen))
     names = ("fragments_before", "fragments_after", "versions_removed", "rows", "tasks")
-    totals = {name: sum(one[name] for one in done) for name in names}
+    totals = {name: sum(bucket[name] for bucket in done) for name in names}
     return {
         **totals,
         "seconds": time.monotonic() - began,
@@ -60,7 +60,7 @@ def compact(
     }
 
 
-def _chosen(stored: TopicFolder, buckets: Sequence[int] | None) -> list[int]:
+def _checked_buckets(stored: TopicFolder, buckets: Sequence[int] | None) -> list[int]:
     chosen = sorted(set(stored.buckets if buckets is None else buckets))
     unknown = [bucket for bucket in chosen if bucket not in stored.buckets]
     if unknown:
@@ -74,18 +74,15 @@ def _compact_bucket(spark: SparkSession, stored: TopicFolder, number: int) -> di
     with owner_of(stored.folder, stored.config, number, "call compact() on its queue") as owner:
         bucket = owner.bucket
         before = len(bucket.table.view.sizes)
-        with bucket.table_lock:
-            try:
-                rows, tasks = _rewrite(spark, bucket)
-            finally:
-                bucket.publish_table()
-        # By hand: nothing is left to rewrite, and versions that are too old are removed.
-        left = bucket.maintenance.compact()
-    return {**left, "fragments_before": before, "rows": rows, "tasks": tasks}
+        with bucket.exclusive_table():
+            rows, tasks = _rewrite(spark, bucket)
+        # Finds nothing left to rewrite, and removes versions that are too old.
+        result = bucket.maintenance.compact()
+    return {**result, "fragments_before": before, "rows": rows, "tasks": tasks}
 
 
 def _rewrite(spark: SparkSession, bucket: Bucket) -> tuple[int, int]:
-    """(rows, tasks) that were rewritten; the caller holds the table."""
+    """Return (rows, tasks) that were rewritten; the caller has exclusive access to the table."""
     table, limit = bucket.table, bucket.maintenance.limit
     count = compaction.everything(table.view.sizes, limit)
     if not count:
@@ -95,14 +92,15 @@ def _rewrite(spark: SparkSession, bucket: Bucket) -> tuple[int, int]:
     def run(planned: list[str]) -> list[dict[str, Any]]:
         nonlocal tasks
         tasks = len(planned)
-        return spread(spark, planned, partial(_execute, str(table.root), table.view.version))
+        execute = partial(_execute, str(table.root), table.view.version)
+        return run_on_executors(spark, planned, execute)
 
     operations.compact(table, table.fs, count, limit, whole=True, run=run)
     return rows, tasks
 
 
 def _execute(root: str, version: int, task: str) -> dict[str, Any]:
-    """Runs in an executor."""
+    """Execute one compaction task; runs in an executor."""
     import lance
 
     with translated("compact", root):

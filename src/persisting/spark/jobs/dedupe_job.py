@@ -1,4 +1,4 @@
-"""Exact duplicates: rows that are equal in some columns."""
+"""Removal of exact duplicates: rows that are equal in some columns."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
 from persisting.errors import InvalidArgument
-from persisting.spark.jobs.columns import existing, named
+from persisting.spark.jobs.columns import checked_columns, exact_column
 from persisting.topic.scan import BUCKET, OFFSET, TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ARRIVAL = (TIME, BUCKET, OFFSET)
-"""What ``includeMetadata`` says of a row: together they name it, and they order all rows."""
+"""The columns of ``includeMetadata``: they identify a row, and they order all rows."""
 
-_PLACE = "_persisting_place"
+_RANK = "_persisting_place"
 
 
 def deduplicate(
@@ -28,36 +28,37 @@ def deduplicate(
     keep: str = "first",
     order_by: str | Sequence[str] | None = None,
 ) -> DataFrame:
-    """The rows of ``df`` without those that repeat the ``keys`` of another one.
+    """Return ``df`` with one row for each value of ``keys``.
 
-    ``keep="first"`` or ``"last"`` says which one stays, in the order of arrival: (``_time``,
-    ``_bucket``, ``_offset``), as ``includeMetadata`` gives them. Rows from elsewhere need
-    ``order_by``; where that is equal, any one stays. Nulls in keys count as equal.
+    ``keep`` says which of several rows stays, ``"first"`` or ``"last"``, by order of arrival:
+    (``_time``, ``_bucket``, ``_offset``), as ``includeMetadata`` gives them. Rows from other
+    sources need ``order_by``; among rows that are equal in it, any one may stay. Nulls in keys
+    count as equal.
     """
-    by = [named(key) for key in existing(df, keys, "keys")]
-    order = [named(name) for name in order_of(df, order_by)]
-    if is_first(keep):
-        order = [one.asc_nulls_first() for one in order]
+    by = [exact_column(key) for key in checked_columns(df, keys, "keys")]
+    order = [exact_column(name) for name in ordering_columns(df, order_by)]
+    if keeps_first(keep):
+        order = [column.asc_nulls_first() for column in order]
     else:
-        order = [one.desc_nulls_last() for one in order]
+        order = [column.desc_nulls_last() for column in order]
     window = Window.partitionBy(*by).orderBy(*order)
-    ranked = df.withColumn(_PLACE, sf.row_number().over(window))
-    return ranked.where(sf.col(_PLACE) == 1).drop(_PLACE)
+    ranked = df.withColumn(_RANK, sf.row_number().over(window))
+    return ranked.where(sf.col(_RANK) == 1).drop(_RANK)
 
 
-def is_first(keep: str) -> bool:
+def keeps_first(keep: str) -> bool:
     if keep not in ("first", "last"):
         raise InvalidArgument(f"keep must be 'first' or 'last', got {keep!r}")
     return keep == "first"
 
 
-def order_of(df: DataFrame, order_by: str | Sequence[str] | None) -> list[str]:
-    """The columns that order rows: those that were named, else their arrival."""
+def ordering_columns(df: DataFrame, order_by: str | Sequence[str] | None) -> list[str]:
+    """Return the columns that order rows: those in ``order_by``, else their arrival."""
     if order_by is not None:
-        return existing(df, order_by, "order_by")
+        return checked_columns(df, order_by, "order_by")
     if not set(ARRIVAL) <= set(df.columns):
         raise InvalidArgument(
-            "the rows do not say when they arrived: read the topic with includeMetadata=True, or "
-            "name columns in order_by"
+            "the rows lack the columns of their arrival: read the topic with includeMetadata=True, "
+            "or name columns in order_by"
         )
     return list(ARRIVAL)

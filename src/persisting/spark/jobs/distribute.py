@@ -1,4 +1,4 @@
-"""Work on Spark's executors, one task for each piece."""
+"""Runs a function on Spark's executors, one task for each piece of work."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ _T = TypeVar("_T")
 _ANSWERS = pa.schema([("place", pa.int64()), ("answer", pa.string())])
 
 
-def spread(spark: SparkSession, pieces: Sequence[_T], work: Callable[[_T], Any]) -> list[Any]:
-    """What ``work`` makes of each piece, in their order; it must be plain enough for JSON.
+def run_on_executors(
+    spark: SparkSession, pieces: Sequence[_T], work: Callable[[_T], Any]
+) -> list[Any]:
+    """Call ``work`` for each piece; return the results, which must fit into JSON, in order.
 
-    A :class:`StorageError` of a task is raised here as it was there, and the first one counts; a
-    lost executor is Spark's to make good. ``work`` may therefore run more than once.
+    If tasks raise :class:`StorageError`, the first of these is raised here. Spark repeats the tasks
+    of a lost executor, so ``work`` may run more than once for a piece.
     """
     if not pieces:
         return []
@@ -34,12 +36,12 @@ def spread(spark: SparkSession, pieces: Sequence[_T], work: Callable[[_T], Any])
             yield pa.record_batch([places, answers], schema=_ANSWERS)
 
     numbers = spark.range(0, len(pieces), 1, len(pieces))
-    found = numbers.mapInArrow(run, "place long, answer string").collect()
-    answers = [json.loads(row["answer"]) for row in sorted(found, key=lambda row: row["place"])]
-    for one in answers:
-        if "error" in one:
-            raise _error(**one)
-    return [one["result"] for one in answers]
+    rows = numbers.mapInArrow(run, "place long, answer string").collect()
+    answers = [json.loads(row["answer"]) for row in sorted(rows, key=lambda row: row["place"])]
+    for answer in answers:
+        if "error" in answer:
+            raise _error(**answer)
+    return [answer["result"] for answer in answers]
 
 
 def _answer(work: Callable[[_T], Any], piece: _T) -> str:
@@ -53,5 +55,5 @@ def _answer(work: Callable[[_T], Any], piece: _T) -> str:
 def _error(error: str, text: str, owner: dict[str, Any] | None) -> StorageError:
     if error == errors.BucketLocked.__name__:
         return errors.BucketLocked(text, owner=owner)
-    found: StorageError = getattr(errors, error, StorageError)(text)
-    return found
+    exception: StorageError = getattr(errors, error, StorageError)(text)
+    return exception

@@ -1,4 +1,4 @@
-"""The folder that an export goes to: what may be there, and how it is replaced."""
+"""The target folder of an export: checks of its content, and its replacement."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from persisting.topic.topic_names import check_name
 MODES = ("error", "overwrite", "append")
 
 
-def target_of(path: str | Path) -> Path:
-    """The folder of an export; raises where a topic lies in it, or around it."""
+def export_folder(path: str | Path) -> Path:
+    """Return the folder of an export; raise if it contains a topic, or is inside one."""
     root = local_path("path", str(path).removeprefix("file://"))
-    there = next(one for one in (root, *root.parents) if one.exists())
-    if not there.is_dir():
-        raise InvalidArgument(f"{there} is a file; an export goes to a folder, name another one")
-    topic = next((one for one in (root, *root.parents) if (one / FILE).exists()), None)
+    nearest = next(path for path in (root, *root.parents) if path.exists())
+    if not nearest.is_dir():
+        raise InvalidArgument(f"{nearest} is a file; name a folder for the export")
+    topic = next((path for path in (root, *root.parents) if (path / FILE).exists()), None)
     topic = topic or next((Path(p) for p, _, names in os.walk(root) if FILE in names), None)
     if topic is not None:
         raise InvalidArgument(
-            f"{root} cannot be written to: {topic} is a topic; name a folder beside the topics"
+            f"cannot export to {root}: {topic} is a topic; name a folder outside of the topics"
         )
     return root
 
@@ -37,31 +37,32 @@ def target_of(path: str | Path) -> Path:
 def part_targets(
     output: str | Path, parts: Iterable[str], format: str | None, mode: str
 ) -> dict[str, Path]:
-    """The folders of the parts of a split; what is wrong with any of them is raised first."""
-    found = {name: target_of(Path(output) / check_name("part", name)) for name in parts}
-    for place in found.values():
-        check_mode(place, mode, named_format(format, place) or PARQUET, ())
-    return found
+    """Return the folders of the parts of a split; raise if any of them cannot be written."""
+    targets = {name: export_folder(Path(output) / check_name("part", name)) for name in parts}
+    for target in targets.values():
+        check_mode(target, mode, named_format(format, target) or PARQUET, ())
+    return targets
 
 
 def check_mode(root: Path, mode: str, chosen: str, by: Sequence[str]) -> None:
-    """Raise where ``mode`` does not allow what is there."""
+    """Raise if ``mode`` does not allow what the folder contains."""
     if mode == "error" and root.exists() and any(root.iterdir()):
-        raise InvalidArgument(f"{root} is there already; say mode='overwrite' or 'append'")
+        raise InvalidArgument(f"{root} already exists; use mode='overwrite' or 'append'")
     if mode == "append":
         for kind, columns in sorted(layouts(root)):
             if (kind, columns) != (chosen, tuple(by)):
-                named = f"partition_by={list(columns)!r}" if columns else "no partition_by"
+                partitions = f"partition_by={list(columns)!r}" if columns else "no partition_by"
                 raise InvalidArgument(
-                    f"{root} holds files of the format {kind} with {named}, to which those of "
-                    f"{chosen} with {list(by)!r} cannot be added: say the same, or another folder"
+                    f"{root} holds files of the format {kind} with {partitions}, to which files of "
+                    f"the format {chosen} with partition_by={list(by)!r} cannot be added. Use the "
+                    "same format and partition_by, or another folder"
                 )
 
 
-def replaced(root: Path, write: Callable[[Path], int]) -> int:
-    """Have something written into a new folder and put in the place of what is in ``root``.
+def write_and_replace(root: Path, write: Callable[[Path], int]) -> int:
+    """Call ``write`` with a new folder, then replace the content of ``root`` with what it wrote.
 
-    If that fails, what is there stays.
+    If ``write`` fails, ``root`` stays as it is.
     """
     is_new, staging = not root.exists(), root / f"_new-{uuid.uuid4().hex}"
     try:
@@ -72,10 +73,10 @@ def replaced(root: Path, write: Callable[[Path], int]) -> int:
             with suppress(OSError):
                 root.rmdir()
         raise
-    for one in list(root.iterdir()):
-        if one != staging:
-            remove_all(one)
-    for one in list(staging.iterdir()):
-        one.rename(root / one.name)
+    for entry in list(root.iterdir()):
+        if entry != staging:
+            remove_all(entry)
+    for entry in list(staging.iterdir()):
+        entry.rename(root / entry.name)
     staging.rmdir()
     return rows

@@ -1,4 +1,4 @@
-"""The formats that are exported to and ingested from, and how their files lie in folders."""
+"""The file formats of export and ingest, and how their files are laid out in folders."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ _SUFFIXES = {
     ".ndjson": JSONL,
     ".json": JSONL,
 }
-_PACKED = {".gz", ".bz2", ".zst", ".snappy", ".deflate"}
+_COMPRESSED = {".gz", ".bz2", ".zst", ".snappy", ".deflate"}
 
 
 def named_format(given: str | None, path: str | Path) -> str | None:
-    """The format that was named, or that the end of the path says; None if neither does."""
+    """Return the format that was given, else that of the path's suffix, else None."""
     if given is not None:
-        found = JSONL if given == "json" else given
-        if found not in FORMATS:
+        name = JSONL if given == "json" else given
+        if name not in FORMATS:
             raise InvalidArgument(f"format must be one of {', '.join(FORMATS)}, got {given!r}")
-        return found
+        return name
     return _by_suffix(str(path))
 
 
-def found_format(given: str | None, path: str | Path) -> str:
-    """The format that was named, else the one of the files there."""
-    found = named_format(given, path) or _of_content(Path(path))
-    if found is None:
+def detect_format(given: str | None, path: str | Path) -> str:
+    """Return the format that was given, else that of the files at ``path``."""
+    detected = named_format(given, path) or _format_of_content(Path(path))
+    if detected is None:
         raise InvalidArgument(
-            f"cannot tell the format of {path}; name it: format= one of {', '.join(FORMATS)}"
+            f"cannot tell the format of {path}; set format to one of {', '.join(FORMATS)}"
         )
-    return found
+    return detected
 
 
 def lance_folders(path: Path) -> list[Path]:
-    """The Lance datasets at or below ``path``, also partitions within a dataset."""
-    is_one = is_lance(path)
-    found = [path] if is_one else []
+    """Return the Lance datasets at or below ``path``, including partitions inside a dataset."""
+    is_dataset = is_lance(path)
+    folders = [path] if is_dataset else []
     for child in sorted(path.iterdir()) if path.is_dir() else ():
         if not child.is_dir() or (child.is_symlink() and not is_lance(child)):
             continue
-        if not is_one or is_partition(child.name):
-            found += lance_folders(child)
-    return found
+        if not is_dataset or is_partition(child.name):
+            folders += lance_folders(child)
+    return folders
 
 
 def layouts(root: Path) -> set[tuple[str, tuple[str, ...]]]:
-    """What lies at or below ``root``: formats, each with the columns that its folders name."""
-    found = {(LANCE, folder_columns(one.relative_to(root))) for one in lance_folders(root)}
+    """Return the formats at or below ``root``, each with the columns that its folders name."""
+    found = {(LANCE, folder_columns(path.relative_to(root))) for path in lance_folders(root)}
     for place, names in _plain_folders(root):
         columns = folder_columns(place.relative_to(root))
         kinds = {_by_suffix(name) for name in names if not name.startswith(("_", "."))}
@@ -65,12 +65,12 @@ def layouts(root: Path) -> set[tuple[str, tuple[str, ...]]]:
 
 
 def folder_columns(path: PurePath) -> tuple[str, ...]:
-    """The columns that the folders of a path stand for, as in ``kind=a/day=1``."""
+    """Return the columns that the folders of a path name, as in ``kind=a/day=1``."""
     return tuple(unquote(part.partition("=")[0]) for part in path.parts if is_partition(part))
 
 
 def is_partition(name: str) -> bool:
-    """Whether a folder is named by a column and its value."""
+    """Whether the name of a folder is a column and its value."""
     return name.find("=") > 0
 
 
@@ -79,27 +79,27 @@ def is_lance(path: Path) -> bool:
     return (path / "_versions").is_dir()
 
 
-def _of_content(path: Path) -> str | None:
+def _format_of_content(path: Path) -> str | None:
     if lance_folders(path):
         return LANCE
     names = (name for _, _, files in os.walk(path) for name in files)
-    return next((found for name in names if (found := _by_suffix(name))), None)
+    return next((format for name in names if (format := _by_suffix(name))), None)
 
 
 def _plain_folders(root: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Folders with the names of their files, but for those that are Lance's or hidden."""
+    """Yield folders with the names of their files, except Lance's own and hidden ones."""
     for place, folders, names in os.walk(root):
-        is_one = is_lance(Path(place))
+        is_dataset = is_lance(Path(place))
         folders[:] = [
             name
             for name in folders
-            if is_partition(name) or not (is_one or name.startswith(("_", ".")))
+            if is_partition(name) or not (is_dataset or name.startswith(("_", ".")))
         ]
-        yield Path(place), [] if is_one else names
+        yield Path(place), [] if is_dataset else names
 
 
 def _by_suffix(name: str) -> str | None:
     stem, suffix = os.path.splitext(name.rstrip("/"))
-    if suffix in _PACKED:
+    if suffix in _COMPRESSED:
         suffix = os.path.splitext(stem)[1]
     return _SUFFIXES.get(suffix.lower())

@@ -1,4 +1,4 @@
-"""One topic into another, step by step: each run takes what is new since the one before."""
+"""Incremental copies of one topic into another: each run takes what is new since the last."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from persisting.lock import file_lock
 from persisting.spark.active_session import activate
 from persisting.spark.jobs.sink_options import writer_options
 from persisting.spark.jobs.stream_progress import Summary, watch
-from persisting.spark.jobs.topic_lookup import folder_of, opened
-from persisting.spark.source_options import plain
+from persisting.spark.jobs.topic_lookup import open_topic, topic_folder
+from persisting.spark.source_options import option_text
 from persisting.topic.topic_files import TopicFolder
 from persisting.topic.topic_names import check_name
 
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHECKPOINTS = "checkpoints"
-"""A folder of the target topic: who removes the topic removes what is known of its making."""
+"""A folder of the target topic, so that removing the topic removes its checkpoints."""
 
 
-class _Origin(msgspec.Struct):
-    """Beside a checkpoint: what it counts the offsets of, seen from the target."""
+class _CheckpointSource(msgspec.Struct):
+    """The source whose offsets a checkpoint has; stored beside the checkpoint."""
 
     source: str
+    """The folder of the source, relative to the checkpoint."""
     topic: str = ""
     """The id of the source topic; empty in checkpoints written before topics had one."""
 
@@ -51,30 +52,30 @@ def incremental(
     vectors: Mapping[str, int] | None = None,
     quiet: bool | None = None,
 ) -> Summary:
-    """Bring what is new in the topic ``source`` through ``transform`` into the topic ``target``.
+    """Pass new rows of the topic ``source`` through ``transform`` into the topic ``target``.
 
-    Both are named by their folders; the target is made if it does not exist, with ``bucket_column``
-    and the other options of the sink. Each run takes the rows that are there when it begins and
-    were not taken before, every one exactly once: also if a run is killed at any point and
-    repeated. ``transform`` is given a streaming DataFrame; ``read`` holds options of the source,
-    such as ``columns``, ``filter`` or ``includeMetadata``.
+    Both are given by their folders. The target is created if it does not exist, with
+    ``bucket_column`` and the other options of the sink. Each run takes the rows that exist when it
+    starts and that no earlier run took, every row exactly once, even if a run is killed at any
+    point and repeated. ``transform`` gets a streaming DataFrame; ``read`` holds options of the
+    source, such as ``columns``, ``filter`` or ``includeMetadata``.
 
-    How far it has come is kept in ``<target>/checkpoints/<name>``, by default under the source's
-    name. Several sources, or several transforms of one, can feed a target under names of their
-    own. Runs of one name wait for each other. A source without any record yet is no error: there is
-    nothing to do. The summary has ``rows``, ``written``, ``batches``,
-    ``seconds`` and the ``lag`` by bucket: what came in meanwhile; see
-    :func:`persisting.spark.jobs.watch` for ``quiet``.
+    Progress is stored in ``<target>/checkpoints/<name>``; the default name is that of the source.
+    Several sources, or several transforms of one source, can feed a target under different names.
+    Runs with the same name wait for each other. If the source has no records yet, there is nothing
+    to do, which is not an error. The summary has ``rows``, ``written``, ``batches``, ``seconds``
+    and the ``lag`` by bucket: rows that arrived during the run. For ``quiet`` see
+    :func:`persisting.spark.jobs.watch`.
     """
-    stored, folder = opened(source), folder_of(target)
+    stored, folder = open_topic(source), topic_folder(target)
     origin = stored.folder
     if origin == folder:
         raise InvalidArgument(f"source and target are the same topic: {folder}")
-    place = folder / CHECKPOINTS / check_name("checkpoint", name or origin.name)
-    filesystem.current().make_folder(place)
-    with file_lock(place / "lock"):
+    checkpoint = folder / CHECKPOINTS / check_name("checkpoint", name or origin.name)
+    filesystem.current().make_folder(checkpoint)
+    with file_lock(checkpoint / "lock"):
         stored.recover()
-        _check_origin(place / "source.json", stored)
+        _check_source(checkpoint / "source.json", stored)
         if not stored.schema().names:
             return Summary()
         activate(spark)
@@ -89,7 +90,7 @@ def incremental(
             (rows if transform is None else transform(rows))
             .writeStream.format("persisting")
             .options(**options)
-            .option("checkpointLocation", str(place / "spark"))
+            .option("checkpointLocation", str(checkpoint / "spark"))
             .trigger(availableNow=True)
             .start(str(folder))
         )
@@ -101,34 +102,35 @@ def _stream(
 ) -> DataFrame:
     reader = spark.readStream.format("persisting")
     for key, value in read.items():
-        reader = reader.option(key, plain(value))
+        reader = reader.option(key, option_text(value))
     if most is not None:
         reader = reader.option("maxOffsetsPerTrigger", most)
     return reader.load(str(origin))
 
 
-def _check_origin(note: Path, stored: TopicFolder) -> None:
-    """Offsets of one topic mean nothing in another: a checkpoint belongs to its source.
+def _check_source(file: Path, stored: TopicFolder) -> None:
+    """Raise if the checkpoint belongs to another source: its offsets mean nothing in this one.
 
-    The path is relative, so that topics may be moved together.
+    The stored path is relative, so that both topics can be moved together.
     """
-    here = _Origin(os.path.relpath(stored.folder, note.parent), stored.config.id)
+    current = _CheckpointSource(os.path.relpath(stored.folder, file.parent), stored.config.id)
     fs = filesystem.current()
     try:
-        known = json_files.decode(fs.read(note), _Origin)
+        known = json_files.decode(fs.read(file), _CheckpointSource)
     except FileNotFoundError:
-        fs.write_file(note, msgspec.json.encode(here) + b"\n")
+        fs.write_file(file, msgspec.json.encode(current) + b"\n")
         return
-    if known.source != here.source:
+    if known.source != current.source:
         raise InvalidArgument(
-            f"the checkpoint {note.parent} is of the source {note.parent / known.source}, not of "
-            f"{stored.folder}; use another name=, or write the new place to {note} if it was moved"
+            f"the checkpoint {file.parent} belongs to the source {file.parent / known.source}, not "
+            f"to {stored.folder}; use another name=, or edit the path in {file} if the source was "
+            "moved"
         )
     if not known.topic:
-        fs.write_file(note, msgspec.json.encode(here) + b"\n")
-    elif known.topic != here.topic:
+        fs.write_file(file, msgspec.json.encode(current) + b"\n")
+    elif known.topic != current.topic:
         raise StorageError(
-            f"the source {stored.folder} was made anew since the checkpoint {note.parent} was "
-            "written, whose offsets are of the old one; use another name=, or remove the "
-            "checkpoint, to take all of it"
+            f"the source {stored.folder} was recreated since the checkpoint {file.parent} was "
+            "written, and its offsets are those of the old topic; to read all of the new one, use "
+            "another name=, or remove the checkpoint"
         )

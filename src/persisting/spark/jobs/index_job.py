@@ -1,4 +1,4 @@
-"""Building indexes on Spark's executors: each bucket is a task, which owns it meanwhile."""
+"""Building indexes on Spark's executors: one task for each bucket, which owns it meanwhile."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persisting.spark.bucket_owner import owner_of
-from persisting.spark.jobs.distribute import spread
-from persisting.spark.jobs.topic_lookup import opened
+from persisting.spark.jobs.distribute import run_on_executors
+from persisting.spark.jobs.topic_lookup import open_topic
 from persisting.table import indexes
 from persisting.table.indexes import IndexSpec
 from persisting.topic.spec import TopicConfig
@@ -28,22 +28,22 @@ def build_index(
 ) -> dict[str, Any]:
     """Index a field in every bucket.
 
-    Vectors get a ``vector`` index, words a ``text`` and values a ``scalar`` one; without ``kind``
-    the field's type decides. An index that is there is built anew, and follows new rows by itself
-    afterwards. Nobody may have the topic open for writing. What is returned is as the queue's
-    ``create_index`` has it (``column``, ``kind``, ``family``, ``metric``, the ``rows`` it covers
-    and those ``behind``, which it does not), and ``buckets`` with the same of each.
+    Vectors get a ``vector`` index, words a ``text`` index and values a ``scalar`` one; without
+    ``kind`` the type of the field decides. An existing index is rebuilt; later it is updated with
+    new rows automatically. The topic must not be open for writing. Returns what the queue's
+    ``create_index`` returns (``column``, ``kind``, ``family``, ``metric``, the ``rows`` that the
+    index covers and the rows ``behind`` it), and ``buckets`` with the same for each bucket.
     """
-    stored = opened(path, topic)
+    stored = open_topic(path, topic)
     stored.recover()
-    wanted = indexes.spec_for(stored.schema(), column, kind, metric)
-    build = partial(_build, str(stored.folder), stored.config, wanted)
-    parts: list[dict[str, Any]] = spread(spark, list(stored.buckets), build)
+    spec = indexes.spec_for(stored.schema(), column, kind, metric)
+    build = partial(_build, str(stored.folder), stored.config, spec)
+    parts: list[dict[str, Any]] = run_on_executors(spark, list(stored.buckets), build)
     rows, behind = (sum(part[name] for part in parts) for name in ("rows", "behind"))
     return {**parts[0], "rows": rows, "behind": behind, "buckets": dict(enumerate(parts))}
 
 
-def _build(folder: str, config: TopicConfig, wanted: IndexSpec, bucket: int) -> dict[str, Any]:
-    """Runs in an executor."""
+def _build(folder: str, config: TopicConfig, spec: IndexSpec, bucket: int) -> dict[str, Any]:
+    """Build the index of one bucket; runs in an executor."""
     with owner_of(Path(folder), config, bucket, "call create_index() on its queue") as owner:
-        return owner.bucket.maintenance.create_index(wanted)
+        return owner.bucket.maintenance.create_index(spec)

@@ -1,4 +1,4 @@
-"""Files into a topic: Parquet, Lance, JSON lines."""
+"""Ingest of files into a topic: Parquet, Lance, JSON lines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from persisting.errors import InvalidArgument
 from persisting.records import EMPTY
 from persisting.spark.active_session import activate
 from persisting.spark.jobs import json_files, lance_files, parquet_files, spark_files
-from persisting.spark.jobs.file_formats import LANCE, PARQUET, found_format
+from persisting.spark.jobs.file_formats import LANCE, PARQUET, detect_format
 from persisting.spark.jobs.row_count import counted
 from persisting.spark.jobs.sink_options import writer_options
-from persisting.spark.jobs.topic_lookup import folder_of
-from persisting.spark.scan_plan import shared_schema
+from persisting.spark.jobs.topic_lookup import topic_folder
 from persisting.spark.types import spark_schema
+from persisting.spark.write_plan import shared_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,66 +38,69 @@ def ingest(
     vectors: Mapping[str, int] | None = None,
     write_id: str | None = None,
 ) -> dict[str, Any]:
-    """Put the rows of files into a topic, which is made if it does not exist.
+    """Put the rows of files into a topic, which is created if it does not exist.
 
-    ``source`` is a file, a folder with all below it, or (but for Lance) a pattern; its ``format``,
-    ``parquet``, ``lance`` or ``jsonl``, is found by its names if it is not said. Files may have
-    different fields. Values in the names of folders (``<column>=<value>``) are text, unless the
-    topic or ``schema`` has another type for the column. ``schema`` gives the types of JSON lines,
-    which are else found as a queue finds them; a line that is no object, or does not fit, is an
-    error that names it, and nothing is stored. ``mode`` is ``append`` or ``overwrite``. The
-    other options are those of the sink: a new topic's ``bucket_column``, ``num_buckets`` and
-    ``compression``; ``vectors`` (name: length), which Lance files say by themselves; ``write_id``,
-    with which a repetition completes a write and doubles nothing. What is returned says ``topic``
-    (its folder), ``format`` and the ``rows`` that were read.
+    ``source`` is a file, a folder with everything below it, or (except for Lance) a pattern. Its
+    ``format`` is ``parquet``, ``lance`` or ``jsonl``; by default the names of the files decide.
+    Files may have different fields. Values in the names of folders (``<column>=<value>``) are text,
+    unless the topic or ``schema`` has another type for the column. ``schema`` gives the types of
+    JSON lines; by default they are inferred as a queue infers them. A line that is not an object,
+    or does not fit the types, raises an error that names it, and nothing is stored. ``mode`` is
+    ``append`` or ``overwrite``. The other options are those of the sink: ``bucket_column``,
+    ``num_buckets`` and ``compression`` of a new topic; ``vectors`` (name: length), which Lance
+    files declare themselves; ``write_id``, with which a repeated write completes the first one and
+    stores nothing twice. Returns ``topic`` (its folder), ``format`` and the ``rows`` that were
+    read.
     """
     if mode not in ("append", "overwrite"):
         raise InvalidArgument(f"mode must be append or overwrite, got {mode!r}")
-    folder = folder_of(path, topic)
-    chosen = found_format(format, source)
-    read = _read(spark, str(source), chosen, schema, folder)
+    folder = topic_folder(path, topic)
+    chosen = detect_format(format, source)
+    source_rows = _read(spark, str(source), chosen, schema, folder)
     options = writer_options(
         bucket_column=bucket_column,
         num_buckets=num_buckets,
         compression=compression,
-        vectors={**read.vectors, **(vectors or {})},
+        vectors={**source_rows.vectors, **(vectors or {})},
         write_id=write_id,
     )
     activate(spark)
-    with read.failing, counted(read.rows) as (rows, count):
+    with source_rows.error_context, counted(source_rows.rows) as (rows, count):
         rows.write.format("persisting").mode(mode).options(**options).save(str(folder))
     return {"topic": str(folder), "format": chosen, "rows": count()}
 
 
-class _Read(NamedTuple):
-    """Rows that are on their way."""
+class _SourceRows(NamedTuple):
+    """The rows of the files, not read yet."""
 
     rows: DataFrame
     vectors: Mapping[str, int] = {}
-    """The lengths of those that the files name as such."""
-    failing: AbstractContextManager[None] = nullcontext()
-    """In which errors are told by what is in the files."""
+    """The lengths of the vectors that the files declare."""
+    error_context: AbstractContextManager[None] = nullcontext()
+    """The context to read them in, in which errors name the line of a file."""
 
 
 def _read(
     spark: SparkSession, source: str, chosen: str, schema: str | StructType | None, folder: Path
-) -> _Read:
+) -> _SourceRows:
     if chosen == LANCE:
         if schema is not None:
-            raise InvalidArgument("a Lance dataset has a schema of its own; leave schema out")
-        # Tasks run where Spark was started.
-        return _Read(*lance_files.read(spark, Path(source.removeprefix("file://")).absolute()))
-    files, known = spark_files.listed(spark, source), _known(folder)
+            raise InvalidArgument("a Lance dataset has its own schema; leave schema out")
+        # Tasks run in the folder in which Spark was started.
+        return _SourceRows(
+            *lance_files.read(spark, Path(source.removeprefix("file://")).absolute())
+        )
+    files, known = spark_files.listed(spark, source), _topic_types(folder)
     if chosen == PARQUET:
-        return _Read(parquet_files.read(spark, files, schema, known))
+        return _SourceRows(parquet_files.read(spark, files, schema, known))
     rows = json_files.read(spark, files, schema, known)
     if schema is None:
-        return _Read(rows)
-    return _Read(rows, failing=json_files.misfits_named(spark, files, rows.schema))
+        return _SourceRows(rows)
+    return _SourceRows(rows, error_context=json_files.bad_lines_named(spark, files, rows.schema))
 
 
-def _known(folder: Path) -> StructType:
-    """The fields of the topic that is there."""
+def _topic_types(folder: Path) -> StructType:
+    """Return the fields of the topic, none if it does not exist."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(spark_schema(shared_schema(folder).read() or EMPTY))

@@ -1,8 +1,8 @@
-"""JSON lines: each a record, or an error that names it.
+"""JSON lines: each is a record, or raises an error that names the line.
 
-The lines are looked through before anything is written: whether each is an object, and, unless the
-caller says, of which types. These are found as a queue finds them, where Spark would make text of
-what contradicts itself.
+All lines are scanned before anything is written: each must be an object. Unless the caller gives a
+schema, the scan also infers the types, as a queue infers them; Spark would turn contradictory types
+into text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from persisting.errors import InvalidArgument, SchemaError, StorageError
 from persisting.records import EMPTY, RecordEncoder, Rules
 from persisting.records.arrow import merge
 from persisting.records.evolution import integers_become_floats
-from persisting.spark.jobs.columns import named
+from persisting.spark.jobs.columns import exact_column
 from persisting.spark.jobs.spark_files import Files, with_columns
 from persisting.spark.types import spark_schema, to_spark
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RULES = Rules(evolving=True)
-_FOUND = "schema binary, again boolean, kind string, problem string, path string, line binary"
+_REPORT = "schema binary, again boolean, kind string, problem string, path string, line binary"
 _LINE, _PATH = "_persisting_line", "_persisting_path"
-_SHOWN = 80
-"""Characters that are shown of a line."""
+_MAX_SHOWN = 80
+"""Characters of a line that an error shows."""
 
 
 class Problem(NamedTuple):
-    """A line that is no record."""
+    """A line that is not a record, or does not fit the types."""
 
     kind: str
     problem: str
@@ -53,26 +53,29 @@ class Problem(NamedTuple):
         if self.kind == SchemaError.__name__:
             return SchemaError(f"{place}: {self.problem}; nothing was stored")
         return InvalidArgument(
-            f"{place} is no JSON object ({self.problem}); nothing was stored. Each line has to be "
-            "a whole one"
+            f"{place} is not a JSON object ({self.problem}); nothing was stored. Every line must "
+            "be one complete object"
         )
 
 
 def read(
-    spark: SparkSession, files: Files, said: str | StructType | None, known: StructType
+    spark: SparkSession, files: Files, schema: str | StructType | None, known: StructType
 ) -> DataFrame:
-    """The rows of all files; raises for a line that is none."""
-    if said is None:
-        return _decoded(spark, files, _learned(spark, files), known)
-    _look(spark, files, None)
-    reader = spark.read.schema(said).option("recursiveFileLookup", True)
+    """Return the rows of all files; raise for a line that is not an object.
+
+    Without a ``schema`` the types are inferred; ``known`` has those of the topic.
+    """
+    if schema is None:
+        return _decoded(spark, files, _inferred_schema(spark, files), known)
+    _scan(spark, files, None)
+    reader = spark.read.schema(schema).option("recursiveFileLookup", True)
     types = with_columns(reader.json(files.path).schema, files.columns, known)
     return files.load(spark, "json", types, mode="FAILFAST")
 
 
 @contextmanager
-def misfits_named(spark: SparkSession, files: Files, types: StructType) -> Iterator[None]:
-    """What fails for a line that does not fit the types is told with its file and number."""
+def bad_lines_named(spark: SparkSession, files: Files, types: StructType) -> Iterator[None]:
+    """Name the file and line in errors that are due to a line that does not fit the types."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException, PySparkException
 
@@ -81,102 +84,109 @@ def misfits_named(spark: SparkSession, files: Files, types: StructType) -> Itera
     except AnalysisException:
         raise
     except (PySparkException, Py4JJavaError) as exc:
-        found = _misfit(spark, files, types)
-        if found is None:
+        problem = _find_misfit(spark, files, types)
+        if problem is None:
             raise
-        raise found.error() from exc
+        raise problem.error() from exc
 
 
-def _learned(spark: SparkSession, files: Files) -> pa.Schema:
-    """The fields of all lines, each of the narrowest type that holds its values."""
-    whole, again = EMPTY, False
-    for schema, lost in _look(spark, files, EMPTY):
+def _inferred_schema(spark: SparkSession, files: Files) -> pa.Schema:
+    """Return the fields of all lines, each with the narrowest type that holds its values."""
+    whole, rescan = EMPTY, False
+    for schema, task_rescan in _scan(spark, files, EMPTY):
         try:
             both = merge(whole, schema, _RULES)
         except SchemaError:
-            _look(spark, files, whole)  # names the line
+            _scan(spark, files, whole)  # raises with the line that contradicts
             raise
-        again = again or lost or _are_floats_now(whole, both) or _are_floats_now(schema, both)
+        rescan = rescan or task_rescan or _widens(whole, both) or _widens(schema, both)
         whole = both
-    if again:
-        _look(spark, files, whole)
+    if rescan:
+        _scan(spark, files, whole)
     return whole
 
 
-def _are_floats_now(old: pa.Schema, new: pa.Schema) -> bool:
+def _widens(old: pa.Schema, new: pa.Schema) -> bool:
+    """Whether integers became floats; the lines must then be checked for integers too large."""
     return any(integers_become_floats(f.type, new.field(f.name).type) for f in old)
 
 
-def _look(spark: SparkSession, files: Files, start: pa.Schema | None) -> list[tuple[Any, bool]]:
-    """What each task learns beyond ``start``; raises for the first line that is no record."""
+def _scan(spark: SparkSession, files: Files, start: pa.Schema | None) -> list[tuple[Any, bool]]:
+    """Scan all lines; raise for the first that is not a record.
+
+    Returns for each task the schema that it inferred on top of ``start`` (without ``start``, types
+    are ignored), and whether the lines must be scanned again.
+    """
     lines = _lines(files.load(spark, "text", StructType([StructField("value", StringType())])))
-    found = lines.mapInArrow(_looking(start), _FOUND).collect()
-    for row in found:
+    reports = lines.mapInArrow(_scan_task(start), _REPORT).collect()
+    for row in reports:
         if row["kind"] is not None:
             raise Problem(row["kind"], row["problem"], row["path"], bytes(row["line"])).error()
-    return [(pa.ipc.read_schema(pa.py_buffer(row["schema"])), row["again"]) for row in found]
+    return [(pa.ipc.read_schema(pa.py_buffer(row["schema"])), row["again"]) for row in reports]
 
 
 def _lines(texts: DataFrame, *others: str) -> DataFrame:
-    """Lines that are not empty, as bytes, with their files."""
+    """Return the lines that are not blank, as bytes, with their files."""
     line = sf.col("value").cast("binary").alias(_LINE)
     path = sf.col("_metadata.file_path").alias(_PATH)
-    return texts.where(sf.col("value").rlike(r"\S")).select(line, path, *map(named, others))
+    return texts.where(sf.col("value").rlike(r"\S")).select(line, path, *map(exact_column, others))
 
 
-def _looking(start: pa.Schema | None) -> Any:
-    """Runs in an executor."""
+def _scan_task(start: pa.Schema | None) -> Any:
+    """Return the function that scans lines in an executor."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        shaper, again = RecordEncoder(start or EMPTY, _RULES, defined=bool(start)), False
+        encoder, rescan = RecordEncoder(start or EMPTY, _RULES, defined=bool(start)), False
         for batch in batches:
             lines = list(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
             try:
                 records = [_object(line) for line, _ in lines]
-                before, shaper = shaper.schema, shaper if start is None else _after(shaper, records)
+                before = encoder.schema
+                encoder = encoder if start is None else _widened(encoder, records)
             except (InvalidArgument, SchemaError):
-                yield _answer(None, again, _first_problem(shaper, lines, learns=start is not None))
+                problem = _first_problem(encoder, lines, infers=start is not None)
+                yield _report(None, rescan, problem)
                 return
-            again = again or _are_floats_now(before, shaper.schema)
-        yield _answer(shaper.schema, again, None)
+            rescan = rescan or _widens(before, encoder.schema)
+        yield _report(encoder.schema, rescan, None)
 
     return run
 
 
-def _after(shaper: RecordEncoder, records: list[dict[str, Any]]) -> RecordEncoder:
-    """What a shaper has become with records; all of them fit it then."""
-    _, found = shaper.take(records)
-    if found is not shaper:
-        found.take(records)
-    return found
+def _widened(encoder: RecordEncoder, records: list[dict[str, Any]]) -> RecordEncoder:
+    """Return an encoder that all the records fit."""
+    _, wider = encoder.take(records)
+    if wider is not encoder:
+        wider.take(records)
+    return wider
 
 
 def _first_problem(
-    shaper: RecordEncoder, lines: Iterable[tuple[bytes, str]], *, learns: bool
+    encoder: RecordEncoder, lines: Iterable[tuple[bytes, str]], *, infers: bool
 ) -> Problem | None:
-    """The line that a batch failed for: the first that does not go with those before it."""
+    """Return the line at which a batch failed: the first that contradicts those before it."""
     good: list[dict[str, Any]] = []
     for line, path in lines:
         try:
             good.append(_object(line))
-            if learns:
-                shaper = _after(shaper, good[-1:])
+            if infers:
+                encoder = _widened(encoder, good[-1:])
         except (InvalidArgument, SchemaError) as exc:
             return Problem(type(exc).__name__, str(exc), path, line)
     for (line, path), record in zip(lines, good, strict=True):
         try:
-            shaper.take([record])
+            encoder.take([record])
         except SchemaError as exc:
             return Problem(type(exc).__name__, str(exc), path, line)
     return None
 
 
-def _answer(schema: pa.Schema | None, again: bool, problem: Problem | None) -> pa.RecordBatch:
+def _report(schema: pa.Schema | None, rescan: bool, problem: Problem | None) -> pa.RecordBatch:
     kind, text, path, line = problem or (None, None, None, None)
-    known = None if schema is None else schema.serialize().to_pybytes()
+    serialized = None if schema is None else schema.serialize().to_pybytes()
     columns = [
-        pa.array([known], pa.binary()),
-        pa.array([again], pa.bool_()),
+        pa.array([serialized], pa.binary()),
+        pa.array([rescan], pa.bool_()),
         pa.array([kind], pa.string()),
         pa.array([text], pa.string()),
         pa.array([path], pa.string()),
@@ -194,7 +204,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _decoded(spark: SparkSession, files: Files, schema: pa.Schema, known: StructType) -> DataFrame:
-    """The rows of lines that were looked through, with the values of their folders."""
+    """Return the rows of lines that were scanned, with the values of their folders."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     data = from_arrow_schema(spark_schema(schema))
@@ -202,61 +212,63 @@ def _decoded(spark: SparkSession, files: Files, schema: pa.Schema, known: Struct
     others = types.fields[len(data) :]
     texts = files.load(spark, "text", StructType([StructField("value", StringType()), *others]))
     lines = _lines(texts, *(field.name for field in others))
-    return lines.mapInArrow(_decoding(schema), types)
+    return lines.mapInArrow(_decode_task(schema), types)
 
 
-def _decoding(schema: pa.Schema) -> Any:
-    """Runs in an executor."""
+def _decode_task(schema: pa.Schema) -> Any:
+    """Return the function that decodes lines in an executor."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        shaper, target = RecordEncoder(schema, _RULES), spark_schema(schema)
+        encoder, target = RecordEncoder(schema, _RULES), spark_schema(schema)
         for batch in batches:
-            rows, now = shaper.take([_object(line) for line in batch.column(0).to_pylist()])
-            for made in to_spark([now.to_batch(rows)], target):
+            records = [_object(line) for line in batch.column(0).to_pylist()]
+            rows, fitted = encoder.take(records)
+            for converted in to_spark([fitted.to_batch(rows)], target):
                 yield pa.RecordBatch.from_arrays(
-                    [*made.columns, *batch.columns[2:]], [*target.names, *batch.schema.names[2:]]
+                    [*converted.columns, *batch.columns[2:]],
+                    [*target.names, *batch.schema.names[2:]],
                 )
 
     return run
 
 
-def _misfit(spark: SparkSession, files: Files, types: StructType) -> Problem | None:
-    """A line that is no record of these types."""
+def _find_misfit(spark: SparkSession, files: Files, types: StructType) -> Problem | None:
+    """Return a line that does not fit these types."""
     fields = [field for field in types.fields if field.name not in files.columns]
     rows = (
         spark.read.schema(StructType([*fields, StructField(_LINE, StringType())]))
         .options(recursiveFileLookup=True, columnNameOfCorruptRecord=_LINE)
         .json(files.path)
     )
-    # Spark looks only at the fields that are asked for.
-    every = sf.struct(*(named(field.name) for field in fields))
+    # Spark parses only the fields that are selected.
+    every = sf.struct(*(exact_column(field.name) for field in fields))
     found = (
         rows.select(sf.col("_metadata.file_path").alias(_PATH), _LINE, every)
-        .where(named(_LINE).isNotNull())
+        .where(exact_column(_LINE).isNotNull())
         .head(1)
     )
     if not found:
         return None
     line = found[0][_LINE]
-    shown = repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…")
+    shown = repr(line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}…")
     problem = f"{shown} does not fit the schema {types.simpleString()}"
     return Problem(SchemaError.__name__, problem, found[0][_PATH], line.encode())
 
 
 def _number(path: Path, line: bytes) -> int | None:
-    """The number of a line, where the file is one that can be looked into from here."""
+    """Return the number of a line; None if the file cannot be read from here."""
     text = line.decode("utf-8", "surrogateescape")
     try:
-        with _opened(path) as file:
-            every = (one.rstrip("\r\n") for one in file)
-            return next((n for n, one in enumerate(every, 1) if one == text), None)
+        with _open_text(path) as file:
+            lines = (each.rstrip("\r\n") for each in file)
+            return next((n for n, each in enumerate(lines, 1) if each == text), None)
     except OSError:
         return None
 
 
-def _opened(path: Path) -> IO[str]:
+def _open_text(path: Path) -> IO[str]:
     openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
-    opened: IO[str] = openers.get(path.suffix, open)(
+    file: IO[str] = openers.get(path.suffix, open)(
         path, "rt", encoding="utf-8-sig", errors="surrogateescape"
     )
-    return opened
+    return file

@@ -1,7 +1,7 @@
-"""Lance datasets beside topics, written and read by Spark's tasks.
+"""Lance datasets outside of topics, written and read by Spark's tasks.
 
-With partitions there is one dataset for each, in a folder ``<column>=<value>``; unlike Parquet's,
-it holds the column as well.
+Each partition is a dataset of its own, in a folder ``<column>=<value>``. Unlike with Parquet, the
+dataset also has the column itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from persisting.errors import InvalidArgument
 from persisting.fs import remove_all
 from persisting.records import EMPTY
 from persisting.records.arrow import accept
-from persisting.spark.jobs.columns import named
+from persisting.spark.jobs.columns import exact_column
 from persisting.spark.jobs.file_formats import is_lance, lance_folders
 from persisting.spark.jobs.spark_files import NULL
 from persisting.spark.source_options import ROWS_PER_PARTITION
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _BATCH_ROWS = 8192
-_OF_A_DATASET = ("data", "tree")
+_DATASET_FOLDERS = ("data", "tree")
 """Folders of a Lance dataset, beside those that begin with ``_``."""
 _WRITTEN = "part long, folder string, fragment string"
 
@@ -45,17 +45,17 @@ def write(
     *,
     overwrite: bool,
 ) -> int:
-    """Write or append to the datasets at ``root``, each by one commit; how many rows.
+    """Write or append to the datasets at ``root``, each with one commit; return how many rows.
 
-    To overwrite is to have nothing but the new ones there, once they are written.
+    ``overwrite`` removes everything else at ``root`` once the new datasets are written.
     """
-    target = _target(df, vectors)
+    target = _file_schema(df, vectors)
     before = {} if overwrite else {str(f): _version(f) for f in lance_folders(root)}
-    rows = df.sortWithinPartitions(*map(named, partition_by)) if partition_by else df
-    task = _writing(root, target, list(partition_by), before)
+    rows = df.sortWithinPartitions(*map(exact_column, partition_by)) if partition_by else df
+    task = _write_task(root, target, list(partition_by), before)
     by_folder: dict[str, list[dict[str, Any]]] = {}
-    for one in sorted(rows.mapInArrow(task, _WRITTEN).collect(), key=lambda row: row["part"]):
-        by_folder.setdefault(one["folder"], []).append(json.loads(one["fragment"]))
+    for row in sorted(rows.mapInArrow(task, _WRITTEN).collect(), key=lambda row: row["part"]):
+        by_folder.setdefault(row["folder"], []).append(json.loads(row["fragment"]))
     if not partition_by:
         by_folder.setdefault(str(root), [])
     for folder, fragments in by_folder.items():
@@ -66,52 +66,57 @@ def write(
 
 
 def _remove_others(folder: Path, kept: set[Path]) -> None:
-    """Remove what is in a folder, but for the datasets that are kept."""
-    for one in list(folder.iterdir()):
-        if folder in kept and (one.name.startswith("_") or one.name in _OF_A_DATASET):
+    """Remove everything in a folder except the datasets in ``kept``."""
+    for entry in list(folder.iterdir()):
+        if folder in kept and (entry.name.startswith("_") or entry.name in _DATASET_FOLDERS):
             continue
-        if one in kept or any(one in path.parents for path in kept):
-            _remove_others(one, kept)
+        if entry in kept or any(entry in path.parents for path in kept):
+            _remove_others(entry, kept)
         else:
-            remove_all(one)
+            remove_all(entry)
 
 
-def _target(df: DataFrame, vectors: Mapping[str, int]) -> pa.Schema:
-    """The schema of the files: Spark's, with vectors where they were named."""
+def _file_schema(df: DataFrame, vectors: Mapping[str, int]) -> pa.Schema:
+    """Return the schema of the files: Spark's, with the declared vectors."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    plain: pa.Schema = to_arrow_schema(df.schema, timezone="UTC")
-    unknown = [name for name in vectors if name not in plain.names]
+    schema: pa.Schema = to_arrow_schema(df.schema, timezone="UTC")
+    unknown = [name for name in vectors if name not in schema.names]
     if unknown:
-        raise InvalidArgument(f"vectors names {unknown[0]!r}, which is no column")
+        raise InvalidArgument(f"vectors names {unknown[0]!r}, which is not a column")
     fields = []
-    for field in plain:
+    for field in schema:
         if field.name in vectors:
             if not pa.types.is_list(field.type) or not pa.types.is_floating(field.type.value_type):
                 raise InvalidArgument(
-                    f"vectors names {field.name!r}, which is {field.type}, no array of floats"
+                    f"vectors names {field.name!r}, which is {field.type}, not an array of floats"
                 )
             field = field.with_type(pa.list_(field.type.value_type, vectors[field.name]))
         fields.append(field)
     return pa.schema(fields)
 
 
-def _writing(
+def _write_task(
     root: Path, target: pa.Schema, partition_by: list[str], before: Mapping[str, int]
 ) -> Task:
-    """Runs in an executor: writes the rows of its part, and says what fragments they became."""
+    """Return the function that writes a partition's rows in an executor and reports fragments."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         part = context.partitionId() if context is not None else 0
-        pieces = _runs(batches, partition_by)
+        pieces = _split_by_folder(batches, partition_by)
         for folder, group in itertools.groupby(pieces, lambda piece: piece[0]):
             place = str(root / folder) if folder else str(root)
-            found = _write_files(place, (one for _, one in group), target, before.get(place))
+            rows = (batch for _, batch in group)
+            fragments = _write_files(place, rows, target, before.get(place))
             yield pa.record_batch(
-                [[part] * len(found), [place] * len(found), [json.dumps(f) for f in found]],
+                [
+                    [part] * len(fragments),
+                    [place] * len(fragments),
+                    [json.dumps(fragment) for fragment in fragments],
+                ],
                 names=["part", "folder", "fragment"],
             )
 
@@ -124,31 +129,32 @@ def _write_files(
     import lance
     from lance.fragment import write_fragments
 
-    reader = pa.RecordBatchReader.from_batches(target, (_fitted(one, target) for one in batches))
+    reader = pa.RecordBatchReader.from_batches(target, (_cast(batch, target) for batch in batches))
     with translated("write to", place):
         if version is None:
             mode = "overwrite" if is_lance(Path(place)) else "create"
-            found = write_fragments(reader, place, schema=target, mode=mode)
+            fragments = write_fragments(reader, place, schema=target, mode=mode)
         else:
-            found = write_fragments(reader, lance.dataset(place, version=version), mode="append")
-    return [fragment.to_json() for fragment in found]
+            dataset = lance.dataset(place, version=version)
+            fragments = write_fragments(reader, dataset, mode="append")
+    return [fragment.to_json() for fragment in fragments]
 
 
-def _fitted(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+def _cast(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     columns = []
     for field in target:
         column = batch.column(field.name)
         if pa.types.is_decimal(field.type):
-            # Spark aligns to 8 bytes and Lance needs 16: have them copied.
+            # Spark aligns decimals to 8 bytes and Lance needs 16, so copy them.
             column = column.take(pa.array(range(len(column)), pa.int64()))
         columns.append(column.cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def _runs(
+def _split_by_folder(
     batches: Iterable[pa.RecordBatch], partition_by: list[str]
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Batches cut where the folder changes."""
+    """Split batches where the folder changes."""
     for batch in batches:
         if not batch.num_rows:
             continue
@@ -157,9 +163,9 @@ def _runs(
             continue
         values = zip(*(batch.column(name).to_pylist() for name in partition_by), strict=True)
         start = 0
-        for one, run in itertools.groupby(values):
+        for key, run in itertools.groupby(values):
             count = len(list(run))
-            yield _folder(partition_by, one), batch.slice(start, count)
+            yield _folder(partition_by, key), batch.slice(start, count)
             start += count
 
 
@@ -178,7 +184,7 @@ def _commit(
     from lance import LanceOperation
     from lance.fragment import FragmentMetadata
 
-    ready = [FragmentMetadata.from_json(json.dumps(one)) for one in fragments]
+    ready = [FragmentMetadata.from_json(json.dumps(fragment)) for fragment in fragments]
     with translated("write to", folder):
         if version is None:
             lance.LanceDataset.commit(folder, LanceOperation.Overwrite(target, ready))
@@ -194,7 +200,7 @@ def _version(folder: Path) -> int:
         return int(lance.dataset(str(folder)).version)
 
 
-class Piece(NamedTuple):
+class DatasetPart(NamedTuple):
     """Fragments of one dataset that one task reads."""
 
     folder: str
@@ -203,7 +209,7 @@ class Piece(NamedTuple):
 
 
 def read(spark: SparkSession, path: Path) -> tuple[DataFrame, dict[str, int]]:
-    """The rows of all datasets at or below ``path``, and the lengths of the vectors among them."""
+    """Return the rows of all datasets at or below ``path``, and the lengths of their vectors."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     folders = lance_folders(path)
@@ -211,34 +217,34 @@ def read(spark: SparkSession, path: Path) -> tuple[DataFrame, dict[str, int]]:
         raise InvalidArgument(f"there is no Lance dataset at or below {path}")
     stored, pieces = EMPTY, []
     for folder in folders:
-        schema, parts = _planned(folder)
+        schema, parts = _plan_dataset(folder)
         stored = pa.unify_schemas([stored, schema], promote_options="permissive")
         pieces += parts
     target = spark_schema(stored)
     numbers = spark.range(0, len(pieces), 1, max(1, len(pieces)))
-    rows = numbers.mapInArrow(_reading(pieces, target), from_arrow_schema(target))
+    rows = numbers.mapInArrow(_read_task(pieces, target), from_arrow_schema(target))
     return rows, {f.name: f.type.list_size for f in stored if pa.types.is_fixed_size_list(f.type)}
 
 
-def _planned(folder: Path) -> tuple[pa.Schema, list[Piece]]:
+def _plan_dataset(folder: Path) -> tuple[pa.Schema, list[DatasetPart]]:
     import lance
 
     with translated("open", folder):
         dataset = lance.dataset(str(folder))
-        pieces: list[Piece] = []
+        pieces: list[DatasetPart] = []
         room = 0
         for fragment in dataset.get_fragments():
             rows = fragment.metadata.physical_rows
             if rows > room:
-                pieces.append(Piece(str(folder), dataset.version, []))
+                pieces.append(DatasetPart(str(folder), dataset.version, []))
                 room = ROWS_PER_PARTITION
             pieces[-1].fragments.append(fragment.fragment_id)
             room -= rows
         return accept(dataset.schema.empty_table(), EMPTY).schema, pieces
 
 
-def _reading(pieces: list[Piece], target: pa.Schema) -> Task:
-    """Runs in an executor."""
+def _read_task(pieces: list[DatasetPart], target: pa.Schema) -> Task:
+    """Return the function that reads parts of datasets in an executor."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -248,7 +254,7 @@ def _reading(pieces: list[Piece], target: pa.Schema) -> Task:
     return run
 
 
-def _stored_batches(piece: Piece) -> Iterator[pa.RecordBatch]:
+def _stored_batches(piece: DatasetPart) -> Iterator[pa.RecordBatch]:
     import lance
 
     with translated("read", piece.folder):

@@ -1,8 +1,9 @@
-"""Sketches of texts, by which those that share much are found: MinHash with banding, pure.
+"""Sketches of texts, which find similar texts: MinHash with banding, as pure functions.
 
-A text is the set of its shingles, all runs of a few characters. Two texts have the same smallest
-hash with a probability equal to the similarity of their sets (Jaccard), under any hash function.
-Many functions are cut into bands; texts that agree in all functions of some band are candidates.
+A text is treated as the set of its shingles, all runs of a few characters. Under any hash function,
+the probability that two texts have the same smallest hash is the similarity of their sets
+(Jaccard). Many functions are grouped into bands; texts that agree in all functions of one band are
+candidates.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 HASHES = 128
 """Hash functions per text."""
 
-_FOUND = 0.99
+_RECALL = 0.99
 """The least probability with which a pair at the threshold becomes a candidate."""
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -25,36 +26,36 @@ Hashes = NDArray[np.uint64]
 
 
 class Sketch(NamedTuple):
-    """What is kept of a text."""
+    """The sketch of a text."""
 
     whole: int
-    """Equal for equal sets of shingles."""
+    """A hash of the whole set of shingles."""
     shingles: list[int]
     bands: list[int]
 
 
 def rows_per_band(threshold: float) -> int:
-    """How many functions make a band: as many as let a pair at the threshold be found."""
+    """Return how many functions make a band: the most that still find pairs at the threshold."""
     for rows in range(HASHES, 1, -1):
-        if 1 - (1 - threshold**rows) ** (HASHES // rows) >= _FOUND:
+        if 1 - (1 - threshold**rows) ** (HASHES // rows) >= _RECALL:
             return rows
     return 1
 
 
 def sketch(text: str, size: int, rows: int) -> Sketch:
-    """The sketch of a text with shingles of ``size`` characters and bands of ``rows`` functions."""
-    found = shingles(text, size)
-    whole = _folded(found[None, :])
-    return Sketch(_signed(whole)[0], _signed(found), _signed(bands(found, rows)))
+    """Sketch a text with shingles of ``size`` characters and bands of ``rows`` functions."""
+    hashes = shingles(text, size)
+    whole = _folded(hashes[None, :])
+    return Sketch(_signed(whole)[0], _signed(hashes), _signed(bands(hashes, rows)))
 
 
 def shingles(text: str, size: int) -> Hashes:
-    """The hashes of all runs of ``size`` characters, sorted, each once.
+    """Return the distinct hashes of all runs of ``size`` characters, sorted.
 
-    Case, width and white space do not count. A shorter text is one shingle.
+    Case, width and the amount of white space are ignored. A shorter text is one shingle.
     """
-    plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-    points = np.frombuffer(plain.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64)
+    normalized = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    points = np.frombuffer(normalized.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64)
     if len(points) < size:
         points = np.pad(points, (0, size - len(points)))
     count = len(points) - size + 1
@@ -62,11 +63,11 @@ def shingles(text: str, size: int) -> Hashes:
     return np.unique(_folded(runs))
 
 
-def bands(found: Hashes, rows: int) -> Hashes:
-    """One hash for each band of a text with these shingles."""
+def bands(hashes: Hashes, rows: int) -> Hashes:
+    """Return one hash for each band of a text with these shingles."""
     least = np.full(HASHES, np.iinfo(np.uint64).max, np.uint64)
-    for start in range(0, len(found), _BLOCK):
-        block = found[start : start + _BLOCK]
+    for start in range(0, len(hashes), _BLOCK):
+        block = hashes[start : start + _BLOCK]
         hashed = _FACTORS[:, None] * block[None, :] + _SUMMANDS[:, None]
         np.minimum(least, hashed.min(axis=1), out=least)
     count = HASHES // rows
@@ -75,24 +76,24 @@ def bands(found: Hashes, rows: int) -> Hashes:
 
 
 def _folded(values: Hashes) -> Hashes:
-    """One hash for each row of a matrix."""
-    found = np.zeros(len(values), np.uint64)
+    """Return one hash for each row of a matrix."""
+    hashes = np.zeros(len(values), np.uint64)
     for column in values.T:
-        found = _mixed((found ^ column) + _STEP)
-    return found
+        hashes = _mixed((hashes ^ column) + _STEP)
+    return hashes
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """Splitmix64: every bit of a number comes to depend on all of its bits."""
+    """Mix the bits of each number with splitmix64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def _signed(values: Hashes) -> list[int]:
-    """As Spark has them, which knows no unsigned numbers."""
-    found: list[int] = values.view(np.int64).tolist()
-    return found
+    """Reinterpret hashes as signed numbers: Spark has no unsigned ones."""
+    hashes: list[int] = values.view(np.int64).tolist()
+    return hashes
 
 
 _FACTORS = _mixed(np.arange(1, HASHES + 1, dtype=np.uint64) * _STEP) | np.uint64(1)

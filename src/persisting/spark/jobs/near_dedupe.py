@@ -1,4 +1,4 @@
-"""Texts that are nearly the same, found by MinHash-LSH and compared exactly."""
+"""Near duplicates of texts: candidates are found by MinHash-LSH, then compared exactly."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 from persisting.errors import InvalidArgument
 from persisting.spark.jobs import minhash
-from persisting.spark.jobs.columns import existing, named
-from persisting.spark.jobs.dedupe_job import is_first, order_of
+from persisting.spark.jobs.columns import checked_columns, exact_column
+from persisting.spark.jobs.dedupe_job import keeps_first, ordering_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 CROWD = 1000
-"""So many texts that share a band are compared each with each; a larger crowd with its first one
-only, so that boilerplate does not cost the square of its number."""
+"""Up to this many texts that share a band are compared with each other. In a larger group each is
+compared only with the first, so that boilerplate does not take quadratic time."""
 
 SHINGLE = 5
 
-_PLACE, _TEXT = "_persisting_place", "_persisting_text"
+_RANK, _TEXT = "_persisting_place", "_persisting_text"
 
 
 def near_duplicates(
@@ -35,19 +35,19 @@ def near_duplicates(
     order_by: str | Sequence[str] | None = None,
     shingle: int = SHINGLE,
 ) -> DataFrame:
-    """Pairs of rows whose texts in a column are nearly the same.
+    """Return pairs of rows whose texts in a column are nearly the same.
 
-    A pair is ``first``, ``second`` and ``similarity``. The first two are structs of the columns
-    that name a row and order all rows: its arrival (``_time``, ``_bucket``, ``_offset``), or
-    ``order_by``. The similarity is the share of common runs of ``shingle`` characters (Jaccard),
-    where case and white space do not count. Every pair that is given has at least the threshold;
-    of the pairs that have it, more than 99 % are found. Equal texts are paired with the first of
-    them; nulls are no text. The texts are read once, at the call.
+    A pair has ``first``, ``second`` and ``similarity``. The first two are structs of the columns
+    that identify a row and order all rows: its arrival (``_time``, ``_bucket``, ``_offset``), or
+    ``order_by``. The similarity is the share of common runs of ``shingle`` characters (Jaccard);
+    case and the amount of white space are ignored. Every pair that is returned reaches the
+    threshold; of all pairs that do, more than 99 % are found. Equal texts are paired with the first
+    of them; nulls are ignored. The texts are read once, during the call.
     """
-    order = order_of(df, order_by)
+    order = ordering_columns(df, order_by)
     pairs = _pairs(df, column, threshold, order, shingle, first=True)
     sides = (
-        sf.struct(*(named(side)[one].alias(one) for one in order)).alias(side)
+        sf.struct(*(exact_column(side)[name].alias(name) for name in order)).alias(side)
         for side in ("first", "second")
     )
     return pairs.select(*sides, "similarity")
@@ -62,40 +62,43 @@ def drop_near_duplicates(
     order_by: str | Sequence[str] | None = None,
     shingle: int = SHINGLE,
 ) -> DataFrame:
-    """The rows of ``df`` without those whose text in a column is nearly that of an earlier row.
+    """Return ``df`` without rows whose text in a column is nearly that of an earlier row.
 
-    With ``keep="last"``, of a later one. No two of the rows that stay are near duplicates (as
-    :func:`near_duplicates` finds them); rows without a text all stay. Of rows with equal texts and
-    equal ``order_by`` any one does.
+    With ``keep="last"``, of a later row. No two of the remaining rows are near duplicates (as
+    :func:`near_duplicates` finds them). All rows without a text stay. Of rows with equal texts and
+    equal ``order_by``, any one stays.
     """
-    order = order_of(df, order_by)
-    pairs = _pairs(df, column, threshold, order, shingle, first=is_first(keep))
-    later = sf.col("second" if is_first(keep) else "first").alias("_going")
-    going = pairs.where("first <> second").select(later).distinct()
-    name = _name(order, column)
-    rest = df.join(going, name.eqNullSafe(sf.col("_going")), "left_anti")
+    order = ordering_columns(df, order_by)
+    pairs = _pairs(df, column, threshold, order, shingle, first=keeps_first(keep))
+    later = sf.col("second" if keeps_first(keep) else "first").alias("_dropped")
+    dropped = pairs.where("first <> second").select(later).distinct()
+    identity = _row_identity(order, column)
+    rest = df.join(dropped, identity.eqNullSafe(sf.col("_dropped")), "left_anti")
     if order_by is None:
         return rest
-    alike = Window.partitionBy(*(named(one) for one in order), named(column)).orderBy(sf.lit(0))
-    ranked = rest.withColumn(_PLACE, sf.row_number().over(alike))
-    return ranked.where((sf.col(_PLACE) == 1) | named(column).isNull()).drop(_PLACE)
+    alike = Window.partitionBy(*map(exact_column, order), exact_column(column)).orderBy(sf.lit(0))
+    ranked = rest.withColumn(_RANK, sf.row_number().over(alike))
+    return ranked.where((sf.col(_RANK) == 1) | exact_column(column).isNull()).drop(_RANK)
 
 
-def _name(order: list[str], column: str) -> Column:
-    """What tells a row from others: its place in the order, which may be shared, and its text."""
+def _row_identity(order: list[str], column: str) -> Column:
+    """Identify a row by its place in the order, which other rows may share, and its text."""
     return sf.struct(
-        *(named(one).alias(one) for one in order), sf.xxhash64(named(column)).alias(_TEXT)
+        *(exact_column(name).alias(name) for name in order),
+        sf.xxhash64(exact_column(column)).alias(_TEXT),
     )
 
 
 def _pairs(
     df: DataFrame, column: str, threshold: float, order: list[str], shingle: int, *, first: bool
 ) -> DataFrame:
-    """Pairs by their rows in order; texts that are equal are paired with the one that stays."""
+    """Return ordered pairs of rows; equal texts are paired with the row that stays."""
     if not isinstance(threshold, (int, float)) or not 0 < threshold <= 1:
-        raise InvalidArgument(f"threshold must lie above 0 and up to 1, got {threshold!r}")
+        raise InvalidArgument(f"threshold must be above 0 and at most 1, got {threshold!r}")
     if not isinstance(shingle, int) or shingle < 1:
-        raise InvalidArgument(f"shingle must be a number of characters from 1, got {shingle!r}")
+        raise InvalidArgument(
+            f"shingle must be a number of characters of at least 1, got {shingle!r}"
+        )
     groups = _groups(_sketches(df, column, threshold, order, shingle), first=first)
     found = _compared(_candidates(groups, first=first), groups, threshold)
     count = sf.size("rows")
@@ -112,14 +115,14 @@ def _pairs(
 def _sketches(
     df: DataFrame, column: str, threshold: float, order: list[str], shingle: int
 ) -> DataFrame:
-    """The sketch of every text: ``row``, ``whole``, ``shingles``, ``bands``."""
-    existing(df, column, "column")
+    """Return the sketch of every text: ``row``, ``whole``, ``shingles``, ``bands``."""
+    checked_columns(df, column, "column")
     dtype = df.schema[column].dataType
     if not isinstance(dtype, StringType):
-        raise InvalidArgument(f"column {column!r} holds {dtype.simpleString()}, no text")
-    texts = df.select(_name(order, column).alias("row"), named(column).alias("text")).where(
-        "text is not null"
-    )
+        raise InvalidArgument(f"column {column!r} holds {dtype.simpleString()}, not text")
+    texts = df.select(
+        _row_identity(order, column).alias("row"), exact_column(column).alias("text")
+    ).where("text is not null")
     numbers = ArrayType(LongType())
     schema = StructType(
         [
@@ -129,22 +132,23 @@ def _sketches(
             StructField("bands", numbers),
         ]
     )
-    return texts.mapInArrow(_sketching(shingle, minhash.rows_per_band(threshold)), schema)
+    return texts.mapInArrow(_sketch_task(shingle, minhash.rows_per_band(threshold)), schema)
 
 
-def _sketching(
+def _sketch_task(
     shingle: int, rows: int
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Runs in an executor."""
+    """Return the function that sketches texts in an executor."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         names = ["row", *minhash.Sketch._fields]
         for batch in batches:
-            made = [minhash.sketch(one, shingle, rows) for one in batch.column(1).to_pylist()]
+            texts = batch.column(1).to_pylist()
+            sketches = [minhash.sketch(text, shingle, rows) for text in texts]
             columns = [
-                pa.array([one.whole for one in made], pa.int64()),
-                pa.array([one.shingles for one in made], pa.list_(pa.int64())),
-                pa.array([one.bands for one in made], pa.list_(pa.int64())),
+                pa.array([sketch.whole for sketch in sketches], pa.int64()),
+                pa.array([sketch.shingles for sketch in sketches], pa.list_(pa.int64())),
+                pa.array([sketch.bands for sketch in sketches], pa.list_(pa.int64())),
             ]
             yield pa.RecordBatch.from_arrays([batch.column(0), *columns], names)
 
@@ -152,20 +156,20 @@ def _sketching(
 
 
 def _groups(sketches: DataFrame, *, first: bool) -> DataFrame:
-    """Equal texts as one: ``stays``, all its ``rows`` in order, ``shingles``, ``bands``."""
+    """Group equal texts: the row that ``stays``, all ``rows`` in order, ``shingles``, ``bands``."""
     groups = sketches.groupBy("whole").agg(
         (sf.min if first else sf.max)("row").alias("stays"),
         sf.array_sort(sf.collect_list("row")).alias("rows"),
         sf.first("shingles").alias("shingles"),
         sf.first("bands").alias("bands"),
     )
-    # They are needed several times, and are dear; Spark forgets them when nobody refers to them.
-    # A lazy checkpoint would have it log errors for metrics that it forgot too early.
+    # The groups are used several times and expensive to compute; Spark drops the checkpoint when
+    # nothing refers to it. A lazy checkpoint would make Spark log errors about lost metrics.
     return groups.localCheckpoint()
 
 
 def _candidates(groups: DataFrame, *, first: bool) -> DataFrame:
-    """Pairs of groups, each once, that share a band."""
+    """Return the distinct pairs of groups that share a band."""
     band = Window.partitionBy("band")
     shared = (
         groups.select(sf.col("stays").alias("one"), sf.explode("bands").alias("band"))
@@ -181,7 +185,7 @@ def _candidates(groups: DataFrame, *, first: bool) -> DataFrame:
 
 
 def _compared(candidates: DataFrame, groups: DataFrame, threshold: float) -> DataFrame:
-    """The candidates that are similar enough, with their similarity."""
+    """Return the candidates that reach the threshold, with their similarity."""
     for side in ("one", "other"):
         sets = groups.select(sf.col("stays").alias(side), sf.col("shingles").alias(f"in_{side}"))
         candidates = candidates.join(sets, side)

@@ -1,4 +1,4 @@
-"""Parquet files of any writers: the fields of all of them, in types that hold all values."""
+"""Parquet files of any origin: the fields of all files, in types that hold all values."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
     IntegerType: (LongType, DoubleType),
     FloatType: (DoubleType,),
 }
-"""As what Spark reads a type, with nothing lost."""
+"""The types as which Spark can read a type without loss."""
 
 
 def read(
-    spark: SparkSession, files: Files, said: str | StructType | None, known: StructType
+    spark: SparkSession, files: Files, schema: str | StructType | None, known: StructType
 ) -> DataFrame:
-    """The rows of all files."""
-    if said is None:
-        data = _merged(spark, files)
+    """Return the rows of all files; ``known`` has the types of the topic."""
+    if schema is None:
+        data = _merged_schema(spark, files)
     else:
-        reader = spark.read.schema(said).option("recursiveFileLookup", True)
+        reader = spark.read.schema(schema).option("recursiveFileLookup", True)
         data = reader.parquet(files.path).schema
     return files.load(spark, "parquet", with_columns(data, files.columns, known))
 
 
-def _merged(spark: SparkSession, files: Files) -> StructType:
+def _merged_schema(spark: SparkSession, files: Files) -> StructType:
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -55,23 +55,23 @@ def _merged(spark: SparkSession, files: Files) -> StructType:
     try:
         return reader.parquet(files.path).schema
     except (PySparkException, Py4JJavaError) as exc:
-        kinds = _kinds(files)
+        kinds = _distinct_schemas(files)
         _refuse_nanoseconds(kinds)
         if "CANNOT_MERGE_SCHEMAS" not in str(exc):
             raise
     return _widened({path: spark.read.parquet(literal(path)).schema for path in kinds})
 
 
-def _kinds(files: Files) -> dict[str, pa.Schema]:
-    """A file of each schema that there is, as far as they can be looked into from here."""
+def _distinct_schemas(files: Files) -> dict[str, pa.Schema]:
+    """Return one file for each schema, as far as the files can be read from here."""
     import pyarrow.parquet as pq
 
-    found: dict[str, tuple[str, pa.Schema]] = {}
+    distinct: dict[str, tuple[str, pa.Schema]] = {}
     for path in files.paths:
         with suppress(OSError, pa.ArrowException):
             schema = pq.read_schema(path).remove_metadata()
-            found.setdefault(str(schema), (path, schema))
-    return dict(found.values())
+            distinct.setdefault(str(schema), (path, schema))
+    return dict(distinct.values())
 
 
 def _refuse_nanoseconds(kinds: dict[str, pa.Schema]) -> None:
@@ -79,13 +79,13 @@ def _refuse_nanoseconds(kinds: dict[str, pa.Schema]) -> None:
         for field in schema:
             if "[ns" in str(field.type):
                 raise InvalidArgument(
-                    f"{path}: field {field.name!r} is {field.type}, and Spark reads no nanoseconds;"
-                    " write it with microseconds, or use 'persisting import'"
+                    f"{path}: field {field.name!r} is {field.type}, and Spark cannot read "
+                    "nanoseconds; write it with microseconds, or use 'persisting import'"
                 )
 
 
 def _widened(kinds: dict[str, StructType]) -> StructType:
-    """The fields of all, each of the narrowest type that Spark reads them all as."""
+    """Return all fields, each with the narrowest type as which Spark can read all files."""
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     whole: pa.Schema = EMPTY
@@ -93,18 +93,20 @@ def _widened(kinds: dict[str, StructType]) -> StructType:
         try:
             whole = merge(whole, to_arrow_schema(kind, timezone="UTC"), Rules(evolving=True))
         except SchemaError as exc:
-            raise InvalidArgument(f"{path}: {exc} as in other files; ingest it by itself") from exc
-    found = from_arrow_schema(whole)
+            raise InvalidArgument(
+                f"{path}: {exc} as in other files; ingest this file by itself"
+            ) from exc
+    widened = from_arrow_schema(whole)
     for path, kind in kinds.items():
         for field in kind:
-            wide = found[field.name].dataType
+            wide = widened[field.name].dataType
             if not _holds(wide, field.dataType):
                 raise InvalidArgument(
-                    f"{path}: field {field.name!r} is {field.dataType.simpleString()}, which is "
-                    f"not read as {wide.simpleString()}, as other files have it; ingest it by "
-                    "itself"
+                    f"{path}: field {field.name!r} is {field.dataType.simpleString()}, which "
+                    f"Spark cannot read as {wide.simpleString()}, the type in other files; ingest "
+                    "this file by itself"
                 )
-    return found
+    return widened
 
 
 def _holds(wide: DataType, narrow: DataType) -> bool:

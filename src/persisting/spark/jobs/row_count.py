@@ -1,4 +1,4 @@
-"""Counting rows on their way, without a second pass over them."""
+"""Counts rows while they are processed, without a second pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def counted(df: DataFrame) -> Iterator[tuple[DataFrame, Callable[[], int]]]:
-    """``df`` for one action, and a function that says afterwards how many rows it had."""
+    """Return ``df`` for one action, and a function that then returns how many rows it had."""
     observation = Observation()
     rows = df.observe(observation, sf.count(sf.lit(1)).alias("rows"))
     yield rows, lambda: int(observation.get.get("rows", 0))

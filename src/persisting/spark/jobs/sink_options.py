@@ -1,4 +1,4 @@
-"""The sink's options, from Python's names and values."""
+"""Options of the sink from Python's names and values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from persisting.errors import InvalidArgument
-from persisting.spark.source_options import plain
+from persisting.spark.source_options import option_text
 
 
 def writer_options(
@@ -17,16 +17,18 @@ def writer_options(
     vectors: Mapping[str, int] | None = None,
     write_id: str | None = None,
 ) -> dict[str, str]:
-    """Options for ``format("persisting")``; what is None is left to the sink."""
-    awkward = next((name for name in vectors or {} if "," in name), None)
-    if awkward is not None:
-        raise InvalidArgument(f"field {awkward!r} holds vectors and has a comma; rename it first")
+    """Return options for ``format("persisting")``; None leaves an option to the sink."""
+    with_comma = next((name for name in vectors or {} if "," in name), None)
+    if with_comma is not None:
+        raise InvalidArgument(
+            f"vectors names {with_comma!r}; the name of a vector must have no comma: rename it"
+        )
     listed = ",".join(f"{name}:{size}" for name, size in (vectors or {}).items())
-    said: dict[str, Any] = {
+    options: dict[str, Any] = {
         "bucketColumn": bucket_column,
         "numBuckets": num_buckets,
         "compression": compression,
         "vectors": listed or None,
         "writeId": write_id,
     }
-    return {name: plain(value) for name, value in said.items() if value is not None}
+    return {name: option_text(value) for name, value in options.items() if value is not None}

@@ -23,39 +23,39 @@ from pyspark.sql.types import (
 )
 
 from persisting.errors import InvalidArgument
-from persisting.spark.jobs.columns import check_times, named
+from persisting.spark.jobs.columns import check_times, exact_column
 from persisting.spark.jobs.file_formats import JSONL, folder_columns
 from persisting.spark.jobs.row_count import counted
-from persisting.spark.types import MOMENT
+from persisting.spark.types import TIMESTAMP_FORMAT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
-"""The value of a folder whose rows have none."""
+"""The value in the name of a folder whose rows have null."""
 
 _WILD = re.compile(r"[*?\[{]")
 _JSON: Mapping[str, Any] = {
     "ignoreNullFields": False,
-    # Spark would cut moments to milliseconds, and zones to minutes.
-    "timestampFormat": MOMENT,
+    # By default Spark truncates timestamps to milliseconds, and zones to minutes.
+    "timestampFormat": TIMESTAMP_FORMAT,
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "timeZone": "UTC",
 }
 
 
 def write(df: DataFrame, root: Path, chosen: str, by: Sequence[str]) -> int:
-    """Add the rows to the files below ``root``; how many."""
+    """Append the rows to the files below ``root``; return how many."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     check_times(df, f"export to {chosen}")
     refusals = {name: _refusal(df, name) for name in by}
     for name, refusal in refusals.items():
-        one = named(name)
+        value = exact_column(name)
         if isinstance(df.schema[name].dataType, StringType):
-            same = sf.when(one.isin("", NULL), sf.raise_error(sf.lit(refusal))).otherwise(one)
-            df = df.withColumn(name, same)
+            checked = sf.when(value.isin("", NULL), sf.raise_error(sf.lit(refusal)))
+            df = df.withColumn(name, checked.otherwise(value))
     try:
         with counted(df) as (rows, count):
             writer = rows.write.mode("append").partitionBy(*by)
@@ -71,28 +71,30 @@ def write(df: DataFrame, root: Path, chosen: str, by: Sequence[str]) -> int:
 
 
 def _refusal(df: DataFrame, name: str) -> str:
-    """What to say of values that the name of a folder does not keep."""
+    """Return the error for values that the name of a folder cannot hold."""
     if isinstance(df.schema[name].dataType, BinaryType):
-        raise InvalidArgument(f"partition_by names {name!r}, whose bytes make no names of folders")
+        raise InvalidArgument(
+            f"partition_by names {name!r}, whose bytes cannot be names of folders"
+        )
     return (
-        f"partition_by names {name!r}, which holds an empty text or {NULL!r}: folders of Parquet "
-        "and JSON lines have that name for null. Leave such rows out, or export to Lance"
+        f"partition_by names {name!r}, which holds an empty text or {NULL!r}: in folders of "
+        "Parquet and JSON lines these mean null. Leave such rows out, or export to Lance"
     )
 
 
 @dataclass(frozen=True)
 class Files:
-    """What Spark is to read."""
+    """The files that Spark reads."""
 
     path: str
     base: str | None
-    """For a pattern, the folder that it begins with: folders below it may stand for columns."""
+    """For a pattern, the folder that it starts with; folders below it may name columns."""
     paths: list[str]
     columns: tuple[str, ...]
-    """Those that the names of folders stand for."""
+    """The columns in the names of folders."""
 
     def load(self, spark: SparkSession, kind: str, types: StructType, **options: Any) -> DataFrame:
-        """The rows, the values of folders among them, with these types."""
+        """Return the rows, including the values of folders, with these types."""
         reader = spark.read.schema(types).options(**options)
         if not self.columns:
             reader = reader.option("recursiveFileLookup", True)
@@ -102,40 +104,42 @@ class Files:
 
 
 def listed(spark: SparkSession, source: str) -> Files:
-    """The files at ``source``: a file, all below a folder, or what a pattern finds."""
+    """List the files at ``source``: a file, all below a folder, or the matches of a pattern."""
     path = source if ":/" in source else posixpath.abspath(source)
-    is_one = os.path.exists(path)
-    path = literal(path) if is_one else path
-    wild = None if is_one else _WILD.search(path)
+    is_literal = os.path.exists(path)
+    path = literal(path) if is_literal else path
+    wild = None if is_literal else _WILD.search(path)
     base = path[: wild.start()].rpartition("/")[0] or "/" if wild else None
     every = spark.read.option("recursiveFileLookup", True).text(path)
-    paths = [unquote(urlsplit(one).path) for one in every.inputFiles()]
+    paths = [unquote(urlsplit(url).path) for url in every.inputFiles()]
     if not paths:
         raise InvalidArgument(f"there are no files at {source}")
-    shapes = {folder_columns(one) for one in _below(base or source, paths)}
-    if len(shapes) > 1:
-        said = " and ".join(repr("/".join(one)) if one else "none" for one in sorted(shapes))
+    layouts = {folder_columns(folder) for folder in _below(base or source, paths)}
+    if len(layouts) > 1:
+        listed = " and ".join(
+            repr("/".join(names)) if names else "none" for names in sorted(layouts)
+        )
         raise InvalidArgument(
-            f"the folders at {source} stand for different columns ({said}), and Spark would leave "
+            f"the folders at {source} name different columns ({listed}), and Spark would leave "
             "rows out: ingest them one by one"
         )
-    return Files(path, base, paths, shapes.pop() if shapes else ())
+    return Files(path, base, paths, layouts.pop() if layouts else ())
 
 
 def literal(path: str) -> str:
-    """A path that Spark does not take for a pattern."""
+    """Escape a path that Spark would take for a pattern."""
     return re.sub(r"([*?\[\]{}\\])", r"\\\1", path)
 
 
 def _below(base: str, paths: list[str]) -> list[PurePosixPath]:
-    """The folders of files, seen from the one that is read."""
+    """Return the folders of files, relative to the folder that is read."""
     root = PurePosixPath(urlsplit(base).path if ":/" in base else posixpath.abspath(base))
     folders = [PurePosixPath(path).parent for path in paths]
-    return [one.relative_to(root) for one in folders if one.is_relative_to(root)]
+    return [folder.relative_to(root) for folder in folders if folder.is_relative_to(root)]
 
 
 def with_columns(data: StructType, columns: Sequence[str], known: StructType) -> StructType:
-    """The fields in files with those of their folders: of the types that are known, else text."""
+    """Add the columns of folders to the fields of files: with their known types, else text."""
     types = {field.name: field.dataType for field in known}
     fields = [
         StructField(name, _folder_type(types.get(name)))

@@ -1,4 +1,4 @@
-"""Training, validation and test sets that stay the same: by a hash of a key, at a tag."""
+"""Reproducible training, validation and test sets: by a hash of a key, at a tag."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pyspark.sql.types import DataType, DoubleType, FloatType, TimestampType
 
 from persisting import fs as filesystem
 from persisting.errors import InvalidArgument
-from persisting.spark.jobs.columns import existing, named
-from persisting.spark.jobs.topic_lookup import opened
+from persisting.spark.jobs.columns import checked_columns, exact_column
+from persisting.spark.jobs.topic_lookup import open_topic
 from persisting.spark.topic_scan import read_topic
-from persisting.spark.types import MOMENT, parts_of
+from persisting.spark.types import TIMESTAMP_FORMAT, nested_types
 from persisting.topic import tags
 from persisting.topic.open_local import BucketChoice, read_here, wanted_topic
 from persisting.topic.scan import Filter
@@ -31,10 +31,10 @@ SHARES: Mapping[str, float] = MappingProxyType({"train": 0.8, "validation": 0.1,
 SPLIT = "split"
 
 _DIGITS = 13
-"""Hexadecimal digits of the hash: 52 bits, as many as a double has."""
+"""Hexadecimal digits of the hash that are used: 52 bits, which a double holds exactly."""
 
 _EXACT = 2.0**53
-"""Below it a double holds every whole number."""
+"""Below this, a double holds every whole number exactly."""
 
 
 def split(
@@ -44,12 +44,12 @@ def split(
     *,
     salt: str = "",
 ) -> dict[str, DataFrame]:
-    """``df`` in disjoint parts of about these ``shares`` (which sum to 1), by name.
+    """Split ``df`` into disjoint parts of about these ``shares`` (which sum to 1), by name.
 
-    The part of a row depends on its ``key``, the shares and the ``salt``, and on nothing else: the
-    same on every run and machine, and for rows that come later; a number is the same whether the
-    column holds ints or floats. Rows with one key stay together, also those with none. Another
-    salt is another split.
+    The part of a row depends only on its ``key``, the shares and the ``salt``. So it is the same in
+    every run, on every machine and for rows that are added later, and a number is in the same part
+    whether the column holds ints or floats. Rows with equal keys stay together, and so do rows
+    whose key is null. Another salt gives another split.
     """
     part = _part(df, key, shares, salt)
     return {name: df.where(part == sf.lit(name)) for name in shares}
@@ -63,9 +63,9 @@ def assign_splits(
     salt: str = "",
     into: str = SPLIT,
 ) -> DataFrame:
-    """``df`` with one more column that names the part of each row, as :func:`split` has it."""
+    """Return ``df`` with one more column that names the part of each row, as in :func:`split`."""
     if into in df.columns:
-        raise InvalidArgument(f"the rows have a column {into!r} already; name another one in into")
+        raise InvalidArgument(f"the rows have a column {into!r} already; set into to another name")
     return df.withColumn(into, _part(df, key, shares, salt))
 
 
@@ -81,33 +81,33 @@ def split_topic(
     columns: Sequence[str] | None = None,
     where: str | None = None,
 ) -> dict[str, DataFrame]:
-    """A topic in parts, as it is at a tag: the same rows for ever, whatever is put later.
+    """Split a topic as of a tag: the rows stay the same, whatever is put later.
 
-    If there is no such tag it is made now. ``columns`` and ``where`` are pushed down to the
+    The tag is created if it does not exist. ``columns`` and ``where`` are pushed down to the
     storage, as in :func:`persisting.spark.read_topic`.
     """
-    stored = opened(path, topic)
+    stored = open_topic(path, topic)
     keys = [key] if isinstance(key, str) else list(key)
-    wanted = None if columns is None else list(dict.fromkeys([*columns, *keys]))
+    read_columns = None if columns is None else list(dict.fromkeys([*columns, *keys]))
     _check(shares)
     if tag not in tags.names_in(stored.folder, filesystem.current()):
         _check_fields(stored, [*(columns or ()), *keys], keys, where)
         _tag(stored, tag)
-    rows = read_topic(spark, stored.folder, columns=wanted, where=where, tag=tag)
+    rows = read_topic(spark, stored.folder, columns=read_columns, where=where, tag=tag)
     parts = split(rows, keys, shares, salt=salt)
     if columns is None:
         return parts
-    return {name: part.select(*map(named, columns)) for name, part in parts.items()}
+    return {name: part.select(*map(exact_column, columns)) for name, part in parts.items()}
 
 
 def _part(
     df: DataFrame, key: str | Sequence[str], shares: Mapping[str, float], salt: str
 ) -> Column:
-    """The name of a row's part."""
+    """Return the name of a row's part."""
     _check(shares)
     keys = [
-        sf.coalesce(_text(named(one), df.schema[one].dataType), sf.lit(""))
-        for one in existing(df, key, "key")
+        sf.coalesce(_text(exact_column(name), df.schema[name].dataType), sf.lit(""))
+        for name in checked_columns(df, key, "key")
     ]
     digest = sf.md5(sf.concat_ws("\x00", sf.lit(salt), *keys).cast("binary"))
     point = sf.conv(sf.substring(digest, 1, _DIGITS), 16, 10).cast("double") / float(16**_DIGITS)
@@ -124,29 +124,29 @@ def _part(
 
 
 def _text(key: Column, dtype: DataType) -> Column:
-    """A key as text, whatever the session's time zone, and as wide as its column may become."""
+    """Return a key as text that does not depend on the time zone or the width of its type."""
     if isinstance(dtype, TimestampType):
         return sf.unix_micros(key).cast("string")
     if isinstance(dtype, (FloatType, DoubleType)):
         wide = key.cast("double")
         is_whole = (wide == sf.rint(wide)) & (sf.abs(wide) < _EXACT)
         return sf.when(is_whole, wide.cast("long").cast("string")).otherwise(wide.cast("string"))
-    if any(isinstance(one, TimestampType) for one in parts_of(dtype)):
-        return sf.to_json(sf.struct(key), {"timeZone": "UTC", "timestampFormat": MOMENT})
+    if any(isinstance(part, TimestampType) for part in nested_types(dtype)):
+        return sf.to_json(sf.struct(key), {"timeZone": "UTC", "timestampFormat": TIMESTAMP_FORMAT})
     return key.cast("string")
 
 
 def _check_fields(
     stored: TopicFolder, names: Sequence[str], keys: Sequence[str], where: str | None
 ) -> None:
-    """Before a tag is made: what the topic does not have is refused."""
+    """Raise for fields that the topic does not have; called before a tag is created."""
     fields = stored.schema()
     unknown = [name for name in names if name not in fields.names]
     if unknown or not keys:
-        said = f"{unknown[0]!r}, which is no field" if unknown else "no field"
+        named = f"{unknown[0]!r}, which is not a field" if unknown else "no field"
         what = "columns" if unknown and unknown[0] not in keys else "key"
-        there = ", ".join(map(repr, fields.names))
-        raise InvalidArgument(f"{what} names {said}; the fields of the topic are: {there}")
+        listed = ", ".join(map(repr, fields.names))
+        raise InvalidArgument(f"{what} names {named}; the fields of the topic are: {listed}")
     if where is not None:
         Filter.checked(where, fields)
 
@@ -163,16 +163,16 @@ def _is_share(share: Any) -> bool:
 
 
 def _tag(stored: TopicFolder, name: str) -> None:
-    """Tag the topic through its owner: one in this process, or ourselves for a moment."""
+    """Tag the topic through its owner in this process, else as its owner for this one call."""
 
     async def tag() -> None:
-        wanted, cls = wanted_topic(stored.folder.name)
+        spec, cls = wanted_topic(stored.folder.name)
         reader = await read_here(
-            wanted, cls, str(stored.folder.parent), BucketChoice(), False, None, False, False
+            spec, cls, str(stored.folder.parent), BucketChoice(), False, None, False, False
         )
         async with reader:
             await reader.tag(name)
 
-    # In a thread, since the caller's may run an event loop, as a notebook's does.
+    # In another thread: the caller's may run an event loop, as in a notebook.
     with ThreadPoolExecutor(1) as pool:
         pool.submit(asyncio.run, tag()).result()

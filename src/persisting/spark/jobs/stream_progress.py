@@ -1,4 +1,4 @@
-"""A streaming query that a person can watch: rows per second, batch, lag by bucket, a summary."""
+"""Progress of a streaming query: batches, rows per second, lag by bucket, and a summary."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from persisting.spark import stream_offsets
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-_PAUSE: Any = 0.5
-"""Seconds between looks at the query."""
+_POLL_SECONDS: Any = 0.5
 
-_OURS = re.compile(r"persisting\.errors\.(\w+): (.+)")
+_OWN_ERROR = re.compile(r"persisting\.errors\.(\w+): (.+)")
 
 
 @dataclass(frozen=True)
@@ -30,18 +29,18 @@ class Batch:
     number: int
     rows: int
     written: int | None
-    """None where the sink does not say."""
+    """None if the sink does not report it."""
     seconds: float
     lag: dict[str, int]
-    """By bucket, the rows of the topic that were not read yet; with several topics, each bucket
-    has its topic's place among them before it, ``1/0``."""
+    """By bucket, the rows of the topic that were not read yet. With several sources, the number of
+    the source comes before the bucket: ``1/0``."""
 
     @classmethod
     def of(cls, progress: Mapping[str, Any]) -> Batch:
         written = progress.get("sink", {}).get("numOutputRows", -1)
         return cls(
             number=progress["batchId"],
-            # The sum of the sources: under Spark Connect the whole has no such number.
+            # The sum over the sources: Spark Connect does not report the total.
             rows=sum(source["numInputRows"] for source in progress.get("sources", [])),
             written=written if written >= 0 else None,
             seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
@@ -60,12 +59,12 @@ class Batch:
 
 @dataclass
 class Summary:
-    """What a query did."""
+    """What a streaming query did."""
 
     rows: int = 0
     """Rows that were read."""
     written: int = 0
-    """Rows that the sink was given."""
+    """Rows that the sink received."""
     batches: int = 0
     seconds: float = 0.0
     lag: dict[str, int] = field(default_factory=dict)
@@ -90,23 +89,24 @@ class Summary:
 def watch(
     query: StreamingQuery, *, quiet: bool | None = None, out: IO[str] | None = None
 ) -> Summary:
-    """Wait until a streaming query ends, telling its progress, and return what it did.
+    """Wait until a streaming query ends, show its progress, and return what it did.
 
-    A line on ``out`` (stderr) shows the current batch, rows per second and the lag by bucket; at
-    the end there is a summary. With ``quiet`` nothing is told; by default so unless ``out`` is a
-    terminal. What the query fails with is raised, ours as themselves; an interrupt stops it.
+    A line on ``out`` (stderr) shows the current batch, rows per second and the lag by bucket,
+    followed by a summary at the end. Nothing is shown if ``quiet``, which is the default unless
+    ``out`` is a terminal. If the query fails with an error of ours, that error is raised; any other
+    failure is raised as Spark's. An interrupt stops the query.
     """
     out = sys.stderr if out is None else out
     line = _Line(None if (not out.isatty() if quiet is None else quiet) else out)
-    began, seen, summary = time.monotonic(), _Seen(), Summary()
+    began, tracker, summary = time.monotonic(), _BatchTracker(), Summary()
     try:
         ended = False
         while not ended:
             ended = _wait(query)
-            for batch in seen.new(query):
+            for batch in tracker.new_batches(query):
                 summary.add(batch)
                 line.show(batch)
-            summary.lag = seen.lag
+            summary.lag = tracker.lag
     except KeyboardInterrupt:
         query.stop()
         raise
@@ -117,27 +117,28 @@ def watch(
 
 
 def lag_of(sources: list[Mapping[str, Any]]) -> dict[str, int]:
-    """By bucket, how far each source is behind its topic; sources of other formats are left out."""
-    found = []
+    """Return by bucket how far each source is behind its topic; skip sources of other formats."""
+    lags = []
     for source in sources:
-        end, latest = (_places(source.get(name)) for name in ("endOffset", "latestOffset"))
+        end, latest = (_offsets(source.get(name)) for name in ("endOffset", "latestOffset"))
         if end is not None and latest is not None:
-            found.append({str(b): max(0, latest[b] - end.get(b, 0)) for b in latest})
-    if len(found) == 1:
-        return found[0]
-    return {f"{place}/{b}": rows for place, lag in enumerate(found) for b, rows in lag.items()}
+            lags.append({str(b): max(0, latest[b] - end.get(b, 0)) for b in latest})
+    if len(lags) == 1:
+        return lags[0]
+    return {f"{number}/{b}": rows for number, lag in enumerate(lags) for b, rows in lag.items()}
 
 
-def _places(said: Any) -> dict[int, int] | None:
+def _offsets(reported: Any) -> dict[int, int] | None:
+    """Return the offsets by bucket; None if they are not offsets of ours."""
     try:
-        known = json.loads(said) if isinstance(said, str) else said
-        return {bucket: place.offset for bucket, place in stream_offsets.decode(known).items()}
+        offset = json.loads(reported) if isinstance(reported, str) else reported
+        return {bucket: place.offset for bucket, place in stream_offsets.decode(offset).items()}
     except (ValueError, TypeError, AttributeError):
         return None
 
 
 def lag_text(lag: Mapping[str, int]) -> str:
-    """The lag in all, and of each bucket where there is one."""
+    """Return the total lag and that of each bucket that has one, in words."""
     behind = {bucket: rows for bucket, rows in lag.items() if rows}
     if not behind:
         return "no lag"
@@ -146,47 +147,47 @@ def lag_text(lag: Mapping[str, int]) -> str:
 
 
 def _wait(query: StreamingQuery) -> bool:
-    """Wait a moment; whether the query has ended."""
+    """Wait for a short time; return whether the query has ended."""
     from pyspark.errors import StreamingQueryException
 
     try:
-        return bool(query.awaitTermination(_PAUSE))
+        return bool(query.awaitTermination(_POLL_SECONDS))
     except StreamingQueryException as exc:
-        raise _ours(exc) from exc
+        raise _own_error(exc) from exc
 
 
-def _ours(exc: Exception) -> Exception:
-    """The error of ours that made a query fail, if it is one."""
-    found = _OURS.findall(str(exc))
-    if not found:
+def _own_error(exc: Exception) -> Exception:
+    """Return the error of ours that made a query fail, else ``exc`` itself."""
+    matches = _OWN_ERROR.findall(str(exc))
+    if not matches:
         return exc
-    name, text = found[-1]
+    name, text = matches[-1]
     cls = getattr(errors, name, StorageError)
     return cls(text) if issubclass(cls, StorageError) else StorageError(text)
 
 
-class _Seen:
-    """The batches of a query that were told already."""
+class _BatchTracker:
+    """Keeps track of the batches of a query that were already reported."""
 
     def __init__(self) -> None:
         self._last = -1
         self.lag: dict[str, int] = {}
 
-    def new(self, query: StreamingQuery) -> list[Batch]:
-        """Those that have ended since; a trigger that found nothing is none."""
-        found = []
+    def new_batches(self, query: StreamingQuery) -> list[Batch]:
+        """Return the batches that ended since the last call; triggers without rows do not count."""
+        batches = []
         for progress in query.recentProgress:
-            said = json.loads(progress.json)
-            batch = Batch.of(said)
+            report = json.loads(progress.json)
+            batch = Batch.of(report)
             self.lag = batch.lag or self.lag
-            if "addBatch" in said["durationMs"] and batch.number > self._last:
+            if "addBatch" in report["durationMs"] and batch.number > self._last:
                 self._last = batch.number
-                found.append(batch)
-        return found
+                batches.append(batch)
+        return batches
 
 
 class _Line:
-    """One line of a terminal, written again and again."""
+    """A line of a terminal that is overwritten."""
 
     def __init__(self, out: IO[str] | None) -> None:
         self._out = out

@@ -1,4 +1,4 @@
-"""The topic that a job works on."""
+"""Finds the topic that a job works on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from persisting.spark.source_options import read_options
 from persisting.topic.topic_files import TopicFolder
 
 
-def folder_of(path: str | Path, topic: str | None = None) -> Path:
-    """The folder of a topic, named as the format ``persisting`` is told it."""
-    named = {} if topic is None else {"topic": topic}
-    return read_options({"path": str(path), **named}).folder
+def topic_folder(path: str | Path, topic: str | None = None) -> Path:
+    """Return the folder of a topic, given as in the options of the format ``persisting``."""
+    given = {} if topic is None else {"topic": topic}
+    return read_options({"path": str(path), **given}).folder
 
 
-def opened(path: str | Path, topic: str | None = None) -> TopicFolder:
-    """The topic there, or raise."""
-    return TopicFolder.open(folder_of(path, topic))
+def open_topic(path: str | Path, topic: str | None = None) -> TopicFolder:
+    """Open a stored topic; raise if there is none."""
+    return TopicFolder.open(topic_folder(path, topic))

@@ -1,4 +1,4 @@
-"""Sessions in processes of their own."""
+"""Spark sessions in other processes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-STEERING = ("JAVA_HOME", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "MASTER")
+CONFIGURING = ("JAVA_HOME", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "MASTER")
 
 
 class Run:
-    """A program that was run in an empty folder, with temporary and cache folders of its own."""
+    """A program that runs in an empty folder, with its own temporary and cache folders."""
 
     def __init__(
         self, folder: Path, code: str, *args: object, command: list[str] | None = None, **env: str
@@ -22,9 +22,9 @@ class Run:
         self.cwd, self.temporary, self.cache = (folder / n for n in ("cwd", "tmp", "cache"))
         for place in (self.cwd, self.temporary, self.cache):
             place.mkdir()
-        self._said = folder / "said.json"
+        self._result = folder / "result.json"
         program = folder / "program.py"
-        program.write_text(code + _TELL.format(said=str(self._said)))
+        program.write_text(code + _STORE_RESULT.format(result=str(self._result)))
         self.environ = {
             **plain_environment(),
             "TMPDIR": str(self.temporary),
@@ -49,35 +49,35 @@ class Run:
         self.process.communicate()
 
     def finish(self) -> Run:
-        """Wait until it, and the Java that has the same stdout, have ended."""
+        """Wait until the program, and the Java that shares its stdout, have ended."""
         self.stdout, self.stderr = self.process.communicate()
         return self
 
     @property
-    def said(self) -> dict[str, Any]:
-        """The program's variable ``said``."""
+    def result(self) -> dict[str, Any]:
+        """Return the program's variable ``result``."""
         assert self.process.returncode == 0, self.stderr
-        result: dict[str, Any] = msgspec.json.decode(self._said.read_bytes())
+        result: dict[str, Any] = msgspec.json.decode(self._result.read_bytes())
         return result
 
 
-_TELL = """
+_STORE_RESULT = """
 import msgspec, pathlib
-pathlib.Path({said!r}).write_bytes(msgspec.json.encode(said))
+pathlib.Path({result!r}).write_bytes(msgspec.json.encode(result))
 """
 
 
 def plain_environment() -> dict[str, str]:
-    """The environment without what steers Java or Spark."""
+    """Return the environment without variables that configure Java or Spark."""
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in STEERING and not name.startswith(("SPARK_", "PYSPARK_"))
+        if name not in CONFIGURING and not name.startswith(("SPARK_", "PYSPARK_"))
     }
 
 
 def path_without_java(folder: Path) -> str:
-    """A PATH with all programs of ours but Java."""
+    """Return a PATH with all programs of the current one except Java."""
     folder.mkdir()
     for place in reversed(os.environ["PATH"].split(os.pathsep)):
         for program in Path(place).glob("*"):
@@ -86,3 +86,14 @@ def path_without_java(folder: Path) -> str:
                 link.unlink(missing_ok=True)
                 link.symlink_to(program)
     return str(folder)
+
+
+def spark_home(folder: Path) -> Path:
+    """Link the installed Spark into a new folder: workers of a local cluster write below it."""
+    import pyspark
+
+    folder.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        if entry.name != "work":  # written by another local cluster
+            (folder / entry.name).symlink_to(entry)
+    return folder

@@ -1,9 +1,10 @@
-"""Topics that queues fill and read, and the same topics through Spark."""
+"""Topics that tests fill and read through queues and through Spark."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +16,13 @@ import pytest
 from persisting.errors import StorageError
 from persisting.queue import read_queue, write_queue
 from persisting.topic.synchronous import SyncQueue
+from support.children import python, wait_for_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 QUIET: dict[str, Any] = {"flush_interval": None, "compaction": False}
-"""Nothing reaches the table, and nothing is changed there, but on demand."""
+"""Options with which the table changes only on demand."""
 
 
 def writer(
@@ -33,7 +35,7 @@ def writer(
     writer_id: str | None = None,
     **options: Any,
 ) -> SyncQueue:
-    """A queue that owns the topic until it is closed; a new one has two buckets."""
+    """Return a queue that owns the topic until it is closed; a new topic has two buckets."""
     new = not (folder / topic / "topic.json").exists()
     opening = write_queue(
         topic=topic,
@@ -62,7 +64,7 @@ def _sync(opening: Any) -> SyncQueue:
 def put(
     folder: Path, records: Iterable[dict[str, Any]] | pa.Table, topic: str = "t", **given: Any
 ) -> Path:
-    """Put records to the topic, as one flush, and close it; its folder."""
+    """Put records to the topic in one flush and close it; return its folder."""
     with writer(folder, topic, **given) as queue:
         if isinstance(records, pa.Table):
             queue.put_arrow(records)
@@ -72,7 +74,7 @@ def put(
 
 
 def content(folder: Path, topic: str = "t") -> dict[int, list[dict[str, Any]]]:
-    """All records of the topic as ``read_queue`` has them, by bucket."""
+    """Return all records of the topic by bucket, as ``read_queue`` returns them."""
     found = {}
     with reader(folder, topic) as whole:
         buckets = list(whole.buckets)
@@ -83,17 +85,17 @@ def content(folder: Path, topic: str = "t") -> dict[int, list[dict[str, Any]]]:
 
 
 def stored(folder: Path, topic: str = "t") -> list[dict[str, Any]]:
-    """All records of the topic, bucket by bucket."""
+    """Return all records of the topic, bucket by bucket."""
     return [record for records in content(folder, topic).values() for record in records]
 
 
 def ids(folder: Path, topic: str = "t") -> list[Any]:
-    """The ids of all records, sorted."""
+    """Return the ids of all records, sorted."""
     return sorted(record["id"] for record in stored(folder, topic))
 
 
 def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
-    """Plain records with ids from ``first`` on."""
+    """Return ``count`` records with ids from ``first`` on."""
     return [
         {"id": i, "text": f"row {i}", "score": i / 4, "even": i % 2 == 0}
         for i in range(first, first + count)
@@ -101,18 +103,18 @@ def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
 
 
 def load(spark: SparkSession, folder: Path, topic: str = "t", **options: Any) -> DataFrame:
-    """The topic as Spark reads it."""
+    """Load the topic with Spark."""
     return spark.read.format("persisting").options(**texts(options)).load(str(folder / topic))
 
 
 def save(df: DataFrame, folder: Path, topic: str = "t", mode: str = "append", **given: Any) -> Path:
-    """Write to the topic; its folder."""
+    """Write a DataFrame to the topic; return the folder."""
     df.write.format("persisting").mode(mode).options(**texts(given)).save(str(folder / topic))
     return folder / topic
 
 
 def texts(options: dict[str, Any]) -> dict[str, str]:
-    """Options as Spark has them."""
+    """Return options as text, as Spark passes them."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()
@@ -120,16 +122,16 @@ def texts(options: dict[str, Any]) -> dict[str, str]:
 
 
 def records(df: DataFrame) -> list[dict[str, Any]]:
-    """The rows as records, in Spark's order, with the values that Arrow has for them."""
+    """Return the rows as records in Spark's order, converted by Arrow."""
     return df.toArrow().to_pylist()
 
 
-_OURS = re.compile(r"^persisting\.errors\.(\w+): (.*)$", re.MULTILINE)
+_OWN_ERROR = re.compile(r"^persisting\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
 @contextmanager
 def refused(error: str, words: str) -> Iterator[pytest.ExceptionInfo[BaseException]]:
-    """What is done inside fails with our error of this name in these words, also through Spark."""
+    """Expect our error of this name and wording inside the block, directly or through Spark."""
     from pyspark.errors import PySparkException
 
     with pytest.raises((PySparkException, StorageError)) as raised:
@@ -137,7 +139,7 @@ def refused(error: str, words: str) -> Iterator[pytest.ExceptionInfo[BaseExcepti
     if isinstance(raised.value, StorageError):
         found = [(type(raised.value).__name__, str(raised.value))]
     else:
-        found = _OURS.findall(str(raised.value))
+        found = _OWN_ERROR.findall(str(raised.value))
     assert found, f"no error of ours: {raised.value}"
     name, text = found[-1]
     assert name == error, f"{name}: {text}"
@@ -145,7 +147,7 @@ def refused(error: str, words: str) -> Iterator[pytest.ExceptionInfo[BaseExcepti
 
 
 def unreferenced(folder: Path, topic: str = "t") -> list[str]:
-    """Data files that no version of their table names."""
+    """Return the data files to which no version of their table refers."""
     import lance
 
     found = []
@@ -160,7 +162,34 @@ def unreferenced(folder: Path, topic: str = "t") -> list[str]:
 
 
 def is_sound(folder: Path, topic: str = "t") -> bool:
-    """Whether every file of the topic is checked, and as it was written."""
+    """Whether every file of the topic has a checksum, and matches it."""
     with writer(folder, topic) as queue:
         found = queue.verify()
     return bool(found["ok"]) and not found["unchecked"]
+
+
+def crashed_owner(folder: Path) -> None:
+    """Make a topic of 50 records whose owner was killed: 20 are flushed, 30 only in its log."""
+    with python(OWNER_OF_50_RECORDS, folder) as child:
+        assert wait_for_line(child) == "put"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+
+
+OWNER_OF_50_RECORDS = """
+import asyncio, sys, time
+from persisting.queue import write_queue
+
+async def main():
+    queue = await write_queue(
+        topic="t", storage_path=sys.argv[1], num_buckets=2, backend="persisting",
+        backend_options={"enable_wal": True, "flush_interval": None, "compaction": False},
+    )
+    await queue.put_batch([{"id": i, "new": None} for i in range(20)])
+    await queue.flush()
+    await queue.put_batch([{"id": i, "new": i / 2} for i in range(20, 50)])
+    print("put", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""

@@ -1,4 +1,4 @@
-"""Writes to a topic: by Spark, and by the same calls without Spark, which are quicker by far."""
+"""Writes to a topic: by Spark, and with the same calls but without Spark, which is much faster."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from support.spark.filled import texts
-from support.spark.flowing import DirectFlow
 from support.spark.gates import Gate
+from support.spark.streams import DirectFlow
+from support.spark.topics import texts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,11 +33,11 @@ class Store(Protocol):
         meanwhile: Meanwhile | None = None,
         **options: Any,
     ) -> None:
-        """Write in one go; ``meanwhile`` happens when that is planned and no task has written."""
+        """Write ``rows``; call ``meanwhile`` after planning and before any task writes."""
 
 
 class DirectStore:
-    """What Spark calls, in the order and with the copies that Spark makes."""
+    """Makes the calls that Spark makes, in the same order and with the same copies."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -67,7 +67,7 @@ class DirectStore:
 
 
 class SparkStore:
-    """Spark itself."""
+    """Writes with Spark itself."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark, self._folder, self._gates = spark, folder, 0
@@ -82,7 +82,7 @@ class SparkStore:
         meanwhile: Meanwhile | None = None,
         **options: Any,
     ) -> None:
-        # By itself Spark takes times without a zone for moments.
+        # Without a schema Spark takes times without a zone for timestamps.
         df = self._spark.createDataFrame(rows, struct(rows.schema)).coalesce(1)
         if parts > 1:
             df = df.repartitionByRange(parts, rows.schema.names[0])
@@ -104,7 +104,7 @@ class SparkStore:
 
 
 class DirectSink:
-    """A streaming sink, batch by batch, as Spark calls it."""
+    """A streaming sink, called batch by batch as Spark calls it."""
 
     def __init__(self, folder: Path, query: str) -> None:
         self._folder, self._query = folder, query
@@ -126,14 +126,14 @@ class DirectSink:
         for number_of_part, message in enumerate(messages):
             message.part = number_of_part
         try:
-            source.streamWriter(taken, False).commit(messages, number)
+            copied(source).streamWriter(taken, False).commit(messages, number)
         except BaseException:
-            source.streamWriter(taken, False).abort(messages, number)
+            copied(source).streamWriter(taken, False).abort(messages, number)
             raise
 
 
 class DirectPipe:
-    """A stream from the topic ``in`` to the topic ``out``, by the calls that Spark makes."""
+    """A stream from the topic ``in`` to the topic ``out``, with the calls that Spark makes."""
 
     def __init__(self, folder: Path, name: str = "pipe") -> None:
         self.folder, self._name = folder, name
@@ -157,7 +157,7 @@ class DirectPipe:
 
 
 class SparkPipe:
-    """The same as a query of Spark's."""
+    """A streaming query of Spark from the topic ``in`` to the topic ``out``."""
 
     def __init__(self, spark: SparkSession, folder: Path, name: str = "pipe") -> None:
         self.spark, self.folder = spark, folder
@@ -171,7 +171,7 @@ class SparkPipe:
         change: Callable[[DataFrame], DataFrame] | None = None,
         **sink: Any,
     ) -> None:
-        """Bring over what is there and was not yet; what fails raises."""
+        """Copy the rows that were not copied yet; raise if the query fails."""
         given = self.spark.readStream.format("persisting").options(**texts(source or {}))
         df = given.load(str(self.folder / "in"))
         df = df if change is None else change(df)
@@ -197,7 +197,7 @@ class SparkPipe:
             query.stop()
 
     def forget_last_commit(self) -> None:
-        """As if the driver had died after our commit, before Spark noted that the batch is done."""
+        """Undo Spark's note that the last batch is done, as if the driver had died before it."""
         done = [f for f in (self._checkpoint / "commits").iterdir() if f.name.isdigit()]
         last = max(done, key=lambda file: int(file.name))
         last.unlink()
@@ -219,7 +219,7 @@ def struct(schema: pa.Schema) -> StructType:
 
 
 def partitions(rows: pa.Table, schema: StructType, parts: int) -> Iterator[list[pa.RecordBatch]]:
-    """The rows in order, in so many parts, through the streams of bytes that Spark sends."""
+    """Yield the rows in order, in so many parts, serialized and parsed as Spark does."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     spark_rows = rows.cast(to_arrow_schema(schema, timezone="UTC"))

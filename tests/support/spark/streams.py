@@ -1,5 +1,5 @@
-"""Streams from a topic that stop and go on from their checkpoint: as Spark runs them, and the same
-calls without Spark, which take a hundredth of the time."""
+"""Streams from a topic that stop and continue from their checkpoint: as Spark runs them, and with
+the same calls but without Spark, in a hundredth of the time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from support.spark.filled import texts
+from support.spark.topics import texts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class Flow(Protocol):
-    """A stream with a checkpoint of its own."""
+    """A stream with its own checkpoint."""
 
     batches: list[int]
-    """The rows of each micro-batch so far."""
+    """The number of rows of each micro-batch so far."""
 
     def run(self, **options: Any) -> list[dict[str, Any]]:
-        """Everything that is there and was not read yet; what fails raises."""
+        """Read all rows that were not read yet; raise if the stream fails."""
 
 
 class DirectFlow:
-    """What Spark calls, in the order in which Spark calls it."""
+    """Makes the calls that Spark makes, in the same order."""
 
     def __init__(self, folder: Path, topic: str = "t") -> None:
         self._topic = folder / topic
@@ -49,7 +49,7 @@ class DirectFlow:
     def micro_batches(
         self, **options: Any
     ) -> Iterator[tuple[list[list[pa.RecordBatch]], pa.Schema]]:
-        """The batches of each task and their schema; done when the next one is asked for."""
+        """Yield the batches of each task and their schema; resuming commits the micro-batch."""
         reader, limit = self.reader(options)
         reader.prepareForTriggerAvailableNow()
         if self._checkpoint is None:
@@ -66,14 +66,14 @@ class DirectFlow:
             self._planned = None
 
     def plan(self, **options: Any) -> None:
-        """Plan a micro-batch and die before it is done; the next run begins with it."""
+        """Plan a micro-batch as if the driver died before its end; the next run starts with it."""
         reader, limit = self.reader(options)
         if self._checkpoint is None:
             self._checkpoint = _json(reader.initialOffset())
         self._planned = _json(reader.latestOffset(self._checkpoint, limit))
 
     def step_back(self) -> None:
-        """The last micro-batch was done, and nobody knows: the next run repeats it."""
+        """Forget the commit of the last micro-batch: the next run repeats it."""
         assert self._planned is None
         self._checkpoint, self._planned = self._before, self._checkpoint
 
@@ -90,9 +90,9 @@ class DirectFlow:
     def parts(
         self, reader: Any, start: dict[str, Any], end: dict[str, Any]
     ) -> list[list[pa.RecordBatch]]:
-        """The batches of each task of a micro-batch.
+        """Return the batches of each task of a micro-batch.
 
-        The reader that tasks get is made for them, and was never asked for offsets.
+        Tasks get a new reader, on which no other method was called.
         """
         fresh = type(reader)(reader._options, reader._target)
         copy = pickle.loads(pickle.dumps(fresh))  # noqa: S301
@@ -111,7 +111,7 @@ def _json(value: Any) -> Any:
 
 
 class SparkFlow:
-    """A streaming query that writes what it reads to a folder of JSON files."""
+    """A streaming query that writes its rows to a folder of JSON files."""
 
     def __init__(self, spark: SparkSession, folder: Path, topic: str = "t") -> None:
         self._spark, self._topic = spark, folder / topic
@@ -120,7 +120,7 @@ class SparkFlow:
         self.batches: list[int] = []
 
     def start(self, **options: Any) -> StreamingQuery:
-        """A query that goes on until it is stopped."""
+        """Start a query that runs until it is stopped."""
         return self._writer(options).start(str(self._out))
 
     def run(self, **options: Any) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ class SparkFlow:
         return self.taken()
 
     def taken(self) -> list[dict[str, Any]]:
-        """What came since the last look."""
+        """Return the rows that were written since the last call."""
         found = []
         for file in sorted(self._out.glob("part-*.json")):
             if file.name not in self._seen:
