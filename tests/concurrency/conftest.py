@@ -1,4 +1,4 @@
-"""The two table backends, one of them with its log in two settings."""
+"""Both table backends, one of them with two settings of its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task may be cancelled wherever it waits: what was acknowledged is there, once and in order."""
+"""Cancelling a task at any await keeps acknowledged records, once and in order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CancelAt:
 
 
 async def cancelled_at(coroutine: Any, suspension: int) -> bool:
-    """Whether the coroutine was cancelled at that suspension; False: it ended before."""
+    """Cancel the coroutine at that suspension; False if it ended before."""
 
     async def run() -> None:
         await CancelAt(coroutine, suspension)
@@ -57,7 +57,7 @@ async def cancelled_at(coroutine: Any, suspension: int) -> bool:
 
 
 def check(records: list[dict[str, Any]], acknowledged: list[int], unknown: set[int]) -> None:
-    """Acknowledged records once, in order; those of cancelled puts at most once."""
+    """Assert that acknowledged records are stored once, in order, cancelled ones at most once."""
     ids = [r["i"] for r in records]
     assert len(ids) == len(set(ids))
     assert [i for i in ids if i in set(acknowledged)] == acknowledged

@@ -1,4 +1,4 @@
-"""Event loops that come and go, and backends that are dropped."""
+"""Backends across several event loops, and backends dropped without close."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_one_backend_serves_consecutive_event_loops(kind: Kind, folder: Path) ->
         await backend.put_batch([{"i": 2 * i + 1}])
         waiting = asyncio.create_task(anext(backend.get_stream(2 * i + 2, block=True)))
         await asyncio.sleep(0.01)
-        assert not waiting.done()  # and it is cancelled when the loop ends
+        assert not waiting.done()  # it is cancelled when the loop ends
 
     for i in range(5):
         asyncio.run(use(i))

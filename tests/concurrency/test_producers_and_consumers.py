@@ -1,4 +1,4 @@
-"""Many tasks on one backend."""
+"""Many producers and consumers on one backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRODUCERS, EACH = 8, 120
 
 
 def check_order(records: list[dict[str, Any]], each: int = EACH) -> None:
-    """Every record once, and each producer's in the order of its puts."""
+    """Assert that every record is there once, each producer's in the order of its puts."""
     by_producer: dict[int, list[int]] = {}
     for record in records:
         by_producer.setdefault(record["who"], []).append(record["n"])
@@ -44,7 +44,7 @@ async def consume(backend: Any) -> list[dict[str, Any]]:
 
 
 async def read_windows(backend: Any, stop: asyncio.Event) -> None:
-    """Any window agrees with the same window read later: offsets never move."""
+    """Assert that windows read the same later: offsets never move."""
     luck = random.Random(1)
     while not stop.is_set():
         await asyncio.sleep(0)

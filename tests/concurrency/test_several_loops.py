@@ -1,4 +1,4 @@
-"""One backend, used from several event loops at once."""
+"""One backend used from several event loops at the same time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOGGED: dict[str, Any] = {"enable_wal": True, "flush_interval": None}
 
 
 def in_loops(count: int, work: Callable[[int], Coroutine[Any, Any, Any]]) -> list[Any]:
-    """What each of several threads gets, each with an event loop of its own."""
+    """Run a coroutine in several threads, each with its own event loop; return the results."""
     together = threading.Barrier(count)
 
     def one(number: int) -> Any:
@@ -75,7 +75,7 @@ def test_close_abandoned_by_its_loop_is_finished_by_the_next_close(tmp_path: Pat
 async def test_cancelled_close_still_completes(tmp_path: Path) -> None:
     backend = opened(tmp_path / "b")
     await backend.put({"n": 1})
-    # Held, as while a compaction goes on.
+    # The lock is held, as during a compaction.
     with backend.bucket.table_lock, pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(backend.close(), 0.05)
     while not backend._finished:  # noqa: ASYNC110
@@ -118,7 +118,7 @@ async def test_queued_field_survives_the_failure_of_a_later_put(tmp_path: Path) 
     group_commit = backend.bucket.group_commit
     assert group_commit is not None
     group_commit._log._fs = Held()
-    await backend.flush()  # the next segment has the file system that holds
+    await backend.flush()  # the next segment uses the file system that waits
     go.clear()
     reached.clear()
     on_its_way = asyncio.create_task(backend.put({"a": 2, "new": "field"}))

@@ -1,4 +1,4 @@
-"""Every test of this folder runs over every backend; a new one is added to ``support.buckets``."""
+"""Every test of this folder runs with every backend; add new backends to ``support.buckets``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def stored(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[
 
 @pytest.fixture(params=[MEMORY, LANCE, PERSISTING, WAL_ZSTD], ids=str)
 async def keeper(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Bucket]:
-    """A bucket for tests of values, to which it is the same when a log is synced."""
+    """A bucket for tests of values, which do not depend on when the log is synced."""
     bucket = Bucket(request.param, folder)
     yield bucket
     await bucket.close()

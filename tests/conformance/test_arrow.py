@@ -1,4 +1,4 @@
-"""Arrow in and out, beside the dicts."""
+"""Arrow data in and out, consistent with records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Closing, and what comes after."""
+"""Closing a backend, and calls after that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored is no one else's to change."""
+"""Stored records are copies that callers cannot change."""
 
 from __future__ import annotations
 

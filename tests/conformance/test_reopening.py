@@ -1,4 +1,4 @@
-"""A bucket that is opened again goes on where it stood."""
+"""A reopened bucket has the same records, offsets and schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that wait: they wake on a put, outlive a flush, and end when they should."""
+"""Streams: pages, waiting for new records, and when a stream ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.buckets import Bucket
 from persisting.queue import BucketClosed, InvalidArgument
 
 SOON = 20.0
-"""Seconds after which a test takes a wait for a hang."""
+"""Seconds after which a test counts as hung."""
 
 
 class Consumer:

@@ -1,4 +1,4 @@
-"""Every value that makes sense in a record comes back equal, wherever it stands in the record."""
+"""Every supported value reads back equal at any place in a record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from persisting.queue import SchemaError
 
 
 async def check(keeper: Bucket, rows: list[dict[str, Any]]) -> None:
-    """Rows are the same before a flush, after it, and after reopening."""
+    """Assert that rows read the same before a flush, after it, and after reopening."""
     backend = keeper.open()
     for row in rows:
         await backend.put(row)

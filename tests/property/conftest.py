@@ -1,4 +1,4 @@
-"""Two settings: a short deterministic one for every run, a long random one for the night."""
+"""Two profiles: a short deterministic one for every run, a long random one for nightly runs."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ Step = tuple[str, Any]
 
 
 class Growing:
-    """A table under change, and the rows it must hold."""
+    """A table that changes, and the rows that it must hold."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -123,7 +123,7 @@ class Growing:
         self.check(after)
 
     def check(self, view: TableView) -> None:
-        """All rows of a view by scan, by take, one by one, and through its indexes."""
+        """Assert all rows of a view by scan, by take, one by one, and through its indexes."""
         expected = [row["n"] for row in self.rows]
         assert (view.start, view.end) == (self.start, self.start + len(expected))
         assert rows_of(view, view.start, view.rows) == self.rows_in(view)
@@ -173,7 +173,7 @@ def test_nightly_every_offset_reads_the_same_after_any_sequence_of_compactions(
 
 
 async def state_of(backend: Any) -> list[Any]:
-    """Every offset by itself, the whole, and what searches and filters find where."""
+    """Return every offset, the whole table, and the results of searches and filters."""
     end = (await backend.stats())["end_offset"]
     singles = [(await backend.get(offset, 1))[0] for offset in range(end)]
     return [

@@ -1,4 +1,4 @@
-"""Any field of any type may widen, at any depth, and nothing that was stored changes."""
+"""Fields of any type may widen at any depth without changing stored values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def kinds(draw: st.DrawFn, depth: int = 3) -> tuple[Any, ...]:
 
 @st.composite
 def wider(draw: st.DrawFn, kind: tuple[Any, ...], depth: int = 3) -> tuple[Any, ...]:
-    """A type that a field of ``kind`` can become."""
+    """Draw a type that a field of ``kind`` can widen to."""
     if draw(st.integers(0, 3)) == 0:
         return kind
     if kind[0] == "none":
@@ -86,7 +86,7 @@ def values(draw: st.DrawFn, kind: tuple[Any, ...]) -> Any:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Any]:
-    """Batches of records whose types widen from one to the next, with flushes in between."""
+    """Draw batches of records whose types widen from one batch to the next, with flushes."""
     kind = (
         "dict",
         {name: draw(kinds()) for name in draw(st.lists(NAMES, unique=True, max_size=3))},

@@ -1,4 +1,4 @@
-"""Any sequence of operations on a disk that fails now and then."""
+"""Any sequence of operations on a disk that fails at random calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHAPES = [
 
 
 class FaultyMachine(RuleBasedStateMachine):
-    """What was acknowledged is there, once, in order; what was refused is not."""
+    """Acknowledged records are stored once, in order; refused ones are not."""
 
     kind: Kind
 
@@ -52,7 +52,7 @@ class FaultyMachine(RuleBasedStateMachine):
                 try:
                     self.backend = self.bucket.open(flush_threshold=8, flush_interval=None)
                 except BucketLocked:
-                    time.sleep(0.005)  # a flush in the background is not over yet
+                    time.sleep(0.005)  # a background flush still holds the bucket
                 except StorageError:
                     self.files.heal()
                 else:
@@ -109,7 +109,7 @@ class FaultyMachine(RuleBasedStateMachine):
             for record, result in zip(records, results, strict=True)
             if result is None
         }
-        # Puts at once have no order among themselves until they are acknowledged.
+        # Concurrent puts have no order until they are acknowledged.
         order = [r["i"] for r in self.run(self.backend.get(len(self.stored)))]
         assert sorted(order) == sorted(accepted)
         self.stored += [accepted[i] for i in order]
@@ -128,7 +128,7 @@ class FaultyMachine(RuleBasedStateMachine):
         try:
             self.run(self.backend.flush())
         except StorageError:
-            self.run(self.backend.flush())  # the first may be one that had failed before
+            self.run(self.backend.flush())  # the first may retry an earlier failure
         assert self.run(self.backend.stats())["persisted_count"] == len(self.stored)
 
     @rule()
@@ -148,7 +148,7 @@ class FaultyMachine(RuleBasedStateMachine):
 
 
 class CrashingMachine(FaultyMachine):
-    """And the process may die: nothing acknowledged is lost."""
+    """The process may also die: nothing acknowledged is lost."""
 
     @rule()
     def die(self) -> None:
@@ -157,7 +157,7 @@ class CrashingMachine(FaultyMachine):
         del self.backend
         gc.collect()
         self.open()
-        # A put whose failure was reported may have reached the log; it counts from now on.
+        # A put that failed may have reached the log; it counts from now on.
         got = self.run(self.backend.get())
         known = {r["i"] for r in self.stored}
         assert [r["i"] for r in got if r["i"] in known] == [r["i"] for r in self.stored]

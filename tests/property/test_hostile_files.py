@@ -1,4 +1,4 @@
-"""Arbitrary bytes in the small files of a topic: they are read, or refused by an error of ours."""
+"""Arbitrary bytes in the small files of a topic are read, or refused with a StorageError."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ async def filled(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A topic with all its small files, and a backup of it."""
+    """Create a topic with all its small files, and a backup of it."""
     root = tmp_path_factory.mktemp("home")
     asyncio.run(filled(root))
     return root
 
 
 def use_topic(home: Path) -> None:
-    """Whatever a topic is opened for."""
+    """Use the topic in every way that opens it."""
 
     async def use() -> None:
         async with (
@@ -102,7 +102,7 @@ OPENED = (
 
 @pytest.fixture
 def original(home: Path, request: pytest.FixtureRequest) -> Iterator[bytes]:
-    """The good bytes of the file, which is good again afterwards."""
+    """Yield the valid bytes of the file, and write them back afterwards."""
     path = home / request.param
     before = path.read_bytes()
     yield before
@@ -110,7 +110,7 @@ def original(home: Path, request: pytest.FixtureRequest) -> Iterator[bytes]:
 
 
 def declared(read: Callable[[], Any]) -> None:
-    """It returns or raises an error of ours."""
+    """Assert that a call returns or raises a StorageError."""
     with suppress(StorageError):
         read()
 

@@ -1,4 +1,4 @@
-"""Logs whose checksums are right and whose contents are not: errors of ours, bounded memory."""
+"""Logs with valid checksums and invalid contents: a StorageError, in bounded memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GARBAGE = st.binary(max_size=40)
 
 
 def segment(frames: list[Frame], *, counted: bool, first: int = 1) -> bytes:
-    """A segment with whole frames; ``counted`` gives them the sequences that are due."""
+    """Write a segment with whole frames; ``counted`` gives them consecutive sequences."""
     parts = [frame.encode_segment_header(SegmentHeader(first, SALT))]
     for number, one in enumerate(frames, first):
         due: dict[str, Any] = {"sequence": number} if counted else {}
@@ -68,7 +68,7 @@ def test_any_bytes_decode_as_a_frame_or_raise(data: bytes, position: int) -> Non
 @given(COUNTED, GARBAGE, st.integers(0, 4))
 @settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
 def test_a_log_that_was_repaired_is_not_damaged(good: bytes, garbage: bytes, after: int) -> None:
-    """Unless it is refused as a whole: of another version, copied or renamed."""
+    """A segment of another version, copied or renamed is refused as a whole."""
     with tempfile.TemporaryDirectory() as name:
         folder = laid_out(Path(name), [good + garbage])
         try:
@@ -93,7 +93,7 @@ def test_inspecting_any_log_changes_nothing(files: list[bytes], after: int) -> N
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         report = inspection.inspect(folder, after)
         assert report.state in ("empty", "whole", "torn", "damaged")
-        with suppress(WALError):  # of another version, copied or renamed: nothing to cut off
+        with suppress(WALError):  # of another version, copied or renamed: nothing to trim
             inspection.repair(folder, after, None)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -133,7 +133,7 @@ def test_a_bucket_with_any_log_opens_or_refuses_at_length(data: bytes) -> None:
 @pytest.mark.parametrize("codec", range(1, 5))
 @pytest.mark.parametrize("kind", [frame.SCHEMA, frame.ROWS])
 def test_frame_with_a_huge_declared_length_allocates_little_memory(kind: int, codec: int) -> None:
-    """Its length is what it says, so it says the most."""
+    """The frame declares the largest possible length."""
     promising = Frame(kind, codec, 0, 2**32 - 1, 1, 0, 0, b"\x28\xb5\x2f\xfd" + bytes(20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Any name of a topic, a group, a tag or a writer is used as it is, or refused; none leads out."""
+"""Any name of a topic, group, tag or writer is used unchanged or refused; none leaves its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of hostile shape are stored as they are or refused, and nothing else suffers."""
+"""Hostile records are stored unchanged or refused, without effect on others."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ BEFORE, AFTER = {"id": "before", "n": 1}, {"id": "after", "n": 2}
 
 
 async def put_between(kind: Kind, record: Any) -> None:
-    """Put it between two good ones: it is refused, or it is there after a flush and a reopening."""
+    """Put a record between two good ones: it is refused, or survives a flush and a reopening."""
     with tempfile.TemporaryDirectory() as name:
         bucket = Bucket(kind, Path(name) / "bucket_0")
         backend = bucket.open(flush_interval=None)

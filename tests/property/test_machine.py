@@ -50,7 +50,7 @@ BAD = [{"i": "text"}, {"text": 5}, {"flag": 1}, {"i": 2**63}, {"": 1}, {"i": obj
 
 
 class Machine(RuleBasedStateMachine):
-    """What the model holds, the backend holds, whatever was done in between."""
+    """The backend holds what the model holds after any operations."""
 
     kind: Kind
 
@@ -162,7 +162,7 @@ class Machine(RuleBasedStateMachine):
 
 
 class EvolvingMachine(Machine):
-    """And records may lack fields, bring new ones and wider values."""
+    """Records may also lack fields, and bring new fields and wider values."""
 
     @rule(rows=st.lists(partial, min_size=1, max_size=4))
     def put_partial(self, rows: list[dict[str, Any]]) -> None:
@@ -177,7 +177,7 @@ class EvolvingMachine(Machine):
 
 
 class LoggedMachine(EvolvingMachine):
-    """And the process may die: what was acknowledged is there again."""
+    """The process may also die: acknowledged records are recovered."""
 
     @rule()
     def die(self) -> None:
@@ -188,7 +188,7 @@ class LoggedMachine(EvolvingMachine):
             try:
                 self.backend = self.bucket.open(flush_threshold=20, flush_interval=None)
             except BucketLocked:
-                time.sleep(0.005)  # a flush in the background is not over yet
+                time.sleep(0.005)  # a background flush still holds the bucket
             else:
                 return
 
@@ -196,9 +196,9 @@ class LoggedMachine(EvolvingMachine):
 def machine(
     base: type[Machine], kind: Kind, *, examples: int, steps: int, fixed: bool = True
 ) -> type:
-    """A test case of ``base`` on ``kind``."""
+    """Return a test case of ``base`` on ``kind``."""
     made = type(f"{base.__name__}_{kind.name}", (base,), {"kind": kind})
-    # A failure that is found by day is reported as it is: shrinking one takes minutes.
+    # Outside nightly runs, report a failure without shrinking, which takes minutes.
     phases = set(Phase) - ({Phase.shrink, Phase.explain} if fixed else set())
     made.TestCase.settings = settings(
         max_examples=examples, stateful_step_count=steps, derandomize=fixed, phases=phases

@@ -1,4 +1,4 @@
-"""What is put is what is read: buffered, flushed, reopened."""
+"""Records read back equal: buffered, flushed and reopened."""
 
 from __future__ import annotations
 

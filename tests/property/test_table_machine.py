@@ -1,6 +1,6 @@
 """Any sequence of operations on a bucket as a table, against a plain Python model of it.
 
-Upkeep is made eager (it compacts, indexes and cleans after a few flushes of a few rows), so that
+Maintenance is eager (it compacts, indexes and cleans after a few flushes of a few rows), so that
 every sequence goes through many compactions, indexed and cleaned-up states.
 """
 
@@ -48,7 +48,7 @@ ROWS: st.SearchStrategy[Record] = st.fixed_dictionaries(
     }
 )
 TYPED: Record = {"i": 1, "word": "red", "v": [0.0, 1.0, 2.0]}
-"""The first record of every bucket: all its fields have their types from then on."""
+"""The first record of every bucket: it defines the types of all fields."""
 
 EVOLVED: list[Record] = [
     {"x": 1},
@@ -76,7 +76,8 @@ LOOKUPS = st.one_of(
 INDEXES = [("v", "vector"), ("word", "text"), ("word", "scalar"), ("i", "scalar"), ("n", "scalar")]
 TAGS = st.sampled_from(["one", "two", "three"])
 PLACES = st.floats(0, 1)
-"""Where among offsets or versions: how many there are may depend on upkeep, draws may not."""
+"""A position among offsets or versions, as a fraction: their number may depend on maintenance,
+but draws must not."""
 OPTIONS = [
     {},
     {"keep_versions": 0.001},
@@ -88,7 +89,7 @@ OPTIONS = [
 
 @dataclass
 class Content:
-    """The records of a bucket, or of a version of it."""
+    """The records of a bucket or of one of its versions."""
 
     start: int = 0
     rows: list[Record] = field(default_factory=list)
@@ -101,7 +102,7 @@ class Content:
         return Content(self.start, list(self.rows))
 
     def window(self, offset: int, limit: int | None) -> list[Record]:
-        """What a read finds; raises where it must."""
+        """Return what a read finds, or raise as the bucket must."""
         if 0 < offset < self.start:
             raise OffsetOutOfRange("below the start")
         first = max(offset, self.start) - self.start
@@ -115,7 +116,7 @@ def same_rows(expected: list[Record], got: list[Record]) -> None:
 
 
 class TableMachine(RuleBasedStateMachine):
-    """What the model holds, the bucket holds, at every offset of every version."""
+    """The bucket holds what the model holds, at every offset of every version."""
 
     kind: Kind
 
@@ -152,10 +153,10 @@ class TableMachine(RuleBasedStateMachine):
     def run(self, coroutine: Any) -> Any:
         return self.loop.run_until_complete(coroutine)
 
-    # What was put
+    # Making records
 
     def made(self, rows: list[Record]) -> list[Record]:
-        """Rows with a number each, the first of all with every type."""
+        """Return numbered rows; the first row of the bucket has every type."""
         made: list[Record] = []
         for row in rows:
             number = len(self.offset_of) + len(made)
@@ -175,7 +176,7 @@ class TableMachine(RuleBasedStateMachine):
     # Comparing
 
     def check_all(self) -> None:
-        """Every offset reads as it should, one after the other and each by itself."""
+        """Assert that every offset reads right, in one read and each by itself."""
         same_rows(self.now.rows, self.run(self.backend.get()))
         offsets = list(range(self.now.start, self.now.end))
         mixed = offsets[::3] + offsets[::-1]
@@ -183,7 +184,7 @@ class TableMachine(RuleBasedStateMachine):
         same_rows([self.now.rows[o - self.now.start] for o in mixed], got)
 
     def expect(self, read: Callable[[], list[Record]], offset: int, limit: int | None) -> None:
-        """A read of the newest version."""
+        """Compare a read of the newest version."""
         if 0 < offset < self.now.start:
             with pytest.raises(OffsetOutOfRange):
                 read()
@@ -194,7 +195,7 @@ class TableMachine(RuleBasedStateMachine):
             assert all(list(row) == list(self.fields) for row in got)
 
     def note_versions(self) -> None:
-        """Remember what the newest versions hold, as they are seen for the first time."""
+        """Remember the content of versions that are seen for the first time."""
         seen = [v for v in self.run(self.backend.versions()) if v["version"] not in self.past]
         for one in seen[-3:]:
             rows = self.read_version(one["version"])
@@ -208,13 +209,13 @@ class TableMachine(RuleBasedStateMachine):
                 self.past[one["version"]] = Content(start, rows)
 
     def read_version(self, version: Any, offset: int = 0) -> list[Record] | None:
-        """The rows of a version, None if it was cleaned up."""
+        """Return the rows of a version, None if it was cleaned up."""
         try:
             return self.run(self.backend.get(offset, version=version))
         except OffsetOutOfRange:
             raise
         except StorageError:
-            self.settle()  # it may just be going
+            self.finish_maintenance()  # it may be in the middle of cleaning
             if version not in self.kept() | set(self.tagged):
                 return None
         return self.run(self.backend.get(offset, version=version))
@@ -223,7 +224,7 @@ class TableMachine(RuleBasedStateMachine):
         return {one["version"] for one in self.run(self.backend.versions())}
 
     def check_past(self, name: Any, content: Content) -> bool:
-        """Whether the version is there; then it holds what it held, at the same offsets."""
+        """Return whether the version exists; assert that its content has not changed."""
         got = self.read_version(name, content.start)
         if got is None:
             return False
@@ -233,8 +234,8 @@ class TableMachine(RuleBasedStateMachine):
                 self.run(self.backend.get(content.start - 1, version=name))
         return True
 
-    def settle(self) -> None:
-        """Let upkeep do all that it finds worthwhile."""
+    def finish_maintenance(self) -> None:
+        """Run maintenance until it has nothing left to do."""
         self.backend._bucket.maintenance._job.request().result(60)
 
     # Putting
@@ -254,7 +255,7 @@ class TableMachine(RuleBasedStateMachine):
         retained: int | None,
         options: dict[str, Any],
     ) -> None:
-        """A bucket that has seen something already, so that what follows meets it all."""
+        """A bucket with some history, so that later steps meet flushed and buffered rows."""
         self.reopen(options)
         for number, rows in enumerate(flushes):
             self.put_batch(rows)
@@ -299,12 +300,12 @@ class TableMachine(RuleBasedStateMachine):
             self.run(self.backend.flush())
         self.note_versions()
 
-    # Upkeep
+    # Maintenance
 
     @precondition(lambda self: self.exists)
     @rule()
     def let_upkeep_finish(self) -> None:
-        self.settle()
+        self.finish_maintenance()
         self.check_all()
         report = self.run(self.backend.verify())
         assert report["ok"], report
@@ -375,7 +376,7 @@ class TableMachine(RuleBasedStateMachine):
             assert self.check_past(one["name"], self.tagged[one["name"]])
 
     def some_version(self, place: float) -> int | None:
-        """One of the versions whose content is known and that are still there."""
+        """Return one of the known versions that still exist."""
         while self.past:
             version = pick(sorted(self.past), place)
             if self.check_past(version, self.past[version]):
@@ -487,7 +488,7 @@ class TableMachine(RuleBasedStateMachine):
         fitting = [r for r in self.now.rows if r["v"] is not None and keeps(r)]
         distances = {r["n"]: _distance(vector, r["v"]) for r in fitting}
         hits = self.run(self.backend.search(vector=vector, k=k, exact=exact, where=condition))
-        # Which of several equally near rows come last is open.
+        # The order of equally near rows is undefined.
         assert [hit["_distance"] for hit in hits] == sorted(distances.values())[:k]
         assert [hit["_distance"] for hit in hits] == [distances[hit["n"]] for hit in hits]
         self.check_hits(hits)
@@ -509,7 +510,7 @@ class TableMachine(RuleBasedStateMachine):
             record = {k: v for k, v in hit.items() if k not in ("_distance", "_score", "_offset")}
             same_rows([self.now.rows[hit["_offset"] - self.now.start]], [record])
 
-    # Opening again
+    # Reopening
 
     @rule(options=st.sampled_from(OPTIONS))
     def reopen(self, options: dict[str, Any]) -> None:
@@ -530,7 +531,7 @@ class TableMachine(RuleBasedStateMachine):
 
 
 class EvolvingTableMachine(TableMachine):
-    """And records bring new fields and wider values."""
+    """Records may also bring new fields and wider values."""
 
     @precondition(lambda self: self.exists)
     @rule(changes=st.lists(st.sampled_from(EVOLVED), min_size=1, max_size=3), flush=st.booleans())
@@ -556,7 +557,7 @@ class EvolvingTableMachine(TableMachine):
 
 
 class LoggedTableMachine(EvolvingTableMachine):
-    """And the process may die: what was acknowledged, tagged or restored is so again."""
+    """The process may also die: acknowledged records, tags and restores survive."""
 
     @rule()
     def die(self) -> None:
@@ -567,7 +568,7 @@ class LoggedTableMachine(EvolvingTableMachine):
             try:
                 self.open()
             except BucketLocked:
-                time.sleep(0.005)  # a flush in the background is not over yet
+                time.sleep(0.005)  # a background flush still holds the bucket
             else:
                 break
         self.check_all()
@@ -584,9 +585,9 @@ def _distance(one: list[float], other: list[float]) -> float:
 def machine(
     base: type[TableMachine], kind: Kind, *, examples: int, steps: int, fixed: bool = True
 ) -> type:
-    """A test case of ``base`` on ``kind``."""
+    """Return a test case of ``base`` on ``kind``."""
     made = type(f"{base.__name__}_{kind.name}", (base,), {"kind": kind})
-    # A failure that is found by day is reported as it is: shrinking one takes minutes.
+    # Outside nightly runs, report a failure without shrinking, which takes minutes.
     phases = set(Phase) - ({Phase.shrink, Phase.explain} if fixed else set())
     made.TestCase.settings = settings(
         max_examples=examples, stateful_step_count=steps, derandomize=fixed, phases=phases

@@ -1,4 +1,4 @@
-"""What a search must find, computed from all records without any index."""
+"""Expected search results, computed from all records without an index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from persisting.queue import InvalidArgument
 
 QUIET: dict[str, Any] = {"flush_interval": None, "flush_threshold": 1 << 30, "compaction": False}
-"""Options under which nothing happens to the table by itself."""
+"""Options that switch automatic flushes and maintenance off."""
 
 EXACT, ROUNDED = 1e-4, 2e-2
 """Relative errors of a distance: Lance computes in float32, and in less for float16."""
@@ -35,7 +35,7 @@ def distance(vector: list[float], query: list[float], metric: str) -> float:
 def distances(
     records: list[dict[str, Any]], query: list[float], metric: str = "l2", column: str = "v"
 ) -> dict[int, float]:
-    """By place in ``records``, the distance of each that has one."""
+    """Return the distance of each record that has one, by its position."""
     found = {}
     for place, record in enumerate(records):
         if record[column] is not None:
@@ -56,7 +56,7 @@ def assert_nearest(
     error: float = EXACT,
     when: str = "",
 ) -> None:
-    """``hits`` are the ``k`` nearest of ``records``, the first of which has the offset ``start``.
+    """Assert that ``hits`` are the ``k`` nearest of ``records``, whose offsets begin at ``start``.
 
     Records of equal distance may stand for each other; every hit must be what it says it is.
     """
@@ -78,12 +78,12 @@ def _close(found: float, expected: float, error: float) -> bool:
 
 
 def recall(hits: list[dict[str, Any]], nearest: set[int]) -> float:
-    """The share of the nearest records that were found."""
+    """Return the share of the nearest records that were found."""
     return len(nearest & {hit["_offset"] for hit in hits}) / len(nearest)
 
 
 async def complaint(call: Awaitable[Any], message: str) -> str | None:
-    """None if the call is refused with that message, else what happened instead."""
+    """Return None if the call is refused with that message, else what happened instead."""
     try:
         found = await call
     except InvalidArgument as exc:

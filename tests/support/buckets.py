@@ -1,4 +1,4 @@
-"""Bucket folders that a test opens and reopens, whatever the backend."""
+"""Bucket folders that a test opens and reopens with any backend."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Bucket:
         return backend
 
     async def reopen(self, backend: Any, **options: Any) -> Any:
-        """Close and open again; a backend that keeps nothing is returned as it is."""
+        """Close and reopen; a backend without storage is returned unchanged."""
         if not self.kind.persistent:
             return backend
         await backend.close()
@@ -73,5 +73,5 @@ class Bucket:
 
 
 async def read_all(backend: Any) -> list[dict[str, Any]]:
-    """Everything, through the stream."""
+    """Read all records through the stream."""
     return [record async for record in backend.get_stream()]

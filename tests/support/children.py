@@ -1,4 +1,4 @@
-"""Another process that uses the library."""
+"""Child processes that use the library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def python(code: str, *args: object) -> Iterator[subprocess.Popen[str]]:
-    """Run ``code`` with ``args`` in a fresh interpreter; it is killed at the end."""
+    """Run ``code`` with ``args`` in a new interpreter; kill it at the end."""
     child = subprocess.Popen(
         [sys.executable, "-c", code, *map(str, args)],
         stdin=subprocess.PIPE,
@@ -26,7 +26,7 @@ def python(code: str, *args: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for_line(child: subprocess.Popen[str]) -> str:
-    """The next line the child prints; fails with what it said on stderr if it died."""
+    """Return the next line that the child prints; fail with its stderr if it has ended."""
     assert child.stdout is not None
     line = child.stdout.readline()
     if not line:
@@ -37,7 +37,7 @@ def wait_for_line(child: subprocess.Popen[str]) -> str:
 
 
 def run(code: str, *args: object) -> str:
-    """What ``code`` prints; fails if it does not end well."""
+    """Return what ``code`` prints; fail if it exits with an error."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""When a record that was read is the record that was put."""
+"""Compare records that were read with records that were put."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def canonical(value: Any) -> Any:
-    """The Python value that stands for ``value`` when it is read back."""
+    """Return the Python value that ``value`` reads back as."""
     if isinstance(value, np.ndarray):
         return canonical(value.tolist())
     if isinstance(value, np.generic):
@@ -25,7 +25,7 @@ def canonical(value: Any) -> Any:
 
 
 def same(expected: Any, got: Any) -> bool:
-    """Equal in value, type, order of fields, sign of zero and awareness of time zones."""
+    """Whether values are equal in value, type, field order, sign of zero and time zone."""
     if type(expected) is not type(got):
         return False
     if isinstance(expected, dict):
@@ -46,7 +46,7 @@ def assert_same(expected: Any, got: Any, when: str = "") -> None:
 
 
 def equal_but_for_absent(expected: Any, got: Any) -> bool:
-    """Equal where a missing field counts as None and a whole number as its float."""
+    """Whether values are equal if a missing field counts as None and an int as its float."""
     if isinstance(expected, dict) and isinstance(got, dict):
         return all(
             equal_but_for_absent(expected.get(name), got.get(name)) for name in {**expected, **got}

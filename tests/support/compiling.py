@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def shared_object(source: Path, target: Path) -> Path:
-    """Compile ``source`` to ``target``, unless it is there; with the machine's compiler, or else
+    """Compile ``source`` to ``target`` unless it exists, with the machine's compiler or else
     with the one that ``make install`` takes from PyPI."""
     if not target.exists():
         found = shutil.which("cc")

@@ -1,4 +1,4 @@
-"""Strategies for what nobody of good will would write."""
+"""Strategies for invalid and hostile file contents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JSON = st.recursive(
 
 @st.composite
 def twisted(draw: st.DrawFn, good: Any) -> Any:
-    """A good document in which something is another thing."""
+    """Draw a valid document in which one value is replaced."""
     if isinstance(good, dict) and good and draw(st.integers(0, 3)):
         name = draw(st.sampled_from(sorted(good)))
         way = draw(st.integers(0, 4))
@@ -43,7 +43,7 @@ def twisted(draw: st.DrawFn, good: Any) -> Any:
 
 
 def documents(good: bytes) -> st.SearchStrategy[bytes]:
-    """Bytes where a JSON document should be: garbage, a piece of it, another one, a twisted one."""
+    """Draw bytes in place of a JSON document: garbage, a part of it, another or a changed one."""
     return st.one_of(
         st.binary(max_size=60),
         st.integers(0, len(good)).map(lambda size: good[:size]),

@@ -65,7 +65,7 @@ def field_types(draw: st.DrawFn, depth: int = 3) -> tuple[Any, ...]:
 
 @st.composite
 def values(draw: st.DrawFn, kind: tuple[Any, ...], *, lacking: bool) -> Any:
-    """A value of a type, or None; with ``lacking`` dicts may lack fields."""
+    """Draw a value of a type, or None; with ``lacking`` dicts may lack fields."""
     if draw(st.integers(0, 5)) == 0:
         return None
     name, of = kind
@@ -90,7 +90,7 @@ def dicts(draw: st.DrawFn, fields: dict[str, Any], *, lacking: bool) -> dict[str
 
 @st.composite
 def tables(draw: st.DrawFn, *, lacking: bool) -> list[dict[str, Any]]:
-    """Records of one schema, some of whose fields may be missing."""
+    """Draw records of one schema, which may lack fields."""
     names = draw(st.lists(NAMES, unique=True, min_size=1, max_size=4))
     fields = {name: draw(field_types()) for name in names}
     return draw(st.lists(dicts(fields, lacking=lacking), min_size=1, max_size=5))

@@ -1,4 +1,4 @@
-"""Hops between loops and threads: nothing is lost, nothing waits for what is long."""
+"""Bridge between loops and threads: no call is lost, and short jobs never wait for long ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def descriptors() -> int:
 
 @pytest.mark.usefixtures("either_bell")
 def test_worker_pool_runs_every_job_once() -> None:
-    crew, guard, ran, done = (
+    workers, guard, ran, done = (
         loop_bridge.WorkerPool(),
         threading.Lock(),
         [0] * 5000,
@@ -52,7 +52,7 @@ def test_worker_pool_runs_every_job_once() -> None:
 
     def submit(first: int) -> None:
         for number in range(first, len(ran), 4):
-            crew.submit(lambda number=number: job(number))
+            workers.submit(lambda number=number: job(number))
 
     givers = [threading.Thread(target=submit, args=[first]) for first in range(4)]
     for giver in givers:
@@ -62,22 +62,22 @@ def test_worker_pool_runs_every_job_once() -> None:
 
 
 def test_worker_pool_starts_a_thread_before_a_job_has_to_wait() -> None:
-    crew, met = loop_bridge.WorkerPool(max_threads=2), threading.Event()
+    workers, met = loop_bridge.WorkerPool(max_threads=2), threading.Event()
     both = threading.Barrier(2, action=met.set)
-    crew.submit(lambda: both.wait(SOON))
-    crew.submit(lambda: both.wait(SOON))
+    workers.submit(lambda: both.wait(SOON))
+    workers.submit(lambda: both.wait(SOON))
     assert met.wait(SOON)
 
 
 def test_job_that_raises_is_logged_and_keeps_its_thread(caplog: pytest.LogCaptureFixture) -> None:
-    crew, done = loop_bridge.WorkerPool(max_threads=1), threading.Event()
+    workers, done = loop_bridge.WorkerPool(max_threads=1), threading.Event()
 
     def fail() -> None:
         raise ValueError("this one")
 
     with caplog.at_level(logging.ERROR, "persisting"):
-        crew.submit(fail)
-        crew.submit(done.set)
+        workers.submit(fail)
+        workers.submit(done.set)
         assert done.wait(SOON)
     assert "this one" in caplog.text
 
@@ -85,10 +85,10 @@ def test_job_that_raises_is_logged_and_keeps_its_thread(caplog: pytest.LogCaptur
 def test_worker_pool_uses_existing_threads_if_no_more_can_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    crew, go, done = loop_bridge.WorkerPool(), threading.Event(), threading.Event()
-    crew.submit(lambda: go.wait(SOON))
+    workers, go, done = loop_bridge.WorkerPool(), threading.Event(), threading.Event()
+    workers.submit(lambda: go.wait(SOON))
     refuse_threads(monkeypatch)
-    crew.submit(done.set)
+    workers.submit(done.set)
     go.set()
     assert done.wait(SOON)
 
@@ -168,10 +168,10 @@ def test_mailbox_works_for_a_loop_without_add_reader() -> None:
             raise NotImplementedError
 
     async def main(tell: Callable[[loop_bridge.LoopMailbox], None]) -> None:
-        told = asyncio.Event()
+        delivered = asyncio.Event()
         box = loop_bridge.mailbox()
-        threading.Thread(target=box.post, args=[told.set]).start()
-        await asyncio.wait_for(told.wait(), SOON)
+        threading.Thread(target=box.post, args=[delivered.set]).start()
+        await asyncio.wait_for(delivered.wait(), SOON)
         tell(box)
 
     boxes: list[loop_bridge.LoopMailbox] = []
@@ -184,17 +184,17 @@ def test_mailbox_works_for_a_loop_without_add_reader() -> None:
 def test_signal_does_not_end_a_worker_thread() -> None:
     heard = []
     before = signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
-    crew, done = loop_bridge.WorkerPool(max_threads=1), threading.Event()
+    workers, done = loop_bridge.WorkerPool(max_threads=1), threading.Event()
     try:
-        crew.submit(done.set)
+        workers.submit(done.set)
         assert done.wait(SOON)
         [log_thread] = [
-            t for t in threading.enumerate() if getattr(t, "_args", None) == [crew._event]
+            t for t in threading.enumerate() if getattr(t, "_args", None) == [workers._event]
         ]
         for _ in range(20):
             signal.pthread_kill(log_thread.ident or 0, signal.SIGUSR1)
         done.clear()
-        crew.submit(done.set)
+        workers.submit(done.set)
         assert done.wait(SOON)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -278,27 +278,27 @@ def test_repeating_task_lets_waiting_jobs_run(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_job_whose_signal_was_lost_runs_with_the_next() -> None:
-    crew, done = loop_bridge.WorkerPool(max_threads=1), threading.Semaphore(0)
-    crew.submit(done.release)
+    workers, done = loop_bridge.WorkerPool(max_threads=1), threading.Semaphore(0)
+    workers.submit(done.release)
     assert done.acquire(timeout=SOON)
-    crew._jobs.append(done.release)  # as where Ctrl-C comes before the ring
-    crew.submit(done.release)
+    workers._jobs.append(done.release)  # as if Ctrl-C came before the signal
+    workers.submit(done.release)
     assert done.acquire(timeout=SOON)
     assert done.acquire(timeout=SOON)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_task_runs_after_an_interrupted_request(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    crew, runs = loop_bridge.WorkerPool(), threading.Semaphore(0)
+    workers, runs = loop_bridge.WorkerPool(), threading.Semaphore(0)
     submitted = []
 
     def interrupted(job: Callable[[], Any]) -> None:
         submitted.append(job)
         if when == "after":
-            crew.submit(job)
+            workers.submit(job)
         if len(submitted) == 1:
             raise KeyboardInterrupt
-        crew.submit(job)
+        workers.submit(job)
 
     monkeypatch.setattr(loop_bridge, "submit", interrupted)
     job = coalesced.CoalescedTask(runs.release, short=True)
@@ -373,7 +373,7 @@ def at_the_very_end():
     except Exception as exc:
         print(type(exc).__name__)
 
-atexit.register(at_the_very_end)  # before ours, so after them
+atexit.register(at_the_very_end)  # registered before ours, so it runs after ours
 from persisting.queue import PersistingBackend
 backend = PersistingBackend(bucket_id=0, storage_path=sys.argv[1], enable_wal=True)
 asyncio.run(backend.put({"n": 1}))
@@ -418,7 +418,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 
 
 def in_child(child: Callable[[], None]) -> int:
-    """The exit code of a forked process that does this."""
+    """Run ``work`` in a forked process; return its exit code."""
     process = os.fork()
     if process == 0:
         try:

@@ -1,4 +1,4 @@
-"""Jobs that share their runs, and the timer."""
+"""Coalesced tasks, the thread pool and the timer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bucket of a value is the same however it comes."""
+"""A value is routed to the same bucket as a record field and as an Arrow column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compression acts: it is measured on disk."""
+"""Compression has an effect: sizes are measured on disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.buckets import LANCE, PERSISTING, Kind
 from persisting.queue import InvalidArgument
 
 WORDS = " ".join(topics[name] for name in sorted(topics)).split()
-"""English prose that every Python brings along."""
+"""English prose that every Python installation has."""
 
 
 def prose(luck: random.Random, count: int) -> str:

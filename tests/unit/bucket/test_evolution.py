@@ -18,7 +18,7 @@ from persisting.queue import InvalidArgument, SchemaError
 
 U = UUID(int=5)
 
-# What was stored before, and a later value of the same field.
+# A stored value, and a later value of the same field.
 COMPATIBLE: list[tuple[Any, Any]] = [
     (1, 1.5),
     (1.5, 2),
@@ -54,7 +54,7 @@ COMPATIBLE: list[tuple[Any, Any]] = [
     ({"u": U}, {"u": U, "v": [U]}),
 ]
 
-# What was stored before, a later value that contradicts it, and the place that is named.
+# A stored value, a later value that contradicts it, and the path named in the error.
 CONTRADICTING: list[tuple[Any, Any, str]] = [
     (1, "a", "'x' is int, got str"),
     ("a", 1, "'x' is str, got int"),
@@ -94,7 +94,7 @@ ways = pytest.mark.parametrize(
 
 
 async def check_everywhere(bucket: Bucket, backend: Any, rows: list[dict[str, Any]]) -> None:
-    """The rows read the same buffered, in windows, flushed and reopened."""
+    """Assert that the rows read the same from the buffer, in windows, flushed and reopened."""
 
     def check(got: list[dict[str, Any]], expected: list[dict[str, Any]], when: str) -> None:
         assert len(got) == len(expected), when

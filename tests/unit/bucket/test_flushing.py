@@ -1,4 +1,4 @@
-"""When rows reach the table, and what the log does then."""
+"""When rows are flushed to the table, and how the log is released."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from persisting.queue import PersistingBackend
 
 
 def log_bytes(folder: Path) -> int:
-    """Bytes of the log; a flush may remove a segment while they are counted."""
+    """Return the bytes of the log; a flush may remove a segment meanwhile."""
     total = 0
     for segment in (folder / "wal").glob("*.wal"):
         with suppress(FileNotFoundError):

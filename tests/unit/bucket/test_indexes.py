@@ -83,7 +83,7 @@ async def test_index_whose_checksums_were_not_written_is_rebuilt(
 
 
 async def assert_all_found(backend: Any, when: str) -> None:
-    """Every way to search gives what looking at every record gives."""
+    """Assert that every kind of search finds what a scan of all records finds."""
     start = (await backend.stats())["start_offset"]
     rows = await backend.get()
     for query in vectors(2, SIZE, seed=99):
@@ -104,7 +104,7 @@ async def assert_all_found(backend: Any, when: str) -> None:
 
 
 async def coverage(backend: Any) -> dict[str, tuple[int, int]]:
-    """By field, the rows that its index covers and those that it does not."""
+    """Return covered and uncovered rows of the index of each field."""
     return {one["column"]: (one["rows"], one["behind"]) for one in await backend.indexes()}
 
 
@@ -122,7 +122,7 @@ async def filled(persisting: Bucket) -> AsyncIterator[Any]:
     return backend
 
 
-# What an index is
+# Creating, describing and dropping
 
 
 async def test_index_description_has_kind_and_coverage(persisting: Bucket) -> None:
@@ -212,7 +212,7 @@ async def test_index_can_be_created_before_there_are_enough_vectors(persisting: 
         await backend.flush()
         hits = await backend.search(vector=query, k=10)
         assert_nearest(hits, rows[: start + 430], query, 10)
-    await backend.close()  # upkeep that was under way is done
+    await backend.close()  # waits for running maintenance
     backend = persisting.open(**QUIET)
     await backend.put(rows[0])
     await backend.flush()
@@ -295,7 +295,7 @@ async def test_owner_creates_indexes_and_readers_use_them(filled: Any, persistin
             await read()
 
 
-# What happens to the table
+# Changes of the table
 
 
 async def test_records_are_found_before_and_after_a_flush(filled: Any) -> None:
@@ -447,7 +447,7 @@ async def test_damaged_index_file_raises_with_advice(
     path.unlink()
 
 
-# Keeping up
+# Automatic updates
 
 
 async def test_indexes_are_updated_automatically(persisting: Bucket) -> None:
@@ -463,7 +463,7 @@ async def test_indexes_are_updated_automatically(persisting: Bucket) -> None:
         assert rows + behind == 12_000, column
         assert behind < 8192, column
     assert (await backend.stats())["upkeep_error"] is None
-    await assert_all_found(backend, "after upkeep")
+    await assert_all_found(backend, "after maintenance")
 
 
 async def test_no_order_of_changes_makes_an_index_miss_a_row(persisting: Bucket) -> None:

@@ -73,7 +73,7 @@ VALUES: dict[str, list[Any]] = {
 
 
 def with_values(values: list[Any]) -> list[dict[str, Any]]:
-    """Each value three times and None twice, in an order of no meaning."""
+    """Return each value three times and None twice, shuffled."""
     rows = [*values * 3, None, None]
     random.Random(1).shuffle(rows)
     return [{"n": n, "x": value} for n, value in enumerate(rows)]
@@ -501,7 +501,7 @@ async def fill(backend: Any, place: str) -> None:
 
 def fuzzing(examples: int) -> Any:
     def check(tmp_path: Path) -> None:
-        """The same is answered, or refused, from the buffer, from the table and from both."""
+        """Assert the same answer or error from the buffer, from the table and from both."""
         loop = asyncio.new_event_loop()
         buckets = {p: Bucket(PERSISTING, tmp_path / p) for p in ("buffer", "table", "both")}
         backends = [bucket.open(**QUIET) for bucket in buckets.values()]

@@ -1,4 +1,4 @@
-"""Going back to a version whose fields are not those of now."""
+"""Restoring a version with other fields than today's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from persisting.queue import SchemaError
 
 
 async def other_type(bucket: Bucket, first: Any, second: Any) -> Any:
-    """A bucket whose field ``x`` is of ``second``, and in the tag "first" of ``first``."""
+    """Return a bucket whose field ``x`` holds ``second``, and ``first`` in the tag "first"."""
     backend = bucket.open()
     await backend.put({"x": None})
     await backend.tag("none")

@@ -1,4 +1,4 @@
-"""Search gives what looking at every record gives, wherever the records lie."""
+"""Search finds what a scan of all records finds, in the buffer and in the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from persisting.queue import InvalidArgument
 
 SIZE = 8
 ENOUGH = 1100
-"""Rows of which an index is built."""
+"""Rows in the indexed part of the table."""
 
 METRICS = ("l2", "cosine", "dot")
 PLACES = ("buffer", "table", "both", "index", "index and later rows")
@@ -31,7 +31,7 @@ async def lay(
     index: dict[str, Any],
     **options: Any,
 ) -> Any:
-    """A backend that holds ``rows`` in the buffer, the table, both, or under an index."""
+    """Return a backend with ``rows`` in the buffer, the table, both, or an indexed table."""
     backend = bucket.open(**{**QUIET, **options})
     first = len(rows) // 2 if place == "both" else len(rows)
     if place == "index and later rows":

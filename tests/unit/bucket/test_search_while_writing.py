@@ -1,4 +1,4 @@
-"""Searching beside a writer: no error, and whatever was acknowledged before the search is found."""
+"""Search during writes raises nothing and finds every record acknowledged before it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Bucket, Kind
 SIZE = 8
 PUT = 40
 OPTIONS: dict[str, Any] = {"flush_interval": None, "flush_threshold": 150, "keep_versions": 0.05}
-"""Flushes run by themselves, and old versions go at once: a slow search loses the one it reads."""
+"""Flushes are automatic and old versions are removed at once: a slow search loses its version."""
 
 
 def record(n: int) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def record(n: int) -> dict[str, Any]:
 
 
 class Traffic:
-    """A writer, a keeper and searchers on one backend."""
+    """A writer, a maintenance task and searchers on one backend."""
 
     def __init__(self, backend: Any, seed: int = 0) -> None:
         self.backend = backend
@@ -49,7 +49,7 @@ class Traffic:
             self.writing = False
 
     async def keep(self, *changes: Callable[[], Awaitable[Any]]) -> None:
-        """Change the table again and again, once more after the last record."""
+        """Change the table repeatedly, and once more after the last record."""
         writing = True
         while writing:
             writing = self.writing
@@ -57,7 +57,7 @@ class Traffic:
                 await change()
 
     async def search(self, seed: int, oldest: Callable[[], int] = lambda: 0) -> int:
-        """Look for records that were acknowledged before; how many."""
+        """Search for acknowledged records; return how many searches were made."""
         luck, looked, writing = random.Random(seed), 0, True
         while writing:
             writing = self.writing
@@ -103,7 +103,7 @@ class Traffic:
 
 
 async def together(traffic: Traffic, *work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """The results of all; if one fails, the others come to their end first."""
+    """Return all results; if a coroutine fails, wait for the others before raising."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         return await asyncio.gather(*tasks)

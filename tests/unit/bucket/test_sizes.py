@@ -1,4 +1,4 @@
-"""Large records: cut where they can be, refused where they cannot."""
+"""Large data is split into chunks; a record that is too large is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full buffer makes puts wait, and a failing disk makes them raise until it is well again."""
+"""A full buffer makes puts wait; a failing disk makes them raise until it recovers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPES = {
 
 
 async def buffered_bytes(backend: Any) -> int:
-    """What the buffered rows weigh, measured from outside."""
+    """Estimate the buffered bytes from the statistics."""
     stats = await backend.stats()
     return int(stats["buffer_count"]) * BIG
 

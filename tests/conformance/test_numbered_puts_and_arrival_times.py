@@ -1,4 +1,4 @@
-"""Puts that are stored once, and the times at which records arrived."""
+"""Numbered puts that are stored once, and arrival times of records."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ async def test_offset_at_follows_the_time_of_the_put(bucket: Bucket) -> None:
         between.append(time.time_ns() // 1000 + 1)
         while time.time_ns() // 1000 < between[-1]:
             pass
-    assert [await backend.offset_at(moment) for moment in [0, *between]] == [0, 1, 2, 3, 4]
+    assert [await backend.offset_at(timestamp) for timestamp in [0, *between]] == [0, 1, 2, 3, 4]
     backend = await bucket.reopen(backend)
-    assert [await backend.offset_at(moment) for moment in [0, *between]] == [0, 1, 2, 3, 4]
+    assert [await backend.offset_at(timestamp) for timestamp in [0, *between]] == [0, 1, 2, 3, 4]
 
 
 async def test_stream_started_after_a_restore_reads_the_restored_records(stored: Bucket) -> None:

@@ -1,4 +1,4 @@
-"""A disk that fails once, at any call: nothing is lost, nothing is doubled, and it heals."""
+"""One disk fault at any call: nothing is lost or stored twice, and the bucket recovers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANY = 200
 """More calls than any of these flushes makes."""
 
 STRIDES = {"widen-all": 11, "widen": 5, "none-becomes-typed": 5, "nested-field": 3, "new-field": 2}
-"""By day not every call fails in turn, but every so manyth; at night every one does."""
+"""The default run fails every n-th call in turn; the nightly run fails each one."""
 
 SCENARIOS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     "first-flush": ([], [{"a": 1}, {"a": 2}]),
