@@ -1,4 +1,4 @@
-"""``topics`` and ``describe``."""
+"""``topics`` and ``describe``: show what is stored."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ if TYPE_CHECKING:
     from persisting.topic.inspect import Description, TopicFacts
 
 
-def _owner(one: dict[str, Any]) -> str:
-    known = f"pid {one.get('pid', '?')}@{one.get('host', '?')}"
-    return (
-        f"{known} ({one['node']} {one.get('address', '')})".replace(" )", ")")
-        if ("node" in one)
-        else known
-    )
+def _owner(owner: dict[str, Any]) -> str:
+    process = f"pid {owner.get('pid', '?')}@{owner.get('host', '?')}"
+    if "node" not in owner:
+        return process
+    return f"{process} ({owner['node']} {owner.get('address', '')})".replace(" )", ")")
 
 
 @click.command()
@@ -29,7 +27,7 @@ def _owner(one: dict[str, Any]) -> str:
 @parameters.as_json
 @prints("topics", "persisting.topic.inspect:TopicFacts", many=True)
 def topics(storage: str, as_json: bool) -> None:
-    """List the topics: rows, size, buckets, owner, lag of the groups.
+    """List the topics with rows, size, buckets, owner and lag of their groups.
 
     \b
     Examples:
@@ -39,17 +37,17 @@ def topics(storage: str, as_json: bool) -> None:
     from persisting.topic.inspect import topics_in
 
     found = topics_in(storage)
-    output.show(found, as_json, lambda: _list(found, storage))
+    output.show(found, as_json, lambda: _print_topics(found, storage))
 
 
-def _list(found: list[TopicFacts], storage: str) -> None:
+def _print_topics(found: list[TopicFacts], storage: str) -> None:
     if not found:
         output.say(f"no topics in {storage}")
         return
+    names = ["topic", "#rows", "#size", "#log", "#buckets", "backend", "owner", "lag", "problem"]
+    shown = len(names) if any(topic.problem for topic in found) else len(names) - 1
     output.table(
-        ["topic", "#rows", "#size", "#log", "#buckets", "backend", "owner", "lag", "problem"][
-            : 9 if any(one.problem for one in found) else 8
-        ],
+        names[:shown],
         [
             [
                 one.topic,
@@ -61,7 +59,7 @@ def _list(found: list[TopicFacts], storage: str) -> None:
                 ", ".join(map(_owner, one.owners)) or "-",
                 ", ".join(f"{name} {lag:,}" for name, lag in one.lag.items()) or "-",
                 one.problem,
-            ][: 9 if any(one.problem for one in found) else 8]
+            ][:shown]
             for one in found
         ],
     )
@@ -73,20 +71,20 @@ def _list(found: list[TopicFacts], storage: str) -> None:
 @parameters.as_json
 @prints("describe", "persisting.topic.inspect:Description")
 def describe(topic: str, storage: str, as_json: bool) -> None:
-    """Tell all about a topic: fields, buckets, versions, indexes, groups, log.
+    """Show everything about a topic: fields, buckets, versions, indexes, groups, log.
 
     \b
     Examples:
       persisting describe events
       persisting describe /data/queues/events --json
     """
-    from persisting.topic.inspect import describe as look
+    from persisting.topic.inspect import describe as description_of
 
-    found = look(topics_access.stored(topic, storage))
-    output.show(found, as_json, lambda: _tell(found))
+    found = description_of(topics_access.find_topic(topic, storage))
+    output.show(found, as_json, lambda: _print_description(found))
 
 
-def _tell(found: Description) -> None:
+def _print_description(found: Description) -> None:
     output.facts(
         [
             ("topic", found.topic),
@@ -94,14 +92,14 @@ def _tell(found: Description) -> None:
             ("backend", found.backend),
             ("rows", f"{found.rows:,}"),
             ("size", size(found.bytes)),
-            ("buckets", f"{found.num_buckets} by {found.bucket_column!r}"),
+            ("buckets", f"{found.num_buckets}, chosen by {found.bucket_column!r}"),
             ("page", f"{found.batch_size} rows"),
             ("options", ", ".join(f"{k}={v!r}" for k, v in found.options.items()) or "defaults"),
             ("versions", found.versions),
         ]
     )
-    _section("fields", ["field", "type"], [[one.name, one.type] for one in found.fields])
-    _section(
+    _print_section("fields", ["field", "type"], [[one.name, one.type] for one in found.fields])
+    _print_section(
         "buckets",
         ["#bucket", "#rows", "#from", "#to", "#version", "#fragments", "#size", "owner", "problem"],
         [
@@ -119,15 +117,15 @@ def _tell(found: Description) -> None:
             for one in found.buckets
         ],
     )
-    _section(
+    _print_section(
         "tags",
         ["tag", "time", "#rows"],
         [
-            [one.name, output.moment(dt.datetime.fromisoformat(one.timestamp)), one.rows]
+            [one.name, output.local_time(dt.datetime.fromisoformat(one.timestamp)), one.rows]
             for one in found.tags
         ],
     )
-    _section(
+    _print_section(
         "indexes",
         ["field", "kind", "metric", "buckets"],
         [
@@ -135,12 +133,12 @@ def _tell(found: Description) -> None:
             for one in found.indexes
         ],
     )
-    _section(
+    _print_section(
         "groups",
         ["group", "#members", "#lag"],
         [[one.group, one.members, one.lag] for one in found.groups],
     )
-    _section(
+    _print_section(
         "log",
         ["#bucket", "state", "#size", "#segments", "#frames to flush", "problem"],
         [
@@ -151,7 +149,7 @@ def _tell(found: Description) -> None:
     )
 
 
-def _section(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+def _print_section(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     if rows:
         output.line()
         output.heading(f"{title} ({plural(len(rows), 'entry', 'entries')})")
