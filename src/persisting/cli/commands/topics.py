@@ -92,7 +92,7 @@ def _print_description(found: Description) -> None:
             ("backend", found.backend),
             ("rows", f"{found.rows:,}"),
             ("size", size(found.bytes)),
-            ("buckets", f"{found.num_buckets}, chosen by {found.bucket_column!r}"),
+            ("buckets", f"{found.num_buckets} by {found.bucket_column!r}"),
             ("page", f"{found.batch_size} rows"),
             ("options", ", ".join(f"{k}={v!r}" for k, v in found.options.items()) or "defaults"),
             ("versions", found.versions),
