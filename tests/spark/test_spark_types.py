@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 from conformance.test_values import GOOD_NAMES, VALUES
 from hypothesis import HealthCheck, given, settings
-from support.record_strategies import tables
 from support.comparing import assert_same, canonical
+from support.record_strategies import tables
 from support.spark.filled import content, load, put, records, save, stored
 
 from persisting.spark.types import spark_schema, to_spark
