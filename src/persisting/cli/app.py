@@ -143,7 +143,9 @@ def _report(exc: Exception) -> int:
         return exit_codes.USAGE
     if isinstance(exc, click.UsageError):
         command = exc.ctx.command_path if exc.ctx else "persisting"
-        _error(f"{exc.format_message()} See '{command} --help'.")
+        message = exc.format_message()
+        stop = "" if message.endswith((".", "?")) else "."
+        _error(f"{message}{stop} See '{command} --help'.")
         return exit_codes.USAGE
     if isinstance(exc, click.ClickException):
         _error(exc.format_message())

@@ -114,7 +114,7 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Not a terminal; pass --yes.")
+        raise click.UsageError(f"Not a terminal; pass --yes to confirm: {question}")
     click.confirm(question, abort=True, err=True)
 
 

@@ -153,7 +153,7 @@ def _vector(given: str) -> list[float]:
     except ValueError as exc:
         raise click.UsageError(f"--vector is not a JSON list: {exc}") from exc
     if not isinstance(found, list) or not all(
-        isinstance(one, (int, float)) and not isinstance(one, bool) for one in found
+        isinstance(item, (int, float)) and not isinstance(item, bool) for item in found
     ):
         raise click.UsageError("--vector must be a JSON list of numbers, as in [0.1, 0.9].")
     return found
@@ -169,7 +169,7 @@ def _vector_in(record: dict[str, Any], column: str | None) -> list[float]:
     fields = [
         name
         for name, value in record.items()
-        if isinstance(value, list) and value and all(isinstance(one, float) for one in value)
+        if isinstance(value, list) and value and all(isinstance(item, float) for item in value)
     ]
     if len(fields) != 1:
         raise click.UsageError(

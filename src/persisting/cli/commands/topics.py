@@ -50,17 +50,17 @@ def _print_topics(found: list[TopicFacts], storage: str) -> None:
         names[:shown],
         [
             [
-                one.topic,
-                one.rows,
-                size(one.bytes),
-                size(one.log_bytes),
-                one.num_buckets,
-                one.backend,
-                ", ".join(map(_owner, one.owners)) or "-",
-                ", ".join(f"{name} {lag:,}" for name, lag in one.lag.items()) or "-",
-                one.problem,
+                topic.topic,
+                topic.rows,
+                size(topic.bytes),
+                size(topic.log_bytes),
+                topic.num_buckets,
+                topic.backend,
+                ", ".join(map(_owner, topic.owners)) or "-",
+                ", ".join(f"{name} {lag:,}" for name, lag in topic.lag.items()) or "-",
+                topic.problem,
             ][:shown]
-            for one in found
+            for topic in found
         ],
     )
 
@@ -98,53 +98,55 @@ def _print_description(found: Description) -> None:
             ("versions", found.versions),
         ]
     )
-    _print_section("fields", ["field", "type"], [[one.name, one.type] for one in found.fields])
+    _print_section(
+        "fields", ["field", "type"], [[field.name, field.type] for field in found.fields]
+    )
     _print_section(
         "buckets",
         ["#bucket", "#rows", "#from", "#to", "#version", "#fragments", "#size", "owner", "problem"],
         [
             [
-                one.bucket,
-                one.rows,
-                one.start_offset,
-                one.end_offset,
-                one.version,
-                one.fragments,
-                size(one.bytes),
-                "-" if one.owner is None else _owner(one.owner),
-                one.problem,
+                bucket.bucket,
+                bucket.rows,
+                bucket.start_offset,
+                bucket.end_offset,
+                bucket.version,
+                bucket.fragments,
+                size(bucket.bytes),
+                "-" if bucket.owner is None else _owner(bucket.owner),
+                bucket.problem,
             ]
-            for one in found.buckets
+            for bucket in found.buckets
         ],
     )
     _print_section(
         "tags",
         ["tag", "time", "#rows"],
         [
-            [one.name, output.local_time(dt.datetime.fromisoformat(one.timestamp)), one.rows]
-            for one in found.tags
+            [tag.name, output.local_time(dt.datetime.fromisoformat(tag.timestamp)), tag.rows]
+            for tag in found.tags
         ],
     )
     _print_section(
         "indexes",
         ["field", "kind", "metric", "buckets"],
         [
-            [one.column, one.kind, one.metric, ", ".join(map(str, one.buckets))]
-            for one in found.indexes
+            [index.column, index.kind, index.metric, ", ".join(map(str, index.buckets))]
+            for index in found.indexes
         ],
     )
     _print_section(
         "groups",
         ["group", "#members", "#lag"],
-        [[one.group, one.members, one.lag] for one in found.groups],
+        [[group.group, group.members, group.lag] for group in found.groups],
     )
     _print_section(
         "log",
         ["#bucket", "state", "#size", "#segments", "#frames to flush", "problem"],
         [
-            [one.bucket, one.state, size(one.bytes), one.segments, one.pending_frames, one.problem]
-            for one in found.logs
-            if one.state != "empty"
+            [log.bucket, log.state, size(log.bytes), log.segments, log.pending_frames, log.problem]
+            for log in found.logs
+            if log.state != "empty"
         ],
     )
 

@@ -89,12 +89,12 @@ def tag(topic: str, name: str | None, delete: bool, storage: str, as_json: bool)
 
     found = [
         TagResult(
-            one["name"],
-            one["timestamp"],
-            one["rows"],
-            {str(bucket): place for bucket, place in one["buckets"].items()},
+            found_tag["name"],
+            found_tag["timestamp"],
+            found_tag["rows"],
+            {str(bucket): place for bucket, place in found_tag["buckets"].items()},
         )
-        for one in topics_access.run(work())
+        for found_tag in topics_access.run(work())
     ]
     output.show(found, as_json, lambda: _print_tags(found, name, delete))
 
@@ -107,7 +107,10 @@ def _print_tags(found: list[TagResult], name: str | None, deleted: bool) -> None
     else:
         output.table(
             ["tag", "time", "#rows"],
-            [[one.name, output.local_time(one.timestamp), one.rows] for one in found],
+            [
+                [found_tag.name, output.local_time(found_tag.timestamp), found_tag.rows]
+                for found_tag in found
+            ],
         )
 
 
@@ -137,8 +140,14 @@ def versions(topic: str, bucket: int | None, storage: str, as_json: bool) -> Non
         lambda: output.table(
             ["time", "#bucket", "#version", "#rows", "operation"],
             [
-                [output.local_time(one.timestamp), one.bucket, one.version, one.rows, one.operation]
-                for one in found
+                [
+                    output.local_time(version.timestamp),
+                    version.bucket,
+                    version.version,
+                    version.rows,
+                    version.operation,
+                ]
+                for version in found
             ],
         ),
     )
@@ -245,7 +254,7 @@ def _plan(topic: str, storage: str, version: Any) -> Restore:
         table = source.table(bucket)
         end = table.at(number).end
         buckets.append(BucketRestore(bucket, number, end, max(0, table.view.end - end)))
-    removed = sum(one.removed for one in buckets)
+    removed = sum(bucket.removed for bucket in buckets)
     return Restore(source.config.topic, removed, buckets)
 
 
@@ -261,7 +270,10 @@ def _resolved(source: Any, bucket: int, number: int) -> int:
 def _print_restore(plan: Restore) -> None:
     output.table(
         ["#bucket", "#version", "#ends at", "#removed"],
-        [[one.bucket, one.version, one.end_offset, one.removed] for one in plan.buckets],
+        [
+            [bucket.bucket, bucket.version, bucket.end_offset, bucket.removed]
+            for bucket in plan.buckets
+        ],
     )
     for group in plan.groups:
         output.line(

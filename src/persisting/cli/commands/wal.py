@@ -115,25 +115,25 @@ def _inspected(source: TopicFolder, bucket: int) -> InspectedLog:
         torn_bytes=report.torn_bytes,
         owned=owner_of(folder) is not None,
         problem=report.problem,
-        segments=[_segment(one) for one in report.segments],
+        segments=[_segment(segment) for segment in report.segments],
     )
 
 
-def _segment(one: SegmentReport) -> InspectedSegment:
+def _segment(segment: SegmentReport) -> InspectedSegment:
     arrival = (
         None
-        if one.last_arrival is None
-        else dt.datetime.fromtimestamp(one.last_arrival / 1e6, dt.timezone.utc).isoformat()
+        if segment.last_arrival is None
+        else dt.datetime.fromtimestamp(segment.last_arrival / 1e6, dt.timezone.utc).isoformat()
     )
     return InspectedSegment(
-        one.file,
-        one.size,
-        one.frames,
-        one.first_sequence,
-        one.last_sequence,
-        one.synced,
+        segment.file,
+        segment.size,
+        segment.frames,
+        segment.first_sequence,
+        segment.last_sequence,
+        segment.synced,
         arrival,
-        one.broken,
+        segment.broken,
     )
 
 
@@ -142,15 +142,15 @@ def _print_logs(logs: list[InspectedLog]) -> None:
         ["#bucket", "state", "#segments", "#size", "#to flush", "#flushed", "owned"],
         [
             [
-                one.bucket,
-                one.state,
-                len(one.segments),
-                output.size(sum(segment.bytes for segment in one.segments)),
-                one.pending_frames,
-                one.table_sequence,
-                "yes" if one.owned else "no",
+                log.bucket,
+                log.state,
+                len(log.segments),
+                output.size(sum(segment.bytes for segment in log.segments)),
+                log.pending_frames,
+                log.table_sequence,
+                "yes" if log.owned else "no",
             ]
-            for one in logs
+            for log in logs
         ],
     )
     rows = [(log.bucket, segment) for log in logs for segment in log.segments]
@@ -160,15 +160,15 @@ def _print_logs(logs: list[InspectedLog]) -> None:
             [
                 [
                     bucket,
-                    one.file,
-                    output.size(one.bytes),
-                    one.frames,
-                    one.first_sequence,
-                    one.last_sequence,
-                    one.synced,
-                    one.broken,
+                    segment.file,
+                    output.size(segment.bytes),
+                    segment.frames,
+                    segment.first_sequence,
+                    segment.last_sequence,
+                    segment.synced,
+                    segment.broken,
                 ]
-                for bucket, one in rows
+                for bucket, segment in rows
             ],
         )
     for log in logs:
@@ -202,16 +202,16 @@ def repair(
     plans = [
         _repaired(source, number, dry_run=True) for number in topics_access.buckets(source, bucket)
     ]
-    broken = [one for one in plans if one.problem is not None]
+    broken = [plan for plan in plans if plan.problem is not None]
     if broken and not dry_run:
         lost = ", ".join(
-            f"bucket {one.bucket}: sequences {_range(one.lost_sequences)}" for one in broken
+            f"bucket {plan.bucket}: sequences {_range(plan.lost_sequences)}" for plan in broken
         )
         topics_access.confirm(f"Cut off {lost}? The queue loses their records.", yes)
-        done = {one.bucket: _repaired(source, one.bucket, dry_run=False) for one in broken}
-        plans = [done.get(one.bucket, one) for one in plans]
-    for one in plans:
-        one.dry_run = dry_run
+        done = {plan.bucket: _repaired(source, plan.bucket, dry_run=False) for plan in broken}
+        plans = [done.get(plan.bucket, plan) for plan in plans]
+    for plan in plans:
+        plan.dry_run = dry_run
     output.show(plans, as_json, lambda: _print_repaired(plans))
 
 
@@ -246,15 +246,15 @@ def _repaired(source: TopicFolder, bucket: int, *, dry_run: bool) -> RepairedLog
 
 
 def _print_repaired(plans: list[RepairedLog]) -> None:
-    broken = [one for one in plans if one.problem is not None]
-    for one in broken:
-        output.line(f"bucket {one.bucket}: {one.problem}")
-        would = "would be " if one.dry_run else ""
+    broken = [plan for plan in plans if plan.problem is not None]
+    for plan in broken:
+        output.line(f"bucket {plan.bucket}: {plan.problem}")
+        would = "would be " if plan.dry_run else ""
         output.line(
-            f"  {output.size(one.cut_bytes)} with sequences {_range(one.lost_sequences)} "
-            f"{would}cut off; {output.plural(one.kept_frames, 'frame')} before the damage kept"
+            f"  {output.size(plan.cut_bytes)} with sequences {_range(plan.lost_sequences)} "
+            f"{would}cut off; {output.plural(plan.kept_frames, 'frame')} before the damage kept"
         )
-        for copy in one.copies:
+        for copy in plan.copies:
             output.line(f"  cut bytes saved as {copy}")
     if not broken:
         output.line("no log is damaged; nothing to repair")
