@@ -16,9 +16,7 @@ def main() -> None:
         from persisting.cli.app import run
 
         code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # while modules load, or a second Ctrl-C while a command stops
+    except KeyboardInterrupt:  # while modules load
         code = 130
-    # The exit of the interpreter flushes backends that are still open. Another Ctrl-C must neither
-    # cut that short nor replace the exit code.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # see app.run
     sys.exit(code)

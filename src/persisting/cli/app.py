@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -116,6 +117,9 @@ def run(argv: Sequence[str]) -> int:
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except (KeyboardInterrupt, click.Abort):
+        # The exit of the interpreter flushes backends that are still open. Another Ctrl-C must
+        # neither cut that short nor replace the exit code.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         output.say("stopped")
         return exit_codes.INTERRUPTED
     except Exception as exc:
