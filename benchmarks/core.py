@@ -1,10 +1,10 @@
-"""The core's benchmarks: us beside raw Lance and SQLite, in one run, with ratios.
+"""Benchmarks of the core, compared with raw Lance and SQLite in the same run.
 
     make bench
     make bench BENCH_ARGS="--quick"
     make bench BENCH_ARGS="--only durable --only recovery --repeat 5"
 
-Absolute numbers are those of this machine at this hour; the ratios are what to compare.
+Absolute numbers depend on the machine and its load; compare the ratios.
 """
 
 from __future__ import annotations
@@ -40,9 +40,15 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--records", type=int, default=1_000_000, help="default: 1,000,000")
     parser.add_argument("--quick", action="store_true", help="50,000 records, each measured once")
-    parser.add_argument("--repeat", type=int, default=3, help="measure so often, keep the best")
-    parser.add_argument("--only", action="append", choices=SUITES, help="a part; may be repeated")
-    parser.add_argument("--folder", type=Path, help="where the data goes (default: a temporary)")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="number of measurements; the best counts"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=SUITES, help="benchmark to run; may be repeated"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the data (default: a temporary one)"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
     given = parser.parse_args()
     if given.records < 1000 or given.repeat < 1:

@@ -1,14 +1,14 @@
-"""Us and our peers, given the same work in one run: a table with ratios, a JSON file, a page.
+"""Compare Persisting with other systems on the same workloads: a table, a JSON file, a page.
 
     make bench
     .venv/bin/python benchmarks/peers.py --records 20000 --repeat 1
     .venv/bin/python benchmarks/peers.py --only ours --only sqlite --kind small
 
-Who is not installed is left out, and a line says so. Every work is done by all in turns and the
-best of each is kept; what was put is read back and compared. Who is slow is stopped after
-``--seconds``: its rate is then that of what it stored until then. The column "durable" says what
-survives power loss when a put returns: who does not sync is no like for like. Absolute numbers are
-those of this machine at this hour; the ratios are what to compare.
+Systems that are not installed are skipped with a note. All systems run each workload in turns and
+the best run of each counts; what was put is read back and compared. A slow system is stopped after
+``--seconds``; its rate is that of the records stored until then. The column "durable" says what
+survives power loss when a put returns: rates of systems that do not sync are not comparable with
+those that do. Absolute numbers depend on the machine and its load; compare the ratios.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 
 from corebench import report
 from peersbench import registry
-from peersbench.kinds import KINDS, Kind, Record
-from peersbench.outcome import Outcome
+from peersbench.comparison import Comparison
 from peersbench.peer import Peer
-from peersbench.work import CROWD, INGEST, PRODUCERS, SINGLES
+from peersbench.record_kinds import KINDS, Kind, Record
+from peersbench.workload import CROWD, INGEST, PRODUCERS, SINGLES
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -33,11 +33,19 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--records", type=int, default=100_000, help="default: 100,000")
-    parser.add_argument("--repeat", type=int, default=3, help="measure so often, keep the best")
-    parser.add_argument("--seconds", type=float, default=5.0, help="at most so long each time")
-    parser.add_argument("--only", action="append", choices=registry.PEERS, help="may be repeated")
-    parser.add_argument("--kind", action="append", choices=KINDS, help="of record; default: all")
-    parser.add_argument("--folder", type=Path, help="where the data goes (default: a temporary)")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="number of measurements; the best counts"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="time limit of a measurement")
+    parser.add_argument(
+        "--only", action="append", choices=registry.PEERS, help="system to measure; may be repeated"
+    )
+    parser.add_argument(
+        "--kind", action="append", choices=KINDS, help="kind of record; default: all"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the data (default: a temporary one)"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for JSON and page")
     given = parser.parse_args()
     if given.records < 100 or given.repeat < 1:
@@ -46,7 +54,7 @@ def arguments() -> argparse.Namespace:
 
 
 def sizes(records: int) -> dict[str, int]:
-    """How many records each work takes."""
+    """Return the number of records of each workload."""
     return {
         INGEST: records,
         SINGLES: min(records, max(100, records // 100)),
@@ -54,9 +62,9 @@ def sizes(records: int) -> dict[str, int]:
     }
 
 
-def measure(run: report.Run, outcome: Outcome, kind: Kind, count: int, seconds: float) -> None:
+def measure(run: report.Run, outcome: Comparison, kind: Kind, count: int, seconds: float) -> None:
     rows = kind.rows(count)
-    for work, wanted in sizes(count).items():
+    for work, number in sizes(count).items():
 
         def of(peer: Peer, work: str, some: list[Record]) -> Callable[[Path], float]:
             def measured(folder: Path) -> float:
@@ -67,12 +75,12 @@ def measure(run: report.Run, outcome: Outcome, kind: Kind, count: int, seconds: 
 
             return measured
 
-        run.best(*(of(peer, work, rows[:wanted]) for peer in outcome.peers))
+        run.best(*(of(peer, work, rows[:number]) for peer in outcome.peers))
 
 
 def main() -> None:
     given = arguments()
-    outcome = Outcome(registry.chosen(given.only))
+    outcome = Comparison(registry.chosen(given.only))
     before = report.machine()
     before["peers"] = {peer.name: peer.version() for peer in outcome.peers}
     print(f"{given.records:,} records, best of {given.repeat}, load average", end=" ")
@@ -83,7 +91,7 @@ def main() -> None:
             count = max(100, given.records // kind.share)
             measure(run, outcome, kind, count, given.seconds)
             print(outcome.table(kind, count), flush=True)
-    outcome.beside_everyone(run)
+    outcome.compare_all(run)
     if targets := [row for row in run.rows if row.target is not None]:
         print(f"\n{report.HEADER}")
         print("\n".join(map(report.line, targets)))

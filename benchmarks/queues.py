@@ -1,11 +1,11 @@
-"""The queues' benchmarks: us beside Pulsing's own queue in memory, in one run, with ratios.
+"""Benchmarks of the queues, compared with Pulsing's own queue in memory in the same run.
 
     .venv/bin/python benchmarks/queues.py
     .venv/bin/python benchmarks/queues.py --quick --only remote
 
-Embedded, on an actor of this process, and on another process over the loopback. The file is not
-called ``queue.py``: beside the other programs it would hide Python's own module of that name.
-Absolute numbers are those of this machine at this hour; the ratios are what to compare.
+Measures embedded queues, an actor in this process, and another process over the loopback. A file
+named ``queue.py`` would hide the module of the standard library from the other benchmarks.
+Absolute numbers depend on the machine and its load; compare the ratios.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def seconds(work: Awaitable[Any]) -> float:
 
 
 class Measured:
-    """The best rate of each kind of use."""
+    """The best rate of each operation."""
 
     def __init__(self) -> None:
         self.rates: dict[str, float] = {}
@@ -74,10 +74,10 @@ async def measure_ours(
     lists = [rows[start : start + LIST] for start in range(0, len(rows), LIST)]
     for _ in range(run.repeat):
         topic = f"bench-{uuid.uuid4().hex[:8]}"
-        words: dict[str, Any] = {"topic": topic, "backend": backend, "backend_options": options}
+        arguments: dict[str, Any] = {"topic": topic, "backend": backend, "backend_options": options}
         if backend != "memory":
-            words["storage_path"] = str(folder)
-        writer = await write_queue(system, **words)
+            arguments["storage_path"] = str(folder)
+        writer = await write_queue(system, **arguments)
         await writer.put(rows[:8])
         singles = rows[: 200 if system is not None else 2000]
         found.keep("single", len(singles), await seconds(_one_by_one(writer, singles)))
@@ -86,7 +86,7 @@ async def measure_ours(
             took = await seconds(asyncio.gather(*(writer.put(record) for record in some)))
             found.keep("concurrent", CONCURRENT, took)
         found.keep("list", len(rows), await seconds(_lists(writer, lists)))
-        reader = await read_queue(system, topic=topic, storage_path=words.get("storage_path"))
+        reader = await read_queue(system, topic=topic, storage_path=arguments.get("storage_path"))
         total = (await writer.stats())["total_count"]
         found.keep("stream", total, await seconds(_drain(reader, total)))
         await reader.close()
@@ -117,8 +117,8 @@ async def _drain(reader: Any, total: int) -> None:
         raise SystemExit(f"read {count} of {total} records")
 
 
-async def measure_pulsings(system: Any, topic: str, count: int) -> Measured:
-    """Pulsing's own queue with its memory backend, one bucket; it has no stream, so pages."""
+async def measure_pulsing(system: Any, topic: str, count: int) -> Measured:
+    """Measure Pulsing's queue in memory with one bucket; it has no stream, so it reads pages."""
     from pulsing import streaming
 
     found = Measured()
@@ -139,7 +139,7 @@ async def measure_pulsings(system: Any, topic: str, count: int) -> Measured:
 
 
 async def topic_on(system: Any, node: str | None) -> str:
-    """A topic whose one bucket Pulsing places on ``node``."""
+    """Return a topic whose bucket Pulsing places on ``node``."""
     from pulsing.streaming.manager import _compute_owner
 
     members = await system.members()
@@ -157,7 +157,7 @@ def _start_node(kind: str) -> subprocess.Popen[str]:
 
 @asynccontextmanager
 async def other_process(kind: str) -> AsyncIterator[tuple[str, str]]:
-    """A node in a process of its own: its address and id."""
+    """Start a node in another process; yield its address and id."""
     child = _start_node(kind)
     assert child.stdout is not None
     try:
@@ -172,8 +172,8 @@ async def other_process(kind: str) -> AsyncIterator[tuple[str, str]]:
         child.stdout.close()
 
 
-async def be_a_node(kind: str) -> None:
-    """One of ours, or one as Pulsing alone makes it: ours also speeds up its small replies."""
+async def run_node(kind: str) -> None:
+    """Run a node of ours, which also speeds up small replies, or one of plain Pulsing."""
     from pulsing.streaming.manager import get_storage_manager
 
     system = await pul.actor_system("127.0.0.1:0")
@@ -189,7 +189,7 @@ async def be_a_node(kind: str) -> None:
 
 @asynccontextmanager
 async def place(where: str, kind: str = "ours") -> AsyncIterator[tuple[Any, str | None]]:
-    """A system and the node that is to own the buckets."""
+    """Yield a system and the node that should own the buckets."""
     if where == "embedded":
         yield None, None
     elif where == "local":
@@ -210,20 +210,20 @@ async def place(where: str, kind: str = "ours") -> AsyncIterator[tuple[Any, str 
 
 
 NAMES = {
-    "single": "put, one after the other",
-    "concurrent": f"put, {CONCURRENT:,} at the same time",
+    "single": "put, one after another",
+    "concurrent": f"put, {CONCURRENT:,} concurrently",
     "list": f"put of lists of {LIST:,}",
     "stream": "stream",
 }
 
 
 async def measure(where: str, run: Run) -> None:
-    beside: dict[str, float] = {}
+    pulsing_rates: dict[str, float] = {}
     if where != "embedded":
         async with place(where, "pulsing") as (system, node):
             count = 60 if where == "remote" else 1000
             topic = await topic_on(system, node)
-            beside = (await measure_pulsings(system, topic, count)).rates
+            pulsing_rates = (await measure_pulsing(system, topic, count)).rates
     async with place(where) as (system, _):
         for label, (backend, options) in BACKENDS.items():
             with run.scratch() as folder:
@@ -234,8 +234,8 @@ async def measure(where: str, run: Run) -> None:
                     f"{name}, {label}",
                     found.rates[kind],
                     "rec/s",
-                    PULSING if beside else "",
-                    beside.get(kind),
+                    PULSING if pulsing_rates else "",
+                    pulsing_rates.get(kind),
                     TARGETS.get((where, kind)),
                 )
 
@@ -246,9 +246,15 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--records", type=int, default=300_000, help="default: 300,000")
     parser.add_argument("--quick", action="store_true", help="50,000 records, each measured once")
-    parser.add_argument("--repeat", type=int, default=3, help="measure so often, keep the best")
-    parser.add_argument("--only", action="append", choices=PLACES, help="a place; may be repeated")
-    parser.add_argument("--folder", type=Path, help="where the data goes (default: a temporary)")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="number of measurements; the best counts"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=PLACES, help="place to measure; may be repeated"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the data (default: a temporary one)"
+    )
     parser.add_argument("--node", choices=("ours", "pulsing"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.records < LIST or given.repeat < 1:
@@ -261,7 +267,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     given = arguments()
     if given.node:
-        asyncio.run(be_a_node(given.node))
+        asyncio.run(run_node(given.node))
         return
     before = report.machine()
     print(f"{given.records:,} records, best of {given.repeat}, load average", end=" ")

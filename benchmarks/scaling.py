@@ -1,10 +1,10 @@
-"""How synced puts grow with producers, buckets and processes: for docs/explanation/scaling.md.
+"""How synced puts scale with producers, buckets and processes, for docs/explanation/scaling.md.
 
     .venv/bin/python benchmarks/scaling.py
     .venv/bin/python benchmarks/scaling.py --records 2000 --repeat 1
 
-Beside every number stands that of one bucket in one process, measured in turns with it. Also the
-time of a bare fdatasync on the same disk: what one waiting producer cannot beat.
+Every number is compared with one bucket in one process, measured in turns with it. A bare fdatasync
+on the same disk is measured too: one waiting producer cannot be faster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ONE = "1 bucket, 1 process"
 
 
 async def put(folder: Path, rows: list[dict[str, Any]], *, producers: int, buckets: int) -> float:
-    """Seconds until ``producers`` tasks have put ``rows``, one by one, each synced."""
+    """Return the seconds that ``producers`` tasks need to put ``rows`` one by one, each synced."""
     async with await write_queue(
         topic="t",
         storage_path=str(folder),
@@ -60,7 +60,7 @@ def in_one(count: int, producers: int, buckets: int) -> Callable[[Path], float]:
 
 
 def in_several(count: int, producers: int, processes: int) -> Callable[[Path], float]:
-    """Every process has a bucket, ``producers`` tasks and ``count`` records of its own."""
+    """Measure processes that each have their own bucket, producers and ``count`` records."""
 
     def measure(folder: Path) -> float:
         children = [
@@ -94,7 +94,7 @@ def child(folder: Path, count: int) -> None:
 
 
 def bare_sync(folder: Path) -> float:
-    """Writes of 100 bytes, each synced, a second."""
+    """Return how many synced writes of 100 bytes the disk does per second."""
     fd = os.open(folder / "file", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         started = time.perf_counter()
@@ -133,8 +133,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--records", type=int, default=20_000, help="default: 20,000")
-    parser.add_argument("--repeat", type=int, default=3, help="measure so often, keep the best")
-    parser.add_argument("--folder", type=Path, help="where the data goes (default: a temporary)")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="number of measurements; the best counts"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the data (default: a temporary one)"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
     given = parser.parse_args()
     before = report.machine()

@@ -1,13 +1,13 @@
-"""The tables' benchmarks: search, upkeep and random access, beside raw Lance and LanceDB.
+"""Benchmarks of search, random access and maintenance, compared with raw Lance and LanceDB.
 
     .venv/bin/python benchmarks/tables.py
     .venv/bin/python benchmarks/tables.py --quick
-    .venv/bin/python benchmarks/tables.py --only upkeep --records 200000
+    .venv/bin/python benchmarks/tables.py --only maintenance --records 200000
 
-LanceDB is no part of the project's tools: ``.venv/bin/pip install lancedb`` brings it (it changes
-neither pylance nor pyarrow); without it its lines are left out. Latencies are those of one caller
-that waits for each answer. Absolute numbers are those of this machine at this hour; the ratios,
-taken in turns within one run, are what to compare. A ratio below 1 means less time than theirs.
+LanceDB is optional: ``.venv/bin/pip install lancedb`` installs it (without changing pylance or
+pyarrow); its lines are left out otherwise. Latencies are those of one caller that waits for each
+answer. Absolute numbers depend on the machine and its load; compare the ratios, which are measured
+in turns within one run. A ratio below 1 means that ours is faster.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ import tempfile
 from pathlib import Path
 
 from corebench import report
-from tablebench.access import access
-from tablebench.searching import searching
+from tablebench.maintenance import maintenance
+from tablebench.random_access import random_access
 from tablebench.sizes import Sizes
-from tablebench.upkeep import upkeep
-from tablebench.words import words
+from tablebench.text_search import text_search
+from tablebench.vector_search import vector_search
 
-SUITES = {"search": searching, "words": words, "access": access, "upkeep": upkeep}
+SUITES = {
+    "search": vector_search,
+    "text": text_search,
+    "access": random_access,
+    "maintenance": maintenance,
+}
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -38,12 +43,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="20,000 x 64 vectors, 50,000 records, 50 queries"
     )
-    parser.add_argument("--only", action="append", choices=SUITES, help="a part; may be repeated")
-    parser.add_argument("--folder", type=Path, help="where the data goes (default: a temporary)")
+    parser.add_argument(
+        "--only", action="append", choices=SUITES, help="benchmark to run; may be repeated"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the data (default: a temporary one)"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
     given = parser.parse_args()
     if given.vectors < 2000 or given.records < 10_000 or given.queries < 10:
-        parser.error("at least 2000 vectors, 10,000 records and 10 queries are needed")
+        parser.error("needs at least 2000 vectors, 10,000 records and 10 queries")
     if given.quick:
         given.vectors, given.dimensions, given.records, given.queries = 20_000, 64, 50_000, 50
     return given

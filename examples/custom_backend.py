@@ -1,8 +1,8 @@
-"""A backend of your own: each bucket in a SQLite file, embedded and on a Pulsing system.
+"""A custom backend that stores each bucket in a SQLite file, embedded and on a Pulsing system.
 
     python examples/custom_backend.py [folder]
 
-Only the methods of the protocol are needed; ``close`` is optional.
+A backend needs only the methods of the protocol; ``close`` is optional.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SqliteBackend:
         self, bucket_id: int, storage_path: str, batch_size: int = 100, **options: Any
     ) -> None:
         self._bucket_id = bucket_id
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
         folder = Path(storage_path)
         folder.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(folder / "records.db", check_same_thread=False, timeout=0)
@@ -48,7 +48,7 @@ class SqliteBackend:
             self._db.commit()
         except sqlite3.OperationalError as exc:
             self._db.close()
-            raise BucketLocked(f"{folder} is open elsewhere: {exc}") from exc
+            raise BucketLocked(f"{folder} is open in another process: {exc}") from exc
         (self._count,) = self._db.execute("SELECT count(*) FROM records").fetchone()
 
     async def put(self, record: Record) -> None:
@@ -58,8 +58,8 @@ class SqliteBackend:
         try:
             texts = [json.dumps(record) for record in records]
         except (TypeError, ValueError) as exc:
-            raise SchemaError(f"the record is no JSON: {exc}") from exc
-        async with self._one_at_a_time:
+            raise SchemaError(f"the record cannot be stored as JSON: {exc}") from exc
+        async with self._lock:
             await asyncio.to_thread(self._insert, list(enumerate(texts, self._count)))
             self._count += len(texts)
 
@@ -68,7 +68,7 @@ class SqliteBackend:
             self._db.executemany("INSERT INTO records VALUES (?, ?)", rows)
 
     async def get(self, offset: int = 0, limit: int | None = None) -> list[Record]:
-        async with self._one_at_a_time:
+        async with self._lock:
             texts = await asyncio.to_thread(self._select, offset, -1 if limit is None else limit)
         return [json.loads(text) for (text,) in texts]
 
@@ -99,7 +99,7 @@ class SqliteBackend:
         return self._count
 
     async def close(self) -> None:
-        async with self._one_at_a_time:
+        async with self._lock:
             self._db.close()
 
 

@@ -1,10 +1,10 @@
-"""A producer that may be killed at any moment and goes on where it stood.
+"""A producer that can be killed at any time and continues where it stopped.
 
     python examples/durable_producer.py FOLDER [COUNT]
 
-It numbers its puts, prints each number once the record survives power loss, and asks the bucket
-for the last number when it starts. Kill it with -9 and start it again: no number is missing, none
-is stored twice.
+It numbers its puts, prints each number when the record survives power loss, and asks the bucket for
+the last number when it starts. Kill it with -9 and start it again: no number is missing and none is
+stored twice.
 """
 
 from __future__ import annotations

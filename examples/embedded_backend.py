@@ -29,7 +29,7 @@ async def produce(backend: LanceBackend) -> None:
 
 
 async def follow(backend: LanceBackend, count: int) -> None:
-    """Print records as they come, and wait for those that are not there yet."""
+    """Print records as they arrive, waiting for those that are not stored yet."""
     async for record in backend.get_stream(limit=count, block=True):
         print("got", record)
 

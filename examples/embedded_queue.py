@@ -1,4 +1,4 @@
-"""A topic inside your own program: producers, a waiting reader, a look back in time.
+"""A topic inside your own program: producers, a waiting reader, a seek back in time.
 
     python examples/embedded_queue.py [folder]
 
@@ -24,7 +24,7 @@ async def produce(writer: QueueWriter, customer: str) -> None:
 
 
 async def follow(reader: QueueReader, count: int) -> None:
-    """Print records as they come; those of one customer come in order."""
+    """Print records as they arrive; those of one customer arrive in order."""
     async for record in reader.get_stream(limit=count, block=True):
         print("got", record)
 

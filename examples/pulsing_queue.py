@@ -3,8 +3,8 @@
     python examples/pulsing_queue.py [folder]
 
 Two producers number their puts, so that a retry is stored once. Two consumers share the buckets
-as a group, and commit what they have handled; one leaves half-way, and the other takes over. The
-same code runs on a cluster: give the address of a node as a seed.
+as a group and commit what they have handled; one leaves half-way and the other takes over. The
+same code runs on a cluster: pass the address of a node as a seed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ async def produce(system: Any, name: str, folder: str | None) -> None:
         for number in range(await writer.last_sequence() + 1, BATCHES):
             batch = [{"id": f"{name}/{number}/{n}", "reward": n / ROWS} for n in range(ROWS)]
             await writer.put(batch, sequence=number)
-            await writer.put(batch, sequence=number)  # as after a time-out: it is stored once
+            await writer.put(
+                batch, sequence=number
+            )  # a retry, as after a timeout: it is stored once
 
 
 async def consume(system: Any, folder: str | None, handled: Counter[str], most: float) -> int:
-    """Handle records, at most about ``most``, until nothing has come for a second; how many."""
+    """Handle about ``most`` records, or until none arrive for a second; return how many."""
     count = 0
     async with await read_queue(
         system, topic=TOPIC, storage_path=folder, group="trainers", wait_for_topic=10

@@ -3,7 +3,7 @@
     python examples/rollout_buffer.py [folder]
 
 Actors put steps with their observations as vectors. The trainer draws random minibatches, the best
-steps by reward, and the steps nearest to an observation. Retention keeps the newest steps only.
+steps by reward, and the steps nearest to an observation. Retention keeps only the newest steps.
 Run it twice with a folder: the buffer is still there.
 """
 
@@ -24,17 +24,17 @@ OPTIONS: dict[str, Any] = {
     "enable_wal": True,  # a killed actor loses nothing that was acknowledged
     "vector_type": "float32",
     "flush_threshold": 100,
-    "retention_rows": 1000,  # at least; what is older goes by whole fragments
-    "compaction": False,  # a buffer this small would become one fragment
+    "retention_rows": 1000,  # at least; older steps are dropped in whole fragments
+    "compaction": False,  # compaction would merge a buffer this small into one fragment
 }
 
 
 async def act(buffer: PersistingBackend, actor: int, seed: int) -> None:
-    """Play an episode, and put each step as it is taken."""
-    random_state = np.random.default_rng(seed)
+    """Play an episode and put each step as it happens."""
+    rng = np.random.default_rng(seed)
     for number in range(STEPS // 2):
-        observation = random_state.normal(size=SIZE).astype(np.float32)
-        action = int(random_state.integers(4))
+        observation = rng.normal(size=SIZE).astype(np.float32)
+        action = int(rng.integers(4))
         reward = float(observation[action])
         await buffer.put(
             {
@@ -48,7 +48,7 @@ async def act(buffer: PersistingBackend, actor: int, seed: int) -> None:
 
 
 async def minibatch(buffer: PersistingBackend, count: int) -> list[dict[str, Any]]:
-    """Steps drawn at random from all that are left."""
+    """Draw random steps from all that retention has kept."""
     stats = await buffer.stats()
     offsets = range(stats["start_offset"], stats["end_offset"])
     return await buffer.take(random.Random(0).sample(offsets, count))

@@ -1,10 +1,10 @@
-"""A node of a Pulsing cluster that owns buckets until it is told to stop (SIGTERM or Ctrl-C).
+"""A node of a Pulsing cluster that owns buckets until SIGTERM or Ctrl-C.
 
     python examples/storage_node.py                          # the first node; prints its address
-    python examples/storage_node.py --seeds 127.0.0.1:7000   # a further one
+    python examples/storage_node.py --seeds 127.0.0.1:7000   # another node
 
-It listens on this machine only unless --address says otherwise. On another machine use a network
-that you trust, and a passphrase.
+It listens on this machine only unless --address says otherwise. Across machines, use a trusted
+network and a passphrase.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def main() -> None:
     print("serving", system.addr, host.node, flush=True)
 
     await stop.wait()
-    await host.close()  # flushes every bucket; other nodes may open them now
+    await host.close()  # flushes every bucket; then other nodes may open them
     await system.shutdown()
 
 

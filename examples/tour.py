@@ -1,7 +1,7 @@
-"""What the backends can do, part by part: ``python examples/tour.py``.
+"""A tour of what the backends can do: ``python examples/tour.py``.
 
-Everything is written to a temporary folder, which is removed at the end. Each part checks what it
-claims; the demo fails where a claim does not hold.
+Everything is written to a temporary folder, which is removed at the end. Each part checks its
+claims; the tour fails if one does not hold.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def orders(count: int) -> list[dict[str, object]]:
 
 
 async def durable_puts(folder: Path) -> None:
-    """Every put returns when its record survives power loss"""
+    """A put returns when its record survives power loss"""
     async with PersistingBackend(0, str(folder / "bucket_0"), **DURABLE) as backend:
         single, together, batches = orders(500), orders(5000), [orders(1000)] * 20
         await backend.put(single[0])
@@ -64,7 +64,7 @@ async def durable_puts(folder: Path) -> None:
 
         started = time.perf_counter()
         await asyncio.gather(*(backend.put(order) for order in together))
-        say("all at once:  ", speed(len(together), started), "(they share syncs)")
+        say("concurrently: ", speed(len(together), started), "(they share syncs)")
 
         started = time.perf_counter()
         for batch in batches:
@@ -78,21 +78,21 @@ async def durable_puts(folder: Path) -> None:
 
 
 async def killed(folder: Path) -> None:
-    """A writer is killed with -9 in the middle; nothing acknowledged is missing"""
+    """A writer is killed with -9; nothing acknowledged is lost"""
     program = [sys.executable, str(HERE / "durable_producer.py"), str(folder)]
     for round_ in range(1, 4):
         acknowledged = _kill_in_the_middle(program, after=500 * round_)
-        say(f"round {round_}: killed after it had acknowledged {acknowledged + 1} records")
+        say(f"round {round_}: killed after acknowledging {acknowledged + 1} records")
     started = time.perf_counter()
     async with PersistingBackend(0, str(folder / "bucket_0"), **DURABLE) as backend:
         say(f"opened and recovered in {(time.perf_counter() - started) * 1000:.0f} ms")
         numbers = [record["number"] for record in await backend.get()]
         check(numbers == list(range(len(numbers))), f"{len(numbers)} records, each once, in order")
-        check(len(numbers) > acknowledged, "every acknowledged one is among them")
+        check(len(numbers) > acknowledged, "every acknowledged record is among them")
 
 
 def _kill_in_the_middle(program: list[str], after: int) -> int:
-    """Run the producer, kill it after this number, return the last one that it acknowledged."""
+    """Run the producer, kill it after a number, and return the last acknowledged number."""
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         last = -1
@@ -105,7 +105,7 @@ def _kill_in_the_middle(program: list[str], after: int) -> int:
 
 
 async def evolution(folder: Path) -> None:
-    """Records may bring new fields and wider types"""
+    """Records may have new fields and wider types"""
     async with PersistingBackend(
         0, str(folder / "bucket_0"), **DURABLE, schema_defaults={"age": 0}
     ) as backend:
@@ -123,11 +123,11 @@ async def evolution(folder: Path) -> None:
             await backend.put({"id": 4})
         except SchemaError as error:
             say("refused:", error)
-        check(backend.total_count() == 3, "what contradicts the schema is refused at the put")
+        check(backend.total_count() == 3, "a record that contradicts the schema is refused by put")
 
 
 async def compression(folder: Path) -> None:
-    """The same 20,000 log lines under each codec"""
+    """The same 20,000 log lines with each codec"""
     lines = [
         {"id": n, "line": f'{{"user": {n * 7919 % 5000}, "path": "/items/{n % 97}"}}'}
         for n in range(20_000)
@@ -161,7 +161,7 @@ async def arrow(folder: Path) -> None:
         started = time.perf_counter()
         read = await backend.get_arrow()
         say("out:        ", speed(rows, started))
-        check(read.equals(table), "it is the same table")
+        check(read.equals(table), "the table that comes out equals the one that went in")
 
 
 async def stream(folder: Path) -> None:
@@ -179,7 +179,7 @@ async def stream(folder: Path) -> None:
             await asyncio.sleep(0.002)
         await consumer
         say(f"from put to consumer: {sorted(delays)[50] * 1000:.2f} ms (median), durable")
-        check(len(delays) == 100, "all 100 records came, and the stream ended at its limit")
+        check(len(delays) == 100, "all 100 records arrived, and the stream ended at its limit")
 
 
 async def scrape(folder: Path) -> None:
@@ -197,7 +197,10 @@ async def scrape(folder: Path) -> None:
         say(next(line for line in page.splitlines() if line.startswith(f"persisting_{name}{{")))
     server.shutdown()
     server.server_close()
-    check("persisting_records_total" in page and "} 250.0" in page, "the counter is true")
+    check(
+        "persisting_records_total" in page and "} 250.0" in page,
+        "the counter matches the number of records",
+    )
 
 
 async def group(folder: Path) -> None:
@@ -213,21 +216,21 @@ async def group(folder: Path) -> None:
                 seen |= {order["id"] for order in await reader.get(100)}
             await asyncio.sleep(0.02)
         say(f"first reads buckets {first.buckets}, second {second.buckets}")
-        check(len(seen) == 1000, "every record came to one of them")
+        check(len(seen) == 1000, "every record went to one of them")
         await first.commit()
         await first.close()
         await writer.put([{**order, "id": f"late-{order['id']}"} for order in orders(200)])
         while len(seen) < 1200:
             seen |= {order["id"] for order in await second.get(100, wait=True, timeout=5)}
         check(
-            second.buckets == [0, 1, 2, 3], "and every later one to the second, which has them all"
+            second.buckets == [0, 1, 2, 3], "later records go to the second, which owns all buckets"
         )
         await second.commit()
         await second.close()
 
 
 async def search(folder: Path) -> None:
-    """Records are found by vector and by words, as soon as they are put"""
+    """Vector and text search find records as soon as they are put"""
     rows, size = 20_000, 64
     vectors = np.random.default_rng(1).normal(size=(rows + 1, size)).astype("float32")
     place = {"topic": "pages", "storage_path": str(folder)}
@@ -242,16 +245,16 @@ async def search(folder: Path) -> None:
         hits = await writer.search(vector=vectors[7], k=10, columns=["id"])
         say(f"top 10 of {rows:,} in {(time.perf_counter() - started) * 1000:.0f} ms")
         nearest = np.argsort(((vectors[:-1] - vectors[7]) ** 2).sum(axis=1))[:10]
-        check([int(hit["id"]) for hit in hits] == nearest.tolist(), "they are the exact nearest")
+        check([int(hit["id"]) for hit in hits] == nearest.tolist(), "they are exactly the nearest")
         await writer.put({"id": "new", "text": "cats!", "embedding": vectors[-1]})
         (hit,) = await writer.search(vector=vectors[-1], k=1, columns=["id"])
         check(hit["id"] == "new", "a record just put is found")
         found = await writer.search(text="cats", where="id <> '0'", k=100)
-        check(len(found) == 20, "words and a condition find the other 20 of 20,001")
+        check(len(found) == 20, "text search with a condition finds the other 20 of 20,001")
 
 
 async def snapshot(folder: Path) -> None:
-    """A tag keeps a training set, while the topic goes on and forgets"""
+    """A tag keeps a training set while the topic changes"""
     place = {"topic": "samples", "storage_path": str(folder)}
     async with (
         await write_queue(**place, backend="persisting", backend_options=DURABLE) as writer,
@@ -264,16 +267,18 @@ async def snapshot(folder: Path) -> None:
             await writer.put(orders(1000))
             await writer.flush()
         dropped = (await writer.retain(rows=500))["dropped"]
-        say(f"5,000 more came, and the oldest {dropped:,} were dropped")
+        say(f"5,000 more records arrived, and the oldest {dropped:,} were dropped")
         after = await reader.get_arrow(version="train-1")
         check(after.equals(before) and after.num_rows == 1000, "the tag still has its 1,000 rows")
         await writer.restore("train-1")
-        check((await reader.get_arrow(offset=0)).equals(before), "and the topic can go back to it")
-        check((await writer.verify())["ok"], "every file is what was written: verify()")
+        check(
+            (await reader.get_arrow(offset=0)).equals(before), "and the topic can be restored to it"
+        )
+        check((await writer.verify())["ok"], "verify() finds no damaged file")
 
 
 async def cluster(folder: Path) -> None:
-    """On a Pulsing cluster a node is killed with -9; the others recover its buckets"""
+    """A node of a Pulsing cluster is killed with -9; the others recover its buckets"""
     import pulsing as pul
 
     nodes: dict[str, subprocess.Popen[str]] = {}
@@ -305,7 +310,7 @@ async def cluster(folder: Path) -> None:
         count = 0
         async for _ in reader.get_stream():
             count += 1
-        check(count == 22_010, "all 22,010 acknowledged records are there, each once")
+        check(count == 22_010, "all 22,010 acknowledged records are stored exactly once")
         await reader.close()
         await writer.close()
         await system.shutdown()

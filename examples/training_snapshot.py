@@ -1,10 +1,10 @@
-"""A reproducible training set: a tag on a topic, while producers go on.
+"""A reproducible training set: a tag on a topic while producers keep writing.
 
     python examples/training_snapshot.py [folder]
 
-Without a folder it works in ./queue_storage. Producers put samples all the time. A tag pins one
-point of the whole topic, over all its buckets; two epochs of training read exactly the same rows,
-although samples keep coming and old ones are dropped from the topic meanwhile.
+Without a folder it works in ./queue_storage. Producers put samples all the time. A tag pins the
+state of the whole topic, across its buckets; two epochs of training read exactly the same rows,
+although samples keep arriving and retention drops old ones in the meantime.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PRODUCERS = 3
 
 
 class Producers:
-    """They put samples until they are told to stop."""
+    """Tasks that put samples until they are stopped."""
 
     def __init__(self, writer: QueueWriter) -> None:
         self._writer, self._running = writer, True
@@ -34,27 +34,27 @@ class Producers:
         number = 0
         while self._running:
             ids = [f"{name}-{n}" for n in range(number, number + 20)]
-            await self._writer.put([{"id": one, "x": [n / 7, 1.0]} for n, one in enumerate(ids)])
+            await self._writer.put([{"id": id_, "x": [n / 7, 1.0]} for n, id_ in enumerate(ids)])
             number += len(ids)
             async with self._more:
                 self._acknowledged += len(ids)
                 self._more.notify_all()
 
     async def reached(self, more: int) -> None:
-        """Wait until they have put so many more samples."""
+        """Wait until ``more`` further samples are acknowledged."""
         async with self._more:
             least = self._acknowledged + more
             await self._more.wait_for(lambda: self._acknowledged >= least)
 
     async def stop(self) -> int:
-        """How many samples they have put."""
+        """Stop the producers and return how many samples they have put."""
         self._running = False
         await asyncio.gather(*self._tasks)
         return self._acknowledged
 
 
 def digest(table: pa.Table) -> str:
-    """A fingerprint of the rows and their order."""
+    """Return a fingerprint of the rows and their order."""
     lines = "\n".join(map(repr, table.to_pylist()))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
 

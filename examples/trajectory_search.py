@@ -1,10 +1,10 @@
-"""A store of agents' trajectories: search by meaning and by words, tags, time travel.
+"""A store for trajectories of agents: vector search, text search, tags, time travel.
 
     python examples/trajectory_search.py [folder]
 
 Without a folder it works in ./queue_storage. Two agents put their steps, each with an embedding of
-what was done. Then we look for similar steps, keep the state under a tag, let the agents go on,
-and compare. The embedding here just counts letters in pairs; put a model's in its place.
+its action. Then we search for similar steps, tag the state, let the agents continue, and compare.
+The embedding here only counts pairs of letters; replace it with that of a model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TASKS = {
 
 
 def embed(text: str) -> list[float]:
-    """A stand-in for a model: texts that share letter pairs lie close to each other."""
+    """Stand in for a model: texts that share pairs of letters get similar vectors."""
     vector = np.zeros(DIMENSIONS)
     for pair in itertools.pairwise(text):
         vector[sum(map(ord, pair)) % DIMENSIONS] += 1
@@ -72,7 +72,7 @@ async def look_around(store: QueueWriter) -> None:
 
 
 async def compare(store: QueueReader, tag: str) -> None:
-    """What was learned from then, and what there is now."""
+    """Compare the tagged state with the current one."""
     then = await store.get(limit=None, version=tag)
     now = await store.query()
     print(f"steps at tag {tag!r}: {len(then)}, now: {len(now)}")

@@ -1,1 +1,1 @@
-"""The parts of ``benchmarks/core.py``: one file per question, one for what they share."""
+"""The parts of ``benchmarks/core.py``: one module per question, and what they share."""

@@ -16,7 +16,7 @@ OPTIONS = (None, "snappy", "lz4", "zstd")
 
 
 def compression(run: Run) -> None:
-    """Three kinds of records; the ratio is to the size without compression."""
+    """Measure three kinds of records; ratios are to the size without compression."""
     count = min(20_000, run.records)
     for kind, made in (
         ("text", list(islice(records.docstrings(), count))),

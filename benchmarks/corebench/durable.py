@@ -1,4 +1,4 @@
-"""Puts that survive power loss when they return, beside SQLite in WAL mode with full sync."""
+"""Puts that survive power loss when they return, compared with SQLite in WAL mode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INSERT = "INSERT INTO records VALUES (:id, :value, :text, :score)"
 
 
 def durable(run: Run) -> None:
-    """Batches, one producer, and many producers at once."""
+    """Measure batches, one producer, and many concurrent producers."""
     _batches(run)
     singles = list(records.stream(max(500, run.records // 200)))
     many = list(records.stream(max(5_000, run.records // 20)))
@@ -67,7 +67,7 @@ def _batches(run: Run) -> None:
     ):
         title, target = f"put_batch({PUT:,}), {name}, to last ack", Target("ratio", at_least=least)
         run.add("durable", title, acked, "rec/s", SQLITE, sqlite, target)
-        title = "… and until all is in the table"
+        title = "… until everything is in the table"
         run.add("durable", title, max(in_table[interval]), "rec/s", SQLITE, sqlite)
 
 

@@ -1,4 +1,4 @@
-"""What a process pays: recovery, reopening, memory, event-loop stalls, the import."""
+"""Costs of a process: recovery, memory, event-loop stalls, import time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEVER = 1 << 40
 
 
 def recovery(run: Run) -> None:
-    """Open a bucket whose log holds everything, as a killed process leaves it."""
+    """Measure opening a bucket with all records in its log, as a killed process leaves it."""
     for name, count, size in (
         (f"put_batch({PUT:,})", run.records, PUT),
         ("single puts", max(5_000, run.records // 20), 1),
@@ -71,12 +71,12 @@ def _logged(path: Path) -> PersistingBackend:
 
 
 def stalls(run: Run) -> None:
-    """How late the event loop is while a flush of 100,000 records and a drain go on."""
+    """Measure delays of the event loop during a flush of 100,000 records and a drain."""
     with run.scratch() as folder:
         late = asyncio.run(_late(folder, min(100_000, run.records)))
     run.add(
         "event loop",
-        "late by (99.9 %), 100k flush and a drain",
+        "delay (99.9 %), 100k flush and a drain",
         percentile(late, 0.999) * 1000,
         "ms",
         "the worst",
@@ -113,7 +113,7 @@ async def _drain(backend: Any) -> None:
 
 
 def memory(run: Run) -> None:
-    """Resident memory above the imports while five times the records go in and out."""
+    """Measure resident memory beyond the imports while five times the records go in and out."""
     count = 5 * run.records
     with run.scratch() as folder:
         peak = _child(_MEMORY, str(folder), str(count), str(PUT), str(FLUSH))
@@ -154,7 +154,7 @@ print(peak() - before)
 
 
 def import_time(run: Run) -> None:
-    """What ``import persisting`` adds to the interpreter's start."""
+    """Measure what ``import persisting`` adds to the start of the interpreter."""
     bare = min(_seconds("pass") for _ in range(7))
     ours = min(_seconds("import persisting") for _ in range(7))
     run.add(

@@ -1,4 +1,4 @@
-"""How fast records come out again, each way beside the same rows read with Lance alone."""
+"""Read rates, compared with reading the same rows with raw Lance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Reader = Callable[[LanceBackend], Awaitable[int]]
 
 
 def reading(run: Run) -> None:
-    """One bucket, read in four ways; Lance reads the very same table."""
+    """Read one bucket in four ways; Lance reads the same table."""
     with run.scratch() as folder:
         asyncio.run(_fill(folder, run.records))
         dataset = lance.dataset(str(folder / "data.lance"))

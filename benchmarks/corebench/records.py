@@ -1,4 +1,4 @@
-"""The records that every program stores: four small fields, made from a fixed seed."""
+"""The records that the benchmarks store, generated from a fixed seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOUNDS = [c + v + e for c in "bcdfghklmnprstvw" for v in "aeiou" for e in ("", 
 
 
 def _vocabulary(size: int) -> tuple[list[str], list[float]]:
-    """Words of one to four sounds, the common ones common: what compression meets in real text."""
+    """Return words with weights as in real text, so that compression is realistic."""
     rng = random.Random(3)
     words = ["".join(rng.choices(_SOUNDS, k=rng.choice((1, 2, 2, 3, 3, 4)))) for _ in range(size)]
     return words, list(accumulate(1 / (rank + 3) for rank in range(size)))
@@ -32,7 +32,7 @@ def _text(rng: random.Random, words: int) -> str:
 
 
 def stream(count: int, *, seed: int = 7) -> Iterator[dict[str, Any]]:
-    """``count`` records, one at a time; ``text`` has about 50 characters."""
+    """Yield ``count`` records of four small fields; ``text`` has about 50 characters."""
     rng = random.Random(seed)
     for number in range(count):
         yield {
@@ -44,13 +44,13 @@ def stream(count: int, *, seed: int = 7) -> Iterator[dict[str, Any]]:
 
 
 def batches(count: int, size: int) -> list[list[dict[str, Any]]]:
-    """The same records in lists of ``size``."""
+    """Return the same records in lists of ``size``."""
     made = list(stream(count))
     return [made[start : start + size] for start in range(0, count, size)]
 
 
 def docstrings() -> Iterator[dict[str, Any]]:
-    """Real text: the docstrings of Python's standard library, about 200 characters each."""
+    """Yield real text: docstrings of Python's standard library, about 200 characters each."""
     folder = Path(sysconfig.get_path("stdlib"))
     for path in sorted(folder.glob("*.py")) + sorted(folder.glob("*/*.py")):
         for node in ast.walk(_parsed(path)):
@@ -71,7 +71,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def events(count: int) -> Iterator[dict[str, Any]]:
-    """JSON text as a web server would log it: few keys, varied values."""
+    """Yield JSON text as a web server logs it: few keys, varied values."""
     rng = random.Random(13)
     for number in range(count):
         body = {

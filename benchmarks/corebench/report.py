@@ -1,4 +1,4 @@
-"""Measurements: taken, compared, printed and written down."""
+"""Takes measurements, compares them, prints them and writes them to a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGE = 10_000
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on the value itself or on its ratio to what stands beside it."""
+    """A bound on a value or on its ratio to the compared value."""
 
     of: str
     at_least: float | None = None
@@ -40,7 +40,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: ours, what it stands beside, and the target of issue 9."""
+    """One line of the table: ours, what it is compared with, and the target."""
 
     group: str
     name: str
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass
 class Run:
-    """What one run of the program is about: sizes, a folder, and the rows so far."""
+    """One run of a benchmark program: sizes, a folder, and the rows so far."""
 
     records: int
     repeat: int
@@ -74,10 +74,10 @@ class Run:
         print(line(row), flush=True)
 
     def best(self, *measures: Callable[[Path], float]) -> list[float]:
-        """The highest of ``repeat`` measurements of each, taken in turns, each in its own folder.
+        """Return the highest of ``repeat`` measurements of each, each in its own folder.
 
-        Noise only ever slows a program down, so the best run is the one nearest to the truth; in
-        turns, so that a noisy minute hits all of them.
+        Noise only slows a program down, so the best run is the most accurate one. The measurements
+        take turns, so that noise affects all of them.
         """
         found: list[list[float]] = [[] for _ in measures]
         for _ in range(self.repeat):
@@ -88,7 +88,7 @@ class Run:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder of its own, for a measurement that waits for nothing the one before has left."""
+        """Yield a new folder, after writing out what the previous measurement left in caches."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         gc.collect()
         if self.records >= _LARGE:
@@ -101,7 +101,7 @@ class Run:
 
 @contextmanager
 def stopwatch() -> Iterator[Callable[[], float]]:
-    """Seconds since the context was entered; frozen when it is left."""
+    """Yield a function that returns the seconds since entry; leaving the context stops it."""
     started = time.perf_counter()
     ended: list[float] = []
     yield lambda: (ended[0] if ended else time.perf_counter()) - started
@@ -119,7 +119,8 @@ def percentile(values: list[float], share: float) -> float:
 
 _VALUE = {"rec/s": "{:,.0f}", "rows/s": "{:,.0f}", "pages/s": "{:,.0f}"}
 HEADER = (
-    f"{'':13}{'measured':47}{'ours':>12} {'unit':7} {'beside':33}{'theirs':>12}{'ratio':>8}  target"
+    f"{'':13}{'measured':47}{'ours':>12} {'unit':7} "
+    f"{'compared with':33}{'theirs':>12}{'ratio':>8}  target"
 )
 
 
@@ -135,7 +136,7 @@ def line(row: Row) -> str:
 
 
 def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
+    """Return the machine and versions that were measured."""
     import lance
     import pyarrow
 
@@ -156,7 +157,7 @@ def machine() -> dict[str, object]:
 def write_json(
     run: Run, folder: Path, before: dict[str, object], name: str = "core", **more: object
 ) -> Path:
-    """The run as one file that a later program can compare with."""
+    """Write the run to a JSON file, so that later runs can be compared with it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
     rows = [{**asdict(r), "ratio": r.ratio, "met": r.met} for r in run.rows]

@@ -1,1 +1,1 @@
-"""The parts of ``benchmarks/peers.py``: one file per peer, and what they share."""
+"""The parts of ``benchmarks/peers.py``: one module per system, and what they share."""

@@ -1,4 +1,4 @@
-"""What the registry knows of a peer."""
+"""A system to measure, as the registry lists it."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from peersbench import work
-from peersbench.kinds import Kind, Record
+from peersbench import workload
+from peersbench.record_kinds import Kind, Record
 
 Measure = Callable[[Path, Kind, str, list[Record], float], dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Someone who stores records."""
+    """A system that stores records."""
 
     name: str
     durability: str
-    """What survives power loss at the moment a put returns."""
+    """What survives power loss when a put returns."""
     measure: Measure
     missing: Callable[[], str | None] = lambda: None
-    """Why it cannot be measured here, None if it can."""
+    """Returns why it cannot be measured on this machine, or None."""
     version: Callable[[], str] = lambda: ""
 
 
-def here(opener: work.Opener) -> Measure:
-    """Measured in this process."""
+def in_process(opener: workload.Opener) -> Measure:
+    """Return the measurement of a store within this process."""
 
     def measured(
         folder: Path, kind: Kind, name: str, rows: list[Record], seconds: float
     ) -> dict[str, float]:
-        return work.measure(opener, folder, kind, name, rows, seconds)
+        return workload.measure(opener, folder, kind, name, rows, seconds)
 
     return measured

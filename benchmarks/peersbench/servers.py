@@ -1,4 +1,4 @@
-"""A peer that is a server: found, started for one measurement, and stopped."""
+"""Starts and stops the server of a system for one measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATIENCE = 20.0
 
 
 def find(program: str, *further: Path) -> str | None:
-    """The program on the path, beside this Python, or in one of the ``further`` places."""
+    """Return the program from PATH, from the folder of this Python, or from ``further``."""
     for place in (shutil.which(program), Path(sys.executable).with_name(program), *further):
         if place is not None and Path(place).is_file():
             return str(place)
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 class Server:
-    """A process that is ready when ``answers`` does not raise ``OSError`` any more."""
+    """A process that is ready when ``answers`` no longer raises ``OSError``."""
 
     def __init__(self, command: list[str], log: Path, answers: Callable[[], object]) -> None:
         with log.open("wb") as output:
@@ -49,7 +49,7 @@ class Server:
             except OSError:
                 if self._process.poll() is not None or time.monotonic() > until:
                     self.stop()
-                    raise SystemExit(f"{command[0]} does not start: {log.read_text()}") from None
+                    raise SystemExit(f"{command[0]} did not start: {log.read_text()}") from None
                 time.sleep(0.01)
 
     def stop(self) -> None:

@@ -1,1 +1,1 @@
-"""The parts of ``tables.py``."""
+"""The parts of ``benchmarks/tables.py``."""

@@ -1,4 +1,4 @@
-"""How much is measured, and how the times of single calls become lines of the report."""
+"""Sizes of the benchmarks, and the latency lines of the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OURS = "ours"
 
 
 class Sizes(NamedTuple):
-    """What the command line asks for."""
+    """Sizes that the command line sets."""
 
     vectors: int
     dimensions: int
@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """The seconds of every call, and what the calls found."""
+    """Durations and results of all calls."""
 
     seconds: list[float]
     found: list[Any]
@@ -41,14 +41,16 @@ class Timed(NamedTuple):
 Turns = dict[str, Timed]
 
 
-async def in_turns(calls: Mapping[str, Callable[[Any], Any]], asked: Sequence[Any]) -> Turns:
-    """Time every call, plain or async, with each of ``asked``: in turns, so that a noisy moment
-    hits all of them. One call of each before warms up."""
+async def in_turns(calls: Mapping[str, Callable[[Any], Any]], arguments: Sequence[Any]) -> Turns:
+    """Time each call, plain or async, with each argument, after one call to warm up.
+
+    The calls take turns, so that noise on the machine affects all of them.
+    """
     found = {name: Timed([], []) for name in calls}
-    for number, one in enumerate([asked[0], *asked]):
+    for number, argument in enumerate([arguments[0], *arguments]):
         for name, call in calls.items():
             started = time.perf_counter()
-            answer = call(one)
+            answer = call(argument)
             if inspect.isawaitable(answer):
                 answer = await answer
             if number:
@@ -58,7 +60,7 @@ async def in_turns(calls: Mapping[str, Callable[[Any], Any]], asked: Sequence[An
 
 
 def add_latency(run: Run, group: str, name: str, found: Turns) -> None:
-    """Median and 95th percentile of ours, each beside everyone else's."""
+    """Add median and 95th percentile of ours, compared with all others."""
     ours = found[OURS]
     beside = {other: theirs for other, theirs in found.items() if other != OURS}
     for label, share in (("p50", 0.5), ("p95", 0.95)):

@@ -1,4 +1,4 @@
-"""The command as a process, in a terminal, or called here; and topics to use it on."""
+"""Topics to run commands on, and the command called within this process."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def _event(n: int) -> dict[str, Any]:
 
 @pytest.fixture
 def storage(template: Path, tmp_path: Path) -> Path:
-    """A copy of the template that the test may change."""
+    """Return a copy of the template that the test may change."""
     return Path(shutil.copytree(template, tmp_path / "queues"))
 
 
 @pytest.fixture(scope="session")
 def crashed_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A storage folder with a topic ``t``, whose owner died with 5 records in its log alone."""
+    """A storage folder with a topic ``t`` whose owner died with 5 records only in its log."""
     place = tmp_path_factory.mktemp("crashed") / "queues"
     died = subprocess.run([sys.executable, "-c", CRASHING, str(place)], check=False)
     assert died.returncode == 9
@@ -60,13 +60,13 @@ def crashed_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def crashed(crashed_template: Path, tmp_path: Path) -> Path:
-    """A copy of it that the test may change."""
+    """Return a copy of the crashed storage folder that the test may change."""
     return Path(shutil.copytree(crashed_template, tmp_path / "crashed"))
 
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Answer]]:
-    """The command within this process: its exit code and what it printed."""
+    """Run the command within this process and return its exit code and output."""
     from persisting.cli.app import run
 
     log = logging.getLogger("persisting")

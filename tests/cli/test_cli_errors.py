@@ -1,4 +1,4 @@
-"""An error is one line that says the way out; its exit code says of which kind it is."""
+"""An error is one line that says what to do next; its exit code tells its kind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ READING = [
 
 @pytest.fixture
 def fails(call: Callable[..., Answer]) -> Callable[..., str]:
-    """The one line that a command fails with."""
+    """Run a command that must fail with one line, and return the line."""
 
     def failing(code: int, *words: object) -> str:
         answer = call(*words)
@@ -51,7 +51,7 @@ def fails(call: Callable[..., Answer]) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("words", READING, ids=lambda words: words[0])
-def test_a_topic_that_is_not_there_is_told_as_such_by_every_command(
+def test_every_command_reports_a_missing_topic(
     words: list[str], storage: Path, fails: Callable[..., str]
 ) -> None:
     command, *options = words
@@ -67,7 +67,7 @@ def test_a_topic_that_is_not_there_is_told_as_such_by_every_command(
     assert not (storage.parent / "missing").exists()
 
 
-def test_the_export_and_the_spark_jobs_need_a_topic_before_anything_else(
+def test_export_and_spark_jobs_check_the_topic_first(
     storage: Path, tmp_path: Path, fails: Callable[..., str]
 ) -> None:
     fails(3, "export", "missing", "-", "-s", storage)
@@ -76,7 +76,7 @@ def test_the_export_and_the_spark_jobs_need_a_topic_before_anything_else(
     fails(2, "pipeline", "dedupe", "events", "other", "-s", storage)
 
 
-def test_a_storage_folder_that_is_not_there_is_told(
+def test_missing_storage_folder_is_reported(
     tmp_path: Path, fails: Callable[..., str], call: Callable[..., Answer]
 ) -> None:
     assert "no folder" in fails(1, "topics", "-s", tmp_path / "nowhere")
@@ -90,7 +90,7 @@ def test_a_storage_folder_that_is_not_there_is_told(
 
 
 @pytest.mark.parametrize("root", ["s3://bucket", "file:///tmp", "~/queues"])
-def test_an_address_or_a_tilde_is_taken_for_no_folder(
+def test_url_or_tilde_is_not_accepted_as_a_folder(
     root: str,
     storage: Path,
     tmp_path: Path,
@@ -121,7 +121,7 @@ def test_an_address_or_a_tilde_is_taken_for_no_folder(
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"topic": 1}', b'{"topic": "events"}']
 )
-def test_a_damaged_topic_file_is_named(
+def test_error_names_a_damaged_topic_file(
     content: bytes, storage: Path, fails: Callable[..., str], call: Callable[..., Answer]
 ) -> None:
     (storage / "events" / "topic.json").write_bytes(content)
@@ -134,7 +134,7 @@ def test_a_damaged_topic_file_is_named(
     assert "topic.json" in call("topics", "-s", storage).out
 
 
-def test_fields_and_conditions_that_are_not_there_are_named_with_those_that_are(
+def test_error_about_an_unknown_field_lists_the_existing_fields(
     storage: Path, fails: Callable[..., str]
 ) -> None:
     for words in (
@@ -171,7 +171,7 @@ def test_fields_and_conditions_that_are_not_there_are_named_with_those_that_are(
     assert "99999" in fails(1, "search", "events", "--like", "0:99999", "-s", storage)
 
 
-def test_numbers_and_times_out_of_range_are_wrong_usage(
+def test_numbers_and_times_out_of_range_are_usage_errors(
     storage: Path, fails: Callable[..., str]
 ) -> None:
     for words in (
@@ -201,7 +201,7 @@ def test_numbers_and_times_out_of_range_are_wrong_usage(
         fails(2, *words, *([] if words[0] == "bench" else ["-s", storage]))
 
 
-def test_a_number_far_beyond_the_end_finds_nothing(
+def test_offset_or_limit_far_beyond_the_end_is_accepted(
     storage: Path, call: Callable[..., Answer]
 ) -> None:
     for words in (["get", "events", "-o", 10**15], ["get", "events", "-o", 10**25]):
@@ -213,7 +213,7 @@ def test_a_number_far_beyond_the_end_finds_nothing(
     assert call("query", "events", "-n", 10**12, "-s", storage).out.count("\n") == 20
 
 
-def test_wrong_input_of_an_import_is_told_with_its_file(
+def test_error_of_an_import_names_the_unreadable_file(
     storage: Path, tmp_path: Path, call: Callable[..., Answer], fails: Callable[..., str]
 ) -> None:
     (tmp_path / "x.parquet").write_bytes(b"no parquet")
@@ -234,7 +234,7 @@ def test_wrong_input_of_an_import_is_told_with_its_file(
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
-def test_records_without_the_bucket_column_make_no_topic(
+def test_import_without_the_bucket_column_creates_no_topic(
     storage: Path, tmp_path: Path, fails: Callable[..., str], call: Callable[..., Answer], name: str
 ) -> None:
     given = tmp_path / name
@@ -253,7 +253,7 @@ def test_records_without_the_bucket_column_make_no_topic(
 
 
 @pytest.mark.parametrize("text", ["no json\n", '{"key": 1}\n', "[1]\n"])
-def test_a_pipe_that_begins_wrongly_makes_no_topic(storage: Path, text: str) -> None:
+def test_put_with_a_bad_first_line_creates_no_topic(storage: Path, text: str) -> None:
     before = files_in(storage)
     code, out, err = piped("put", "new", "-s", storage, given=text.encode())
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -261,7 +261,7 @@ def test_a_pipe_that_begins_wrongly_makes_no_topic(storage: Path, text: str) -> 
     assert files_in(storage) == before
 
 
-def test_what_a_topic_is_fixed_to_cannot_be_changed_by_a_put(
+def test_put_cannot_change_fixed_properties_of_a_topic(
     storage: Path, tmp_path: Path, fails: Callable[..., str]
 ) -> None:
     given = tmp_path / "x.jsonl"
@@ -280,13 +280,15 @@ def test_what_a_topic_is_fixed_to_cannot_be_changed_by_a_put(
     fails(2, "put", "new", given, "--set", "wal_sync_interval=-1", "-s", storage)
 
 
-def test_a_port_in_use_is_told_with_a_way_out(storage: Path, fails: Callable[..., str]) -> None:
+def test_error_about_a_port_in_use_suggests_another_port(
+    storage: Path, fails: Callable[..., str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert "--port" in fails(1, "metrics", "serve", "--port", port, "-s", storage)
 
 
-def test_a_traceback_is_shown_only_when_asked_for(storage: Path) -> None:
+def test_traceback_is_shown_only_with_debug(storage: Path) -> None:
     code, out, err = piped("head", "missing", "--debug", "-s", storage)
     assert (code, out) == (1, "")
     assert "Traceback" in err
@@ -296,7 +298,7 @@ def test_a_traceback_is_shown_only_when_asked_for(storage: Path) -> None:
 
 @pytest.fixture
 def unwritable(storage: Path) -> Iterator[list[str]]:
-    """The storage folder, read-only; what a command must begin with to see it so."""
+    """Make the storage folder read-only; yield the prefix that a command needs to see it so."""
     if os.geteuid():
         for one in [storage, *storage.rglob("*")]:
             os.chmod(one, 0o555 if one.is_dir() else 0o444)
@@ -307,11 +309,11 @@ def unwritable(storage: Path) -> Iterator[list[str]]:
     mounting = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
     prefix = ["unshare", "-m", "sh", "-c", mounting, str(storage)]
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], check=False).returncode:
-        pytest.skip("root may write everywhere, and a folder cannot be mounted here")
+        pytest.skip("root may write everywhere, and this machine cannot mount a folder read-only")
     yield prefix
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_can_still_be_read(
+def test_read_only_folder_can_be_read_and_a_put_is_refused(
     storage: Path, unwritable: list[str]
 ) -> None:
     def run(*words: object) -> Answer:

@@ -1,4 +1,4 @@
-"""Every command explains itself, on a line in the list and with an example."""
+"""Every command has a description, an example and described options."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_command_has_help_an_example_and_described_options(
 
 
 @pytest.mark.parametrize("name", TREE)
-def test_every_example_is_a_command_line_that_parses(name: str) -> None:
+def test_every_example_in_the_help_parses(name: str) -> None:
     text = TREE[name].help or ""
     lines = [
         line.strip()
@@ -59,7 +59,7 @@ def test_every_example_is_a_command_line_that_parses(name: str) -> None:
 
 
 def _simple_commands(line: str) -> Iterator[list[str]]:
-    """The words of each part of a pipe."""
+    """Yield the words of each part of a pipe."""
     words = shlex.shlex(line, posix=True, punctuation_chars="|<>")
     words.whitespace_split = True
     found = list(words)
@@ -69,7 +69,7 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
 
 
 def _parse(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:
-    """Have click understand a command line without running it; files need not be there."""
+    """Parse a command line without running it; files need not exist."""
     if isinstance(command, click.Group):
         name, chosen, rest = command.resolve_command(click.Context(command, parent=parent), words)
         assert chosen is not None, name
@@ -85,17 +85,20 @@ def _parse(command: click.Command, words: list[str], parent: click.Context | Non
             one.exists = True
 
 
-def test_no_text_of_the_help_is_cut_in_a_pipe() -> None:
-    code, out, err = piped("--help")
-    assert (code, err) == (0, "")
-    assert "..." not in out.replace("[ARGS]...", "")
-    assert "\x1b" not in out
-    for name in cli.commands:
-        assert re.search(rf"^  {name}\s+\w", out, re.MULTILINE), name
+def test_help_is_never_shortened() -> None:
+    groups = ["", *(name for name, one in TREE.items() if isinstance(one, click.Group))]
+    for group in groups:
+        code, out, err = piped(*group.split(), "--help")
+        assert (code, err) == (0, "")
+        assert "..." not in out.replace("[ARGS]...", "")
+        assert "\x1b" not in out
+        commands = (TREE[group] if group else cli).commands
+        for name in commands:
+            assert re.search(rf"^  {name}\s+\w", out, re.MULTILINE), (group, name)
 
 
 @pytest.mark.parametrize("words", [[], ["metrics"], ["wal"], ["backup"], ["pipeline"]], ids=str)
-def test_a_group_alone_shows_its_help_and_no_error(
+def test_group_without_a_command_shows_its_help(
     words: list[str], call: Callable[..., Answer]
 ) -> None:
     code, out, err = call(*words)
@@ -103,7 +106,7 @@ def test_a_group_alone_shows_its_help_and_no_error(
     assert err == call(*words, "--help").out
 
 
-def test_no_command_with_an_unknown_name_or_option_is_run(call: Callable[..., Answer]) -> None:
+def test_unknown_command_or_option_is_a_usage_error(call: Callable[..., Answer]) -> None:
     for words in (["nope"], ["topics", "--nope"], ["head"], ["wal", "nope"], ["put"]):
         code, out, err = call(*words)
         assert (code, out) == (2, "")
@@ -112,7 +115,7 @@ def test_no_command_with_an_unknown_name_or_option_is_run(call: Callable[..., An
         assert "--help" in err
 
 
-def test_every_command_with_json_has_a_schema_and_the_list_names_them_all(
+def test_json_schema_lists_every_command_with_json(
     call: Callable[..., Answer],
 ) -> None:
     with_json = {
@@ -127,7 +130,7 @@ def test_every_command_with_json_has_a_schema_and_the_list_names_them_all(
     assert call("json-schema", "nope").code == 2
 
 
-def test_a_shell_completes_commands_and_options() -> None:
+def test_shell_completes_commands_and_options() -> None:
     asked = {"_PERSISTING_COMPLETE": "bash_complete", "COMP_CWORD": "1"}
     found = piped(env={**asked, "COMP_WORDS": "persisting ver"}).out.split()
     assert {one.partition(",")[2] for one in found} == {"verify", "versions"}
@@ -137,16 +140,14 @@ def test_a_shell_completes_commands_and_options() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_of_a_shell_names_the_command(
-    shell: str, call: Callable[..., Answer]
-) -> None:
+def test_completion_script_names_the_command(shell: str, call: Callable[..., Answer]) -> None:
     code, out, _ = call("completion", shell)
     assert code == 0
     assert "_PERSISTING_COMPLETE" in out
     assert f"{shell}_complete" in out
 
 
-def test_an_error_on_a_terminal_is_red_and_in_a_pipe_plain() -> None:
+def test_error_is_coloured_on_a_terminal() -> None:
     answer, _ = in_terminal("describe", "missing", "-s", "/nowhere")
     assert answer.code == 3
     assert "\x1b[" in answer.err

@@ -1,4 +1,4 @@
-"""A metrics server, and what a scrape of it says."""
+"""A metrics server and scrapes of it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Scraped:
                 self.samples += family.samples
 
     def value(self, name: str, topic: str, bucket: int = 0, **labels: str) -> float | None:
-        wanted = {"topic": topic, "bucket": str(bucket), **labels}
-        found = [s.value for s in self.samples if s.name == name and s.labels == wanted]
+        expected = {"topic": topic, "bucket": str(bucket), **labels}
+        found = [s.value for s in self.samples if s.name == name and s.labels == expected]
         return found[0] if found else None
 
     def topics(self) -> set[str]:
@@ -54,7 +54,7 @@ def scrape(server: Any) -> Callable[[], Scraped]:
 
 @pytest.fixture
 def open_bucket(tmp_path: Path) -> Callable[..., Any]:
-    """Open a bucket with metrics and a log, which is flushed only on demand."""
+    """Open a bucket with metrics and a log that is flushed only on demand."""
 
     def opened(topic: str, bucket: int = 0, **options: Any) -> PersistingBackend:
         given = {"enable_metrics": True, "enable_wal": True, "flush_interval": None, **options}

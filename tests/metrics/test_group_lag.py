@@ -1,4 +1,4 @@
-"""The lag of a consumer group, as Prometheus sees it."""
+"""The exported lag of a consumer group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def lag() -> float | None:
     return REGISTRY.get_sample_value(NAME, {"topic": "lagging", "group": "g", "bucket": "0"})
 
 
-async def test_the_lag_of_a_group_is_what_it_has_not_committed(tmp_path: Path) -> None:
+async def test_group_lag_counts_uncommitted_records(tmp_path: Path) -> None:
     place = {"topic": "lagging", "storage_path": str(tmp_path)}
     async with await write_queue(**place, backend="lance", num_buckets=1) as writer:
         await writer.put([{"id": n} for n in range(10)])
@@ -31,7 +31,7 @@ async def test_the_lag_of_a_group_is_what_it_has_not_committed(tmp_path: Path) -
         assert lag() is None
 
 
-async def test_a_bucket_has_the_lag_that_its_reader_of_now_tells(tmp_path: Path) -> None:
+async def test_group_lag_is_reported_by_the_current_reader_of_a_bucket(tmp_path: Path) -> None:
     place = {"topic": "lagging", "storage_path": str(tmp_path)}
     async with await write_queue(**place, backend="lance", num_buckets=1) as writer:
         await writer.put([{"id": n} for n in range(10)])

@@ -1,4 +1,4 @@
-"""The files in ops/ use metrics that exist, and the docs tell what the files say."""
+"""The files in ops/ use existing metrics, and the docs match the files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALERT = re.compile(r"^ +- alert: (\w+)$", re.MULTILINE)
 
 
 def exported() -> dict[str, str]:
-    """Metrics by the name that a scrape shows, with their types."""
+    """Return the types of all metrics by the name that a scrape shows."""
     found = {}
     for family in vars(metrics._families()).values():
         registry = CollectorRegistry()
@@ -34,7 +34,7 @@ def exported() -> dict[str, str]:
 
 
 def series() -> set[str]:
-    """Every name that can stand in an expression."""
+    """Return every name that an expression may use."""
     found = set()
     for name, kind in exported().items():
         found |= (
@@ -54,14 +54,14 @@ def names_in(text: str) -> set[str]:
     return set(_NAME.findall(text))
 
 
-def test_every_metric_of_the_alerts_exists():
+def test_alerts_use_existing_metrics():
     used = names_in((OPS / "alerts.yml").read_text())
     assert used
     assert used <= series()
     assert names_in((OPS / "alerts.test.yml").read_text()) <= series()
 
 
-def test_every_metric_of_the_dashboard_exists_and_every_metric_is_shown():
+def test_dashboard_shows_every_metric_and_no_unknown_one():
     dashboard = json.loads((OPS / "grafana-dashboard.json").read_text())
     used = names_in(" ".join(expressions(dashboard)))
     assert used <= series()
@@ -69,7 +69,7 @@ def test_every_metric_of_the_dashboard_exists_and_every_metric_is_shown():
         assert any(shown.startswith(name) for shown in used), f"{name} is on no panel"
 
 
-def test_the_dashboard_asks_for_a_data_source_and_filters_by_topic_and_bucket():
+def test_dashboard_has_a_data_source_and_filters_by_topic_and_bucket():
     dashboard = json.loads((OPS / "grafana-dashboard.json").read_text())
     assert [v["name"] for v in dashboard["templating"]["list"]] == ["datasource", "topic", "bucket"]
     identities = [panel["id"] for panel in dashboard["panels"]]
@@ -80,7 +80,7 @@ def test_the_dashboard_asks_for_a_data_source_and_filters_by_topic_and_bucket():
             assert 'topic=~"$topic", bucket=~"$bucket"' in target["expr"]
 
 
-def test_every_alert_is_tested_by_promtools_own_tests_or_has_none_to_fire():
+def test_every_alert_has_a_promtool_test():
     defined = _ALERT.findall((OPS / "alerts.yml").read_text())
     tested = set(re.findall(r"alertname: (\w+)", (OPS / "alerts.test.yml").read_text()))
     assert len(set(defined)) == len(defined)
@@ -88,7 +88,7 @@ def test_every_alert_is_tested_by_promtools_own_tests_or_has_none_to_fire():
 
 
 def rules() -> dict[str, dict[str, str]]:
-    """The rules by name, read line by line: the tests need no YAML library."""
+    """Return the rules by name, parsed without a YAML library."""
     found: dict[str, dict[str, str]] = {}
     for line in (OPS / "alerts.yml").read_text().splitlines():
         key, colon, value = line.strip().removeprefix("- ").partition(":")
@@ -99,7 +99,7 @@ def rules() -> dict[str, dict[str, str]]:
     return found
 
 
-def test_every_rule_has_a_severity_and_says_which_bucket():
+def test_every_alert_has_a_severity_and_names_its_bucket():
     for name, rule in rules().items():
         assert rule["severity"] in {"info", "warning", "critical"}, name
         assert "$labels.topic" in rule["summary"], name
@@ -109,40 +109,40 @@ def test_every_rule_has_a_severity_and_says_which_bucket():
 
 
 @pytest.mark.parametrize("page", DOCS, ids=["en", "zh"])
-def test_the_page_lists_every_metric_with_its_type(page: Path):
+def test_monitoring_page_lists_every_metric_with_its_type(page: Path):
     rows = re.findall(r"^\| `(persisting_\w+)` \| (\w+) \|", page.read_text("utf-8"), re.MULTILINE)
-    assert dict(rows) == exported() | {name: kind for name, kind, _ in seen_from_outside()}
-    assert len(rows) == len(exported()) + len(seen_from_outside())
+    assert dict(rows) == exported() | {name: kind for name, kind, _ in exporter_metrics()}
+    assert len(rows) == len(exported()) + len(exporter_metrics())
 
 
-def seen_from_outside() -> list[tuple[str, str, list[str]]]:
-    """What `persisting metrics serve` exports: names, types and labels."""
+def exporter_metrics() -> list[tuple[str, str, list[str]]]:
+    """Return names, types and labels of what `persisting metrics serve` exports."""
     families = metrics_exporter._families().values()
     return [(one.name, one.type, list(one._labelnames)) for one in families]
 
 
 @pytest.mark.parametrize("page", DOCS, ids=["en", "zh"])
-def test_the_page_lists_every_metric_seen_from_outside_with_its_labels(page: Path):
+def test_monitoring_page_lists_exporter_metrics_with_their_labels(page: Path):
     row = re.compile(r"^\| `(persisting_\w+)` \| (\w+) \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
     rows = row.findall(page.read_text("utf-8"))
     listed = [(name, kind, re.findall(r"`(\w+)`", labels)) for name, kind, labels in rows]
-    assert listed == seen_from_outside()
+    assert listed == exporter_metrics()
 
 
 @pytest.mark.parametrize("page", DOCS, ids=["en", "zh"])
-def test_the_page_lists_every_alert(page: Path):
+def test_monitoring_page_lists_every_alert(page: Path):
     listed = re.findall(r"^\| `(Persisting\w+)` \|", page.read_text("utf-8"), re.MULTILINE)
     assert listed == _ALERT.findall((OPS / "alerts.yml").read_text())
 
 
 @pytest.mark.parametrize("page", DOCS, ids=["en", "zh"])
-def test_the_page_shows_the_scrape_config_as_it_is(page: Path):
+def test_monitoring_page_shows_the_scrape_configuration(page: Path):
     config = (OPS / "prometheus.yml").read_text()
     without_comments = re.sub(r"^#.*\n", "", config, flags=re.MULTILINE)
     assert f"```yaml\n{without_comments}```" in page.read_text("utf-8")
 
 
-def test_the_alert_on_the_logs_size_has_the_default_of_the_option():
+def test_log_size_alert_uses_the_default_of_max_wal_size():
     from persisting.options import PersistingOptions
 
     assert PersistingOptions.max_wal_size == 100 * 1024 * 1024

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Paths of ``prometheus`` and ``promtool``: installed ones, else Debian's, unpacked apart."""
+    """Return the paths of ``prometheus`` and ``promtool``, installed or from Debian's package."""
     names = ("prometheus", "promtool")
     found = {name: shutil.which(name) for name in names}
     if all(found.values()):
@@ -45,7 +45,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ],
     ids=" ".join,
 )
-def test_promtool_accepts_the_file(programs, command):
+def test_promtool_accepts_the_ops_files(programs, command):
     done = subprocess.run(
         [programs["promtool"], *command], cwd=OPS, capture_output=True, text=True, check=False
     )
@@ -96,7 +96,7 @@ class Prometheus:
                 if found == value:
                     return labels
             time.sleep(0.3)
-        raise AssertionError(f"{expression} never was {value}: {self.query(expression)}")
+        raise AssertionError(f"{expression} never became {value}: {self.query(expression)}")
 
     def stop(self) -> None:
         self._process.terminate()
@@ -111,7 +111,7 @@ def prometheus(programs, server, tmp_path) -> Iterator[Prometheus]:
     running.stop()
 
 
-async def test_prometheus_scrapes_what_was_put(prometheus, open_bucket):
+async def test_prometheus_scrapes_the_record_counter(prometheus, open_bucket):
     import asyncio
 
     async with open_bucket("scraped", bucket=3) as backend:

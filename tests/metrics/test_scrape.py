@@ -1,4 +1,4 @@
-"""What a real scrape over HTTP says is true."""
+"""Metrics of one bucket, in a real scrape over HTTP."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SPECIFIED = {
 }
 
 
-async def test_the_four_metrics_of_the_specification_have_their_types(open_bucket, scrape):
+async def test_specified_metrics_have_their_types(open_bucket, scrape):
     async with open_bucket("types"):
         assert SPECIFIED.items() <= scrape().types.items()
 
 
-async def test_the_counter_counts_acknowledged_records(open_bucket, scrape):
+async def test_record_counter_counts_acknowledged_records(open_bucket, scrape):
     async with open_bucket("counted") as backend:
         await backend.put({"n": 1})
         await backend.put_batch([{"n": n} for n in range(10)])
@@ -34,7 +34,7 @@ async def test_the_counter_counts_acknowledged_records(open_bucket, scrape):
         assert scrape().value("persisting_records_total", "counted") == 11
 
 
-async def test_a_put_that_raised_is_not_counted(open_bucket, scrape, faults: FaultyFileSystem):
+async def test_failed_put_is_not_counted(open_bucket, scrape, faults: FaultyFileSystem):
     async with open_bucket("refused", wal_sync_interval=0.0) as backend:
         await backend.put({"n": 1})
         faults.fail_always("sync")
@@ -46,7 +46,7 @@ async def test_a_put_that_raised_is_not_counted(open_bucket, scrape, faults: Fau
         assert found.value("persisting_wal_errors_total", "refused") == 1
 
 
-async def test_the_gauges_say_what_stats_says(open_bucket, scrape):
+async def test_gauges_match_stats(open_bucket, scrape):
     async with open_bucket("gauges", wal_sync_interval=0.0) as backend:
         for n in range(3):
             await backend.put_batch([{"n": n}] * 100)
@@ -60,13 +60,13 @@ async def test_the_gauges_say_what_stats_says(open_bucket, scrape):
         assert found.value("persisting_wal_size_bytes", "gauges") == 0
 
 
-async def test_frames_that_wait_for_the_interval_are_told(open_bucket, scrape):
+async def test_unsynced_frames_are_exported(open_bucket, scrape):
     async with open_bucket("lag", wal_sync_interval=60.0) as backend:
         await backend.put({"n": 1})
         assert scrape().value("persisting_wal_unsynced_frames", "lag") > 0
 
 
-async def test_the_histogram_measures_flushes_from_1_ms_to_10_s(open_bucket, scrape):
+async def test_flush_histogram_ranges_from_1_ms_to_10_s(open_bucket, scrape):
     async with open_bucket("flushes") as backend:
         for n in range(3):
             await backend.put({"n": n})
@@ -83,14 +83,14 @@ async def test_the_histogram_measures_flushes_from_1_ms_to_10_s(open_bucket, scr
         assert 0 < found.value(f"{name}_sum", "flushes") < 60
 
 
-async def test_syncs_are_measured(open_bucket, scrape):
+async def test_sync_histogram_counts_syncs(open_bucket, scrape):
     async with open_bucket("syncs", wal_sync_interval=0.0) as backend:
         for n in range(4):
             await backend.put({"n": n})
         assert scrape().value("persisting_wal_sync_duration_seconds_count", "syncs") == 4
 
 
-async def test_a_failed_flush_is_counted(open_bucket, scrape, faults: FaultyFileSystem):
+async def test_failed_flush_is_counted_as_an_error(open_bucket, scrape, faults: FaultyFileSystem):
     async with open_bucket("failing") as backend:
         await backend.put({"n": 1})
         faults.fail_always("sync_file")
@@ -101,7 +101,7 @@ async def test_a_failed_flush_is_counted(open_bucket, scrape, faults: FaultyFile
         assert scrape().value("persisting_flush_duration_seconds_count", "failing") == 0
 
 
-async def test_two_buckets_in_one_process_do_not_clash(open_bucket, scrape):
+async def test_two_buckets_in_one_process_have_separate_series(open_bucket, scrape):
     async with open_bucket("pair", 0) as first, open_bucket("pair", 1) as second:
         await first.put({"n": 1})
         await second.put_batch([{"n": n} for n in range(5)])
@@ -114,7 +114,7 @@ async def test_two_buckets_in_one_process_do_not_clash(open_bucket, scrape):
         assert found.value("persisting_records_total", "pair", 1) == 5
 
 
-async def test_the_series_go_with_the_close(open_bucket, scrape):
+async def test_closing_a_bucket_removes_its_series(open_bucket, scrape):
     backend = open_bucket("closing")
     await backend.put({"n": 1})
     assert "closing" in scrape().topics()
@@ -122,14 +122,14 @@ async def test_the_series_go_with_the_close(open_bucket, scrape):
     assert "closing" not in scrape().topics()
 
 
-async def test_a_reader_of_the_same_bucket_leaves_the_writers_series(open_bucket, scrape):
+async def test_closing_a_reader_keeps_the_series_of_the_writer(open_bucket, scrape):
     async with open_bucket("shared") as writer:
         await writer.put({"n": 1})
         await open_bucket("shared", read_only=True).close()
         assert scrape().value("persisting_records_total", "shared") == 1
 
 
-async def test_an_opening_that_fails_leaves_no_series(open_bucket, scrape):
+async def test_failed_open_leaves_no_series(open_bucket, scrape):
     async with open_bucket("locked") as owner:
         with pytest.raises(StorageError):
             open_bucket("locked")
@@ -138,15 +138,13 @@ async def test_an_opening_that_fails_leaves_no_series(open_bucket, scrape):
     assert "locked" not in scrape().topics()
 
 
-async def test_nothing_is_exported_unless_asked_for(open_bucket, scrape):
+async def test_nothing_is_exported_without_enable_metrics(open_bucket, scrape):
     async with open_bucket("silent", enable_metrics=False) as backend:
         await backend.put({"n": 1})
         assert "silent" not in scrape().topics()
 
 
-async def test_a_recovery_is_counted_and_the_gauges_are_right_at_once(
-    open_bucket, scrape, tmp_path
-):
+async def test_recovery_is_counted_and_sets_the_gauges(open_bucket, scrape, tmp_path):
     async with open_bucket("left") as backend:
         await backend.put_batch([{"n": n} for n in range(50)])
         shutil.copytree(tmp_path / "left", tmp_path / "found")
@@ -159,19 +157,19 @@ async def test_a_recovery_is_counted_and_the_gauges_are_right_at_once(
         assert found.value("persisting_wal_size_bytes", "found") == stats["wal_size"] > 0
 
 
-async def test_the_topic_is_the_folder_above_or_the_folder_itself(tmp_path, scrape):
+async def test_bucket_without_a_topic_folder_is_labelled_with_its_own_folder(tmp_path, scrape):
     async with PersistingBackend(7, str(tmp_path / "alone"), enable_metrics=True) as backend:
         await backend.put({"n": 1})
         assert scrape().value("persisting_records_total", "alone", 7) == 1
 
 
-def test_serve_lets_only_this_machine_in(server):
+def test_metrics_server_listens_on_loopback_only(server):
     assert server.server_address[0] == "127.0.0.1"
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=5):
         pass
 
 
-def test_a_server_can_be_ended():
+def test_metrics_server_can_be_shut_down():
     server = metrics.serve(0)
     port = server.server_port
     server.shutdown()

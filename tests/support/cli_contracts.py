@@ -1,4 +1,4 @@
-"""``--json`` against what ``json-schema`` promises."""
+"""Checks of ``--json`` output against the schemas of ``json-schema``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from persisting.cli import app
 from persisting.cli.json_contract import CONTRACT, schema_of
 
-assert app, "importing it fills the contract"
+assert app, "importing the commands registers their output"
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "object": dict,
@@ -23,7 +23,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 def decoded(command: str, text: str) -> Any:
-    """What a command printed, if it is what it promises: one value, or a list of its lines."""
+    """Decode what a command printed and check its schema; lines become a list."""
     promised, schema = CONTRACT[command], schema_of(command)
     parts = text.splitlines() if promised.lines else [text]
     for part in parts:
@@ -33,7 +33,7 @@ def decoded(command: str, text: str) -> Any:
 
 
 def fits(value: Any, schema: dict[str, Any], known: dict[str, Any], where: str) -> None:
-    """Fail if a value is not what a schema says; a key that it does not name is a fault."""
+    """Fail if a value does not match a schema; keys that the schema does not name are errors."""
     if "$ref" in schema:
         schema = known[schema["$ref"].rpartition("/")[2]]
     if "anyOf" in schema:
@@ -46,7 +46,7 @@ def fits(value: Any, schema: dict[str, Any], known: dict[str, Any], where: str) 
         raise AssertionError(f"{where}: {problems}")
     if "type" in schema:
         kind = _KINDS[schema["type"]]
-        assert isinstance(value, kind), f"{where}: {value!r} is no {schema['type']}"
+        assert isinstance(value, kind), f"{where}: {value!r} is not of type {schema['type']}"
         assert kind is bool or not isinstance(value, bool), f"{where}: {value!r}"
     if isinstance(value, dict) and "properties" in schema:
         assert set(value) <= set(schema["properties"]), f"{where}: {set(value)}"

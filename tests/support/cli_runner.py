@@ -1,4 +1,4 @@
-"""Processes of the command line, with pipes or in a pseudo-terminal."""
+"""Runs the command line as a process, with pipes or in a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def main():
 
 asyncio.run(main())
 """
-"""Puts records into a topic until a line comes; says how many."""
+"""Puts records into a topic until a line arrives on stdin; prints how many."""
 
 
 CRASHING = """
@@ -61,11 +61,11 @@ async def main():
 
 asyncio.run(main())
 """
-"""Puts five records into a topic ``t`` and dies before they are flushed."""
+"""Puts five records into a topic ``t`` and exits before they are flushed."""
 
 
 class Answer(NamedTuple):
-    """How a command ended, and what it printed."""
+    """The exit code of a command and what it printed."""
 
     code: int
     out: str
@@ -78,7 +78,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def piped(*args: object, given: bytes = b"", env: dict[str, str] | None = None) -> Answer:
-    """Run to the end, with pipes on all sides."""
+    """Run a command to its end with pipes for stdin, stdout and stderr."""
     done = subprocess.run(
         [*COMMAND, *map(str, args)],
         input=given,
@@ -92,7 +92,7 @@ def piped(*args: object, given: bytes = b"", env: dict[str, str] | None = None) 
 
 @contextmanager
 def started(*args: object, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the command; killed at the end if it still runs."""
+    """Start a command; it is killed at the end if it still runs."""
     given = {
         "stdin": subprocess.PIPE,
         "stdout": subprocess.PIPE,
@@ -109,7 +109,7 @@ def started(*args: object, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def line_of(stream: Any) -> str:
-    """The next line; fails if none comes."""
+    """Return the next line; fail if none arrives."""
     ready, _, _ = select.select([stream], [], [], 30)
     assert ready, "nothing was printed"
     line: bytes = stream.readline()
@@ -117,7 +117,7 @@ def line_of(stream: Any) -> str:
 
 
 def stopped(child: subprocess.Popen[bytes], number: int = signal.SIGINT) -> Answer:
-    """Send a signal; the command must end soon."""
+    """Send a signal and return how the command ended."""
     child.send_signal(number)
     out, err = child.communicate(timeout=20)
     return Answer(child.returncode, out.decode(), err.decode())
@@ -126,9 +126,9 @@ def stopped(child: subprocess.Popen[bytes], number: int = signal.SIGINT) -> Answ
 def in_terminal(
     *args: object, answer: str = "", width: int = 100, both: bool = True
 ) -> tuple[Answer, float]:
-    """Run in a pseudo-terminal; with ``both`` stdout is one too, else a pipe.
+    """Run a command in a pseudo-terminal; without ``both``, stdout is a pipe.
 
-    What the terminals got is in ``err``, or in ``out`` for stdout.
+    The answer has what was printed to the terminals; the float is the duration in seconds.
     """
     ours, theirs = pty.openpty()
     errors, their_errors = pty.openpty()
@@ -161,7 +161,7 @@ def _rest(stream: Any) -> bytes:
 
 
 def _drained(texts: dict[int, bytes]) -> dict[int, bytes]:
-    """All that terminals show until their other ends close."""
+    """Read everything from terminals until their other ends close."""
     living = set(texts)
     while living:
         for fd in select.select(list(living), [], [], 60)[0]:
@@ -176,12 +176,12 @@ def _drained(texts: dict[int, bytes]) -> dict[int, bytes]:
 
 
 def plain(text: str) -> str:
-    """A terminal's text without colours and carriage returns."""
+    """Return the text of a terminal without colours and carriage returns."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder with its content."""
+    """Return every file below a folder with its content."""
     return {str(one.relative_to(folder)): one.read_bytes() for one in _files(folder)}
 
 
@@ -192,7 +192,7 @@ def _files(folder: Path) -> list[Path]:
 def filled(
     storage: Path, topic: str, records: list[dict[str, Any]], buckets: int = 2, **options: Any
 ) -> None:
-    """Put records into a topic and leave it closed."""
+    """Put records into a topic and close it."""
 
     async def put() -> None:
         writer = await write_queue(
@@ -211,7 +211,7 @@ def filled(
 
 @contextmanager
 def owner(storage: Path, topic: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that puts records into a topic until :func:`released`."""
+    """Start another process that puts records into a topic until :func:`released`."""
     child = subprocess.Popen(
         [sys.executable, "-c", OWNER, topic, str(storage)],
         stdin=subprocess.PIPE,
@@ -228,7 +228,7 @@ def owner(storage: Path, topic: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def released(child: subprocess.Popen[str]) -> int:
-    """Have an owner end; how many records it has put."""
+    """Stop an owner and return how many records it has put."""
     out, _ = child.communicate("\n", timeout=60)
     assert child.returncode == 0, "the owner was disturbed"
     return int(out)

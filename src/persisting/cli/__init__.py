@@ -1,19 +1,22 @@
 """The command ``persisting``: parse, call the library, print.
 
-It can do nothing that the library cannot. Results are small typed objects: ``--json`` prints them
-as they are, people get a table.
+It does nothing that the library cannot do. Results are small typed objects: ``--json`` prints them
+unchanged, a terminal shows them as a table.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> None:
-    """Run the command line of this process."""
+    """Run the command line of this process and exit with its code."""
     try:
         from persisting.cli.app import run
 
-        sys.exit(run(sys.argv[1:]))
-    except KeyboardInterrupt:  # while the modules load
-        sys.exit(130)
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules load
+        code = 130
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # see app.run
+    sys.exit(code)

@@ -1,4 +1,4 @@
-"""``python -m persisting.cli``: the command without its script."""
+"""``python -m persisting.cli``: run the command without its script."""
 
 from persisting.cli import main
 

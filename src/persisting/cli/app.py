@@ -1,10 +1,11 @@
-"""The command itself: its parts, and what becomes of errors."""
+"""The root command: its sections, and how errors become messages and exit codes."""
 
 from __future__ import annotations
 
 import io
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import click
 
 from persisting.cli import exit_codes, output
+from persisting.cli.command_group import CommandGroup
 from persisting.cli.commands import (
     backup,
     bench,
@@ -33,12 +35,12 @@ from persisting.cli.commands import (
 from persisting.errors import StorageError
 
 _SECTIONS: dict[str, list[click.Command]] = {
-    "Look": [topics.topics, topics.describe, read.head, read.tail, read.get],
-    "Find": [search.search, search.query],
-    "Write": [write.put, write.import_, export.export],
+    "Inspect": [topics.topics, topics.describe, read.head, read.tail, read.get],
+    "Search": [search.search, search.query],
+    "Write and export": [write.put, write.import_, export.export],
     "Versions": [versions.tag, versions.versions, versions.restore],
-    "Consumers": [groups.groups],
-    "Upkeep": [
+    "Consumer groups": [groups.groups],
+    "Maintenance": [
         maintenance.compact,
         maintenance.retain,
         maintenance.verify,
@@ -46,57 +48,51 @@ _SECTIONS: dict[str, list[click.Command]] = {
         wal.wal,
         metrics.metrics,
     ],
-    "Spark": [pipeline.pipeline],
-    "Try": [demo.demo, bench.bench],
-    "Tools": [schemas.json_schema, schemas.completion],
+    "Spark jobs": [pipeline.pipeline],
+    "Demo and benchmark": [demo.demo, bench.bench],
+    "Scripts and shells": [schemas.json_schema, schemas.completion],
 }
 
 
-class _Sections(click.Group):
-    """Lists its commands by what they are for."""
+class _SectionedGroup(CommandGroup):
+    """A group whose help lists the commands by section."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            found = super().invoke(ctx)
+            result = super().invoke(ctx)
             sys.stdout.flush()
-            return found
+            return result
         except BrokenPipeError:
-            # Here, since click would end with 1; and Python complains if it cannot flush.
+            # click would exit with 1, and Python would complain at exit that it cannot flush.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise exit_codes.Ended(exit_codes.BROKEN_PIPE) from None
+            raise exit_codes.CommandExit(exit_codes.BROKEN_PIPE) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(len(name) for name in self.commands)
         for title, commands in _SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl(
-                    [
-                        ((one.name or "").ljust(width), one.get_short_help_str(1000))
-                        for one in commands
-                    ]
-                )
+            self.write_section(formatter, title, commands)
 
 
 @click.group(
-    cls=_Sections,
+    cls=_SectionedGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="persisting", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
-    """Durable queues: look into topics, put records, search them, keep them well.
+    """Inspect, fill, search and maintain durable queues.
 
     \b
     Examples:
-      persisting topics                               what is in ./queue_storage
+      persisting topics                               list the topics in ./queue_storage
       persisting tail events -f                       follow a topic while it is written
-      persisting put events < events.jsonl            durable, with a count of what was stored
-      persisting search notes --text "lost update"    the best records for words
+      persisting put events < events.jsonl            store JSON lines durably and count them
+      persisting search notes --text "lost update"    find the records that match the words best
       persisting verify events                        compare every file with its checksum
 
-    Reading needs no lock and disturbs no owner. Ctrl-C stops any command; what it has said is done
-    stays done. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such topic, 4 owned by another
-    process, 5 damage found, 130 stopped.
+    Commands that only read take no lock and do not disturb the owner of a topic. Ctrl-C stops any
+    command; work that it has reported as done stays done. Exit codes: 0 success, 1 failure, 2 wrong
+    usage, 3 no such topic, 4 topic is open for writing in another process, 5 damage found, 130
+    interrupted.
     """
 
 
@@ -106,31 +102,34 @@ for _commands in _SECTIONS.values():
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a command line; the exit code."""
-    args, debug = _without_debug(list(argv))
+    """Run a command line and return the exit code."""
+    args, debug = _split_debug(list(argv))
     _prepare_output()
-    _quiet(debug)
+    _configure_logging(debug)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = _Remarks()
+            warnings.showwarning = _WarningPrinter()
             cli.main(args=args, prog_name="persisting", standalone_mode=False, obj=debug)
         return exit_codes.OK
-    except exit_codes.Ended as exc:
+    except exit_codes.CommandExit as exc:
         return exc.code
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except (KeyboardInterrupt, click.Abort):
+        # The exit of the interpreter flushes backends that are still open. Another Ctrl-C must
+        # neither cut that short nor replace the exit code.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         output.say("stopped")
         return exit_codes.INTERRUPTED
     except Exception as exc:
         if debug:
             raise
-        return _told(exc)
+        return _report(exc)
 
 
 def _prepare_output() -> None:
-    """JSON is UTF-8, whatever the machine's locale; on a terminal, what it cannot show is told."""
+    """Write UTF-8 to pipes whatever the locale; escape what a terminal cannot show."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -141,14 +140,16 @@ def _prepare_output() -> None:
                 stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
-def _told(exc: Exception) -> int:
-    """Say in one line what went wrong."""
+def _report(exc: Exception) -> int:
+    """Print an error on one line and return its exit code."""
     if isinstance(exc, click.exceptions.NoArgsIsHelpError):
         exc.show()
         return exit_codes.USAGE
     if isinstance(exc, click.UsageError):
-        asked = exc.ctx.command_path if exc.ctx else "persisting"
-        _error(f"{exc.format_message()} See '{asked} --help'.")
+        command = exc.ctx.command_path if exc.ctx else "persisting"
+        message = exc.format_message()
+        stop = "" if message.endswith((".", "?")) else "."
+        _error(f"{message}{stop} See '{command} --help'.")
         return exit_codes.USAGE
     if isinstance(exc, click.ClickException):
         _error(exc.format_message())
@@ -156,7 +157,10 @@ def _told(exc: Exception) -> int:
     if isinstance(exc, (StorageError, OSError)):
         _error(_one_line(exc))
         return exit_codes.code_of(exc)
-    _error(f"{type(exc).__name__}: {_one_line(exc)}; this should not happen: see it with --debug")
+    _error(
+        f"{type(exc).__name__}: {_one_line(exc)}; this should not happen: run the command with "
+        "--debug to see the traceback"
+    )
     return exit_codes.FAILED
 
 
@@ -172,20 +176,20 @@ def _error(text: str) -> None:
     output.say(text)
 
 
-class _Remarks:
-    """Warnings of the library, each once."""
+class _WarningPrinter:
+    """Prints each warning of the library once."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def __call__(self, message: Any, *_: Any, **__: Any) -> None:
-        if str(message) not in self._said:
-            self._said.add(str(message))
+        if str(message) not in self._printed:
+            self._printed.add(str(message))
             output.say(f"warning: {message}")
 
 
-def _quiet(debug: bool) -> None:
-    """Warnings of the library as remarks of the command."""
+def _configure_logging(debug: bool) -> None:
+    """Print log messages of the library in the style of the command's own messages."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logging.addLevelName(logging.WARNING, "warning")
@@ -196,8 +200,8 @@ def _quiet(debug: bool) -> None:
     log.setLevel(logging.INFO if debug else logging.WARNING)
 
 
-def _without_debug(args: list[str]) -> tuple[list[str], bool]:
-    """``--debug`` counts wherever it stands."""
+def _split_debug(args: list[str]) -> tuple[list[str], bool]:
+    """Take ``--debug``, which may stand anywhere, out of the arguments."""
     end = args.index("--") if "--" in args else len(args)
-    found = "--debug" in args[:end] or bool(os.environ.get("PERSISTING_DEBUG"))
-    return [arg for at, arg in enumerate(args) if arg != "--debug" or at >= end], found
+    debug = "--debug" in args[:end] or bool(os.environ.get("PERSISTING_DEBUG"))
+    return [arg for at, arg in enumerate(args) if arg != "--debug" or at >= end], debug

@@ -1,4 +1,4 @@
-"""Exit codes, which scripts may rely on."""
+"""Exit codes that scripts may rely on."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from persisting.errors import (
 
 OK = 0
 FAILED = 1
-"""Anything that has no code of its own."""
+"""Any failure without a code of its own."""
 USAGE = 2
 """The command line, an option or a record is wrong."""
 NO_TOPIC = 3
 OWNED = 4
-"""Another process has the topic open for writing, and this needs to."""
+"""The command must open the topic for writing, but another process has it open."""
 DAMAGED = 5
-"""Stored files are not what was written."""
+"""Stored files differ from what was written."""
 INTERRUPTED = 130
-"""Ctrl-C; what is done stays done."""
+"""Ctrl-C, or a question answered with no."""
 BROKEN_PIPE = 141
-"""Who read the output has gone, as ``head`` does."""
+"""The reader of the output closed it, as ``head`` does."""
 
 _BY_ERROR: list[tuple[type[Exception], int]] = [
     (NoSuchTopic, NO_TOPIC),
@@ -37,12 +37,12 @@ _BY_ERROR: list[tuple[type[Exception], int]] = [
 
 
 def code_of(exc: Exception) -> int:
-    """The exit code for an error."""
+    """Return the exit code for an error."""
     return next((code for kind, code in _BY_ERROR if isinstance(exc, kind)), FAILED)
 
 
-class Ended(Exception):
-    """The command has said all it has to say; it ends with this code."""
+class CommandExit(Exception):
+    """Ends a command that has already printed its result with an exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

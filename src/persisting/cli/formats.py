@@ -1,4 +1,4 @@
-"""Files of records: Parquet, Lance, JSON lines."""
+"""File formats of records: Parquet, Lance, JSON lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMATS = ("parquet", "lance", "jsonl")
-_ENDINGS = {
+_FORMAT_OF_EXTENSION = {
     ".parquet": "parquet",
     ".pq": "parquet",
     ".lance": "lance",
@@ -24,17 +24,17 @@ _ENDINGS = {
 
 
 def format_of(name: str) -> str:
-    """The format of a file, by its name."""
-    ending = Path(name.rstrip(os.sep)).suffix.lower()
-    if ending not in _ENDINGS:
+    """Return the format of a file by the extension of its name."""
+    extension = Path(name.rstrip(os.sep)).suffix.lower()
+    if extension not in _FORMAT_OF_EXTENSION:
         raise click.UsageError(
-            f"{name}: cannot tell the format by the name; it should end with {', '.join(_ENDINGS)}."
+            f"{name}: unknown extension; use one of {', '.join(_FORMAT_OF_EXTENSION)}."
         )
-    return _ENDINGS[ending]
+    return _FORMAT_OF_EXTENSION[extension]
 
 
 def batches(name: str, kind: str, rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a Parquet file or a Lance dataset, a part at a time."""
+    """Yield the rows of a Parquet file or a Lance dataset in batches."""
     import pyarrow as pa
 
     from persisting.errors import StorageError

@@ -1,4 +1,4 @@
-"""Records from files and pipes into a topic, with an exact count of what is stored."""
+"""Puts records from files and pipes into a topic and counts exactly what is durable."""
 
 from __future__ import annotations
 
@@ -30,47 +30,55 @@ _NUMBER = "_persisting_number"
 
 
 class Line(NamedTuple):
-    """A record and the number of its line."""
+    """A record and its line number."""
 
     number: int
     record: dict[str, Any]
 
 
 class Feed:
-    """Puts records into a topic and knows how many are stored durably.
+    """Puts records into a topic and counts how many are durable.
 
-    Under a write id each record has a number, its place in the whole input. Each bucket remembers
-    the last one that it has stored, and its records come in order: so whatever was stored before,
-    from whatever beginning of the input, is left out, and the rest is not.
+    Under a write id each record has a number, its position in the whole input. Each bucket
+    remembers the last number that it stored and receives its records in order. So a repeated input
+    skips exactly the records that are already stored, wherever the previous attempt stopped.
     """
 
-    def __init__(self, writer: QueueWriter, *, at_once: bool, known: dict[int, int] | None) -> None:
-        """``at_once``: a put is durable when it returns; else a flush makes it so.
+    def __init__(
+        self, writer: QueueWriter, *, durable_puts: bool, stored: dict[int, int] | None
+    ) -> None:
+        """Feed ``writer``.
 
-        ``known``: under a write id, the last number that each bucket has stored.
+        ``durable_puts``: a put is durable when it returns; otherwise only a flush makes it durable.
+
+        ``stored``: under a write id, the last number that each bucket has stored.
         """
-        self._writer, self._at_once, self._known = writer, at_once, known
+        self._writer, self._durable_puts, self._stored = writer, durable_puts, stored
         self._put = 0
         self._flushed = 0
         self._before = 0
         self.repeated = 0
-        """Records among the acknowledged that had been stored before, under the same id."""
+        """Acknowledged records that an earlier run under the same write id had stored."""
 
     @property
     def acknowledged(self) -> int:
-        """How many records are durable, whatever happens now."""
-        return self._put if self._at_once else self._flushed
+        """How many records are durable."""
+        return self._put if self._durable_puts else self._flushed
+
+    def writer_closed(self) -> None:
+        """Note that the writer was closed, which flushes everything that was put."""
+        self._flushed = self._put
 
     async def lines(self, batch: list[Line]) -> None:
         """Put records; an error names the line."""
-        await _to_its_end(self._lines(batch))
+        await _uninterrupted(self._lines(batch))
 
     async def arrow(self, batch: pa.RecordBatch, first: int, where: str) -> None:
-        """Put rows of a table, of which the first has the number ``first`` in its file."""
-        await _to_its_end(self._arrow(batch, first, where))
+        """Put rows of a table; ``first`` is the number of the first row in its file."""
+        await _uninterrupted(self._arrow(batch, first, where))
 
     async def finish_file(self, numbers: int) -> None:
-        """A file ends, which has used so many numbers; everything is made durable."""
+        """Make everything durable at the end of a file that used ``numbers`` numbers."""
         self._before += numbers
         await self._flush()
 
@@ -83,12 +91,12 @@ class Feed:
         for result in [*results, problem]:
             if isinstance(result, BaseException):
                 raise result
-        await self._flush_now_and_then()
+        await self._flush_if_due()
 
     def _by_bucket(self, batch: list[Line]) -> tuple[dict[int, list[Line]], SchemaError | None]:
-        """The lines by their buckets, as far as they have one; then what is wrong.
+        """Group lines by bucket, up to the first line without one; return its error as well.
 
-        A list goes to each bucket as one unit: put apart, each has a result of its own.
+        Each group is put on its own, so that each bucket succeeds or fails on its own.
         """
         groups: dict[int, list[Line]] = {}
         for line in batch:
@@ -99,8 +107,8 @@ class Feed:
         return groups, None
 
     async def _group(self, bucket: int, rows: list[Line]) -> None:
-        if self._known is not None:
-            fresh = [line for line in rows if self._before + line.number > self._known[bucket]]
+        if self._stored is not None:
+            fresh = [line for line in rows if self._before + line.number > self._stored[bucket]]
             self._count_repeated(len(rows) - len(fresh))
             rows = fresh
         if not rows:
@@ -110,17 +118,18 @@ class Feed:
             await self._writer.put_batch(records, sequence=self._sequence(rows[-1].number))
             self._put += len(rows)
         except SchemaError:
-            # Nothing of it is stored: one by one, to store what comes before and name the line.
-            await self._one_by_one(rows)
+            # A refused batch stores nothing. Put the records one by one to store those before the
+            # bad line and to name it.
+            await self._put_each(rows)
 
-    async def _one_by_one(self, rows: list[Line]) -> None:
+    async def _put_each(self, rows: list[Line]) -> None:
         for line in rows:
             try:
                 await self._writer.put(line.record, sequence=self._sequence(line.number))
             except SchemaError as exc:
                 raise SchemaError(
-                    f"line {line.number}: {exc}. Lines behind it may be among the acknowledged "
-                    "ones: with --write-id a repetition stores nothing twice"
+                    f"line {line.number}: {exc}. Some lines after it may be acknowledged; put the "
+                    "input with --write-id to repeat it without duplicates"
                 ) from exc
             self._put += 1
 
@@ -131,69 +140,69 @@ class Feed:
             except SchemaError as exc:
                 raise SchemaError(f"{where}: {exc}") from exc
             self._put += part.num_rows
-        await self._flush_now_and_then()
+        await self._flush_if_due()
 
     def _parts(self, batch: pa.RecordBatch, first: int) -> list[tuple[pa.Table, int | None]]:
-        """What is to be stored of a batch, by bucket, with the number of each last row."""
+        """Return the rows to store by bucket, each with the number of its last row."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         table = pa.Table.from_batches([batch])
-        if self._known is None:
+        if self._stored is None:
             return [(table, None)]
         start = self._before + first
         numbers = pa.array(range(start, start + table.num_rows), pa.int64())
-        found: list[tuple[pa.Table, int | None]] = []
+        parts: list[tuple[pa.Table, int | None]] = []
         for bucket, part in self._writer.divided(table.append_column(_NUMBER, numbers)).items():
-            fresh = part.filter(pc.greater(part.column(_NUMBER), self._known[bucket]))
+            fresh = part.filter(pc.greater(part.column(_NUMBER), self._stored[bucket]))
             self._count_repeated(part.num_rows - fresh.num_rows)
             if fresh.num_rows:
                 last = fresh.column(_NUMBER)[-1].as_py()
-                found.append((fresh.drop_columns([_NUMBER]), last))
-        return found
+                parts.append((fresh.drop_columns([_NUMBER]), last))
+        return parts
 
     def _sequence(self, number: int) -> int | None:
-        return None if self._known is None else self._before + number
+        return None if self._stored is None else self._before + number
 
     def _count_repeated(self, count: int) -> None:
         self.repeated += count
         self._put += count
 
-    async def _flush_now_and_then(self) -> None:
+    async def _flush_if_due(self) -> None:
         if self._put - self._flushed >= _FLUSH_ROWS:
             await self._flush()
 
     async def _flush(self) -> None:
-        if not self._at_once and self._put > self._flushed:
+        if not self._durable_puts and self._put > self._flushed:
             stored = self._put
             await self._writer.flush()
             self._flushed = stored
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Also if the caller is stopped: what is under way is stored, and must be counted."""
+async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Finish the work even if the caller is cancelled: a put under way is stored and counts."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # to have been stopped is what is told
+            task.exception()  # retrieved, but the cancellation is what gets reported
         raise
 
 
 class Source(Protocol):
-    """Something to put into a topic."""
+    """An input whose records are put into a topic."""
 
     async def check(self, column: str) -> None:
-        """Look ahead, and raise if what comes first has no such column."""
+        """Raise if the first record lacks the column."""
 
     async def feed(self, feed: Feed, progress: Progress) -> None:
-        """Put all of it."""
+        """Put all records."""
 
 
 class JsonLines:
-    """JSON lines of a file or pipe, as they come."""
+    """JSON lines of a file or pipe, put as they arrive."""
 
     def __init__(self, fd: int) -> None:
         self._batches = _batches(fd)
@@ -204,7 +213,7 @@ class JsonLines:
         if self._first is not None:
             line = self._first[0]
             if column not in line.record:
-                raise SchemaError(_lacks(f"line {line.number}", column, line.record))
+                raise SchemaError(_missing_field(f"line {line.number}", column, line.record))
 
     async def feed(self, feed: Feed, progress: Progress) -> None:
         last = 0
@@ -232,7 +241,7 @@ class ArrowRows:
     async def check(self, column: str) -> None:
         self._first = await in_thread(next, self._batches, None)
         if self._first is not None and column not in self._first.schema.names:
-            raise SchemaError(_lacks(self._name, column, self._first.schema.names))
+            raise SchemaError(_missing_field(self._name, column, self._first.schema.names))
 
     async def feed(self, feed: Feed, progress: Progress) -> None:
         rows = 0
@@ -251,15 +260,15 @@ class ArrowRows:
             yield batch
 
 
-def _lacks(what: str, column: str, there: Iterable[str]) -> str:
+def _missing_field(what: str, column: str, names: Iterable[str]) -> str:
     return (
-        f"{what} has no field {column!r}, by which the topic would be divided into buckets; there "
-        f"are: {', '.join(there) or 'none'}. Choose one with --bucket-column"
+        f"{what} has no field {column!r}, which would decide the bucket of each record; its fields "
+        f"are: {', '.join(names) or 'none'}. Choose one with --bucket-column"
     )
 
 
 async def _batches(fd: int) -> AsyncIterator[list[Line]]:
-    """Batches that a thread reads; it does not hold the program up when that ends."""
+    """Yield batches that a daemon thread reads, so that a blocked read does not delay the exit."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any](maxsize=4)
 
     def deliver(item: Any) -> None:
@@ -267,17 +276,17 @@ async def _batches(fd: int) -> AsyncIterator[list[Line]]:
         try:
             asyncio.run_coroutine_threadsafe(put, loop).result()
         except RuntimeError:
-            put.close()  # the loop has ended, and will not run it
+            put.close()  # the loop has ended and will never run it
             raise
 
     def work() -> None:
         with suppress(RuntimeError, CancelledError, asyncio.CancelledError):  # the loop has ended
             try:
-                for batch in _decoded(_as_they_come(fd)):
+                for batch in _decoded(_complete_lines(fd)):
                     deliver(batch)
                 deliver(None)
             except Exception as exc:
-                deliver(exc)  # who waits for lines must not wait for ever
+                deliver(exc)  # the consumer must not wait for ever
 
     threading.Thread(target=work, name="persisting-lines", daemon=True).start()
     while (item := await queue.get()) is not None:
@@ -286,8 +295,8 @@ async def _batches(fd: int) -> AsyncIterator[list[Line]]:
         yield item
 
 
-def _as_they_come(fd: int) -> Iterator[list[bytes]]:
-    """The whole lines of each read: a slow pipe gives small batches, a file large ones."""
+def _complete_lines(fd: int) -> Iterator[list[bytes]]:
+    """Yield the complete lines of each read: a slow pipe gives small batches, a file large ones."""
     rest = b""
     while data := os.read(fd, _READ_BYTES):
         *lines, tail = data.split(b"\n")
@@ -298,7 +307,7 @@ def _as_they_come(fd: int) -> Iterator[list[bytes]]:
         else:
             rest += tail
         if len(rest) > _LONGEST_LINE:
-            raise InvalidArgument(f"a line is longer than {_LONGEST_LINE >> 20} MiB")
+            raise InvalidArgument(f"a line is longer than {_LONGEST_LINE >> 20} MiB, the limit")
     if rest:
         yield [rest]
 
@@ -308,19 +317,19 @@ def _decoded(batches: Iterator[list[bytes]]) -> Iterator[list[Line]]:
     for lines in batches:
         if number == 0:
             lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
-        found: list[Line] = []
+        records: list[Line] = []
         problem: InvalidArgument | None = None
         for line in lines:
             number += 1
             if not line.strip():
                 continue
             try:
-                found.append(Line(number, msgspec.json.decode(line, type=dict[str, Any])))
+                records.append(Line(number, msgspec.json.decode(line, type=dict[str, Any])))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-                problem = InvalidArgument(f"line {number} is no JSON object: {exc}")
+                problem = InvalidArgument(f"line {number} is not a JSON object: {exc}")
                 problem.__cause__ = exc
                 break
-        if found:
-            yield found
+        if records:
+            yield records
         if problem is not None:
             raise problem

@@ -1,4 +1,4 @@
-"""``--json`` is a contract: every command says what it prints, and ``json-schema`` tells it."""
+"""The contract of ``--json``: the type that each command prints, published by ``json-schema``."""
 
 from __future__ import annotations
 
@@ -12,59 +12,59 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Printed(NamedTuple):
-    """What a command prints with ``--json``: one value, or one a line."""
+    """What a command prints with ``--json``: one value, or one per line."""
 
-    home: str
-    """Where its type is: ``module:name``, loaded when it is asked for."""
+    type_path: str
+    """Its type as ``module:name``, imported on demand."""
     many: bool
     lines: bool
 
     @property
     def type(self) -> Any:
-        module, name = self.home.split(":")
-        one = getattr(import_module(module), name)
-        return list[one] if self.many else one  # type: ignore[valid-type]
+        module, name = self.type_path.split(":")
+        item = getattr(import_module(module), name)
+        return list[item] if self.many else item  # type: ignore[valid-type]
 
 
 CONTRACT: dict[str, Printed] = {}
-"""By command."""
+"""What each command prints, by the name of the command."""
 
 
 def prints(
-    command: str, home: str, *, many: bool = False, lines: bool = False
+    command: str, type_path: str, *, many: bool = False, lines: bool = False
 ) -> Callable[[_F], _F]:
-    """Note what a command prints: a value of a type, a list of them, or one a line."""
+    """Register what a command prints: a value of a type, a list of them, or one per line."""
 
-    def note(function: _F) -> _F:
-        CONTRACT[command] = Printed(home, many, lines)
+    def register(function: _F) -> _F:
+        CONTRACT[command] = Printed(type_path, many, lines)
         return function
 
-    return note
+    return register
 
 
 class Found(msgspec.Struct):
-    """A record and where it lies."""
+    """A record with its position."""
 
     bucket: int
     offset: int
     record: dict[str, Any]
     time: str | None = None
-    """When it was accepted."""
+    """When the record was accepted."""
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    """The JSON schema of what a command prints, or of each of its lines."""
+    """Return the JSON Schema of what a command prints, or of each line."""
     return msgspec.json.schema(CONTRACT[command].type)
 
 
 class Row(msgspec.Struct):
-    """A record that a condition keeps."""
+    """A record that matches a condition."""
 
     record: dict[str, Any]
 
 
 class Hit(msgspec.Struct):
-    """A record that a search found; it has a distance or a score."""
+    """A record that a search found, with a distance or a score."""
 
     bucket: int
     offset: int

@@ -1,4 +1,4 @@
-"""Topics as Prometheus sees them from outside: read from the files at every scrape."""
+"""A Prometheus exporter that reads the files of topics at every scrape, outside their owners."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _BUCKET = ["topic", "bucket"]
 
 
 class TopicsCollector(Collector):
-    """The topics of one storage folder; their owners are not disturbed."""
+    """Collects the topics of one storage folder without disturbing their owners."""
 
     def __init__(self, storage: str) -> None:
         self._storage = storage
 
     def describe(self) -> list[Any]:
-        """Nothing: a look at the files for every registration would cost too much."""
+        """Describe nothing: reading the files at registration would cost too much."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -27,14 +27,14 @@ class TopicsCollector(Collector):
         families = _families()
         for facts, buckets, groups in looks_in(self._storage):
             families["up"].add_metric([facts.topic], 0 if facts.problem else 1)
-            for one in buckets:
-                labels = [facts.topic, str(one.bucket)]
-                families["records"].add_metric(labels, one.rows)
-                families["start"].add_metric(labels, one.start_offset)
-                families["end"].add_metric(labels, one.end_offset)
-                families["bytes"].add_metric(labels, one.bytes)
-                families["log"].add_metric(labels, one.log_bytes)
-                families["owned"].add_metric(labels, one.owner is not None)
+            for bucket in buckets:
+                labels = [facts.topic, str(bucket.bucket)]
+                families["records"].add_metric(labels, bucket.rows)
+                families["start"].add_metric(labels, bucket.start_offset)
+                families["end"].add_metric(labels, bucket.end_offset)
+                families["bytes"].add_metric(labels, bucket.bytes)
+                families["log"].add_metric(labels, bucket.log_bytes)
+                families["owned"].add_metric(labels, bucket.owner is not None)
             for group in groups:
                 for place in group.buckets:
                     labels = [facts.topic, group.group, str(place.bucket)]
@@ -63,7 +63,7 @@ def _families() -> dict[str, Any]:
 
 
 def serve(storage: str, port: int, host: str) -> Any:
-    """Serve ``/metrics`` of a storage folder from a daemon thread; the server."""
+    """Serve ``/metrics`` of a storage folder from a daemon thread; return the server."""
     from prometheus_client import CollectorRegistry, start_http_server
 
     from persisting.errors import StorageError

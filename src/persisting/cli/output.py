@@ -1,6 +1,6 @@
-"""What people and programs get to see.
+"""Prints results and messages.
 
-On a terminal: tables and colours. In a pipe: the same as plain text, never cut. With ``--json``:
+A terminal gets tables and colours, a pipe the same as plain text that is never cut, and ``--json``
 the result itself.
 """
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _FOLDED = 30
-"""Longer cells are folded where a terminal is too narrow for them."""
+"""Cells longer than this are folded if the terminal is too narrow."""
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 @cache
 def out() -> Console:
-    """Where results go."""
+    """Return the console for results."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=True)
@@ -33,38 +33,38 @@ def out() -> Console:
 
 @cache
 def err() -> Console:
-    """Where everything else goes: progress, questions, errors."""
+    """Return the console for everything else: progress, questions, errors."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def show(result: Any, as_json: bool, tell: Callable[[], None]) -> None:
-    """A result: as JSON, or told to a person."""
+def show(result: Any, as_json: bool, print_text: Callable[[], None]) -> None:
+    """Print a result as JSON, or as text for people."""
     if as_json:
         line(msgspec.json.format(encoded(result), indent=2).decode())
     else:
-        tell()
+        print_text()
 
 
 def encoded(result: Any) -> bytes:
-    """JSON: bytes as base64, moments as ISO 8601, decimals as text."""
+    """Encode as JSON: bytes as base64, times as ISO 8601, decimals as text."""
     return msgspec.json.encode(result, enc_hook=str)
 
 
 def json_line(result: Any) -> None:
-    """One line of JSON, at once."""
+    """Print one line of JSON immediately."""
     line(encoded(result).decode())
 
 
 def line(text: str = "") -> None:
-    """A line of output as it is, whatever it contains."""
+    """Print a line of output unchanged, whatever characters it contains."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def say(text: str) -> None:
-    """A remark, beside the output."""
+    """Print a message on the error output."""
     err().print(text, markup=False)
 
 
@@ -73,8 +73,8 @@ def heading(text: str) -> None:
 
 
 def facts(pairs: Iterable[tuple[str, Any]]) -> None:
-    """Names and values, one pair a line."""
-    known = [(name, shown(str(value))) for name, value in pairs]
+    """Print names and values, one pair per line."""
+    known = [(name, printable(str(value))) for name, value in pairs]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
         out().print(f"{name:<{width}}", end="  ", style="dim", markup=False)
@@ -82,13 +82,13 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Rows under headings; a column whose name begins with ``#`` holds numbers."""
+    """Print rows under headings; a column whose name begins with ``#`` is right-aligned."""
     cells = [[_text(cell) for cell in row] for row in rows]
-    if not out().is_terminal or not _drawn(columns, cells):
-        _plain(columns, cells)
+    if not out().is_terminal or not _draw_table(columns, cells):
+        _print_plain(columns, cells)
 
 
-def _plain(columns: Sequence[str], cells: list[list[str]]) -> None:
+def _print_plain(columns: Sequence[str], cells: list[list[str]]) -> None:
     names = [name.lstrip("#") for name in columns]
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
     for row in [names, *cells]:
@@ -99,8 +99,8 @@ def _plain(columns: Sequence[str], cells: list[list[str]]) -> None:
         line("  ".join(padded).rstrip())
 
 
-def _drawn(columns: Sequence[str], cells: list[list[str]]) -> bool:
-    """Draw a table unless the terminal is too narrow; only long texts are folded."""
+def _draw_table(columns: Sequence[str], cells: list[list[str]]) -> bool:
+    """Draw a table, folding only long texts; return False if the terminal is too narrow."""
     from rich import box
     from rich.cells import cell_len
     from rich.table import Table
@@ -131,11 +131,11 @@ def _text(cell: Any) -> str:
         return "-"
     if isinstance(cell, int) and not isinstance(cell, bool):
         return f"{cell:,}"
-    return shown(str(cell))
+    return printable(str(cell))
 
 
-def shown(text: str) -> str:
-    """Text from outside, with characters that would steer a terminal made visible."""
+def printable(text: str) -> str:
+    """Escape control characters in stored text, so that it cannot control the terminal."""
     return (
         text
         if text.isprintable()
@@ -144,7 +144,7 @@ def shown(text: str) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as people read them."""
+    """Format a number of bytes for people."""
     for unit in _UNITS:
         if count < 1000 or unit == _UNITS[-1]:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -153,7 +153,7 @@ def size(count: float) -> str:
 
 
 def seconds(count: float) -> str:
-    """A length of time as people read it."""
+    """Format a duration for people."""
     if count < 1:
         return f"{count * 1000:.0f} ms"
     if count < 100:
@@ -163,16 +163,16 @@ def seconds(count: float) -> str:
     return f"{count / 3600:.1f} h" if count < 172800 else f"{count / 86400:.0f} days"
 
 
-def moment(when: dt.datetime) -> str:
-    """A moment in the time of this machine."""
+def local_time(when: dt.datetime) -> str:
+    """Format a timestamp in the time zone of this machine."""
     return when.astimezone().isoformat(sep=" ", timespec="milliseconds")
 
 
-def plural(count: int, one: str, many: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def plural(count: int, singular: str, plural: str | None = None) -> str:
+    """Format a count with its noun."""
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
-def happens(count: int, one: str, done: str, *, dry_run: bool) -> str:
-    """What is done to so many things, or would be."""
-    verb = "would be" if dry_run else "is" if count == 1 else "are"
-    return f"{plural(count, one)} {verb} {done}"
+def outcome(count: int, noun: str, participle: str, *, dry_run: bool) -> str:
+    """Say how many things were changed, or would be changed."""
+    return f"{plural(count, noun)} {'would be ' if dry_run else ''}{participle}"

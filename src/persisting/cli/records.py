@@ -1,4 +1,4 @@
-"""Records as text."""
+"""Converts stored rows to records and records to text."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _LONG_TEXT = 200
 def records(
     batch: pa.RecordBatch, schema: pa.Schema, names: list[str], config: TopicConfig
 ) -> list[dict[str, Any]]:
-    """Rows as the queue gives them: with all fields, and the defaults of the topic."""
+    """Convert rows to records as the queue returns them: all fields, with the topic's defaults."""
     import pyarrow as pa
 
     from persisting.records.arrow import align
 
     target = pa.schema([schema.field(name) for name in names])
-    found: list[dict[str, Any]] = align(
+    converted: list[dict[str, Any]] = align(
         batch, target, config.options.get("schema_defaults") or {}
     ).to_pylist()
-    return found
+    return converted
 
 
 def brief(record: dict[str, Any]) -> str:
-    """A record on a line: whole in a pipe, with long values cut on a terminal."""
-    shown = _cut(record) if output.out().is_terminal else record
-    return output.encoded(shown).decode()
+    """Return a record as one line; a terminal gets long values cut, a pipe never."""
+    visible = _cut(record) if output.out().is_terminal else record
+    return output.encoded(visible).decode()
 
 
 def _cut(value: Any) -> Any:

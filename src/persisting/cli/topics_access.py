@@ -1,4 +1,4 @@
-"""Opening topics, asking, and showing how far long work has come."""
+"""Opens topics, asks for confirmation and shows progress."""
 
 from __future__ import annotations
 
@@ -21,60 +21,60 @@ _T = TypeVar("_T")
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run async work to its end."""
+    """Run a coroutine; Ctrl-C cancels it, lets it clean up and raises KeyboardInterrupt."""
     return asyncio.run(work)
 
 
 def debugging() -> bool:
-    """Whether errors are to be shown with all that led to them."""
+    """Return whether errors are shown with their tracebacks."""
     return bool(click.get_current_context().find_root().obj)
 
 
-def stored(topic: str, storage: str) -> TopicFolder:
-    """A topic on disk, to look at: neither locked nor recovered."""
+def find_topic(topic: str, storage: str) -> TopicFolder:
+    """Find a topic on disk for reading, without locking or recovering it."""
     from persisting.topic.inspect import find
 
     return find(topic, storage)
 
 
 def folder_of(topic: str, storage: str) -> Path:
-    """The folder that a topic has or would have."""
+    """Return the folder of a topic, which need not exist."""
     from persisting.topic import inspect
 
     return inspect.folder_of(topic, storage)
 
 
 def buckets(source: TopicFolder, chosen: int | None) -> list[int]:
-    """The chosen bucket of a topic, or all."""
+    """Return the chosen bucket of a topic, or all."""
     if chosen is None:
         return list(source.buckets)
     if chosen not in source.buckets:
         raise click.UsageError(
-            f"There is no bucket {chosen}; the topic has 0 to {len(source.buckets) - 1}."
+            f"The topic has no bucket {chosen}; its buckets are 0 to {len(source.buckets) - 1}."
         )
     return [chosen]
 
 
 def columns(source: TopicFolder, chosen: list[str] | None) -> list[str]:
-    """The chosen fields of a topic, or all."""
+    """Return the chosen fields of a topic, or all."""
     names: list[str] = source.schema().names
     for name in chosen or []:
         if name not in names:
             raise click.UsageError(
-                f"There is no field {name!r}; there are: {', '.join(names) or 'none yet'}."
+                f"The topic has no field {name!r}; it has: {', '.join(names) or 'none yet'}."
             )
     return names if chosen is None else chosen
 
 
-def readable(topic: str, storage: str) -> TopicFolder:
-    """The same with what a crashed owner left in its log brought into the table."""
-    found = stored(topic, storage)
-    found.recover()
-    return found
+def find_recovered(topic: str, storage: str) -> TopicFolder:
+    """Find a topic and replay the log that a crashed owner left behind."""
+    source = find_topic(topic, storage)
+    source.recover()
+    return source
 
 
-def tell_of_owner(source: TopicFolder) -> None:
-    """Say that the topic is being written, if there may be records that only its owner can show."""
+def note_unflushed(source: TopicFolder) -> None:
+    """Print a note if an owner has the topic open and may hold records outside the table."""
     from persisting.lock import owner_of
     from persisting.topic.spec import bucket_folder
     from persisting.wal import FOLDER as LOG
@@ -82,44 +82,44 @@ def tell_of_owner(source: TopicFolder) -> None:
     owner, pending = None, 0
     for bucket in source.buckets:
         folder = bucket_folder(source.folder, bucket)
-        found = owner_of(folder)
-        if found is not None and not found.get("passing"):
-            owner = found
+        holder = owner_of(folder)
+        if holder is not None and not holder.get("passing"):
+            owner = holder
             for segment in (folder / LOG).glob("*"):
-                with suppress(FileNotFoundError):  # its owner has just released it
+                with suppress(FileNotFoundError):  # its owner has just deleted it
                     pending += segment.stat().st_size
     logged = bool(source.config.options.get("enable_wal"))
     if owner is None or (logged and not pending):
         return
-    rest = f"{output.size(pending)} of its log" if logged else "what it has not flushed"
+    missing = f"{output.size(pending)} of its log" if logged else "records not flushed yet"
     output.say(
-        f"note: process {owner.get('pid')} on {owner.get('host')} has the topic open; {rest} will "
-        "come into the table, and is not in this yet"
+        f"note: process {owner.get('pid')} on {owner.get('host')} has the topic open for writing; "
+        f"this output does not include {missing}"
     )
 
 
 @asynccontextmanager
 async def reader(topic: str, storage: str, bucket: int | None = None) -> AsyncIterator[QueueReader]:
-    """A reader of a topic on disk."""
+    """Open a reader of a topic on disk."""
     from persisting.queue import read_queue
 
-    folder = stored(topic, storage).folder
+    folder = find_topic(topic, storage).folder
     opened = await read_queue(topic=folder.name, storage_path=str(folder.parent), bucket_id=bucket)
     async with opened:
         yield opened
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Go on only if a person agrees; where nobody can be asked, ``--yes`` is needed."""
+    """Ask for confirmation; without a terminal, ``--yes`` is required."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Say --yes, since nobody can be asked here.")
+        raise click.UsageError(f"Not a terminal; pass --yes to confirm: {question}")
     click.confirm(question, abort=True, err=True)
 
 
 class Progress:
-    """How far work has come; shown on a terminal only."""
+    """Counts completed work and shows it on a terminal."""
 
     def __init__(self, bar: Any = None, task: Any = None) -> None:
         self._bar, self._task = bar, task
@@ -135,7 +135,7 @@ class Progress:
 def progress(
     what: str, total: int | None = None, *, quiet: bool = False, unit: str = "records"
 ) -> Iterator[Progress]:
-    """A bar with rate and time left, beside the output."""
+    """Show a progress bar with rate and remaining time on the error output."""
     if quiet or not output.err().is_terminal:
         yield Progress()
         return

@@ -1,5 +1,5 @@
-"""The demonstration: five minutes of an agent team's data, made, lost, found and used.
+"""The demo: agents store trajectories, one is killed, and their data is recovered and used.
 
-``trajectories`` the records · ``producer`` a process that puts them · ``story`` what happens, and
-what it shows · ``charts`` throughput and latency, in the terminal and as a page.
+``trajectories`` the records · ``producer`` a process that puts them · ``story`` the steps and the
+claims they check · ``charts`` throughput and latency, in the terminal and as a page.
 """

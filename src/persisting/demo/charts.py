@@ -1,4 +1,4 @@
-"""Small charts: bars in a terminal, and a page that needs nothing but a browser."""
+"""Small charts: bars in a terminal, and a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 class Series(NamedTuple):
-    """Values over names: of moments, or of ranges."""
+    """Named values, such as rates over time or counts by range."""
 
     title: str
     unit: str
     names: Sequence[str]
     values: Sequence[float]
     marked: int | None = None
-    """A place to mark, as where the kill was."""
+    """Index of a value to highlight, such as the time of the kill."""
 
 
 def bars(series: Series, height: int = 5) -> list[str]:
-    """Columns of blocks, with the highest value beside them."""
+    """Draw columns of blocks, labelled with the highest value."""
     top = max(series.values, default=0) or 1
     lines = []
     for row in reversed(range(height)):
@@ -41,7 +41,7 @@ def _cell(level: float) -> str:
 def page(
     path: Path, title: str, facts: Sequence[tuple[str, str]], charts: Sequence[Series]
 ) -> None:
-    """A page with facts and charts."""
+    """Write an HTML page with facts and charts."""
     rows = "".join(
         f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
         for name, value in facts
@@ -59,14 +59,14 @@ text {{ font-size: 11px; fill: #555 }}
   text {{ fill: #aaa }} }}
 </style>
 <h1>{html.escape(title)}</h1><table>{rows}</table>
-{"".join(map(_drawn, charts))}
+{"".join(map(_svg, charts))}
 </html>
 """,
         encoding="utf-8",
     )
 
 
-def _drawn(series: Series) -> str:
+def _svg(series: Series) -> str:
     top = max(series.values, default=0) or 1
     width = 900 / max(1, len(series.values))
     shapes = []

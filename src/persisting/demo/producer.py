@@ -1,9 +1,9 @@
-"""A node of the cluster that puts trajectories, and notes what was acknowledged.
+"""A node of the cluster that puts trajectories and notes what was acknowledged.
 
     python -m persisting.demo.producer NAME SEED STORAGE NOTES SECONDS
 
-It owns a share of the buckets. The notes are lines of JSON, written after each acknowledgement: a
-kill cannot take them back, so they say what must be found.
+It owns a share of the buckets. The notes are JSON lines written after each acknowledgement. They
+survive a kill of the process and list the records that must be found afterwards.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0, "enable_metrics": True}
 
 
 class Acknowledged(msgspec.Struct):
-    """A batch that is stored for good."""
+    """An acknowledged batch."""
 
     agent: str
     first: int
     count: int
     time: float
-    """When, in Unix time."""
+    """When it was acknowledged, in Unix time."""
     seconds: float
     """How long the put took."""
 
@@ -51,7 +51,7 @@ async def main(name: str, seed: str, storage: str, notes: IO[bytes], seconds: fl
     print("metrics", server.server_port, flush=True)
     await _produce(writer, name, notes, seconds)
     print("done", flush=True)
-    await asyncio.to_thread(sys.stdin.readline)  # until the story has looked at the metrics
+    await asyncio.to_thread(sys.stdin.readline)  # until the demo has scraped the metrics
     await writer.close()
     server.shutdown()
     await host.close()

@@ -1,4 +1,4 @@
-"""What happens in the demonstration, told in plain words. Every claim is checked."""
+"""The steps of the demo. It prints what happens and checks every claim."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from persisting.queue import read_queue, write_queue
 
 CURATED = "curated"
 MARKER = ".persisting-demo"
-"""A folder with this file was made by the demonstration, which may remove it."""
+"""Marks a folder that the demo created and may remove."""
 
 _PRODUCERS = 3
 _SECONDS = 6.0
@@ -40,12 +40,12 @@ _MORE = 500
 
 
 class ClaimFailed(StorageError):
-    """Something that the demonstration shows did not hold."""
+    """A claim of the demo did not hold."""
 
 
 @dataclass
 class Story:
-    """The demonstration in one folder."""
+    """One run of the demo in a folder."""
 
     folder: Path
     started: float = field(default_factory=time.monotonic)
@@ -57,7 +57,7 @@ class Story:
     def storage(self) -> str:
         return str(self.folder / "queues")
 
-    # Telling
+    # Output
 
     def part(self, title: str) -> None:
         print(f"\n{_bold(title)}", flush=True)
@@ -66,23 +66,25 @@ class Story:
         print(f"  {text}", flush=True)
 
     def claim(self, holds: bool, what: str) -> None:
-        """Tell what is shown, or fail if it is not so."""
+        """Print a claim, or raise if it does not hold."""
         if not holds:
-            raise ClaimFailed(f"the demonstration failed: not true that {what}")
+            raise ClaimFailed(f"the demo failed; this is not true: {what}")
         self.say(f"{_green('✓')} {what}")
 
     def fact(self, name: str, value: str) -> None:
         self.facts.append((name, value))
 
-    # 1 and 2: producers, a kill, and what is left
+    # 1 and 2: producers, a kill, and recovery
 
     async def produce(self) -> None:
-        """Producers on a Pulsing cluster; one of them is killed."""
+        """Run producers on a Pulsing cluster and kill one of them."""
         import pulsing
 
-        self.part("1. Three agents put their trajectories into one durable topic, over Pulsing")
-        self.say(f"text, a score, a vector of {DIMENSIONS}, nested steps; each process also owns")
-        self.say("a part of the topic's 4 buckets. A put returns when the disk has it.")
+        self.part("1. Three agents put their trajectories into one durable topic over Pulsing")
+        self.say(
+            f"Records have text, a score, a vector of {DIMENSIONS} and nested steps. Each process"
+        )
+        self.say("owns some of the topic's 4 buckets. A put returns when its records are on disk.")
         notes = self.folder / "acknowledged.jsonl"
         system = await pulsing.actor_system("127.0.0.1:0")
         try:
@@ -94,10 +96,12 @@ class Story:
         total = sum(one.count for one in acks)
         lasting = max(one.time for one in acks) - min(one.time for one in acks)
         slowest = max(one.seconds for one in acks)
-        self.say(f"{total:,} trajectories were acknowledged, {total / lasting:,.0f} a second")
-        self.say(f"the longest put took {slowest:.2f} s: it waited for the buckets of the dead")
+        self.say(f"{total:,} trajectories were acknowledged, {total / lasting:,.0f} per second")
+        self.say(
+            f"the longest put took {slowest:.2f} s: it waited for the buckets of the killed agent"
+        )
         self.fact("acknowledged", f"{total:,} records, {total / lasting:,.0f} per second")
-        self.fact("longest put", f"{slowest:.2f} s, over the kill")
+        self.fact("longest put", f"{slowest:.2f} s, during the kill")
 
     @contextlib.contextmanager
     def _producers(self, seed: str, notes: Path) -> Iterator[list[subprocess.Popen[str]]]:
@@ -111,7 +115,7 @@ class Story:
                 stdout=subprocess.PIPE,
                 stderr=(self.folder / f"agent-{number}.log").open("w"),
                 text=True,
-                start_new_session=True,  # Ctrl-C is for the story, which ends them
+                start_new_session=True,  # Ctrl-C reaches only the demo, which stops them
             )
             for number in range(1, _PRODUCERS + 1)
         ]
@@ -128,25 +132,27 @@ class Story:
         victim = processes[1]
         victim.send_signal(signal.SIGKILL)
         self.killed_at = time.time()
-        self.say(_red("kill -9: agent-2 is gone, in the middle of a put, with its buckets open"))
-        living = [p for p in processes if p is not victim]
-        for process in living:
+        self.say(_red("kill -9: agent-2 dies in the middle of a put, with its buckets open"))
+        survivors = [p for p in processes if p is not victim]
+        for process in survivors:
             await _line(process, "done")
         for process, port in zip(processes, ports, strict=True):
             if process is not victim:
                 self.flushes.update(await asyncio.to_thread(_flushes, int(port)))
-        for process in living:
+        for process in survivors:
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
-        for process in living:
+        for process in survivors:
             await asyncio.to_thread(process.wait, 60)
 
     async def recovered(self) -> None:
-        """Everything acknowledged is there, once."""
-        self.part("2. What was acknowledged is there: the log of the dead was read by the living")
+        """Check that every acknowledged record is stored exactly once."""
+        self.part(
+            "2. Nothing acknowledged is lost: the others replayed the log of the killed agent"
+        )
         acks = _read(self.folder / "acknowledged.jsonl")
-        wanted = {
+        acknowledged = {
             f"{one.agent}-{number:06d}"
             for one in acks
             for number in range(one.first, one.first + one.count)
@@ -154,17 +160,21 @@ class Story:
         reader = await read_queue(topic=TOPIC, storage_path=self.storage)
         async with reader:
             found = Counter([record["id"] async for record in reader.get_stream()])
-        self.claim(wanted <= set(found), f"all {len(wanted):,} acknowledged trajectories are there")
-        self.claim(max(found.values()) == 1, "none is there twice")
-        unsure = len(found) - len(wanted)
-        self.say(f"({unsure} more were stored and not yet acknowledged when agent-2 died)")
-        self.fact("after the kill", f"{len(wanted):,} of {len(wanted):,} there, none twice")
+        self.claim(
+            acknowledged <= set(found),
+            f"all {len(acknowledged):,} acknowledged trajectories are stored",
+        )
+        self.claim(max(found.values()) == 1, "none is stored twice")
+        extra = len(found) - len(acknowledged)
+        self.say(f"({extra} more were stored but not yet acknowledged when agent-2 died)")
+        count = f"{len(acknowledged):,}"
+        self.fact("after the kill", f"{count} of {count} stored, none twice")
 
     # 3: consumers
 
     async def consume(self) -> None:
-        """Two members of a group share the topic."""
-        self.part("3. A consumer group reads it in parallel: each record goes to one member")
+        """Read the topic with two members of a group."""
+        self.part("3. A consumer group reads in parallel: each record goes to one member")
         counts, seen = [0, 0], Counter[str]()
 
         async def member(number: int) -> None:
@@ -181,16 +191,16 @@ class Story:
         started = time.monotonic()
         await asyncio.gather(member(0), member(1))
         rate = sum(counts) / (time.monotonic() - started)
-        self.say(f"one read {counts[0]:,}, the other {counts[1]:,}; {rate:,.0f} records a second")
+        self.say(f"one read {counts[0]:,}, the other {counts[1]:,}; {rate:,.0f} records per second")
         self.claim(set(seen.values()) == {1}, "no record was delivered twice")
         self.fact("consumer group", f"{counts[0]:,} and {counts[1]:,} records, none twice")
 
     # 4: the pipeline
 
     async def pipeline(self) -> None:
-        """Raw to curated to a training split, incrementally."""
-        self.part("4. Spark makes a curated topic of the raw one, and a training split")
-        self.say("(Java comes from PyPI if the machine has none; starting Spark takes seconds)")
+        """Derive a curated topic incrementally, and a training split."""
+        self.part("4. Spark derives a curated topic from the raw one, and a training split")
+        self.say("(Java comes from PyPI if the machine has none; Spark takes seconds to start)")
         spark = await asyncio.to_thread(_spark, self.folder)
         try:
             await self._pipeline(spark)
@@ -216,8 +226,8 @@ class Story:
         async with writer:
             await writer.put(trajectories("agent-4", 0, _MORE))
         second = await asyncio.to_thread(curate)
-        self.say(f"{_MORE} more trajectories come in; second run: {second.rows:,} rows read")
-        self.claim(second.rows == _MORE, "each run takes only what is new, exactly once")
+        self.say(f"{_MORE} more trajectories arrive; second run: {second.rows:,} rows read")
+        self.claim(second.rows == _MORE, "each run processes only new records, exactly once")
 
         def split() -> dict[str, int]:
             parts = jobs.split_topic(spark, self.folder / "queues" / CURATED, key="id", tag="v1")
@@ -226,15 +236,16 @@ class Story:
         parts = await asyncio.to_thread(split)
         self.say("split by a hash of the id, pinned by the tag 'v1': " + _counts(parts))
         self.claim(
-            sum(parts.values()) == first.written + second.written, "the parts are the whole topic"
+            sum(parts.values()) == first.written + second.written,
+            "together the parts are the whole topic",
         )
         self.fact("Spark", f"{first.rows:,} + {second.rows:,} rows read, {_counts(parts)}")
 
     # 5: search and time travel
 
     async def look_back(self) -> None:
-        """Search, and a read of the past."""
-        self.part("5. Search, and a look back in time")
+        """Search, and read an earlier version."""
+        self.part("5. Search and time travel")
         task = TASKS[1]
         near = embedding(1, random.Random(7))
         reader = await read_queue(topic=CURATED, storage_path=self.storage)
@@ -243,10 +254,10 @@ class Story:
             for hit in hits:
                 self.say(f"{hit['_distance']:7.3f}  {hit['id']}  {hit['task']}  {hit['score']}")
             self.claim(
-                all(hit["task"] == task for hit in hits), f"the nearest vectors are of {task!r}"
+                all(hit["task"] == task for hit in hits), f"the nearest vectors belong to {task!r}"
             )
             words = await reader.search(text="race bucket", column="text", k=1, columns=["text"])
-            self.say(f"words 'race bucket': {words[0]['text']!r}")
+            self.say(f"text search for 'race bucket': {words[0]['text']!r}")
             before = (await reader.stats())["total_count"]
         writer = await write_queue(topic=CURATED, storage_path=self.storage)
         async with writer:
@@ -255,41 +266,41 @@ class Story:
         async with reader:
             now = (await reader.stats())["total_count"]
             then = (await reader.get_arrow(version="v1")).num_rows
-        self.say(f"one more was put: {now:,} records now")
-        self.claim(then == before, f"at the tag 'v1' there are {before:,}, now and in a year")
+        self.say(f"after one more put the topic has {now:,} records")
+        self.claim(then == before, f"the tag 'v1' still has {before:,}, and always will")
         self.fact("at tag v1", f"{then:,} records; now {now:,}")
 
     # 6: charts
 
     def draw(self) -> None:
-        """Throughput and flush latency."""
-        self.part("6. How it went")
+        """Draw throughput and flush latency."""
+        self.part("6. Throughput and latency")
         throughput = _throughput(_read(self.folder / "acknowledged.jsonl"), self.killed_at)
-        print("  acknowledged records a second")
+        print("  acknowledged records per second")
         for line in charts.bars(throughput):
             print("  " + line)
         latency = charts.Series(
-            "Flushes to the table, by their time",
+            "Flushes to the table, by duration",
             "flushes",
             [f"≤ {name} s" for name in self.flushes],
             list(self.flushes.values()),
         )
-        print("  flushes to the table, by their time (from a real scrape of the two that lived)")
+        print("  flushes to the table, by duration (scraped from the two surviving agents)")
         top = max(latency.values, default=1) or 1
         for name, value in zip(latency.names, latency.values, strict=True):
             if value:
                 print(f"  {name:>12}  {'█' * max(1, round(40 * value / top))} {value:,.0f}")
         report = self.folder / "report.html"
-        charts.page(report, "Persisting: the demonstration", self.facts, [throughput, latency])
-        self.say(f"the same as a page: {report}")
+        charts.page(report, "Persisting: demo", self.facts, [throughput, latency])
+        self.say(f"report: {report}")
 
 
 async def run(folder: Path) -> None:
-    """Tell the whole story in ``folder``, which stays for a look with the command line."""
+    """Run the demo in ``folder`` and leave its topics there."""
     for name in ("pulsing", "pyspark"):
         if find_spec(name) is None:
-            raise StorageError(f"the demonstration needs {name}: pip install 'persisting[all]'")
-    _make_room(folder)
+            raise StorageError(f"the demo needs {name}: pip install 'persisting[all]'")
+    _create_empty(folder)
     logging.getLogger("persisting").setLevel(logging.ERROR)
     story = Story(folder)
     await story.produce()
@@ -299,9 +310,7 @@ async def run(folder: Path) -> None:
     await story.look_back()
     story.draw()
     place = f"-s {story.storage}"
-    print(
-        f"\n{_bold('All of it held')}, in {time.monotonic() - story.started:.0f} s. Look yourself:"
-    )
+    print(f"\n{_bold('All of it held')}, in {time.monotonic() - story.started:.0f} s. Try:")
     for line in (
         f"persisting topics {place}",
         f"persisting describe {TOPIC} {place}",
@@ -313,12 +322,12 @@ async def run(folder: Path) -> None:
         print(f"  {line}")
 
 
-def _make_room(folder: Path) -> None:
-    """An empty folder; one that an earlier demonstration left is removed."""
+def _create_empty(folder: Path) -> None:
+    """Create the folder empty; a folder of an earlier demo is removed."""
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARKER).exists():
             raise InvalidArgument(
-                f"{folder} is there and was not made by the demonstration; name another --output"
+                f"{folder} exists and was not created by the demo; choose another --output"
             )
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -326,12 +335,14 @@ def _make_room(folder: Path) -> None:
 
 
 async def _line(process: subprocess.Popen[str], word: str) -> str:
-    """What a producer says after ``word``."""
+    """Return what a producer prints after ``word``."""
     assert process.stdout is not None
     line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 60)
     first, _, rest = line.strip().partition(" ")
     if first != word:
-        raise ClaimFailed(f"a producer ended early (it said {line!r}); see the agent-*.log files")
+        raise ClaimFailed(
+            f"a producer ended early (it printed {line!r}); see the agent-*.log files"
+        )
     return rest
 
 
@@ -341,7 +352,7 @@ def _read(notes: Path) -> list[Acknowledged]:
 
 
 def _flushes(port: int) -> Counter[str]:
-    """How many flushes took at most so many seconds, and longer than the range before."""
+    """Return the number of flushes by upper bound of their duration."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     found: Counter[str] = Counter()
@@ -360,7 +371,7 @@ def _throughput(acks: list[Acknowledged], killed_at: float) -> charts.Series:
         bins[int((one.time - start) / _BIN)] += one.count / _BIN
     killed = max(0, min(len(bins) - 1, int((killed_at - start) / _BIN)))
     names = [f"{place * _BIN:g} s" for place in range(len(bins))]
-    return charts.Series("Acknowledged records a second", "records/s", names, bins, killed)
+    return charts.Series("Acknowledged records per second", "records/s", names, bins, killed)
 
 
 def _spark(folder: Path) -> Any:
@@ -370,7 +381,7 @@ def _spark(folder: Path) -> Any:
 
 
 def _curated(raw: Any) -> Any:
-    """Of a DataFrame the good trajectories, with their tokens counted."""
+    """Select the good trajectories of a DataFrame and count their tokens."""
     return raw.where("score > 0.5").selectExpr(
         "id",
         "task",
@@ -382,7 +393,7 @@ def _curated(raw: Any) -> Any:
 
 
 def _kept(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same for a record at hand."""
+    """Convert raw records to curated ones, as :func:`_curated` does."""
     names = ("id", "task", "text", "score", "embedding")
     return [
         {**{name: one[name] for name in names}, "tokens": sum(s["tokens"] for s in one["steps"])}

@@ -1,4 +1,4 @@
-"""Made-up trajectories of agents: text, scores, vectors, nested steps."""
+"""Generated trajectories of agents: text, scores, vectors, nested steps."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ _THOUGHTS = (
 
 
 def trajectories(agent: str, first: int, count: int) -> list[dict[str, Any]]:
-    """Records ``first`` to ``first + count`` of an agent; the same every time."""
+    """Return records ``first`` to ``first + count`` of an agent; they are deterministic."""
     return [_trajectory(agent, number) for number in range(first, first + count)]
 
 
 def _trajectory(agent: str, number: int) -> dict[str, Any]:
-    chance = random.Random(f"{agent}/{number}")
+    rng = random.Random(f"{agent}/{number}")
     task = number % len(TASKS)
     return {
         "id": f"{agent}-{number:06d}",
         "agent": agent,
         "task": TASKS[task],
-        "text": f"{chance.choice(_THOUGHTS)}; then {chance.choice(_THOUGHTS)}",
-        "score": round(chance.random(), 4),
-        "embedding": embedding(task, chance),
+        "text": f"{rng.choice(_THOUGHTS)}; then {rng.choice(_THOUGHTS)}",
+        "score": round(rng.random(), 4),
+        "embedding": embedding(task, rng),
         "steps": [
             {
-                "tool": chance.choice(_TOOLS),
-                "tokens": chance.randint(20, 900),
-                "ok": chance.random() > 0.1,
+                "tool": rng.choice(_TOOLS),
+                "tokens": rng.randint(20, 900),
+                "ok": rng.random() > 0.1,
             }
-            for _ in range(chance.randint(1, 5))
+            for _ in range(rng.randint(1, 5))
         ],
     }
 
 
-def embedding(task: int, chance: random.Random) -> list[float]:
-    """A vector near the others of its task."""
+def embedding(task: int, rng: random.Random) -> list[float]:
+    """Return a vector close to the others of its task."""
     return [
-        round((2.0 if place % len(TASKS) == task else 0.0) + chance.gauss(0, 0.3), 5)
+        round((2.0 if place % len(TASKS) == task else 0.0) + rng.gauss(0, 0.3), 5)
         for place in range(DIMENSIONS)
     ]

@@ -10,8 +10,9 @@ import click
 import msgspec
 
 from persisting.cli import exit_codes, output, parameters, topics_access
+from persisting.cli.command_group import CommandGroup
 from persisting.cli.json_contract import prints
-from persisting.cli.parameters import OwnPath
+from persisting.cli.parameters import LocalPath
 
 
 class BackupResult(msgspec.Struct):
@@ -20,7 +21,7 @@ class BackupResult(msgspec.Struct):
     topic: str
     path: str
     rows: int
-    """Rows in the tables; what the logs hold comes on top when the copy is opened."""
+    """Rows in the tables; opening the restored topic adds the records of the logs."""
     log_bytes: int
     files: int
     bytes: int
@@ -28,7 +29,7 @@ class BackupResult(msgspec.Struct):
 
 
 class BackupCheck(msgspec.Struct):
-    """What a check of a backup found."""
+    """The result of checking a backup."""
 
     path: str
     ok: bool
@@ -38,9 +39,9 @@ class BackupCheck(msgspec.Struct):
     seconds: float
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def backup() -> None:
-    """Copy a topic while it is written, check the copy, make a topic of it.
+    """Copy a topic while it is written, check the copy, restore it as a topic.
 
     \b
     Examples:
@@ -52,15 +53,15 @@ def backup() -> None:
 
 @backup.command()
 @parameters.topic
-@click.argument("folder", type=OwnPath())
+@click.argument("folder", type=LocalPath())
 @parameters.storage
 @parameters.as_json
 @prints("backup create", "persisting.cli.commands.backup:BackupResult")
 def create(topic: str, folder: str, storage: str, as_json: bool) -> None:
-    """Copy a topic into a new folder: all that was acknowledged before, tags and groups too.
+    """Copy a topic into a new folder: all acknowledged records, its tags and its groups.
 
-    Its owner may go on writing. Without a log, what the owner has not flushed is only in its memory
-    and not in the copy.
+    The owner may keep writing. If the topic has no log, records that the owner has not flushed are
+    only in its memory and are not copied.
 
     \b
     Example:
@@ -68,18 +69,18 @@ def create(topic: str, folder: str, storage: str, as_json: bool) -> None:
     """
     from persisting.topic import backup as copies
 
-    source, started = topics_access.stored(topic, storage), time.monotonic()
+    source, started = topics_access.find_topic(topic, storage), time.monotonic()
     with topics_access.progress("copying", quiet=as_json, unit="bytes") as progress:
         done = copies.create(source, Path(folder).absolute(), progress.advance)
-    _tell(done, folder, time.monotonic() - started, as_json)
+    _print_backup(done, folder, time.monotonic() - started, as_json)
 
 
 @backup.command()
-@click.argument("folder", type=OwnPath())
+@click.argument("folder", type=LocalPath())
 @parameters.as_json
 @prints("backup verify", "persisting.cli.commands.backup:BackupCheck")
 def verify(folder: str, as_json: bool) -> None:
-    """Compare every file of a backup with its checksum. Ends with 5 on damage.
+    """Compare every file of a backup with its checksum; exit with 5 if one is damaged.
 
     \b
     Example:
@@ -88,32 +89,34 @@ def verify(folder: str, as_json: bool) -> None:
     from persisting.topic import backup as copies
 
     place, started = Path(folder).absolute(), time.monotonic()
-    known = copies.load(place)
-    with topics_access.progress("checking", known.bytes, quiet=as_json, unit="bytes") as progress:
+    manifest = copies.load(place)
+    with topics_access.progress(
+        "checking", manifest.bytes, quiet=as_json, unit="bytes"
+    ) as progress:
         damaged = copies.damage_in(place, progress.advance)
     result = BackupCheck(
         str(place),
         not damaged,
-        len(known.files),
-        known.bytes,
+        len(manifest.files),
+        manifest.bytes,
         damaged,
         time.monotonic() - started,
     )
-    output.show(result, as_json, lambda: _tell_check(result))
+    output.show(result, as_json, lambda: _print_check(result))
     if damaged:
-        raise exit_codes.Ended(exit_codes.DAMAGED)
+        raise exit_codes.CommandExit(exit_codes.DAMAGED)
 
 
 @backup.command()
-@click.argument("folder", type=OwnPath())
+@click.argument("folder", type=LocalPath())
 @click.argument("topic", required=False)
 @parameters.storage
 @parameters.as_json
 @prints("backup restore", "persisting.cli.commands.backup:BackupResult")
 def restore(folder: str, topic: str | None, storage: str, as_json: bool) -> None:
-    """Make a topic of a backup; every file is compared on the way.
+    """Restore a backup as a new topic, checking every file.
 
-    The topic must not exist. Without a name it gets the one that it had.
+    The topic must not exist. Without TOPIC it gets the name that it had.
 
     \b
     Examples:
@@ -123,22 +126,24 @@ def restore(folder: str, topic: str | None, storage: str, as_json: bool) -> None
     from persisting.topic import backup as copies
 
     place, started = Path(folder).absolute(), time.monotonic()
-    known = copies.load(place)
-    target = topics_access.folder_of(topic or known.topic, storage)
-    with topics_access.progress("restoring", known.bytes, quiet=as_json, unit="bytes") as progress:
+    manifest = copies.load(place)
+    target = topics_access.folder_of(topic or manifest.topic, storage)
+    with topics_access.progress(
+        "restoring", manifest.bytes, quiet=as_json, unit="bytes"
+    ) as progress:
         copies.restore(place, target, progress.advance)
-    known.topic = target.name
-    _tell(known, str(target), time.monotonic() - started, as_json)
+    manifest.topic = target.name
+    _print_backup(manifest, str(target), time.monotonic() - started, as_json)
 
 
-def _tell(done: Any, path: str, seconds: float, as_json: bool) -> None:
+def _print_backup(manifest: Any, path: str, seconds: float, as_json: bool) -> None:
     result = BackupResult(
-        topic=done.topic,
+        topic=manifest.topic,
         path=str(Path(path).absolute()),
-        rows=done.rows,
-        log_bytes=sum(one.log_bytes for one in done.buckets),
-        files=len(done.files),
-        bytes=done.bytes,
+        rows=manifest.rows,
+        log_bytes=sum(bucket.log_bytes for bucket in manifest.buckets),
+        files=len(manifest.files),
+        bytes=manifest.bytes,
         seconds=seconds,
     )
     log = f" and {output.size(result.log_bytes)} of log" if result.log_bytes else ""
@@ -153,10 +158,10 @@ def _tell(done: Any, path: str, seconds: float, as_json: bool) -> None:
     )
 
 
-def _tell_check(result: BackupCheck) -> None:
-    for one in result.damaged:
-        output.line(f"damaged: {one}")
-    state = "all is well" if result.ok else "DAMAGE FOUND; use another backup"
+def _print_check(result: BackupCheck) -> None:
+    for problem in result.damaged:
+        output.line(f"damaged: {problem}")
+    state = "no damage found" if result.ok else "DAMAGE FOUND; use another backup"
     output.line(
         f"{output.plural(result.files, 'file')}, {output.size(result.bytes)}: {state} "
         f"({output.seconds(result.seconds)})"

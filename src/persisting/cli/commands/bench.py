@@ -1,4 +1,4 @@
-"""``bench``: how fast this machine's disk lets a queue be."""
+"""``bench``: measures durable puts and reads on the disk of this machine."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Measured(msgspec.Struct):
     seconds: float
     per_second: float
     of_syncs: float | None = None
-    """Records per sync of the disk that would fit in the same time."""
+    """Records per sync that the disk could have done in the same time."""
 
 
 class BenchResult(msgspec.Struct):
-    """All measurements; compare within one run."""
+    """All measurements; only those of the same run are comparable."""
 
     folder: str
     syncs_per_second: float
@@ -48,15 +48,19 @@ class BenchResult(msgspec.Struct):
     default=50_000,
     show_default=True,
     type=click.IntRange(1000),
-    help="How many to put.",
+    help="Number of records to put.",
 )
-@click.option("--folder", type=click.Path(file_okay=False), help="On the disk to measure.")
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False),
+    help="Folder on the disk to measure.  [default: temporary folder]",
+)
 @parameters.as_json
 @prints("bench", "persisting.cli.commands.bench:BenchResult")
 def bench(records: int, folder: str | None, as_json: bool) -> None:
-    """Measure durable puts and reads on this machine, beside what its disk can sync.
+    """Measure durable puts and reads, compared with the sync rate of the disk.
 
-    Works in a new folder below --folder (default: the folder of temporary files), which it removes.
+    Works in a new folder below --folder and removes it at the end.
 
     \b
     Examples:
@@ -65,33 +69,33 @@ def bench(records: int, folder: str | None, as_json: bool) -> None:
     """
     place = Path(tempfile.mkdtemp(prefix="persisting-bench-", dir=folder))
     try:
-        syncs = _syncs(place)
-        measured = topics_access.run(_queue(place, records, syncs, quiet=as_json))
+        syncs = _sync_rate(place)
+        measured = topics_access.run(_measure(place, records, syncs, quiet=as_json))
     finally:
         shutil.rmtree(place, ignore_errors=True)
     result = BenchResult(str(place.parent), syncs, measured)
-    output.show(result, as_json, lambda: _tell(result))
+    output.show(result, as_json, lambda: _print_result(result))
 
 
-def _tell(result: BenchResult) -> None:
+def _print_result(result: BenchResult) -> None:
     output.line(f"{result.folder}: {result.syncs_per_second:,.0f} syncs of 4 kB per second")
     output.table(
         ["measurement", "#records", "#seconds", "#records/s", "#per sync"],
         [
             [
-                one.name,
-                one.records,
-                f"{one.seconds:.2f}",
-                f"{one.per_second:,.0f}",
-                None if one.of_syncs is None else f"{one.of_syncs:,.1f}",
+                row.name,
+                row.records,
+                f"{row.seconds:.2f}",
+                f"{row.per_second:,.0f}",
+                None if row.of_syncs is None else f"{row.of_syncs:,.1f}",
             ]
-            for one in result.measured
+            for row in result.measured
         ],
     )
 
 
-def _syncs(folder: Path) -> float:
-    """How often a second the disk takes 4 kB for good."""
+def _sync_rate(folder: Path) -> float:
+    """Return how many appends of 4 kB per second the disk can sync."""
     fd = os.open(folder / "raw", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(fd, bytes(4096))
@@ -112,10 +116,10 @@ def _records(count: int) -> list[dict[str, Any]]:
     ]
 
 
-async def _queue(folder: Path, records: int, syncs: float, *, quiet: bool) -> list[Measured]:
+async def _measure(folder: Path, records: int, syncs: float, *, quiet: bool) -> list[Measured]:
     from persisting.queue import PersistingBackend
 
-    found: list[Measured] = []
+    measured: list[Measured] = []
     rows = _records(records)
     singles, shared = rows[: max(200, records // 50)], rows[: records // 2]
 
@@ -124,7 +128,7 @@ async def _queue(folder: Path, records: int, syncs: float, *, quiet: bool) -> li
         await work
         seconds = time.perf_counter() - started
         per_sync = count / seconds / syncs if synced else None
-        found.append(Measured(name, count, seconds, count / seconds, per_sync))
+        measured.append(Measured(name, count, seconds, count / seconds, per_sync))
         progress.advance(1)
 
     with topics_access.progress("measuring", 6, quiet=quiet) as progress:
@@ -139,7 +143,7 @@ async def _queue(folder: Path, records: int, syncs: float, *, quiet: bool) -> li
         async with _backend(PersistingBackend, folder / "interval", 1.0) as backend:
             name = f"put_batch of {_BATCH:,}, synced every second"
             await timed(name, len(rows), _batches(backend, rows), synced=False)
-    return found
+    return measured
 
 
 def _backend(cls: Callable[..., Any], folder: Path, interval: float) -> Any:

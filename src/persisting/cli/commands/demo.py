@@ -1,4 +1,4 @@
-"""``demo``."""
+"""``demo``: runs the demonstration."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 import click
 
 from persisting.cli import topics_access
-from persisting.cli.parameters import OwnPath
+from persisting.cli.parameters import LocalPath
 
 
 @click.command()
 @click.option(
     "--output",
     "-o",
-    type=OwnPath(),
+    type=LocalPath(),
     default="demo_output",
     show_default=True,
     metavar="DIR",
-    help="Where it leaves its topics and its report; replaced if an earlier demo made it.",
+    help="Folder for the topics and the report; a folder of an earlier demo is replaced.",
 )
 def demo(output: str) -> None:
-    """Show what Persisting does, within two minutes: producers, a kill -9, recovery, Spark, search.
+    """Show in two minutes what Persisting does: producers, a kill -9, recovery, Spark, search.
 
-    Needs persisting[all]. Leaves a folder with topics to try the other commands on.
+    Needs persisting[all]. Leaves a folder with topics on which you can try the other commands.
 
     \b
     Examples:

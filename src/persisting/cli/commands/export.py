@@ -1,4 +1,4 @@
-"""``export``."""
+"""``export``: writes a topic to a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import msgspec
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.formats import FORMATS, format_of
 from persisting.cli.json_contract import prints
-from persisting.cli.parameters import Moment, OwnPath
+from persisting.cli.parameters import LocalPath, Timestamp
 from persisting.fs import remove_all
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Exported(msgspec.Struct):
-    """What was written."""
+    """The result of an export."""
 
     topic: str
     file: str
@@ -40,15 +40,25 @@ class Exported(msgspec.Struct):
 
 @click.command()
 @parameters.topic
-@click.argument("file", type=OwnPath(allow_dash=True))
-@click.option("--format", "kind", type=click.Choice(FORMATS), help="Default: by the file's name.")
+@click.argument("file", type=LocalPath(allow_dash=True))
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(FORMATS),
+    help="Format of the file.  [default: by its extension]",
+)
 @parameters.where
 @parameters.columns
 @parameters.bucket
-@click.option("--tag", metavar="NAME", help="As the topic was at a tag.")
-@click.option("--at", "moment", type=Moment(), help="As it was at a time: 2h, or 2026-11-15.")
-@click.option("--metadata", is_flag=True, help="Add _bucket, _offset and _time.")
-@click.option("--overwrite", is_flag=True, help="Replace what is there.")
+@click.option("--tag", metavar="NAME", help="Export the topic as it was at a tag.")
+@click.option(
+    "--at",
+    "timestamp",
+    type=Timestamp(),
+    help="Export the topic as it was at a time: 2h, or 2026-11-15.",
+)
+@click.option("--metadata", is_flag=True, help="Add the fields _bucket, _offset and _time.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @parameters.storage
 @parameters.as_json
 @prints("export", "persisting.cli.commands.export:Exported")
@@ -60,7 +70,7 @@ def export(
     columns: list[str] | None,
     bucket: int | None,
     tag: str | None,
-    moment: dt.datetime | None,
+    timestamp: dt.datetime | None,
     metadata: bool,
     overwrite: bool,
     storage: str,
@@ -68,9 +78,9 @@ def export(
 ) -> None:
     """Write the records of a topic to a file: Parquet, Lance or JSON lines.
 
-    Bucket after bucket, in order, a part at a time: a topic of any size fits. The file appears
-    when it is whole. '-' writes JSON lines to the output. For partitioned exports and clusters see
-    'persisting pipeline export'.
+    Buckets are written one after another, in order, with bounded memory. The file appears when it
+    is complete. '-' writes JSON lines to the standard output. For partitioned exports and clusters
+    see 'persisting pipeline export'.
 
     \b
     Examples:
@@ -78,22 +88,22 @@ def export(
       persisting export events good.jsonl --where "score > 0.5" --columns id,text
       persisting export events - --tag v1 | wc -l
     """
-    if tag is not None and moment is not None:
-        raise click.UsageError("Give --tag or --at, not both.")
+    if tag is not None and timestamp is not None:
+        raise click.UsageError("Pass either --tag or --at, not both.")
     chosen = kind or ("jsonl" if file == "-" else format_of(file))
     if file == "-" and chosen != "jsonl":
-        raise click.UsageError(f"{chosen} cannot be written to the output; name a file.")
+        raise click.UsageError(f"{chosen} cannot be written to the standard output; name a file.")
     if file != "-" and os.path.exists(file) and not overwrite:
-        raise click.UsageError(f"{file} is there already: name another one, or say --overwrite.")
-    source = topics_access.readable(topic, storage)
-    if tag is None and moment is None:
-        topics_access.tell_of_owner(source)
-    parts = _parts(source, bucket, tag if tag is not None else moment)
+        raise click.UsageError(f"{file} exists; choose another name or pass --overwrite.")
+    source = topics_access.find_recovered(topic, storage)
+    if tag is None and timestamp is None:
+        topics_access.note_unflushed(source)
+    parts = _parts(source, bucket, tag if tag is not None else timestamp)
     total = None if where is not None else sum(part.end - part.start for part in parts)
     started = time.monotonic()
     with topics_access.progress(f"from {source.config.topic}", total, quiet=as_json) as progress:
         schema, rows = _rows(source, parts, columns, where, metadata, progress.advance)
-        size = _written(rows, schema, file, chosen)
+        size = _write_whole(rows, schema, file, chosen)
     seconds = time.monotonic() - started
     result = Exported(source.config.topic, file, chosen, progress.done, size, seconds)
     if file != "-":
@@ -110,20 +120,20 @@ def export(
 def _parts(
     source: TopicFolder, bucket: int | None, version: str | dt.datetime | None
 ) -> list[Slice]:
-    """What is to be read: everything that is there now, or was at the version."""
+    """Return the slices to read: the whole topic now, or at a version."""
     from persisting.topic.scan import Slice
 
     chosen = None if version is None else source.versions(version)
-    found = []
+    slices = []
     for number in topics_access.buckets(source, bucket):
         table = source.table(number)
         at = None if chosen is None else chosen[number]
         view = table.view if at is None else table.at(at)
         if view.rows:
-            found.append(
+            slices.append(
                 Slice(str(source.folder), number, view.start, view.end, len(table.restores), at)
             )
-    return found
+    return slices
 
 
 def _rows(
@@ -139,12 +149,14 @@ def _rows(
     from persisting.records.arrow import align
     from persisting.topic.scan import METADATA, Filter, divided, read
 
-    known, names = source.schema(), topics_access.columns(source, columns)
+    schema, names = source.schema(), topics_access.columns(source, columns)
     taken = [name for name in names if metadata and name in METADATA.names]
     if taken:
-        raise click.UsageError(f"--metadata adds {taken[0]!r}, which the records have already.")
-    target = pa.schema([known.field(name) for name in names])
-    condition = None if where is None else Filter.checked(where, known)
+        raise click.UsageError(
+            f"--metadata adds {taken[0]!r}, but the records already have a field of that name."
+        )
+    target = pa.schema([schema.field(name) for name in names])
+    condition = None if where is None else Filter.checked(where, schema)
     defaults: dict[str, Any] = source.config.options.get("schema_defaults") or {}
     whole = pa.schema([*target, *METADATA]) if metadata else target
 
@@ -159,28 +171,28 @@ def _rows(
     return whole, rows()
 
 
-def _written(rows: Iterator[pa.RecordBatch], schema: pa.Schema, file: str, kind: str) -> int:
-    """Write to a file that gets its name when it is whole; its bytes."""
+def _write_whole(rows: Iterator[pa.RecordBatch], schema: pa.Schema, file: str, kind: str) -> int:
+    """Write a file that gets its name when it is complete; return its size in bytes."""
     if file == "-":
         return _jsonl(rows, sys.stdout.buffer)
     target = Path(file)
     draft = target.with_name(f".{target.name}.partial")
     remove_all(draft)
     try:
-        with _refused(kind):
+        with _unsupported_types(kind):
             _write(rows, schema, draft, kind)
         remove_all(target)
         os.replace(draft, target)
     finally:
         remove_all(draft)
     if target.is_dir():
-        return sum(one.stat().st_size for one in target.rglob("*") if one.is_file())
+        return sum(part.stat().st_size for part in target.rglob("*") if part.is_file())
     return target.stat().st_size
 
 
 @contextmanager
-def _refused(kind: str) -> Iterator[None]:
-    """Say of a type that a format does not have what can be done."""
+def _unsupported_types(kind: str) -> Iterator[None]:
+    """Explain what to do if a format does not support a type."""
     import pyarrow as pa
 
     from persisting.errors import InvalidArgument, StorageError
@@ -194,8 +206,8 @@ def _refused(kind: str) -> Iterator[None]:
         if isinstance(exc, OSError) and exc.errno is not None:
             raise
         raise InvalidArgument(
-            f"cannot be written as {kind}: {reason(exc)}. Leave the field out with --columns, or "
-            "export as jsonl"
+            f"cannot write {kind}: {reason(exc)}. Leave out the field with --columns, or export as "
+            "jsonl"
         ) from exc
 
 

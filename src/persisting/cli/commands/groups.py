@@ -1,4 +1,4 @@
-"""``groups``."""
+"""``groups``: shows and changes consumer groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import prints
-from persisting.cli.parameters import Moment
+from persisting.cli.parameters import Timestamp
 
 if TYPE_CHECKING:
     from persisting.topic.group_admin import GroupProgress, Span
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 @click.option(
     "--reset-to",
     metavar="WHERE",
-    help="Go on elsewhere: earliest, latest, an offset, or a time (2h, 2026-11-15T14:30).",
+    help="Move the group to: earliest, latest, an offset, or a time (2h, 2026-11-15T14:30).",
 )
-@click.option("--delete", is_flag=True, help="Forget the group.")
+@click.option("--delete", is_flag=True, help="Delete the group and its committed offsets.")
 @parameters.bucket
 @parameters.dry_run
 @parameters.yes
@@ -42,9 +42,9 @@ def groups(
     storage: str,
     as_json: bool,
 ) -> None:
-    """Show the consumer groups and their lag; reset or forget one.
+    """Show consumer groups and their lag; reset or delete a group.
 
-    A group with a living member cannot be changed: close its readers first.
+    A group with an open reader cannot be changed: close its readers first.
 
     \b
     Examples:
@@ -57,49 +57,49 @@ def groups(
     from persisting.topic import group_admin, inspect
 
     if group is None and (reset_to is not None or delete):
-        raise click.UsageError("Name the group.")
+        raise click.UsageError("Name the group to reset or delete.")
     if reset_to is not None and delete:
-        raise click.UsageError("Give --reset-to or --delete, not both.")
-    source = topics_access.readable(topic, storage)
+        raise click.UsageError("Pass either --reset-to or --delete, not both.")
+    source = topics_access.find_recovered(topic, storage)
     spans = inspect.spans_of(source)
     if delete and group is not None:
         found = [group_admin.progress(source.folder, group, spans, fs.current())]
         if not dry_run:
-            topics_access.confirm(f"Forget group {group} and how far it has come?", yes)
+            topics_access.confirm(f"Delete group {group} and its committed offsets?", yes)
             group_admin.delete(source.folder, group, list(source.buckets), fs.current())
             found = []
-        output.say(f"group {group} {'would be' if dry_run else 'is'} forgotten")
-        output.show(found, as_json, lambda: _tell(found, details=True) if found else None)
+        output.say(f"group {group} {'would be ' if dry_run else ''}deleted")
+        output.show(found, as_json, lambda: _print_groups(found, details=True) if found else None)
         return
     if reset_to is not None and group is not None:
         offsets = _offsets(source, spans, reset_to, bucket)
         if dry_run:
             found = [group_admin.after_reset(source.folder, group, offsets, spans, fs.current())]
-            output.show(found, as_json, lambda: _tell(found, details=True))
+            output.show(found, as_json, lambda: _print_groups(found, details=True))
             return
-        topics_access.confirm(f"Set group {group} to {reset_to}?", yes)
+        topics_access.confirm(f"Reset group {group} to {reset_to}?", yes)
         group_admin.reset(source.folder, group, offsets, spans, fs.current())
     if group is None:
         found = group_admin.groups(source.folder, spans, fs.current())
     else:
         found = [group_admin.progress(source.folder, group, spans, fs.current())]
-    output.show(found, as_json, lambda: _tell(found, details=group is not None))
+    output.show(found, as_json, lambda: _print_groups(found, details=group is not None))
 
 
-def _tell(found: list[GroupProgress], *, details: bool) -> None:
-    if not found:
+def _print_groups(groups: list[GroupProgress], *, details: bool) -> None:
+    if not groups:
         output.say("no groups")
         return
     output.table(
-        ["group", "#members", "#lag"], [[one.group, one.members, one.lag] for one in found]
+        ["group", "#members", "#lag"], [[group.group, group.members, group.lag] for group in groups]
     )
     if details:
         output.table(
             ["#bucket", "#committed", "#end", "#lag"],
             [
-                [one.bucket, one.committed, one.end_offset, one.lag]
-                for known in found
-                for one in known.buckets
+                [bucket.bucket, bucket.committed, bucket.end_offset, bucket.lag]
+                for group in groups
+                for bucket in group.buckets
             ],
         )
 
@@ -114,5 +114,5 @@ def _offsets(
         return {b: span.end for b, span in chosen.items()}
     if where.isdecimal():
         return {b: min(max(int(where), span.start), span.end) for b, span in chosen.items()}
-    moment: dt.datetime = Moment().convert(where, None, None)
-    return {b: source.offset_at(b, moment) for b in chosen}
+    timestamp: dt.datetime = Timestamp().convert(where, None, None)
+    return {b: source.offset_at(b, timestamp) for b in chosen}

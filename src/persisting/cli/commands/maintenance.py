@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Compacted(msgspec.Struct):
-    """What a compaction did."""
+    """The result of a compaction."""
 
     topic: str
     fragments_before: int
@@ -27,17 +27,17 @@ class Compacted(msgspec.Struct):
 
 
 class Retained(msgspec.Struct):
-    """What a retention did, or would do at most."""
+    """What a retention dropped, or in a dry run would drop at most."""
 
     topic: str
     dropped: int
     start_offsets: dict[str, int]
-    """By bucket, the first offset that is left."""
+    """By bucket, the first remaining offset."""
     dry_run: bool = False
 
 
 class Damage(msgspec.Struct):
-    """A file that is not what was written."""
+    """A file that differs from what was written."""
 
     bucket: int
     file: str
@@ -47,7 +47,7 @@ class Damage(msgspec.Struct):
 
 
 class LogState(msgspec.Struct):
-    """The log of a bucket."""
+    """The state of the log of a bucket."""
 
     bucket: int
     state: str
@@ -55,7 +55,7 @@ class LogState(msgspec.Struct):
 
 
 class Verified(msgspec.Struct):
-    """What a verification found."""
+    """The result of a verification."""
 
     topic: str
     ok: bool
@@ -74,10 +74,10 @@ class Verified(msgspec.Struct):
 @parameters.as_json
 @prints("compact", "persisting.cli.commands.maintenance:Compacted")
 def compact(topic: str, storage: str, as_json: bool) -> None:
-    """Rewrite small fragments as larger ones; offsets, order and content stay.
+    """Merge small fragments into larger ones; offsets, order and content do not change.
 
-    An owner does this by itself, beside its work. For large topics see 'persisting pipeline
-    compact', which spreads it over a cluster.
+    The owner of a topic does this by itself in the background. For large topics see 'persisting
+    pipeline compact', which distributes the work over a cluster.
 
     \b
     Example:
@@ -95,7 +95,7 @@ def compact(topic: str, storage: str, as_json: bool) -> None:
         result,
         as_json,
         lambda: output.line(
-            f"{result.fragments_before:,} fragments are {result.fragments_after:,} now "
+            f"{result.fragments_before:,} fragments before, {result.fragments_after:,} after "
             f"({output.seconds(result.seconds)})"
         ),
     )
@@ -103,9 +103,16 @@ def compact(topic: str, storage: str, as_json: bool) -> None:
 
 @click.command()
 @parameters.topic
-@click.option("--rows", type=click.IntRange(1), help="Keep so many of the newest in each bucket.")
-@click.option("--bytes", "nbytes", type=Size(), help="Keep so much in each bucket: 500MB, 2G.")
-@click.option("--age", type=Duration(), help="Keep what arrived within: 12h, 7d.")
+@click.option(
+    "--rows", type=click.IntRange(1), help="Number of newest records to keep in each bucket."
+)
+@click.option(
+    "--bytes",
+    "nbytes",
+    type=Size(),
+    help="Size of newest records to keep in each bucket: 500MB, 2G.",
+)
+@click.option("--age", type=Duration(), help="Keep records that arrived within this time: 12h, 7d.")
 @parameters.dry_run
 @parameters.yes
 @parameters.storage
@@ -121,9 +128,9 @@ def retain(
     storage: str,
     as_json: bool,
 ) -> None:
-    """Drop the oldest records beyond a limit, by whole fragments; offsets stay.
+    """Drop the oldest records beyond a limit, in whole fragments; offsets do not change.
 
-    What a tag holds can still be read by the tag. To have an owner do this by itself, set
+    Tagged records can still be read through their tag. To have the owner do this by itself, set
     retention_rows, retention_bytes or retention_seconds.
 
     \b
@@ -132,8 +139,8 @@ def retain(
       persisting retain events --rows 1000000 --yes
     """
     if rows is None and nbytes is None and age is None:
-        raise click.UsageError("Say what to keep: --rows, --bytes or --age.")
-    source = topics_access.readable(topic, storage)
+        raise click.UsageError("Set at least one limit: --rows, --bytes or --age.")
+    source = topics_access.find_recovered(topic, storage)
     plan = _plan(source, rows, nbytes, age)
     if not dry_run:
         topics_access.confirm(
@@ -147,7 +154,7 @@ def retain(
         done = topics_access.run(work())
         starts = {str(bucket): start for bucket, start in done["start_offsets"].items()}
         plan = Retained(plan.topic, done["dropped"], starts)
-    output.show(plan, as_json, lambda: _tell_retained(plan))
+    output.show(plan, as_json, lambda: _print_retained(plan))
 
 
 def _plan(source: TopicFolder, rows: int | None, nbytes: int | None, age: float | None) -> Retained:
@@ -164,9 +171,9 @@ def _plan(source: TopicFolder, rows: int | None, nbytes: int | None, age: float 
     return Retained(source.config.topic, dropped, starts, dry_run=True)
 
 
-def _tell_retained(result: Retained) -> None:
+def _print_retained(result: Retained) -> None:
     output.table(["#bucket", "#starts at"], list(result.start_offsets.items()))
-    output.line(output.happens(result.dropped, "record", "dropped", dry_run=result.dry_run))
+    output.line(output.outcome(result.dropped, "record", "dropped", dry_run=result.dry_run))
 
 
 @click.command()
@@ -175,7 +182,7 @@ def _tell_retained(result: Retained) -> None:
 @parameters.as_json
 @prints("verify", "persisting.cli.commands.maintenance:Verified")
 def verify(topic: str, storage: str, as_json: bool) -> None:
-    """Compare every stored file with its checksum; check order and log. Ends with 5 on damage.
+    """Compare every stored file with its checksum, check order and log; exit with 5 on damage.
 
     \b
     Examples:
@@ -184,47 +191,53 @@ def verify(topic: str, storage: str, as_json: bool) -> None:
     """
     from persisting.topic.inspect import log_of
 
-    source, started = topics_access.stored(topic, storage), time.monotonic()
-    topics_access.tell_of_owner(source)
-    # Before a reader is opened, which brings a left-over log into the table.
+    source, started = topics_access.find_topic(topic, storage), time.monotonic()
+    topics_access.note_unflushed(source)
+    # Before a reader is opened: opening replays a log that a crashed owner left.
     logs = [(bucket, log_of(source, bucket)) for bucket in source.buckets]
-    broken = any(log.state == "damaged" for _, log in logs)
+    log_damaged = any(log.state == "damaged" for _, log in logs)
 
     async def work() -> dict[str, Any]:
         async with topics_access.reader(topic, storage) as reader:
             return await reader.verify()
 
-    empty: dict[str, Any] = {"ok": False, "rows": 0, "files": 0, "damaged": [], "unchecked": []}
-    found = empty if broken else topics_access.run(work())
+    unverified: dict[str, Any] = {
+        "ok": False,
+        "rows": 0,
+        "files": 0,
+        "damaged": [],
+        "unchecked": [],
+    }
+    report = unverified if log_damaged else topics_access.run(work())
     result = Verified(
         topic=source.config.topic,
-        ok=bool(found["ok"]) and not broken,
-        rows=found["rows"],
-        files=found["files"],
-        damaged=[_damage(one) for one in found["damaged"]],
-        unchecked=found["unchecked"],
+        ok=bool(report["ok"]) and not log_damaged,
+        rows=report["rows"],
+        files=report["files"],
+        damaged=[_damage(file) for file in report["damaged"]],
+        unchecked=report["unchecked"],
         logs=[LogState(bucket, log.state, log.problem) for bucket, log in logs],
         seconds=time.monotonic() - started,
     )
-    output.show(result, as_json, lambda: _tell_verified(result))
+    output.show(result, as_json, lambda: _print_verified(result))
     if not result.ok:
-        raise exit_codes.Ended(exit_codes.DAMAGED)
+        raise exit_codes.CommandExit(exit_codes.DAMAGED)
 
 
-def _damage(one: dict[str, Any]) -> Damage:
-    offsets = one.get("offsets") or (None, None)
-    return Damage(one["bucket"], one["file"], one["problem"], *offsets)
+def _damage(file: dict[str, Any]) -> Damage:
+    offsets = file.get("offsets") or (None, None)
+    return Damage(file["bucket"], file["file"], file["problem"], *offsets)
 
 
-def _tell_verified(result: Verified) -> None:
-    for one in result.damaged:
-        output.line(f"damaged: bucket {one.bucket}, {one.file}: {one.problem}")
+def _print_verified(result: Verified) -> None:
+    for damage in result.damaged:
+        output.line(f"damaged: bucket {damage.bucket}, {damage.file}: {damage.problem}")
     for log in result.logs:
         if log.problem is not None:
             output.line(f"damaged: log of bucket {log.bucket}: {log.problem}")
     if result.unchecked:
         output.line(f"{output.plural(len(result.unchecked), 'file')} without a checksum")
-    state = "all is well" if result.ok else "DAMAGE FOUND; see the guide 'integrity'"
+    state = "no damage found" if result.ok else "DAMAGE FOUND; see the guide 'Check for damage'"
     output.line(
         f"{output.plural(result.rows, 'record')} in {output.plural(result.files, 'file')}: "
         f"{state} ({output.seconds(result.seconds)})"

@@ -1,4 +1,4 @@
-"""``metrics serve``."""
+"""``metrics serve``: exports topics to Prometheus."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import threading
 import click
 
 from persisting.cli import output, parameters
+from persisting.cli.command_group import CommandGroup
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def metrics() -> None:
-    """Tell Prometheus about the topics.
+    """Export the state of topics to Prometheus.
 
     \b
     Example:
@@ -26,15 +27,15 @@ def metrics() -> None:
     default=9464,
     show_default=True,
     type=click.IntRange(0, 65535),
-    help="0 takes a free one.",
+    help="Port to listen on; 0 takes a free port.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @parameters.storage
 def serve(port: int, host: str, storage: str) -> None:
-    """Serve /metrics: rows, sizes, owners and lag of every topic, until Ctrl-C.
+    """Serve rows, sizes, owners and lag of every topic at /metrics until Ctrl-C.
 
-    Looks at the files at every scrape and disturbs no owner. What only the owner knows (flush
-    times, buffers) the owner exports itself, with enable_metrics.
+    Reads the files at every scrape and does not disturb owners. An owner with enable_metrics
+    exports what only it knows, such as flush times and buffers.
 
     \b
     Examples:
@@ -46,11 +47,13 @@ def serve(port: int, host: str, storage: str) -> None:
 
     topics_in(storage)
     server = start(storage, port, host)
-    output.say(f"serving http://{host}:{server.server_port}/metrics of {storage}; Ctrl-C ends it")
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    output.say(
+        f"serving http://{host}:{server.server_port}/metrics of {storage}; press Ctrl-C to stop"
+    )
+    terminated = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: terminated.set())
     try:
-        ended.wait()
+        terminated.wait()
     finally:
         server.shutdown()
         server.server_close()

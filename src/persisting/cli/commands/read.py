@@ -1,4 +1,4 @@
-"""``head``, ``tail`` and ``get``: records, and where they lie."""
+"""``head``, ``tail`` and ``get``: show records with their positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import Found, prints
-from persisting.cli.parameters import Moment
+from persisting.cli.parameters import Timestamp
 from persisting.cli.records import brief
 
 if TYPE_CHECKING:
@@ -21,7 +21,17 @@ _FOLLOW_SECONDS = 0.2
 _FOLLOW_ROWS = 10_000
 
 
-def _shared(command: Any) -> Any:
+_lines = click.option(
+    "--lines",
+    "-n",
+    default=10,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Number of records to show.",
+)
+
+
+def _shared_options(command: Any) -> Any:
     for option in (
         parameters.as_json,
         parameters.storage,
@@ -34,10 +44,8 @@ def _shared(command: Any) -> Any:
 
 
 @click.command()
-@_shared
-@click.option(
-    "--lines", "-n", default=10, show_default=True, type=click.IntRange(0), help="How many."
-)
+@_shared_options
+@_lines
 @prints("head", "persisting.cli.json_contract:Found", lines=True)
 def head(
     topic: str,
@@ -47,30 +55,32 @@ def head(
     as_json: bool,
     lines: int,
 ) -> None:
-    """Show the first records that are left, in the order of their arrival.
+    """Show the oldest records, in order of arrival.
 
     \b
     Examples:
       persisting head events -n 3
       persisting head events --json | jq -c .record
     """
-    source = topics_access.readable(topic, storage)
-    topics_access.tell_of_owner(source)
+    source = topics_access.find_recovered(topic, storage)
+    topics_access.note_unflushed(source)
     found = [
-        one
+        record
         for number in topics_access.buckets(source, bucket)
-        for one in _window(source, number, source.view(number).start, lines, columns)
+        for record in _window(source, number, source.view(number).start, lines, columns)
     ]
     _print(sorted(found, key=_by_arrival)[:lines], as_json)
 
 
 @click.command()
-@_shared
+@_shared_options
+@_lines
+@click.option("--follow", "-f", is_flag=True, help="Keep showing new records until Ctrl-C.")
 @click.option(
-    "--lines", "-n", default=10, show_default=True, type=click.IntRange(0), help="How many."
+    "--since",
+    type=Timestamp(),
+    help="Show only records that arrived since: 2h, or 2026-11-15T14:30.",
 )
-@click.option("--follow", "-f", is_flag=True, help="Wait for new records until Ctrl-C.")
-@click.option("--since", type=Moment(), help="From this time on: 2h, or 2026-11-15T14:30.")
 @prints("tail", "persisting.cli.json_contract:Found", lines=True)
 def tail(
     topic: str,
@@ -82,9 +92,9 @@ def tail(
     follow: bool,
     since: dt.datetime | None,
 ) -> None:
-    """Show the last records, in the order of their arrival; follow with -f.
+    """Show the newest records, in order of arrival; follow the topic with -f.
 
-    Another process may be writing: its records are seen when they are flushed to the table.
+    Records of another process that writes the topic appear when they are flushed to the table.
 
     \b
     Examples:
@@ -92,10 +102,10 @@ def tail(
       persisting tail events -f --columns id,score
       persisting tail events --since 15m -n 1000
     """
-    source = topics_access.readable(topic, storage)
+    source = topics_access.find_recovered(topic, storage)
     if not follow:
-        topics_access.tell_of_owner(source)
-    places = {}
+        topics_access.note_unflushed(source)
+    positions = {}
     found: list[Found] = []
     for number in topics_access.buckets(source, bucket):
         view = source.view(number)
@@ -103,38 +113,50 @@ def tail(
         if since is not None:
             first = max(first, source.offset_at(number, since))
         found += _window(source, number, first, view.end - first, columns)
-        places[number] = (view.end, len(source.table(number).restores))
+        positions[number] = (view.end, len(source.table(number).restores))
     _print(sorted(found, key=_by_arrival)[-lines:] if lines else [], as_json)
     while follow:
         time.sleep(_FOLLOW_SECONDS)
-        _print(sorted(_news(source, places, columns), key=_by_arrival), as_json)
+        _print(sorted(_new_records(source, positions, columns), key=_by_arrival), as_json)
 
 
-def _news(
-    source: TopicFolder, places: dict[int, tuple[int, int]], columns: list[str] | None
+def _new_records(
+    source: TopicFolder, positions: dict[int, tuple[int, int]], columns: list[str] | None
 ) -> Iterator[Found]:
-    """What came since the last look; ``places`` (offset, restores so far) go on."""
-    for number, (place, restores) in places.items():
+    """Yield the records since the last call and advance ``positions`` (offset, restores)."""
+    for number, (offset, restores) in positions.items():
         table = source.table(number)
-        view, ends = table.view, [one.end for one in table.restores]
+        view, ends = table.view, [restore.end for restore in table.restores]
         if len(ends) > restores:
-            place = min([place, *ends[restores:]])
-            output.say(f"bucket {number} was restored to an older version, ending at {place}")
-        first = max(place, view.start)
+            offset = min([offset, *ends[restores:]])
+            output.say(f"bucket {number} was restored to an older version that ends at {offset}")
+        first = max(offset, view.start)
         count = max(0, min(_FOLLOW_ROWS, view.end - first))
         if count:
             yield from _window(source, number, first, count, columns)
-        places[number] = (first + count, len(ends))
+        positions[number] = (first + count, len(ends))
 
 
 @click.command()
-@_shared
-@click.option("--offset", "-o", type=click.IntRange(0), help="First offset; default: the first.")
+@_shared_options
 @click.option(
-    "--limit", "-n", default=1, show_default=True, type=click.IntRange(0), help="How many each."
+    "--offset", "-o", type=click.IntRange(0), help="First offset to show.  [default: the oldest]"
 )
-@click.option("--tag", metavar="NAME", help="As the topic was at a tag.")
-@click.option("--at", "moment", type=Moment(), help="As it was at a time: 2h, or 2026-11-15.")
+@click.option(
+    "--limit",
+    "-n",
+    default=1,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Number of records to show of each bucket.",
+)
+@click.option("--tag", metavar="NAME", help="Show the topic as it was at a tag.")
+@click.option(
+    "--at",
+    "timestamp",
+    type=Timestamp(),
+    help="Show the topic as it was at a time: 2h, or 2026-11-15.",
+)
 @prints("get", "persisting.cli.json_contract:Found", lines=True)
 def get(
     topic: str,
@@ -145,9 +167,9 @@ def get(
     offset: int | None,
     limit: int,
     tag: str | None,
-    moment: dt.datetime | None,
+    timestamp: dt.datetime | None,
 ) -> None:
-    """Show the records at an offset, of one bucket or of each.
+    """Show the records from an offset on, of one bucket or of every bucket.
 
     \b
     Examples:
@@ -155,20 +177,20 @@ def get(
       persisting get events --tag before-cleanup --limit 5
       persisting get events --at 2h -n 1
     """
-    if tag is not None and moment is not None:
-        raise click.UsageError("Give --tag or --at, not both.")
-    source = topics_access.readable(topic, storage)
-    version = tag if tag is not None else moment
+    if tag is not None and timestamp is not None:
+        raise click.UsageError("Pass either --tag or --at, not both.")
+    source = topics_access.find_recovered(topic, storage)
+    version = tag if tag is not None else timestamp
     versions = None if version is None else source.versions(version)
     if versions is None:
-        topics_access.tell_of_owner(source)
+        topics_access.note_unflushed(source)
     for number in topics_access.buckets(source, bucket):
         view = (
             source.view(number) if versions is None else source.table(number).at(versions[number])
         )
         first = view.start if offset is None else offset
         if first < view.start:
-            _removed(number, first, view.start)
+            _raise_removed(number, first, view.start)
         _print(
             _window(
                 source,
@@ -182,11 +204,12 @@ def get(
         )
 
 
-def _removed(bucket: int, offset: int, start: int) -> None:
+def _raise_removed(bucket: int, offset: int, start: int) -> None:
     from persisting.errors import OffsetOutOfRange
 
     raise OffsetOutOfRange(
-        f"offset {offset} of bucket {bucket} was removed by retention: the first left is {start}"
+        f"retention removed offset {offset} of bucket {bucket}; the first remaining offset is "
+        f"{start}"
     )
 
 
@@ -198,7 +221,7 @@ def _window(
     columns: list[str] | None,
     version: int | None = None,
 ) -> list[Found]:
-    """Some records of a bucket, with their places and times."""
+    """Return records of a bucket with their positions and timestamps."""
     from persisting.cli.records import records
     from persisting.topic.scan import Slice, divided, read
 
@@ -212,26 +235,26 @@ def _window(
     names = topics_access.columns(source, columns)
     found = []
     for batch in read(part, names, metadata=True):
-        rows, *places = divided(batch)
+        rows, *metadata = divided(batch)
         kept = records(rows, schema, names, source.config)
         found += [
-            Found(number, offset, record, moment.isoformat())
-            for number, offset, moment, record in zip(
-                *(column.to_pylist() for column in places), kept, strict=True
+            Found(number, offset, record, timestamp.isoformat())
+            for number, offset, timestamp, record in zip(
+                *(column.to_pylist() for column in metadata), kept, strict=True
             )
         ]
     return found
 
 
-def _by_arrival(one: Found) -> tuple[str, int, int]:
-    return one.time or "", one.bucket, one.offset
+def _by_arrival(found: Found) -> tuple[str, int, int]:
+    return found.time or "", found.bucket, found.offset
 
 
-def _print(found: Sequence[Found], as_json: bool) -> None:
-    for one in found:
+def _print(records: Sequence[Found], as_json: bool) -> None:
+    for found in records:
         if as_json:
-            output.json_line(one)
+            output.json_line(found)
         else:
-            place = f"{one.bucket}:{one.offset}"
-            output.out().print(f"{place:>8}", style="cyan", end="  ", markup=False)
-            output.line(brief(one.record))
+            position = f"{found.bucket}:{found.offset}"
+            output.out().print(f"{position:>8}", style="cyan", end="  ", markup=False)
+            output.line(brief(found.record))

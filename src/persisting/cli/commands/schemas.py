@@ -13,10 +13,10 @@ from persisting.cli.json_contract import CONTRACT, schema_of
 @click.command("json-schema")
 @click.argument("command", nargs=-1)
 def json_schema(command: tuple[str, ...]) -> None:
-    """Print the JSON Schema of what a command prints with --json.
+    """Print the JSON Schema of the --json output of a command.
 
-    Commands marked 'lines' print one value on each line. Fields are added over time; none changes
-    its meaning or goes.
+    Commands marked 'lines' print one value per line. Later versions may add fields; they never
+    remove a field or change its meaning.
 
     \b
     Examples:
@@ -28,13 +28,13 @@ def json_schema(command: tuple[str, ...]) -> None:
     if not name:
         output.table(
             ["command", "prints"],
-            [[one, "lines" if CONTRACT[one].lines else "one value"] for one in sorted(CONTRACT)],
+            [[key, "lines" if CONTRACT[key].lines else "one value"] for key in sorted(CONTRACT)],
         )
     elif name in CONTRACT:
         output.line(json.dumps(schema_of(name), indent=2))
     else:
         raise click.UsageError(
-            f"There is no JSON output of {name!r}; there is of: {', '.join(sorted(CONTRACT))}."
+            f"{name!r} has no JSON output; these commands have: {', '.join(sorted(CONTRACT))}."
         )
 
 
@@ -52,7 +52,7 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    found = get_completion_class(shell)
-    assert found is not None
+    completer = get_completion_class(shell)
+    assert completer is not None
     root = ctx.find_root()
-    output.line(found(root.command, {}, "persisting", "_PERSISTING_COMPLETE").source())
+    output.line(completer(root.command, {}, "persisting", "_PERSISTING_COMPLETE").source())

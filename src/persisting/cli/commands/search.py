@@ -1,4 +1,4 @@
-"""``search`` and ``query``."""
+"""``search`` and ``query``: find records."""
 
 from __future__ import annotations
 
@@ -10,19 +10,29 @@ import click
 
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import prints
-from persisting.cli.parameters import Place
+from persisting.cli.parameters import Position
 from persisting.cli.records import brief
 
 
 @click.command()
 @parameters.topic
-@click.option("--text", "-t", help="Words to look for.")
-@click.option("--vector", "-v", metavar="JSON|@FILE", help="A vector, or a file that holds one.")
-@click.option("--like", type=Place(), help="The vector of the record at bucket:offset.")
-@click.option("--column", "-f", help="Field to search; needed where several would do.")
-@click.option("-k", default=10, show_default=True, type=click.IntRange(1), help="How many.")
-@click.option("--metric", type=click.Choice(["l2", "cosine", "dot"]), help="Distance of vectors.")
-@click.option("--exact", is_flag=True, help="Compare with every vector, without an index.")
+@click.option("--text", "-t", help="Words to search for.")
+@click.option(
+    "--vector", "-v", metavar="JSON|@FILE", help="Vector to search for, or a file that contains it."
+)
+@click.option(
+    "--like", type=Position(), help="Search for the vector of the record at bucket:offset."
+)
+@click.option("--column", "-f", help="Field to search; required if several fields qualify.")
+@click.option(
+    "-k", default=10, show_default=True, type=click.IntRange(1), help="Number of records to find."
+)
+@click.option(
+    "--metric",
+    type=click.Choice(["l2", "cosine", "dot"]),
+    help="Distance between vectors.  [default: that of the index, else l2]",
+)
+@click.option("--exact", is_flag=True, help="Compare with every vector instead of using an index.")
 @parameters.where
 @parameters.columns
 @parameters.storage
@@ -42,7 +52,7 @@ def search(
     storage: str,
     as_json: bool,
 ) -> None:
-    """Find the records nearest to a vector, best for words, or both.
+    """Find the records nearest to a vector, best matching some words, or both.
 
     \b
     Examples:
@@ -51,19 +61,19 @@ def search(
       persisting search rollouts --like 0:12 --column embedding
     """
     if vector is not None and like is not None:
-        raise click.UsageError("Give --vector or --like, not both.")
+        raise click.UsageError("Pass either --vector or --like, not both.")
     if text is None and vector is None and like is None:
-        raise click.UsageError("Say what to look for: --text, --vector or --like.")
+        raise click.UsageError("Pass what to search for: --text, --vector or --like.")
 
-    topics_access.tell_of_owner(topics_access.stored(topic, storage))
+    topics_access.note_unflushed(topics_access.find_topic(topic, storage))
 
     async def find() -> list[dict[str, Any]]:
         async with topics_access.reader(topic, storage) as reader:
-            wanted = None if vector is None else _vector(vector)
+            target = None if vector is None else _vector(vector)
             if like is not None:
-                wanted = _vector_in((await reader.take([like]))[0], column)
+                target = _vector_in((await reader.take([like]))[0], column)
             return await reader.search(
-                wanted, text, column, k, where, columns, metric=metric, exact=exact
+                target, text, column, k, where, columns, metric=metric, exact=exact
             )
 
     for hit in topics_access.run(find()):
@@ -75,7 +85,12 @@ def search(
 @click.argument("condition", required=False)
 @parameters.columns
 @click.option(
-    "--limit", "-n", default=100, show_default=True, type=click.IntRange(0), help="How many."
+    "--limit",
+    "-n",
+    default=100,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Maximum number of records to show.",
 )
 @parameters.bucket
 @parameters.storage
@@ -90,14 +105,14 @@ def query(
     storage: str,
     as_json: bool,
 ) -> None:
-    """Show the records that an SQL condition keeps, in order within each bucket.
+    """Show the records that match an SQL condition, in order within each bucket.
 
     \b
     Examples:
       persisting query events "score > 0.5 AND kind = 'answer'"
       persisting query events "meta.model LIKE 'a%'" --columns id,score --json
     """
-    topics_access.tell_of_owner(topics_access.stored(topic, storage))
+    topics_access.note_unflushed(topics_access.find_topic(topic, storage))
 
     async def find() -> list[dict[str, Any]]:
         async with topics_access.reader(topic, storage, bucket) as reader:
@@ -124,9 +139,9 @@ def _print(hit: dict[str, Any], as_json: bool) -> None:
             }
         )
         return
-    place = f"{bucket}:{offset}"
+    position = f"{bucket}:{offset}"
     value = distance if score is None else score
-    output.out().print(f"{place:>8}", style="cyan", end="  ", markup=False)
+    output.out().print(f"{position:>8}", style="cyan", end="  ", markup=False)
     output.out().print(f"{value:>10.4f}", style="green", end="  ", markup=False)
     output.line(brief(hit))
 
@@ -136,16 +151,16 @@ def _vector(given: str) -> list[float]:
     try:
         found = json.loads(text)
     except ValueError as exc:
-        raise click.UsageError(f"--vector is no JSON list: {exc}") from exc
+        raise click.UsageError(f"--vector is not a JSON list: {exc}") from exc
     if not isinstance(found, list) or not all(
-        isinstance(one, (int, float)) and not isinstance(one, bool) for one in found
+        isinstance(item, (int, float)) and not isinstance(item, bool) for item in found
     ):
         raise click.UsageError("--vector must be a JSON list of numbers, as in [0.1, 0.9].")
     return found
 
 
 def _vector_in(record: dict[str, Any], column: str | None) -> list[float]:
-    """The vector of a record, by its field or as its only list of numbers."""
+    """Return the vector of a record: in the given field, or its only list of numbers."""
     if column is not None:
         if not isinstance(record.get(column), list):
             raise click.UsageError(f"The record has no vector in {column!r}.")
@@ -154,11 +169,11 @@ def _vector_in(record: dict[str, Any], column: str | None) -> list[float]:
     fields = [
         name
         for name, value in record.items()
-        if isinstance(value, list) and value and all(isinstance(one, float) for one in value)
+        if isinstance(value, list) and value and all(isinstance(item, float) for item in value)
     ]
     if len(fields) != 1:
         raise click.UsageError(
-            f"Say which field's vector with --column: {', '.join(fields) or 'there is none'}."
+            f"Choose the vector field with --column; the record has: {', '.join(fields) or 'none'}."
         )
     chosen: list[float] = record[fields[0]]
     return chosen

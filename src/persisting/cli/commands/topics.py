@@ -1,4 +1,4 @@
-"""``topics`` and ``describe``."""
+"""``topics`` and ``describe``: show what is stored."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ if TYPE_CHECKING:
     from persisting.topic.inspect import Description, TopicFacts
 
 
-def _owner(one: dict[str, Any]) -> str:
-    known = f"pid {one.get('pid', '?')}@{one.get('host', '?')}"
-    return (
-        f"{known} ({one['node']} {one.get('address', '')})".replace(" )", ")")
-        if ("node" in one)
-        else known
-    )
+def _owner(owner: dict[str, Any]) -> str:
+    process = f"pid {owner.get('pid', '?')}@{owner.get('host', '?')}"
+    if "node" not in owner:
+        return process
+    return f"{process} ({owner['node']} {owner.get('address', '')})".replace(" )", ")")
 
 
 @click.command()
@@ -29,7 +27,7 @@ def _owner(one: dict[str, Any]) -> str:
 @parameters.as_json
 @prints("topics", "persisting.topic.inspect:TopicFacts", many=True)
 def topics(storage: str, as_json: bool) -> None:
-    """List the topics: rows, size, buckets, owner, lag of the groups.
+    """List the topics with rows, size, buckets, owner and lag of their groups.
 
     \b
     Examples:
@@ -39,30 +37,30 @@ def topics(storage: str, as_json: bool) -> None:
     from persisting.topic.inspect import topics_in
 
     found = topics_in(storage)
-    output.show(found, as_json, lambda: _list(found, storage))
+    output.show(found, as_json, lambda: _print_topics(found, storage))
 
 
-def _list(found: list[TopicFacts], storage: str) -> None:
+def _print_topics(found: list[TopicFacts], storage: str) -> None:
     if not found:
         output.say(f"no topics in {storage}")
         return
+    names = ["topic", "#rows", "#size", "#log", "#buckets", "backend", "owner", "lag", "problem"]
+    shown = len(names) if any(topic.problem for topic in found) else len(names) - 1
     output.table(
-        ["topic", "#rows", "#size", "#log", "#buckets", "backend", "owner", "lag", "problem"][
-            : 9 if any(one.problem for one in found) else 8
-        ],
+        names[:shown],
         [
             [
-                one.topic,
-                one.rows,
-                size(one.bytes),
-                size(one.log_bytes),
-                one.num_buckets,
-                one.backend,
-                ", ".join(map(_owner, one.owners)) or "-",
-                ", ".join(f"{name} {lag:,}" for name, lag in one.lag.items()) or "-",
-                one.problem,
-            ][: 9 if any(one.problem for one in found) else 8]
-            for one in found
+                topic.topic,
+                topic.rows,
+                size(topic.bytes),
+                size(topic.log_bytes),
+                topic.num_buckets,
+                topic.backend,
+                ", ".join(map(_owner, topic.owners)) or "-",
+                ", ".join(f"{name} {lag:,}" for name, lag in topic.lag.items()) or "-",
+                topic.problem,
+            ][:shown]
+            for topic in found
         ],
     )
 
@@ -73,20 +71,20 @@ def _list(found: list[TopicFacts], storage: str) -> None:
 @parameters.as_json
 @prints("describe", "persisting.topic.inspect:Description")
 def describe(topic: str, storage: str, as_json: bool) -> None:
-    """Tell all about a topic: fields, buckets, versions, indexes, groups, log.
+    """Show everything about a topic: fields, buckets, versions, indexes, groups, log.
 
     \b
     Examples:
       persisting describe events
       persisting describe /data/queues/events --json
     """
-    from persisting.topic.inspect import describe as look
+    from persisting.topic.inspect import describe as description_of
 
-    found = look(topics_access.stored(topic, storage))
-    output.show(found, as_json, lambda: _tell(found))
+    found = description_of(topics_access.find_topic(topic, storage))
+    output.show(found, as_json, lambda: _print_description(found))
 
 
-def _tell(found: Description) -> None:
+def _print_description(found: Description) -> None:
     output.facts(
         [
             ("topic", found.topic),
@@ -100,58 +98,60 @@ def _tell(found: Description) -> None:
             ("versions", found.versions),
         ]
     )
-    _section("fields", ["field", "type"], [[one.name, one.type] for one in found.fields])
-    _section(
+    _print_section(
+        "fields", ["field", "type"], [[field.name, field.type] for field in found.fields]
+    )
+    _print_section(
         "buckets",
         ["#bucket", "#rows", "#from", "#to", "#version", "#fragments", "#size", "owner", "problem"],
         [
             [
-                one.bucket,
-                one.rows,
-                one.start_offset,
-                one.end_offset,
-                one.version,
-                one.fragments,
-                size(one.bytes),
-                "-" if one.owner is None else _owner(one.owner),
-                one.problem,
+                bucket.bucket,
+                bucket.rows,
+                bucket.start_offset,
+                bucket.end_offset,
+                bucket.version,
+                bucket.fragments,
+                size(bucket.bytes),
+                "-" if bucket.owner is None else _owner(bucket.owner),
+                bucket.problem,
             ]
-            for one in found.buckets
+            for bucket in found.buckets
         ],
     )
-    _section(
+    _print_section(
         "tags",
         ["tag", "time", "#rows"],
         [
-            [one.name, output.moment(dt.datetime.fromisoformat(one.timestamp)), one.rows]
-            for one in found.tags
+            [tag.name, output.local_time(dt.datetime.fromisoformat(tag.timestamp)), tag.rows]
+            for tag in found.tags
         ],
     )
-    _section(
+    _print_section(
         "indexes",
         ["field", "kind", "metric", "buckets"],
         [
-            [one.column, one.kind, one.metric, ", ".join(map(str, one.buckets))]
-            for one in found.indexes
+            [index.column, index.kind, index.metric, ", ".join(map(str, index.buckets))]
+            for index in found.indexes
         ],
     )
-    _section(
+    _print_section(
         "groups",
         ["group", "#members", "#lag"],
-        [[one.group, one.members, one.lag] for one in found.groups],
+        [[group.group, group.members, group.lag] for group in found.groups],
     )
-    _section(
+    _print_section(
         "log",
         ["#bucket", "state", "#size", "#segments", "#frames to flush", "problem"],
         [
-            [one.bucket, one.state, size(one.bytes), one.segments, one.pending_frames, one.problem]
-            for one in found.logs
-            if one.state != "empty"
+            [log.bucket, log.state, size(log.bytes), log.segments, log.pending_frames, log.problem]
+            for log in found.logs
+            if log.state != "empty"
         ],
     )
 
 
-def _section(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+def _print_section(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     if rows:
         output.line()
         output.heading(f"{title} ({plural(len(rows), 'entry', 'entries')})")

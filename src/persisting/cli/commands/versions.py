@@ -1,4 +1,4 @@
-"""``tag``, ``versions`` and ``restore``."""
+"""``tag``, ``versions`` and ``restore``: use earlier versions of a topic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import prints
-from persisting.cli.parameters import Json, Moment
+from persisting.cli.parameters import Json, Timestamp
 
 
 class TagResult(msgspec.Struct):
@@ -34,39 +34,39 @@ class TopicVersion(msgspec.Struct):
 
 
 class BucketRestore(msgspec.Struct):
-    """What a restore does to a bucket."""
+    """The effect of a restore on a bucket."""
 
     bucket: int
     version: int
     end_offset: int
-    """Where the bucket ends afterwards."""
+    """The end offset of the bucket after the restore."""
     removed: int
-    """Records that are not there any more then."""
+    """Records that the restore removes."""
 
 
 class Restore(msgspec.Struct):
-    """What a restore did, or would do."""
+    """The effect of a restore, or of its dry run."""
 
     topic: str
     removed: int
     buckets: list[BucketRestore]
     groups: list[dict[str, Any]] = []
-    """Groups that had come further, and go on at the new end."""
+    """Groups that had committed more and are moved back to the new end."""
     dry_run: bool = False
 
 
 @click.command()
 @parameters.topic
 @click.argument("name", required=False)
-@click.option("--delete", is_flag=True, help="Remove the tag.")
+@click.option("--delete", is_flag=True, help="Delete the tag NAME.")
 @parameters.storage
 @parameters.as_json
 @prints("tag", "persisting.cli.commands.versions:TagResult", many=True)
 def tag(topic: str, name: str | None, delete: bool, storage: str, as_json: bool) -> None:
-    """Pin what a topic holds now under a name; without a name, list the tags.
+    """Tag the current state of a topic with a name; without a name, list the tags.
 
-    A tagged state outlives retention and the cleaning of old versions. The topic must not be open
-    for writing elsewhere; there, call tag() on the queue.
+    A tagged state survives retention and the cleanup of old versions. The topic must not be open
+    for writing in another process; call tag() on its queue there.
 
     \b
     Examples:
@@ -84,30 +84,33 @@ def tag(topic: str, name: str | None, delete: bool, storage: str, as_json: bool)
             if not delete:
                 return [await reader.tag(name)]
             if not await reader.delete_tag(name):
-                raise click.UsageError(f"There is no tag {name!r}.")
+                raise click.UsageError(f"The topic has no tag {name!r}.")
             return []
 
     found = [
         TagResult(
-            one["name"],
-            one["timestamp"],
-            one["rows"],
-            {str(bucket): place for bucket, place in one["buckets"].items()},
+            found_tag["name"],
+            found_tag["timestamp"],
+            found_tag["rows"],
+            {str(bucket): place for bucket, place in found_tag["buckets"].items()},
         )
-        for one in topics_access.run(work())
+        for found_tag in topics_access.run(work())
     ]
-    output.show(found, as_json, lambda: _tags(found, name, delete))
+    output.show(found, as_json, lambda: _print_tags(found, name, delete))
 
 
-def _tags(found: list[TagResult], name: str | None, deleted: bool) -> None:
+def _print_tags(found: list[TagResult], name: str | None, deleted: bool) -> None:
     if deleted:
-        output.line(f"tag {name} is removed")
+        output.line(f"tag {name} deleted")
     elif not found:
         output.say("no tags")
     else:
         output.table(
             ["tag", "time", "#rows"],
-            [[one.name, output.moment(one.timestamp), one.rows] for one in found],
+            [
+                [found_tag.name, output.local_time(found_tag.timestamp), found_tag.rows]
+                for found_tag in found
+            ],
         )
 
 
@@ -118,7 +121,7 @@ def _tags(found: list[TagResult], name: str | None, deleted: bool) -> None:
 @parameters.as_json
 @prints("versions", "persisting.cli.commands.versions:TopicVersion", many=True)
 def versions(topic: str, bucket: int | None, storage: str, as_json: bool) -> None:
-    """List the versions of the buckets that can be read, oldest first.
+    """List the readable versions of the buckets, oldest first.
 
     \b
     Examples:
@@ -137,8 +140,14 @@ def versions(topic: str, bucket: int | None, storage: str, as_json: bool) -> Non
         lambda: output.table(
             ["time", "#bucket", "#version", "#rows", "operation"],
             [
-                [output.moment(one.timestamp), one.bucket, one.version, one.rows, one.operation]
-                for one in found
+                [
+                    output.local_time(version.timestamp),
+                    version.bucket,
+                    version.version,
+                    version.rows,
+                    version.operation,
+                ]
+                for version in found
             ],
         ),
     )
@@ -146,9 +155,20 @@ def versions(topic: str, bucket: int | None, storage: str, as_json: bool) -> Non
 
 @click.command()
 @parameters.topic
-@click.option("--tag", "name", metavar="NAME", help="To a tag.")
-@click.option("--at", "moment", type=Moment(), help="To what was flushed by a time.")
-@click.option("--version", "numbers", type=Json(), metavar="JSON", help='As in {"0": 7, "1": 5}.')
+@click.option("--tag", "name", metavar="NAME", help="Restore the state of this tag.")
+@click.option(
+    "--at",
+    "timestamp",
+    type=Timestamp(),
+    help="Restore what had been flushed at a time: 2h, or 2026-11-15.",
+)
+@click.option(
+    "--version",
+    "numbers",
+    type=Json(),
+    metavar="JSON",
+    help='Restore these versions of buckets, as in {"0": 7, "1": 5}.',
+)
 @parameters.dry_run
 @parameters.yes
 @parameters.storage
@@ -157,34 +177,35 @@ def versions(topic: str, bucket: int | None, storage: str, as_json: bool) -> Non
 def restore(
     topic: str,
     name: str | None,
-    moment: dt.datetime | None,
+    timestamp: dt.datetime | None,
     numbers: Any,
     dry_run: bool,
     yes: bool,
     storage: str,
     as_json: bool,
 ) -> None:
-    """Bring a topic back to a tag, a time or versions.
+    """Restore a topic to a tag, a point in time or given versions.
 
-    The old content becomes a new version: what is removed can still be read by its version until
-    that is cleaned up, or for good if it was tagged before. Groups beyond the new end go on there.
+    The restored content becomes a new version. Removed records can still be read through their old
+    version until it is cleaned up; tag the topic first to keep them for good. Groups that had
+    committed more continue at the new end.
 
     \b
     Examples:
       persisting restore events --tag before-cleanup --dry-run
       persisting restore events --at 2h --yes
     """
-    given = [one for one in (name, moment, numbers) if one is not None]
+    given = [value for value in (name, timestamp, numbers) if value is not None]
     if len(given) != 1:
-        raise click.UsageError("Give one of --tag, --at and --version.")
+        raise click.UsageError("Pass exactly one of --tag, --at and --version.")
     version = _by_bucket(numbers) if numbers is not None else given[0]
     plan = _plan(topic, storage, version)
     if dry_run:
         plan.dry_run = True
-        output.show(plan, as_json, lambda: _told(plan))
+        output.show(plan, as_json, lambda: _print_restore(plan))
         return
     topics_access.confirm(
-        f"Restore {plan.topic}? {output.plural(plan.removed, 'record')} will be gone.", yes
+        f"Restore {plan.topic}? {output.plural(plan.removed, 'record')} will be removed.", yes
     )
 
     async def work() -> dict[str, Any]:
@@ -193,10 +214,10 @@ def restore(
 
     done = topics_access.run(work())
     plan.removed, plan.groups = done["removed"], done["groups"]
-    for one in plan.buckets:
-        known = done["buckets"][one.bucket]
-        one.end_offset, one.removed = known["end_offset"], known["removed"]
-    output.show(plan, as_json, lambda: _told(plan))
+    for bucket in plan.buckets:
+        actual = done["buckets"][bucket.bucket]
+        bucket.end_offset, bucket.removed = actual["end_offset"], actual["removed"]
+    output.show(plan, as_json, lambda: _print_restore(plan))
 
 
 def _by_bucket(given: Any) -> Any:
@@ -206,19 +227,24 @@ def _by_bucket(given: Any) -> Any:
             return {int(bucket): version for bucket, version in given.items()}
     elif isinstance(given, int) and not isinstance(given, bool):
         return given
-    raise click.UsageError('--version must be a number, or as in {"0": 7, "1": 5}.')
+    raise click.UsageError(
+        '--version must be a number, or versions by bucket as in {"0": 7, "1": 5}.'
+    )
 
 
 def _plan(topic: str, storage: str, version: Any) -> Restore:
-    source = topics_access.readable(topic, storage)
+    source = topics_access.find_recovered(topic, storage)
     if isinstance(version, dict):
         unknown = [bucket for bucket in version if bucket not in source.buckets]
         if unknown:
-            raise click.UsageError(f"There is no bucket {unknown[0]}.")
+            raise click.UsageError(
+                f"The topic has no bucket {unknown[0]}; "
+                f"its buckets are 0 to {len(source.buckets) - 1}."
+            )
         chosen = {bucket: _resolved(source, bucket, number) for bucket, number in version.items()}
     elif isinstance(version, int) and len(source.buckets) > 1:
         raise click.UsageError(
-            "The buckets count their versions each for itself: give --tag, --at, or "
+            "Each bucket numbers its own versions; pass --tag, --at, or "
             '--version \'{"0": 7, "1": 5}\'.'
         )
     else:
@@ -228,7 +254,7 @@ def _plan(topic: str, storage: str, version: Any) -> Restore:
         table = source.table(bucket)
         end = table.at(number).end
         buckets.append(BucketRestore(bucket, number, end, max(0, table.view.end - end)))
-    removed = sum(one.removed for one in buckets)
+    removed = sum(bucket.removed for bucket in buckets)
     return Restore(source.config.topic, removed, buckets)
 
 
@@ -241,14 +267,17 @@ def _resolved(source: Any, bucket: int, number: int) -> int:
     return table_versions.resolve(dataset, number)
 
 
-def _told(plan: Restore) -> None:
+def _print_restore(plan: Restore) -> None:
     output.table(
         ["#bucket", "#version", "#ends at", "#removed"],
-        [[one.bucket, one.version, one.end_offset, one.removed] for one in plan.buckets],
+        [
+            [bucket.bucket, bucket.version, bucket.end_offset, bucket.removed]
+            for bucket in plan.buckets
+        ],
     )
     for group in plan.groups:
         output.line(
-            f"group {group['group']} goes on at {group['end']} instead of {group['committed']} in "
-            f"bucket {group['bucket']}"
+            f"group {group['group']} continues at {group['end']} instead of {group['committed']} "
+            f"in bucket {group['bucket']}"
         )
-    output.line(output.happens(plan.removed, "record", "removed", dry_run=plan.dry_run))
+    output.line(output.outcome(plan.removed, "record", "removed", dry_run=plan.dry_run))

@@ -1,4 +1,4 @@
-"""``wal inspect`` and ``wal repair``."""
+"""``wal inspect`` and ``wal repair``: examine and repair write-ahead logs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from persisting.cli import exit_codes, output, parameters, topics_access
+from persisting.cli.command_group import CommandGroup
 from persisting.cli.json_contract import prints
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ class InspectedSegment(msgspec.Struct):
     first_sequence: int | None
     last_sequence: int | None
     synced: int
-    """The last sequence that a frame in it calls durable."""
+    """The last sequence that a frame in this file records as durable."""
     last_arrival: str | None
     broken: str | None
-    """Why the rest of the file is not whole, if it is not."""
+    """Why the rest of the file cannot be read; None if all of it can."""
 
 
 class InspectedLog(msgspec.Struct):
@@ -37,25 +38,25 @@ class InspectedLog(msgspec.Struct):
     bucket: int
     path: str
     state: str
-    """empty, whole, torn (what follows was never promised) or damaged."""
+    """empty, whole, torn (the rest was never acknowledged) or damaged."""
     pending_frames: int
-    """Frames that the table does not hold yet: opening the bucket brings them there."""
+    """Frames that are not in the table yet; opening the bucket replays them."""
     table_sequence: int
-    """The last sequence that the table holds."""
+    """The last sequence in the table."""
     torn_bytes: int
     owned: bool
-    """Whether its owner may be writing to it just now."""
+    """Whether an owner has the log open and may be writing."""
     problem: str | None
     segments: list[InspectedSegment]
 
 
 class RepairedLog(msgspec.Struct):
-    """What a repair did to the log of a bucket, or would do."""
+    """The effect of a repair on the log of a bucket, or of its dry run."""
 
     bucket: int
     path: str
     problem: str | None
-    """The damage; None if there was none, and nothing is to be done."""
+    """The damage; None if the log is sound and needs no repair."""
     kept_frames: int
     cut_bytes: int
     lost_sequences: tuple[int, int] | None
@@ -63,9 +64,9 @@ class RepairedLog(msgspec.Struct):
     dry_run: bool = False
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def wal() -> None:
-    """Look into the write-ahead log, and cut off what is damaged.
+    """Inspect the write-ahead log and cut off damage.
 
     \b
     Examples:
@@ -81,20 +82,20 @@ def wal() -> None:
 @parameters.as_json
 @prints("wal inspect", "persisting.cli.commands.wal:InspectedLog", many=True)
 def inspect(topic: str, bucket: int | None, storage: str, as_json: bool) -> None:
-    """Show the log of each bucket: segments, frames, what is torn or damaged.
+    """Show the log of each bucket: segments, frames, torn tails, damage.
 
-    Changes nothing, and may be used while an owner writes. Ends with 5 on damage.
+    Changes nothing and is safe while an owner writes. Exits with 5 if a log is damaged.
 
     \b
     Examples:
       persisting wal inspect events
       persisting wal inspect events --bucket 0 --json
     """
-    source = topics_access.stored(topic, storage)
-    found = [_inspected(source, number) for number in topics_access.buckets(source, bucket)]
-    output.show(found, as_json, lambda: _tell(found))
-    if any(one.state == "damaged" for one in found):
-        raise exit_codes.Ended(exit_codes.DAMAGED)
+    source = topics_access.find_topic(topic, storage)
+    logs = [_inspected(source, number) for number in topics_access.buckets(source, bucket)]
+    output.show(logs, as_json, lambda: _print_logs(logs))
+    if any(log.state == "damaged" for log in logs):
+        raise exit_codes.CommandExit(exit_codes.DAMAGED)
 
 
 def _inspected(source: TopicFolder, bucket: int) -> InspectedLog:
@@ -114,65 +115,65 @@ def _inspected(source: TopicFolder, bucket: int) -> InspectedLog:
         torn_bytes=report.torn_bytes,
         owned=owner_of(folder) is not None,
         problem=report.problem,
-        segments=[_segment(one) for one in report.segments],
+        segments=[_segment(segment) for segment in report.segments],
     )
 
 
-def _segment(one: SegmentReport) -> InspectedSegment:
+def _segment(segment: SegmentReport) -> InspectedSegment:
     arrival = (
         None
-        if one.last_arrival is None
-        else dt.datetime.fromtimestamp(one.last_arrival / 1e6, dt.timezone.utc).isoformat()
+        if segment.last_arrival is None
+        else dt.datetime.fromtimestamp(segment.last_arrival / 1e6, dt.timezone.utc).isoformat()
     )
     return InspectedSegment(
-        one.file,
-        one.size,
-        one.frames,
-        one.first_sequence,
-        one.last_sequence,
-        one.synced,
+        segment.file,
+        segment.size,
+        segment.frames,
+        segment.first_sequence,
+        segment.last_sequence,
+        segment.synced,
         arrival,
-        one.broken,
+        segment.broken,
     )
 
 
-def _tell(found: list[InspectedLog]) -> None:
+def _print_logs(logs: list[InspectedLog]) -> None:
     output.table(
-        ["#bucket", "state", "#segments", "#size", "#to flush", "#table has", "owned"],
+        ["#bucket", "state", "#segments", "#size", "#to flush", "#flushed", "owned"],
         [
             [
-                one.bucket,
-                one.state,
-                len(one.segments),
-                output.size(sum(segment.bytes for segment in one.segments)),
-                one.pending_frames,
-                one.table_sequence,
-                "yes" if one.owned else "no",
+                log.bucket,
+                log.state,
+                len(log.segments),
+                output.size(sum(segment.bytes for segment in log.segments)),
+                log.pending_frames,
+                log.table_sequence,
+                "yes" if log.owned else "no",
             ]
-            for one in found
+            for log in logs
         ],
     )
-    rows = [(one.bucket, segment) for one in found for segment in one.segments]
+    rows = [(log.bucket, segment) for log in logs for segment in log.segments]
     if rows:
         output.table(
             ["#bucket", "segment", "#size", "#frames", "#first", "#last", "#synced", "broken"],
             [
                 [
                     bucket,
-                    one.file,
-                    output.size(one.bytes),
-                    one.frames,
-                    one.first_sequence,
-                    one.last_sequence,
-                    one.synced,
-                    one.broken,
+                    segment.file,
+                    output.size(segment.bytes),
+                    segment.frames,
+                    segment.first_sequence,
+                    segment.last_sequence,
+                    segment.synced,
+                    segment.broken,
                 ]
-                for bucket, one in rows
+                for bucket, segment in rows
             ],
         )
-    for one in found:
-        if one.problem is not None:
-            output.line(f"bucket {one.bucket}: {one.problem}")
+    for log in logs:
+        if log.problem is not None:
+            output.line(f"bucket {log.bucket}: {log.problem}")
 
 
 @wal.command()
@@ -188,30 +189,30 @@ def repair(
 ) -> None:
     """Cut a damaged log off where the damage begins, so that the bucket opens again.
 
-    For when no copy of the log can be had: acknowledged records behind the damage are lost to the
-    queue. What is cut off is kept in the folder 'trimmed' beside the log. A torn tail needs no
-    repair: opening the bucket cuts it off.
+    Use this only if no intact copy of the log exists: the queue loses the acknowledged records
+    after the damage. The bytes that are cut off are kept in the folder 'trimmed' next to the log. A
+    torn tail needs no repair: opening the bucket trims it.
 
     \b
     Examples:
       persisting wal repair events --dry-run
       persisting wal repair events --bucket 2 --yes
     """
-    source = topics_access.stored(topic, storage)
+    source = topics_access.find_topic(topic, storage)
     plans = [
         _repaired(source, number, dry_run=True) for number in topics_access.buckets(source, bucket)
     ]
-    broken = [one for one in plans if one.problem is not None]
+    broken = [plan for plan in plans if plan.problem is not None]
     if broken and not dry_run:
         lost = ", ".join(
-            f"bucket {one.bucket}: sequences {_range(one.lost_sequences)}" for one in broken
+            f"bucket {plan.bucket}: sequences {_range(plan.lost_sequences)}" for plan in broken
         )
-        topics_access.confirm(f"Cut off {lost}? Their records are lost to the queue.", yes)
-        done = {one.bucket: _repaired(source, one.bucket, dry_run=False) for one in broken}
-        plans = [done.get(one.bucket, one) for one in plans]
-    for one in plans:
-        one.dry_run = dry_run
-    output.show(plans, as_json, lambda: _tell_repaired(plans))
+        topics_access.confirm(f"Cut off {lost}? The queue loses their records.", yes)
+        done = {plan.bucket: _repaired(source, plan.bucket, dry_run=False) for plan in broken}
+        plans = [done.get(plan.bucket, plan) for plan in plans]
+    for plan in plans:
+        plan.dry_run = dry_run
+    output.show(plans, as_json, lambda: _print_repaired(plans))
 
 
 def _repaired(source: TopicFolder, bucket: int, *, dry_run: bool) -> RepairedLog:
@@ -244,19 +245,19 @@ def _repaired(source: TopicFolder, bucket: int, *, dry_run: bool) -> RepairedLog
     )
 
 
-def _tell_repaired(plans: list[RepairedLog]) -> None:
-    broken = [one for one in plans if one.problem is not None]
-    for one in broken:
-        output.line(f"bucket {one.bucket}: {one.problem}")
-        would = "would be" if one.dry_run else "is"
+def _print_repaired(plans: list[RepairedLog]) -> None:
+    broken = [plan for plan in plans if plan.problem is not None]
+    for plan in broken:
+        output.line(f"bucket {plan.bucket}: {plan.problem}")
+        would = "would be " if plan.dry_run else ""
         output.line(
-            f"  {output.size(one.cut_bytes)} with the sequences {_range(one.lost_sequences)} "
-            f"{would} cut off; {output.plural(one.kept_frames, 'frame')} before it stay"
+            f"  {output.size(plan.cut_bytes)} with sequences {_range(plan.lost_sequences)} "
+            f"{would}cut off; {output.plural(plan.kept_frames, 'frame')} before the damage kept"
         )
-        for copy in one.copies:
-            output.line(f"  kept as {copy}")
+        for copy in plan.copies:
+            output.line(f"  cut bytes saved as {copy}")
     if not broken:
-        output.line("no log is damaged; nothing to do")
+        output.line("no log is damaged; nothing to repair")
 
 
 def _range(sequences: tuple[int, int] | None) -> str:

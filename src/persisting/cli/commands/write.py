@@ -1,12 +1,11 @@
-"""``put`` and ``import``."""
+"""``put`` and ``import``: store records in a topic."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,42 +24,38 @@ if TYPE_CHECKING:
     from persisting.queue import QueueWriter
 
 DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0}
-"""A topic that is made here loses nothing that was acknowledged, also with the power."""
+"""Topics created here sync each put before acknowledging it, so they survive a power failure."""
 
 
 class PutResult(msgspec.Struct):
-    """What was stored."""
+    """What a put or an import stored."""
 
     topic: str
     path: str
     acknowledged: int
-    """Records that are stored durably."""
+    """Records that are durable."""
     repeated: int
-    """Those among them that a put under the same write id had stored before."""
+    """Acknowledged records that an earlier run under the same write id had stored."""
     seconds: float
     made: bool
-    """Whether the topic was made."""
+    """Whether the topic was created."""
 
 
 def _target_options(command: Any) -> Any:
     for option in (
         parameters.as_json,
         parameters.storage,
-        click.option(
-            "--write-id",
-            metavar="NAME",
-            help="Remember what was put under this name: a repetition stores nothing twice.",
-        ),
+        parameters.write_id,
         click.option(
             "--set",
             "settings",
             type=Setting(),
             multiple=True,
-            help="Option of the backend; again for more.",
+            help="Option of the backend; may be repeated.",
         ),
-        click.option("--backend", help="Of a new topic.  [default: persisting]"),
-        click.option("--bucket-column", metavar="FIELD", help="Of a new topic.  [default: id]"),
-        click.option("--buckets", type=click.IntRange(1), help="Of a new topic.  [default: 4]"),
+        click.option("--backend", help="Backend of a new topic.  [default: persisting]"),
+        parameters.bucket_column,
+        parameters.buckets,
     ):
         command = option(command)
     return command
@@ -82,11 +77,11 @@ def put(
     storage: str,
     as_json: bool,
 ) -> None:
-    """Put JSON lines from a pipe or a file into a topic, durably.
+    """Store JSON lines from a pipe or a file durably in a topic.
 
-    Says how many records are stored for good; that also holds if it stops in the middle, by an
-    error or by Ctrl-C. A topic that does not exist is made, with a log that is synced before each
-    acknowledgement. The topic must not be open for writing elsewhere.
+    Prints how many records are durable, also if an error or Ctrl-C stops it. A topic that does not
+    exist is created with a log that is synced before each acknowledgement. The topic must not be
+    open for writing in another process.
 
     \b
     Examples:
@@ -116,9 +111,10 @@ def import_(
     storage: str,
     as_json: bool,
 ) -> None:
-    """Put the rows of files into a topic: Parquet, Lance, JSON lines, by their names.
+    """Store the rows of Parquet, Lance or JSON lines files in a topic.
 
-    With --write-id an import that was stopped can be repeated: what is stored is not doubled.
+    The extension of each file decides its format. With --write-id an interrupted import can be
+    repeated without duplicates.
 
     \b
     Examples:
@@ -141,7 +137,7 @@ def import_(
 
 def _opened(file: str) -> Any:
     if file == "-" and sys.stdin is None:
-        raise click.UsageError("There is no input: it is closed. Name a file.")
+        raise click.UsageError("The standard input is closed; name a file.")
     return os.fdopen(os.dup(sys.stdin.fileno()), "rb") if file == "-" else open(file, "rb")
 
 
@@ -154,7 +150,7 @@ def _feed(
     as_json: bool,
     sources: Iterator[Source],
 ) -> None:
-    """Open the topic, put everything, and say what is stored, whatever comes."""
+    """Open the topic, put everything, and print what is stored even if it fails."""
     path = topics_access.folder_of(topic, storage)
     made = not (path / "topic.json").exists()
     state: dict[str, Feed] = {}
@@ -164,14 +160,18 @@ def _feed(
         first = next(sources)
         if made:
             await first.check(new["bucket_column"] or DEFAULT_COLUMN)
-        async with _writer(path, made, new, settings, write_id) as writer:
+        async with await _writer(path, made, new, settings, write_id) as writer:
             stats = await writer.stats()
-            at_once = bool(stats.get("wal_enabled")) and stats.get("wal_sync_interval") == 0
-            known = None if write_id is None else await writer.last_sequences()
-            state["feed"] = Feed(writer, at_once=at_once, known=known)
-            with topics_access.progress(f"into {path.name}", quiet=as_json) as progress:
-                for source in chain([first], sources):
-                    await source.feed(state["feed"], progress)
+            synced = bool(stats.get("wal_enabled")) and stats.get("wal_sync_interval") == 0
+            stored = None if write_id is None else await writer.last_sequences()
+            feed = state["feed"] = Feed(writer, durable_puts=synced, stored=stored)
+            try:
+                with topics_access.progress(f"into {path.name}", quiet=as_json) as progress:
+                    for source in chain([first], sources):
+                        await source.feed(feed, progress)
+            finally:
+                await writer.close()
+                feed.writer_closed()
 
     def result() -> PutResult:
         feed, seconds = state["feed"], time.monotonic() - started
@@ -181,13 +181,13 @@ def _feed(
         topics_access.run(run())
     except BaseException:
         if "feed" in state:
-            _tell(result(), as_json)
+            _print_result(result(), as_json)
         raise
-    _tell(result(), as_json)
+    _print_result(result(), as_json)
 
 
-def _tell(result: PutResult, as_json: bool) -> None:
-    def tell() -> None:
+def _print_result(result: PutResult, as_json: bool) -> None:
+    def print_text() -> None:
         rate = result.acknowledged / result.seconds if result.seconds else 0.0
         records = output.plural(result.acknowledged, "record")
         output.line(
@@ -196,17 +196,16 @@ def _tell(result: PutResult, as_json: bool) -> None:
         )
         if result.repeated:
             output.line(
-                f"{result.repeated:,} of them were stored before under this write id, and are not "
-                "stored again: use one name for one input"
+                f"{result.repeated:,} of them had already been stored under this write id and were "
+                "skipped; use a new write id for another input"
             )
 
-    output.show(result, as_json, tell)
+    output.show(result, as_json, print_text)
 
 
-@asynccontextmanager
 async def _writer(
     path: Path, made: bool, new: dict[str, Any], settings: dict[str, Any], write_id: str | None
-) -> AsyncIterator[QueueWriter]:
+) -> QueueWriter:
     from persisting.queue import write_queue
 
     options: dict[str, Any] | None = settings or None
@@ -214,9 +213,11 @@ async def _writer(
     if made:
         backend = backend or "persisting"
         if backend == "memory":
-            raise click.UsageError("The backend 'memory' keeps nothing beyond this command.")
+            raise click.UsageError(
+                "The backend 'memory' keeps nothing after this command; choose another --backend."
+            )
         options = {**DURABLE, **settings} if backend == "persisting" else options
-    writer = await write_queue(
+    return await write_queue(
         topic=path.name,
         storage_path=str(path.parent),
         num_buckets=new["buckets"],
@@ -225,5 +226,3 @@ async def _writer(
         backend_options=options,
         writer_id=write_id,
     )
-    async with writer:
-        yield writer

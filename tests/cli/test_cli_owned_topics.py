@@ -1,4 +1,4 @@
-"""Looking at a topic that another process owns disturbs nobody; what needs the owner says so."""
+"""Commands on a topic that another process owns: readers do not disturb it, writers are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.children import python, wait_for_line
 from support.cli_contracts import decoded
 from support.cli_runner import Answer, files_in, line_of, owner, piped, released, started, stopped
 
-LOOKING = [
+READING = [
     ["topics"],
     ["describe", "live"],
     ["head", "live"],
@@ -33,9 +33,9 @@ LOOKING = [
     ["retain", "live", "--rows", "1", "--dry-run"],
     ["restore", "live", "--at", "1s", "--dry-run"],
 ]
-"""Commands that anybody may use at any time."""
+"""Commands that work while another process owns the topic."""
 
-OWNING = [
+WRITING = [
     ["put", "live", "/dev/null"],
     ["compact", "live"],
     ["retain", "live", "--rows", "1", "--yes"],
@@ -44,16 +44,16 @@ OWNING = [
 ]
 
 
-def test_looking_never_disturbs_an_owner_and_owning_names_it(
+def test_reading_does_not_disturb_an_owner_and_writing_names_it(
     tmp_path: Path, call: Callable[..., Answer]
 ) -> None:
     with owner(tmp_path, "live") as child:
         _until_flushed(tmp_path, call)
         for _ in range(2):
-            for words in LOOKING:
+            for words in READING:
                 answer = call(*words, "-s", tmp_path)
                 assert (answer.code, "error" in answer.err) == (0, False), (words, answer)
-        for words in OWNING:
+        for words in WRITING:
             code, out, err = call(*words, "-s", tmp_path)
             assert (code, out) == (4, ""), (words, err)
             assert f"process {child.pid} " in err
@@ -76,7 +76,7 @@ def _until_flushed(storage: Path, call: Callable[..., Answer]) -> None:
     raise AssertionError("the owner flushed nothing")
 
 
-def test_a_healthy_log_is_never_called_damaged_while_its_owner_flushes(
+def test_log_is_not_reported_as_damaged_while_its_owner_flushes(
     tmp_path: Path, call: Callable[..., Answer]
 ) -> None:
     with owner(tmp_path, "live") as child:
@@ -89,21 +89,21 @@ def test_a_healthy_log_is_never_called_damaged_while_its_owner_flushes(
         released(child)
 
 
-def test_whoever_opens_a_topic_while_it_is_looked_at_gets_it(
+def test_topic_can_be_opened_for_writing_while_it_is_inspected(
     storage: Path, call: Callable[..., Answer]
 ) -> None:
     ended = threading.Event()
     codes = []
 
-    def look() -> None:
+    def inspect() -> None:
         from persisting.topic.inspect import describe, find, topics_in
 
         while not ended.is_set():
             codes.append(len(topics_in(storage)))
             describe(find("events", storage))
 
-    lookers = [threading.Thread(target=look) for _ in range(2)]
-    for one in lookers:
+    inspectors = [threading.Thread(target=inspect) for _ in range(2)]
+    for one in inspectors:
         one.start()
     try:
         for number in range(3):
@@ -112,13 +112,15 @@ def test_whoever_opens_a_topic_while_it_is_looked_at_gets_it(
             assert (answer.code, answer.err) == (0, "")
     finally:
         ended.set()
-        for one in lookers:
+        for one in inspectors:
             one.join()
     assert codes
     assert call("query", "events", "id LIKE 'new%'", "-s", storage).out.count("\n") == 3
 
 
-def test_a_log_is_not_repaired_under_its_owner(tmp_path: Path, call: Callable[..., Answer]) -> None:
+def test_log_is_not_repaired_while_its_owner_runs(
+    tmp_path: Path, call: Callable[..., Answer]
+) -> None:
     with owner(tmp_path, "live") as child:
         _until_flushed(tmp_path, call)
         assert call("wal", "repair", "live", "--yes", "-s", tmp_path).code in (0, 4)
@@ -136,7 +138,7 @@ def _scraped(url: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_prometheus_sees_topics_their_owners_and_lag_without_disturbing(
+def test_metrics_serve_exports_topics_owners_and_lag_without_writing(
     end: signal.Signals, storage: Path, call: Callable[..., Answer]
 ) -> None:
     (storage / "broken").mkdir()
@@ -195,10 +197,10 @@ LOGGED = {"backend": "persisting", "backend_options": {"enable_wal": True, "flus
 
 
 @pytest.mark.parametrize("words", [LOGGED, {"backend": "lance"}], ids=["logged", "unlogged"])
-def test_what_an_owner_has_not_flushed_is_told_of(
+def test_note_says_that_an_owner_has_unflushed_records(
     tmp_path: Path, call: Callable[..., Answer], words: dict[str, object]
 ) -> None:
-    def remarks() -> set[str]:
+    def notes() -> set[str]:
         answers = [call(*command, "-s", tmp_path) for command in SHOWING]
         assert all(answer.code == 0 for answer in answers), answers
         return {answer.err for answer in answers}
@@ -209,12 +211,12 @@ def test_what_an_owner_has_not_flushed_is_told_of(
         child.stdin.write("\n")
         child.stdin.flush()
         assert wait_for_line(child) == "flushed"
-        flushed = remarks()
+        flushed = notes()
         child.stdin.write("\n")
         child.stdin.flush()
         assert wait_for_line(child) == "put"
-        (told,) = remarks()
-        assert told.startswith(f"note: process {child.pid} on ")
-        assert told.count("\n") == 1
-        assert ("of its log" in told) == (words is LOGGED)
-        assert flushed == ({""} if words is LOGGED else {told})
+        (note,) = notes()
+        assert note.startswith(f"note: process {child.pid} on ")
+        assert note.count("\n") == 1
+        assert ("of its log" in note) == (words is LOGGED)
+        assert flushed == ({""} if words is LOGGED else {note})

@@ -1,4 +1,4 @@
-"""Three kinds of records: four small fields, a text of 1 KB, a vector of 768 floats."""
+"""The kinds of records to store: four small fields, a text of 1 KB, a vector of 768 floats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """What one record holds, and which share of the asked number of them is enough."""
+    """A kind of record; ``share`` divides the number of records to store."""
 
     name: str
     title: str
@@ -48,7 +48,7 @@ def _texts(count: int) -> Iterator[Record]:
 
 
 def _vectors(count: int) -> Iterator[Record]:
-    """The floats are those that 32 bits hold, so that everyone can give back what was put."""
+    """Use floats that fit into 32 bits, so that every system returns what was put."""
     rng = random.Random(19)
     for number in range(count):
         vector = [rng.getrandbits(24) / 2**24 for _ in range(DIMENSIONS)]
@@ -74,7 +74,7 @@ def bytes_to_floats(packed: bytes) -> list[float]:
 
 
 class Packer:
-    """Records as bytes, for the peers that store bytes."""
+    """Encodes records for systems that store bytes."""
 
     def __init__(self, kind: Kind) -> None:
         self._vector = kind.has_vector
@@ -94,9 +94,9 @@ class Packer:
 
 
 def check_equal(found: list[Record], put: list[Record], *, in_order: bool) -> None:
-    """Stop the program if something is missing, too much, or not as it was put."""
+    """Exit if records are missing, duplicated or changed; contents are compared in a sample."""
     if len(found) != len(put):
-        raise SystemExit(f"{len(put):,} records were put, and {len(found):,} came back")
+        raise SystemExit(f"{len(put):,} records were put, but {len(found):,} came back")
     if not in_order:
         found = sorted(found, key=lambda row: row["id"])
         put = sorted(put, key=lambda row: row["id"])
@@ -104,4 +104,4 @@ def check_equal(found: list[Record], put: list[Record], *, in_order: bool) -> No
     places = {0, len(put) - 1, *(rng.randrange(len(put)) for _ in range(_SAMPLE))} if put else ()
     for place in places:
         if found[place] != put[place]:
-            raise SystemExit(f"{put[place]} was put, and {found[place]} came back")
+            raise SystemExit(f"{put[place]} was put, but {found[place]} came back")

@@ -1,4 +1,4 @@
-"""Raw Lance and LanceDB, asked for the same things."""
+"""The same operations in raw Lance and LanceDB."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LANCE, LANCEDB = "raw Lance", "LanceDB"
 
 
 def lancedb_table(folder: Path, table: pa.Table) -> Any | None:
-    """The rows as a table of LanceDB, None where it is not installed."""
+    """Return the rows as a LanceDB table, or None if LanceDB is not installed."""
     try:
         import lancedb
     except ImportError:

@@ -1,4 +1,4 @@
-"""RocksDB: records under growing numbers, every write synced into its log."""
+"""RocksDB: records under ascending keys, with every write synced to its log."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from peersbench.kinds import Kind, Packer, Record
-from peersbench.peer import Peer, here
-from peersbench.work import Store, in_turns
+from peersbench.peer import Peer, in_process
+from peersbench.record_kinds import Kind, Packer, Record
+from peersbench.workload import Store, in_turns
 
 
 class RocksStore(Store):
@@ -41,9 +41,9 @@ class RocksStore(Store):
         for row in rows:
             self._db.put(self._key(), self._packer.pack(row))
 
-    def crowd(self, shares: list[Iterable[Record]]) -> None:
-        """RocksDB lets threads share a sync, but rocksdict holds Python's lock while it writes: in
-        threads they wait for each other all the same."""
+    def many_producers(self, shares: list[Iterable[Record]]) -> None:
+        """Put in one thread: rocksdict holds the GIL while it writes, so threads cannot share a
+        sync."""
         self.singles(in_turns(shares))
 
     def drain(self) -> list[Record]:
@@ -56,7 +56,7 @@ class RocksStore(Store):
 PEER = Peer(
     "RocksDB",
     "sync=true",
-    here(RocksStore),
+    in_process(RocksStore),
     lambda: None if find_spec("rocksdict") else "rocksdict is not installed",
     lambda: f"rocksdict {version('rocksdict')}",
 )

@@ -1,4 +1,4 @@
-"""Our backends: behind a log that is synced at every put or every second, and without a log."""
+"""Our backends: with a log synced at every put or every second, and without a log."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import persisting
-from peersbench.kinds import Kind, Record
-from peersbench.looping import LoopingStore
-from peersbench.peer import Peer, here
-from peersbench.work import Opener
+from peersbench.async_store import AsyncStore
+from peersbench.peer import Peer, in_process
+from peersbench.record_kinds import Kind, Record
+from peersbench.workload import Opener
 from persisting.queue import LanceBackend, PersistingBackend
 
 _FLUSH = 50_000
 
 
-class OurStore(LoopingStore):
-    """A backend in the event loop."""
+class PersistingStore(AsyncStore):
+    """One of our backends."""
 
     def __init__(self, kind: type[Any], folder: Path, options: dict[str, Any]) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ class OurStore(LoopingStore):
     async def put_batch(self, rows: list[Record]) -> None:
         await self._backend.put_batch(rows)
 
-    def settle(self) -> None:
-        """Read what is on disk, not what the backend still has in memory."""
+    def prepare_read(self) -> None:
+        """Reopen the backend, so that the read comes from disk instead of memory."""
         self.run(self._backend.close())
         self._backend = self.run(self._opened())
 
@@ -48,8 +48,8 @@ class OurStore(LoopingStore):
         super().close()
 
 
-class UnloggedStore(OurStore):
-    """Without a log a record is durable once it is flushed."""
+class UnloggedStore(PersistingStore):
+    """A backend without a log: a record is durable when it is flushed."""
 
     async def put(self, row: Record) -> None:
         await self._backend.put(row)
@@ -60,14 +60,14 @@ class UnloggedStore(OurStore):
 
 
 def _logged(interval: float) -> Opener:
-    def opened(folder: Path, kind: Kind) -> OurStore:
+    def opened(folder: Path, kind: Kind) -> PersistingStore:
         options = {"enable_wal": True, "wal_sync_interval": interval}
-        return OurStore(PersistingBackend, folder, options)
+        return PersistingStore(PersistingBackend, folder, options)
 
     return opened
 
 
-def _unlogged(folder: Path, kind: Kind) -> OurStore:
+def _unlogged(folder: Path, kind: Kind) -> PersistingStore:
     return UnloggedStore(LanceBackend, folder, {"flush_threshold": _FLUSH})
 
 
@@ -75,6 +75,6 @@ def _version() -> str:
     return f"persisting {persisting.__version__}"
 
 
-SYNCED = Peer("ours, synced", "synced before each ack", here(_logged(0.0)), version=_version)
-DEFAULT = Peer("ours, 1 s", "synced within 1 s", here(_logged(1.0)), version=_version)
-UNLOGGED = Peer("ours, no log", "synced at flush", here(_unlogged), version=_version)
+SYNCED = Peer("ours, synced", "synced before each ack", in_process(_logged(0.0)), version=_version)
+DEFAULT = Peer("ours, 1 s", "synced within 1 s", in_process(_logged(1.0)), version=_version)
+UNLOGGED = Peer("ours, no log", "synced at flush", in_process(_unlogged), version=_version)

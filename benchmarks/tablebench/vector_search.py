@@ -13,37 +13,37 @@ import pyarrow as pa
 from corebench.report import Run, Target, stopwatch
 
 from persisting.queue import LanceBackend
-from tablebench import others
-from tablebench.others import LANCE, LANCEDB
+from tablebench import lance_tables
+from tablebench.lance_tables import LANCE, LANCEDB
 from tablebench.sizes import OURS, K, Sizes, Timed, Turns, add_latency, in_turns
 
 _CENTRES = 200
 _BUFFERED = 1000
 _SHARE = 0.99
 _MANY = 50_000
-"""Vectors from which on the slowest index to build is built too."""
+"""Number of vectors from which the slowest index is built too."""
 
 
-def searching(run: Run, sizes: Sizes) -> None:
-    """The same vectors in three tables, searched flat and through IVF_FLAT."""
+def vector_search(run: Run, sizes: Sizes) -> None:
+    """Search the same vectors in three tables, flat and through IVF_FLAT."""
     points, queries = _data(sizes, clustered=True)
     with run.scratch() as folder:
         asyncio.run(_search(run, folder, points, queries))
-    uniform, asked = _data(sizes, clustered=False)
+    uniform, uniform_queries = _data(sizes, clustered=False)
     with run.scratch() as folder:
-        asyncio.run(_kinds(run, folder, uniform, asked))
+        asyncio.run(_index_kinds(run, folder, uniform, uniform_queries))
 
 
 def _data(sizes: Sizes, *, clustered: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Points and queries of one distribution: clusters, as embeddings have, or none at all."""
-    luck = np.random.default_rng(17)
+    """Return points and queries of one distribution: clustered, as embeddings are, or uniform."""
+    rng = np.random.default_rng(17)
     count = sizes.vectors + sizes.queries
     if clustered:
-        centres = luck.normal(size=(_CENTRES, sizes.dimensions)).astype(np.float32)
-        points = centres[luck.integers(_CENTRES, size=count)]
-        points += luck.normal(size=points.shape).astype(np.float32) * 0.7
+        centres = rng.normal(size=(_CENTRES, sizes.dimensions)).astype(np.float32)
+        points = centres[rng.integers(_CENTRES, size=count)]
+        points += rng.normal(size=points.shape).astype(np.float32) * 0.7
     else:
-        points = luck.random((count, sizes.dimensions), dtype=np.float32)
+        points = rng.random((count, sizes.dimensions), dtype=np.float32)
     return points[: sizes.vectors], points[sizes.vectors :]
 
 
@@ -71,35 +71,38 @@ async def _search(run: Run, folder: Path, points: np.ndarray, queries: np.ndarra
     backend = LanceBackend(bucket_id=0, storage_path=str(folder / "ours"), compaction=False)
     await backend.put_arrow(table)
     await backend.flush()
-    raw = others.write(folder, table)
-    beside_db = others.lancedb_table(folder, table)
+    raw = lance_tables.write(folder, table)
+    beside_db = lance_tables.lancedb_table(folder, table)
     ours = partial(_ours, backend)
-    calls: dict[str, Any] = {OURS: ours, LANCE: partial(others.lance_nearest, raw, use_index=False)}
+    calls: dict[str, Any] = {
+        OURS: ours,
+        LANCE: partial(lance_tables.lance_nearest, raw, use_index=False),
+    }
     if beside_db is not None:
-        calls[LANCEDB] = partial(others.lancedb_nearest, beside_db, flat=True)
+        calls[LANCEDB] = partial(lance_tables.lancedb_nearest, beside_db, flat=True)
     few = queries[: max(10, len(queries) // 4)]
     _report(run, "without an index", await in_turns(calls, few), truth)
     partitions = max(1, len(points) // 1024)
     with stopwatch() as built:
         await backend.create_index("v")
     with stopwatch() as built_raw:
-        others.build_lance_index(raw, partitions)
+        lance_tables.build_lance_index(raw, partitions)
     run.add("search", "building IVF_FLAT", built(), "s", LANCE, built_raw())
     raw = lance.dataset(raw.uri)
     calls = {
         OURS: ours,
-        f"{LANCE}, all partitions": partial(others.lance_nearest, raw, nprobes=partitions),
-        f"{LANCE}, its default": partial(others.lance_nearest, raw),
+        f"{LANCE}, all partitions": partial(lance_tables.lance_nearest, raw, nprobes=partitions),
+        f"{LANCE}, default": partial(lance_tables.lance_nearest, raw),
     }
     if beside_db is not None:
         with stopwatch() as built_db:
-            others.build_lancedb_index(beside_db, partitions)
+            lance_tables.build_lancedb_index(beside_db, partitions)
         run.add("search", "building IVF_FLAT", built(), "s", LANCEDB, built_db())
-        probing = partial(others.lancedb_nearest, beside_db, probes=partitions)
+        probing = partial(lance_tables.lancedb_nearest, beside_db, probes=partitions)
         calls[f"{LANCEDB}, all partitions"] = probing
-        calls[f"{LANCEDB}, its default"] = partial(others.lancedb_nearest, beside_db)
+        calls[f"{LANCEDB}, default"] = partial(lance_tables.lancedb_nearest, beside_db)
     _report(run, "IVF_FLAT", await in_turns(calls, queries), truth)
-    await _with_a_buffer(run, backend, queries)
+    await _search_unflushed(run, backend, queries)
     await backend.close()
 
 
@@ -117,8 +120,8 @@ def _report(run: Run, name: str, found: Turns, truth: list[set[int]]) -> None:
             run.add("search", f"{name}, recall@{K}", recall, "", other, value, target)
 
 
-async def _with_a_buffer(run: Run, backend: LanceBackend, queries: np.ndarray) -> None:
-    """Rows that are not flushed yet: searched again and again, and with a put before each."""
+async def _search_unflushed(run: Run, backend: LanceBackend, queries: np.ndarray) -> None:
+    """Search with unflushed rows: repeatedly, and with a put before each search."""
     ours = partial(_ours, backend)
     without = (await in_turns({OURS: ours}, queries))[OURS]
     added = np.random.default_rng(3).random((_BUFFERED, queries.shape[1]), dtype=np.float32)
@@ -134,11 +137,11 @@ async def _with_a_buffer(run: Run, backend: LanceBackend, queries: np.ndarray) -
     found = await in_turns({OURS: put_and_search}, queries[:50])
     add_latency(run, "search", "a put and its search", {**found, "none buffered": without})
     if any(hits[0]["_distance"] > 1e-6 for hits in found[OURS].found):
-        raise SystemExit("a record was not found as soon as it was put")
+        raise SystemExit("a search did not find a record that had just been put")
 
 
-async def _kinds(run: Run, folder: Path, points: np.ndarray, queries: np.ndarray) -> None:
-    """The kinds of index on data without any clusters, which is the hardest to index."""
+async def _index_kinds(run: Run, folder: Path, points: np.ndarray, queries: np.ndarray) -> None:
+    """Compare kinds of indexes on uniform data, which is the hardest to index."""
     truth = [_nearest(points, query) for query in queries]
     backend = LanceBackend(bucket_id=0, storage_path=str(folder / "ours"), compaction=False)
     await backend.put_arrow(_table(points))
@@ -148,9 +151,9 @@ async def _kinds(run: Run, folder: Path, points: np.ndarray, queries: np.ndarray
         with stopwatch() as built:
             await backend.create_index("v", kind)
         found = (await in_turns({OURS: partial(_ours, backend)}, queries))[OURS]
-        run.add("kinds", f"{kind}, uniform data: build", built(), "s")
-        run.add("kinds", f"{kind}, uniform data: search, p50", found.ms(0.5), "ms")
+        run.add("index kinds", f"{kind}, uniform data: build", built(), "s")
+        run.add("index kinds", f"{kind}, uniform data: search, p50", found.ms(0.5), "ms")
         target = Target("value", at_least=_SHARE) if kind == "ivf_flat" else None
         recall = _recall(found, truth)
-        run.add("kinds", f"{kind}, uniform data: recall@{K}", recall, "", target=target)
+        run.add("index kinds", f"{kind}, uniform data: recall@{K}", recall, "", target=target)
     await backend.close()

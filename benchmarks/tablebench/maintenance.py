@@ -1,4 +1,4 @@
-"""What upkeep costs while records come in, and what it saves."""
+"""What maintenance costs during an ingest, and what it saves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corebench import records
 from corebench.report import Run, percentile, stopwatch
 
 from persisting.queue import LanceBackend
-from tablebench.others import LANCE
+from tablebench.lance_tables import LANCE
 from tablebench.sizes import Sizes
 
 _FLUSHES = 1000
@@ -21,19 +21,19 @@ _OFF = "compaction=False"
 
 
 class Ingested(NamedTuple):
-    """What came of one ingest."""
+    """The result of one ingest."""
 
     seconds: float
     flushes: list[float]
     fragments: int
     nbytes: int
-    """On disk right after it, with all versions of the last ten minutes."""
+    """On disk right after the ingest, with all versions of the last ten minutes."""
     least: int
-    """After everything was compacted and the old versions have gone."""
+    """On disk after compaction and the cleanup of old versions."""
 
 
-def upkeep(run: Run, sizes: Sizes) -> None:
-    """All records in 1000 flushes (of at least 1000 rows): with compaction, without, raw Lance."""
+def maintenance(run: Run, sizes: Sizes) -> None:
+    """Ingest all records in 1000 flushes: with compaction, without it, and with raw Lance."""
     size = max(1000, sizes.records // _FLUSHES)
     rows = list(records.stream(sizes.records))
     tables = [pa.Table.from_pylist(rows[i : i + size]) for i in range(0, len(rows), size)]
@@ -77,7 +77,7 @@ async def _ingest(
     fragments, nbytes = len(dataset.get_fragments()), _bytes(folder)
     async with _open(folder, keep_versions=0.001, **options) as backend:
         await backend.compact()
-        await backend.compact()  # what the first one replaced was still the last version but one
+        await backend.compact()  # the first one keeps the version that it replaced
     return Ingested(seconds(), flushes, fragments, nbytes, _bytes(folder))
 
 
@@ -86,7 +86,7 @@ def _open(folder: Path, **options: Any) -> LanceBackend:
 
 
 def _append_raw(folder: Path, tables: list[pa.Table]) -> Ingested:
-    """Lance alone syncs nothing and keeps every version."""
+    """Append with raw Lance, which syncs nothing and keeps every version."""
     uri, flushes = str(folder / "raw.lance"), []
     with stopwatch() as seconds:
         for number, table in enumerate(tables):
@@ -112,16 +112,18 @@ def _report(run: Run, index: str, on: Ingested, off: Ingested, million: float) -
         ("on disk at the end", on.nbytes / 1e6, off.nbytes / 1e6, "MB"),
         ("least on disk", on.least / 1e6, off.nbytes / 1e6, "MB"),
     ):
-        run.add("upkeep", f"{name}, compaction on{index}", ours, unit, _OFF + index, theirs)
+        run.add("maintenance", f"{name}, compaction on{index}", ours, unit, _OFF + index, theirs)
 
 
 def _report_raw(run: Run, off: Ingested, raw: Ingested, million: float) -> None:
     beside = f"{LANCE}, nothing synced"
     seconds, theirs = off.seconds / million, raw.seconds / million
-    run.add("upkeep", "total per million, compaction off", seconds, "s", beside, theirs)
+    run.add("maintenance", "total per million, compaction off", seconds, "s", beside, theirs)
     longest, theirs = max(off.flushes) * 1000, max(raw.flushes) * 1000
-    run.add("upkeep", "longest flush, compaction off", longest, "ms", beside, theirs)
-    run.add("upkeep", "on disk, compaction off", off.nbytes / 1e6, "MB", beside, raw.nbytes / 1e6)
+    run.add("maintenance", "longest flush, compaction off", longest, "ms", beside, theirs)
+    run.add(
+        "maintenance", "on disk, compaction off", off.nbytes / 1e6, "MB", beside, raw.nbytes / 1e6
+    )
 
 
 def _share(found: Ingested, share: float) -> float:

@@ -1,7 +1,7 @@
-"""The first public implementation, ``persisting`` 0.3.0 of PyPI: installed apart, run in a child.
+"""The first public release, ``persisting`` 0.3.0 on PyPI, in its own folder and child process.
 
-It has our name, so that one process cannot hold both: this file is the parent's side, and run as a
-program it is the child, which finds 0.3.0 first on its path.
+It has the same package name, so one process cannot import both. This module is the parent's side;
+run as a program it is the child, which has 0.3.0 first on its path.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peersbench import work
-from peersbench.kinds import KINDS, Kind, Record
-from peersbench.looping import LoopingStore
+from peersbench import workload
+from peersbench.async_store import AsyncStore
 from peersbench.peer import Peer
+from peersbench.record_kinds import KINDS, Kind, Record
 
 _VERSION = "0.3.0"
 _PACKAGE = Path(sys.prefix) / f"persisting-{_VERSION}"
 _BENCHMARKS = Path(__file__).parents[1]
 
 
-class FirstStore(LoopingStore):
-    """Its backend as it is by default. It has no log: a flush after each put is what keeps it."""
+class FirstReleaseStore(AsyncStore):
+    """Its backend with default options. It has no log, so each put is followed by a flush."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class FirstStore(LoopingStore):
     async def finish(self) -> None:
         await self._backend.flush()
 
-    def settle(self) -> None:
+    def prepare_read(self) -> None:
         self._backend = self.run(self._opened())
 
     def drain(self) -> list[Record]:
@@ -59,11 +59,11 @@ class FirstStore(LoopingStore):
 def _measured(
     folder: Path, kind: Kind, name: str, rows: list[Record], seconds: float
 ) -> dict[str, float]:
-    """The child makes the same rows itself."""
-    asked = [str(folder), kind.name, name, str(len(rows)), str(seconds)]
+    """Measure in a child, which generates the same rows."""
+    arguments = [str(folder), kind.name, name, str(len(rows)), str(seconds)]
     path = os.pathsep.join((str(_PACKAGE), str(_BENCHMARKS)))
     done = subprocess.run(
-        [sys.executable, "-m", "peersbench.first", *asked],
+        [sys.executable, "-m", "peersbench.first_release", *arguments],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -76,7 +76,7 @@ def _measured(
 
 
 def _missing() -> str | None:
-    """Installs it where it is not yet."""
+    """Install it if it is missing; return why that failed."""
     if _PACKAGE.is_dir():
         return None
     draft = _PACKAGE.with_name(_PACKAGE.name + ".tmp")
@@ -87,7 +87,7 @@ def _missing() -> str | None:
     if subprocess.run(command, capture_output=True, check=False).returncode:
         shutil.rmtree(draft, ignore_errors=True)
         return f"persisting {_VERSION} cannot be installed from PyPI"
-    shutil.rmtree(draft / "bin", ignore_errors=True)  # programs that are not used here
+    shutil.rmtree(draft / "bin", ignore_errors=True)  # its programs are not used
     draft.rename(_PACKAGE)
     return None
 
@@ -98,7 +98,9 @@ def _child() -> None:
     assert persisting.__version__ == _VERSION
     folder, kind, name, count, seconds = sys.argv[1:]
     rows = KINDS[kind].rows(int(count))
-    found = work.measure(FirstStore, Path(folder), KINDS[kind], name, rows, float(seconds))
+    found = workload.measure(
+        FirstReleaseStore, Path(folder), KINDS[kind], name, rows, float(seconds)
+    )
     print(json.dumps(found))
 
 

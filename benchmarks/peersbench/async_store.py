@@ -1,4 +1,4 @@
-"""For peers whose client is asynchronous: a store with an event loop of its own."""
+"""Base of stores with an asynchronous client: it runs them in its own event loop."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from abc import abstractmethod
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
-from peersbench.kinds import Record
-from peersbench.work import Store
+from peersbench.record_kinds import Record
+from peersbench.workload import Store
 
 _T = TypeVar("_T")
 
 
-class LoopingStore(Store):
-    """Puts one record or one batch in a coroutine."""
+class AsyncStore(Store):
+    """A store that puts a record or a batch in a coroutine."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -29,7 +29,7 @@ class LoopingStore(Store):
     async def put_batch(self, rows: list[Record]) -> None: ...
 
     async def finish(self) -> None:
-        """What belongs to storing, and comes after the last put."""
+        """Make the last puts durable; timed as part of storing."""
 
     def ingest(self, batches: Iterable[list[Record]]) -> None:
         async def produce() -> None:
@@ -42,11 +42,11 @@ class LoopingStore(Store):
     def singles(self, rows: Iterable[Record]) -> None:
         self.run(self._produce(rows))
 
-    def crowd(self, shares: list[Iterable[Record]]) -> None:
-        async def all_at_once() -> None:
+    def many_producers(self, shares: list[Iterable[Record]]) -> None:
+        async def produce_all() -> None:
             await asyncio.gather(*(self._produce(share) for share in shares))
 
-        self.run(all_at_once())
+        self.run(produce_all())
 
     async def _produce(self, rows: Iterable[Record]) -> None:
         for row in rows:

@@ -1,4 +1,4 @@
-"""Each command with --json prints what its schema says, in a pipe, with nothing beside it."""
+"""The --json output of each command matches its schema, with nothing else printed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from persisting.topic.inspect import TopicFacts
 
 @pytest.fixture
 def ask(call: Callable[..., Answer], storage: Path) -> Callable[..., object]:
-    """The decoded answer of a command that ends well."""
+    """Run a command that must succeed and return its decoded JSON."""
 
     def asked(command: str, *args: object, code: int = 0) -> object:
         answer = call(*command.split(), *args, "--json", "-s", storage)
@@ -26,20 +26,20 @@ def ask(call: Callable[..., Answer], storage: Path) -> Callable[..., object]:
     return asked
 
 
-def test_what_looks_at_a_topic_keeps_its_contract(ask: Callable[..., object]) -> None:
+def test_json_of_topics_and_describe_matches_the_schema(ask: Callable[..., object]) -> None:
     (facts,) = ask("topics")
     assert isinstance(facts, TopicFacts)
     assert (facts.topic, facts.rows, facts.owners, facts.problem) == ("events", 20, [], None)
     assert facts.lag == {"trainers": 15}
-    told = ask("describe", "events")
-    assert [field.name for field in told.fields] == ["id", "n", "score", "text", "v"]
-    assert [tag.name for tag in told.tags] == ["first"]
-    assert sum(bucket.rows for bucket in told.buckets) == 20
-    assert told.groups[0].lag == 15
-    assert all(log.state != "damaged" for log in told.logs)
+    described = ask("describe", "events")
+    assert [field.name for field in described.fields] == ["id", "n", "score", "text", "v"]
+    assert [tag.name for tag in described.tags] == ["first"]
+    assert sum(bucket.rows for bucket in described.buckets) == 20
+    assert described.groups[0].lag == 15
+    assert all(log.state != "damaged" for log in described.logs)
 
 
-def test_what_shows_records_keeps_its_contract(ask: Callable[..., object]) -> None:
+def test_json_of_commands_that_show_records_matches_the_schema(ask: Callable[..., object]) -> None:
     first, last = ask("head", "events", "-n", 3), ask("tail", "events", "-n", 3)
     assert max(one.record["n"] for one in first) < min(one.record["n"] for one in last)
     assert len(first) == len(last) == 3
@@ -55,7 +55,7 @@ def test_what_shows_records_keeps_its_contract(ask: Callable[..., object]) -> No
     assert (like.bucket, like.offset) == (near.bucket, near.offset)
 
 
-def test_what_changes_a_topic_keeps_its_contract(
+def test_json_of_commands_that_change_a_topic_matches_the_schema(
     ask: Callable[..., object], tmp_path: Path
 ) -> None:
     lines = tmp_path / "more.jsonl"
@@ -80,7 +80,7 @@ def test_what_changes_a_topic_keeps_its_contract(
     assert ask("retain", "events", "--rows", 1, "--yes").dropped == plan.dropped > 0
 
 
-def test_what_keeps_a_topic_well_keeps_its_contract(ask: Callable[..., object]) -> None:
+def test_json_of_maintenance_commands_matches_the_schema(ask: Callable[..., object]) -> None:
     report = ask("verify", "events")
     assert (report.ok, report.rows, report.damaged) == (True, 20, [])
     assert [log.bucket for log in ask("wal inspect", "events")] == [0, 1]
@@ -92,7 +92,7 @@ def test_what_keeps_a_topic_well_keeps_its_contract(ask: Callable[..., object]) 
     assert ask("groups", "events")[0].lag == 15
 
 
-def test_a_measurement_keeps_its_contract() -> None:
+def test_json_of_bench_matches_the_schema() -> None:
     code, out, err = piped("bench", "-n", 1000, "--json")
     assert (code, err) == (0, "")
     found = decoded("bench", out)
@@ -100,7 +100,7 @@ def test_a_measurement_keeps_its_contract() -> None:
     assert all(one.records > 0 and one.per_second > 0 for one in found.measured)
 
 
-def test_names_that_a_command_adds_may_be_names_of_fields(
+def test_records_may_have_fields_named_like_metadata(
     call: Callable[..., Answer], tmp_path: Path
 ) -> None:
     record = {"id": "a", "_offset": 7, "_bucket": "x", "_time": 1.5, "record": {"offset": 1}}
@@ -114,7 +114,7 @@ def test_names_that_a_command_adds_may_be_names_of_fields(
     assert "_bucket" in refused.err or "_offset" in refused.err
 
 
-def test_times_and_places_can_be_added_to_an_export(
+def test_export_with_metadata_adds_positions_and_times(
     call: Callable[..., Answer], storage: Path
 ) -> None:
     rows = call("export", "events", "-", "--metadata", "-s", storage).out.splitlines()
@@ -124,9 +124,7 @@ def test_times_and_places_can_be_added_to_an_export(
     assert len(rows) == 20
 
 
-def test_a_record_wider_than_any_terminal_is_never_cut_in_a_pipe(
-    call: Callable[..., Answer], tmp_path: Path
-) -> None:
+def test_wide_record_is_never_cut_in_a_pipe(call: Callable[..., Answer], tmp_path: Path) -> None:
     letters = random.Random(5).choices("abcdefgh ü", k=5000)
     wide = {f"field_{n:03d}": "".join(letters[n : n + 400]) for n in range(120)}
     filled(tmp_path, "wide", [{"id": "a", **wide, "numbers": list(range(300))}], buckets=1)

@@ -1,4 +1,4 @@
-"""What people see: tables and colours on a terminal, plain and whole text in a pipe."""
+"""Commands that read, on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from persisting.queue import read_queue, write_queue
 
 
 @pytest.mark.parametrize("width", [80, 60])
-def test_names_and_numbers_are_whole_on_a_terminal_of_any_width(tmp_path: Path, width: int) -> None:
+def test_table_shows_whole_names_and_numbers_at_any_terminal_width(
+    tmp_path: Path, width: int
+) -> None:
     place = tmp_path / "queues"
     for name in ("trajectories", "curated-again"):
         filled(place, name, [{"id": "a"}])
@@ -42,7 +44,7 @@ def test_names_and_numbers_are_whole_on_a_terminal_of_any_width(tmp_path: Path, 
     assert drawn == lines
 
 
-def test_a_pipe_gets_aligned_plain_text_and_a_terminal_colours(storage: Path) -> None:
+def test_table_is_plain_in_a_pipe_and_coloured_on_a_terminal(storage: Path) -> None:
     code, out, err = piped("topics", "-s", storage)
     assert (code, err) == (0, "")
     names, row = out.splitlines()
@@ -55,7 +57,7 @@ def test_a_pipe_gets_aligned_plain_text_and_a_terminal_colours(storage: Path) ->
     assert "trainers 15" in plain(shown.out)
 
 
-def test_a_terminal_that_is_narrow_folds_and_loses_no_letter(storage: Path) -> None:
+def test_narrow_terminal_folds_text_without_losing_letters(storage: Path) -> None:
     shown, _ = in_terminal("describe", "events", "-s", storage, width=40)
     assert shown.code == 0
     text = "".join(plain(shown.out).split())
@@ -63,7 +65,7 @@ def test_a_terminal_that_is_narrow_folds_and_loses_no_letter(storage: Path) -> N
         assert word in text
 
 
-def test_progress_is_shown_on_a_terminal_and_on_stderr_only(tmp_path: Path) -> None:
+def test_progress_is_shown_only_on_a_terminal_and_on_stderr(tmp_path: Path) -> None:
     filled(tmp_path, "t", [{"id": str(n), "n": n} for n in range(20_000)], buckets=1)
     shown, _ = in_terminal("export", "t", "-", "-s", tmp_path, both=False)
     assert shown.code == 0
@@ -74,7 +76,7 @@ def test_progress_is_shown_on_a_terminal_and_on_stderr_only(tmp_path: Path) -> N
     assert re.fullmatch(r"20,000 records to \S+ \([\d.]+ kB, [\d.]+ m?s\)\n", out)
 
 
-def test_the_order_is_of_arrival_over_all_buckets(
+def test_head_and_tail_order_records_of_all_buckets_by_arrival(
     storage: Path, call: Callable[..., Answer]
 ) -> None:
     places = [
@@ -93,7 +95,7 @@ def test_the_order_is_of_arrival_over_all_buckets(
     assert dt.datetime.fromisoformat(found[0].time).tzinfo is not None
 
 
-def test_following_shows_what_is_put_until_ctrl_c(storage: Path) -> None:
+def test_tail_follow_shows_new_records_until_ctrl_c(storage: Path) -> None:
     with started("tail", "events", "-f", "-n", 1, "--json", "-c", "id", "-s", storage) as child:
         line_of(child.stdout)
         assert piped("put", "events", "-s", storage, given=b'{"id": "new"}\n').code == 0
@@ -105,14 +107,14 @@ def test_following_shows_what_is_put_until_ctrl_c(storage: Path) -> None:
     assert time.monotonic() - begun < 10
 
 
-def test_an_output_with_another_encoding_gets_every_letter(storage: Path) -> None:
+def test_output_is_utf8_whatever_the_encoding_of_the_locale(storage: Path) -> None:
     code, out, err = piped("head", "events", "-s", storage, env={"PYTHONIOENCODING": "ascii"})
     assert (code, err) == (0, "")
     assert "gr" in out
     json.loads(out.splitlines()[0].partition("  {")[2].join(["{", ""]))
 
 
-def test_looking_changes_no_file(storage: Path, call: Callable[..., Answer]) -> None:
+def test_read_commands_change_no_file(storage: Path, call: Callable[..., Answer]) -> None:
     before = files_in(storage)
     for words in (
         ["topics"],
@@ -133,16 +135,14 @@ def test_looking_changes_no_file(storage: Path, call: Callable[..., Answer]) -> 
     assert files_in(storage) == before
 
 
-def test_a_topic_may_be_named_by_its_path(storage: Path, call: Callable[..., Answer]) -> None:
+def test_topic_can_be_given_as_a_path(storage: Path, call: Callable[..., Answer]) -> None:
     assert (
         call("head", storage / "events", "-n", 1).out
         == call("head", "events", "-n", 1, "-s", storage).out
     )
 
 
-def test_an_empty_topic_can_be_looked_at_in_every_way(
-    tmp_path: Path, call: Callable[..., Answer]
-) -> None:
+def test_every_command_works_on_an_empty_topic(tmp_path: Path, call: Callable[..., Answer]) -> None:
     filled(tmp_path, "none", [])
     for words in (
         ["topics"],
@@ -172,28 +172,28 @@ def test_an_empty_topic_can_be_looked_at_in_every_way(
     assert call("search", "none", "--text", "x", "-s", tmp_path).code == 2
 
 
-def test_records_have_all_fields_and_defaults_whenever_they_were_put(
+def test_old_records_are_shown_with_later_fields_and_defaults(
     tmp_path: Path, call: Callable[..., Answer]
 ) -> None:
     filled(tmp_path, "t", [{"id": "a", "n": 1}], buckets=1)
     defaults = {"schema_defaults": {"later": "unknown"}}
     filled(tmp_path, "t", [{"id": "b", "n": 2.5, "later": "x", "más": None}], buckets=1, **defaults)
-    wanted = [
+    expected = [
         {"id": "a", "n": 1.0, "later": "unknown", "más": None},
         {"id": "b", "n": 2.5, "later": "x", "más": None},
     ]
     shown = decoded("head", call("head", "t", "--json", "-s", tmp_path).out)
     asked = decoded("query", call("query", "t", "--json", "-s", tmp_path).out)
     exported = call("export", "t", "-", "-s", tmp_path).out.splitlines()
-    assert [one.record for one in shown] == wanted
-    assert [one.record for one in asked] == wanted
-    assert [json.loads(line) for line in exported] == wanted
+    assert [one.record for one in shown] == expected
+    assert [one.record for one in asked] == expected
+    assert [json.loads(line) for line in exported] == expected
     for command in ("query", "export"):
         extra = ["-", "-w", "later = 'x'"] if command == "export" else ["later = 'x'"]
         assert call(command, "t", *extra, "-s", tmp_path).out.count("\n") == 1
 
 
-def test_offsets_that_retention_removed_are_said_to_be(
+def test_get_reports_offsets_that_retention_removed(
     tmp_path: Path, call: Callable[..., Answer]
 ) -> None:
     for part in range(3):
@@ -210,13 +210,14 @@ def test_offsets_that_retention_removed_are_said_to_be(
         assert "20" in err
     assert call("get", "t", "-o", 99, "-s", tmp_path).out == ""
     assert call("export", "t", "-", "-s", tmp_path).out.count("\n") == 10
-    told = decoded("describe", call("describe", "t", "--json", "-s", tmp_path).out)
-    assert (told.buckets[0].start_offset, told.buckets[0].end_offset, told.rows) == (20, 30, 10)
+    described = decoded("describe", call("describe", "t", "--json", "-s", tmp_path).out)
+    (bucket,) = described.buckets
+    assert (bucket.start_offset, bucket.end_offset, described.rows) == (20, 30, 10)
     assert call("verify", "t", "-s", tmp_path).code == 0
 
 
 @pytest.mark.parametrize("command", ["head", "tail", "get", "query", "export", "groups"])
-def test_what_a_crashed_owner_left_in_its_log_is_seen(
+def test_read_commands_recover_the_log_of_a_crashed_owner(
     command: str, crashed: Path, call: Callable[..., Answer]
 ) -> None:
     inspected = decoded("wal inspect", call("wal", "inspect", "t", "--json", "-s", crashed).out)
@@ -230,7 +231,7 @@ def test_what_a_crashed_owner_left_in_its_log_is_seen(
     assert call("topics", "-s", crashed).out.splitlines()[1].split()[1] == "5"
 
 
-def test_a_search_can_take_its_vector_from_a_file(
+def test_search_reads_its_vector_from_a_file(
     storage: Path, tmp_path: Path, call: Callable[..., Answer]
 ) -> None:
     (tmp_path / "v.json").write_text("[0.5, 0.5]")
@@ -244,7 +245,7 @@ def test_a_search_can_take_its_vector_from_a_file(
         assert "should not happen" not in err, wrong
 
 
-def test_a_topic_of_another_time_follows_its_restore(
+def test_restore_moves_groups_back_and_later_records_follow(
     tmp_path: Path, call: Callable[..., Answer]
 ) -> None:
     filled(tmp_path, "t", [{"id": "a", "n": n} for n in range(5)], buckets=1)
@@ -261,8 +262,8 @@ def test_a_topic_of_another_time_follows_its_restore(
     assert asyncio.run(read(8)) == list(range(8))
     done = call("restore", "t", "--tag", "five", "--yes", "-s", tmp_path)
     assert done.code == 0
-    assert "group g goes on at 5 instead of 8" in done.out
-    assert "4 records are removed" in done.out
+    assert "group g continues at 5 instead of 8" in done.out
+    assert "4 records removed" in done.out
     (group,) = decoded("groups", call("groups", "t", "g", "--json", "-s", tmp_path).out)
     assert (group.lag, group.buckets[0].committed) == (0, 5)
     filled(tmp_path, "t", [{"id": "a", "n": 50}], buckets=1)
@@ -273,7 +274,7 @@ def test_a_topic_of_another_time_follows_its_restore(
     assert call("verify", "t", "-s", tmp_path).code == 0
 
 
-def test_a_damaged_topic_is_listed_beside_the_others(
+def test_topics_lists_a_damaged_topic_with_its_problem(
     storage: Path, call: Callable[..., Answer]
 ) -> None:
     (storage / "broken").mkdir()
@@ -288,7 +289,7 @@ def test_a_damaged_topic_is_listed_beside_the_others(
     assert "topic.json" in found[0].problem
 
 
-def test_describe_tells_of_a_damaged_bucket_and_of_the_sound_ones(
+def test_describe_shows_a_damaged_bucket_and_the_sound_ones(
     tmp_path: Path, call: Callable[..., Answer]
 ) -> None:
     filled(tmp_path, "t", [{"id": str(n), "n": n} for n in range(40)], buckets=2)
@@ -314,7 +315,7 @@ def test_describe_tells_of_a_damaged_bucket_and_of_the_sound_ones(
     assert "bucket_0" in call("describe", "t", "-s", tmp_path).out
 
 
-def test_a_topic_made_for_another_backend_is_listed_and_named_as_such(
+def test_topic_of_the_lance_backend_is_listed_and_readable(
     tmp_path: Path, call: Callable[..., Answer]
 ) -> None:
     async def make() -> None:

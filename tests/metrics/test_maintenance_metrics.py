@@ -1,4 +1,4 @@
-"""The metrics of upkeep, search and integrity, as a real scrape shows them."""
+"""Metrics of maintenance, search and integrity, in a real scrape over HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Any]:
-    """One for all tests: ending it takes half a second."""
+    """Share one server among all tests: shutting it down takes half a second."""
     running = metrics.serve(0)
     yield running
     running.shutdown()
@@ -50,14 +50,14 @@ async def in_steps(backend: Any, steps: int, count: int = 10) -> None:
 
 
 async def becomes(get: Callable[[], float | None], value: float) -> None:
-    """Return when a value is there; fails if it never comes."""
+    """Wait until a value is reached."""
     deadline = time.monotonic() + 20
     while get() != value:
         assert time.monotonic() < deadline, f"it is {get()}, not {value}"
         await asyncio.sleep(0.02)
 
 
-async def test_every_metric_is_there_from_the_beginning_with_its_type(open_bucket, scrape):
+async def test_every_maintenance_metric_exists_when_a_bucket_opens(open_bucket, scrape):
     async with open_bucket("types"):
         found = scrape()
         assert KINDS.items() <= found.types.items()
@@ -66,7 +66,7 @@ async def test_every_metric_is_there_from_the_beginning_with_its_type(open_bucke
             assert found.value(name + suffix, "types") == 0, name
 
 
-async def test_a_compaction_by_hand_is_measured_and_counted(open_bucket, scrape):
+async def test_explicit_compaction_is_measured_and_counted(open_bucket, scrape):
     async with open_bucket("compacted", compaction=False) as backend:
         await in_steps(backend, 5)
         found = scrape()
@@ -81,7 +81,7 @@ async def test_a_compaction_by_hand_is_measured_and_counted(open_bucket, scrape)
         assert scrape().value("persisting_compacted_records_total", "compacted") == 50
 
 
-async def test_a_compaction_by_itself_is_counted_too(open_bucket, scrape):
+async def test_background_compaction_is_counted(open_bucket, scrape):
     async with open_bucket("own") as backend:
         await in_steps(backend, 40, 2)
 
@@ -93,8 +93,8 @@ async def test_a_compaction_by_itself_is_counted_too(open_bucket, scrape):
         assert scrape().value("persisting_upkeep_errors_total", "own") == 0
 
 
-async def test_the_gauge_of_fragments_says_what_stats_says(open_bucket, scrape):
-    async def told() -> float | None:
+async def test_fragment_gauge_matches_stats(open_bucket, scrape):
+    async def exported() -> float | None:
         found = scrape().value("persisting_fragments", "fragments")
         assert found == (await backend.stats())["fragments"]
         return found
@@ -102,17 +102,17 @@ async def test_the_gauge_of_fragments_says_what_stats_says(open_bucket, scrape):
     async with open_bucket("fragments", compaction=False) as backend:
         for _ in range(3):
             await in_steps(backend, 4)
-            assert await told() >= 4
+            assert await exported() >= 4
             await backend.compact()
-            assert await told() == 1
+            assert await exported() == 1
         await in_steps(backend, 2)
         await backend.retain(rows=15)
-        assert await told() == 2
+        assert await exported() == 2
     async with open_bucket("fragments", compaction=False) as backend:
-        assert await told() == 2
+        assert await exported() == 2
 
 
-async def test_dropped_records_are_counted_and_the_start_is_told(open_bucket, scrape):
+async def test_retention_counts_dropped_records_and_moves_the_start_offset(open_bucket, scrape):
     async with open_bucket("dropped", compaction=False) as backend:
         await in_steps(backend, 5)
         await backend.retain(rows=15)
@@ -127,7 +127,7 @@ async def test_dropped_records_are_counted_and_the_start_is_told(open_bucket, sc
         assert found.value("persisting_start_offset", "dropped") == 50
 
 
-async def test_the_start_is_told_by_a_bucket_that_was_opened_again(open_bucket, scrape):
+async def test_reopened_bucket_exports_its_start_offset(open_bucket, scrape):
     async with open_bucket("again", compaction=False) as backend:
         await in_steps(backend, 5)
         await backend.retain(rows=15)
@@ -138,7 +138,7 @@ async def test_the_start_is_told_by_a_bucket_that_was_opened_again(open_bucket, 
         assert found.value("persisting_dropped_records_total", "again") == 0
 
 
-async def test_the_start_follows_a_restore(open_bucket, scrape):
+async def test_restore_moves_the_start_offset_back(open_bucket, scrape):
     async with open_bucket("back", compaction=False) as backend:
         await in_steps(backend, 5)
         await backend.tag("t")
@@ -149,7 +149,7 @@ async def test_the_start_follows_a_restore(open_bucket, scrape):
         assert scrape().value("persisting_start_offset", "back") == 0
 
 
-async def test_retention_by_option_moves_the_same_metrics(open_bucket, scrape):
+async def test_background_retention_updates_the_same_metrics(open_bucket, scrape):
     async with open_bucket("option", retention_rows=10) as backend:
         await in_steps(backend, 5)
 
@@ -163,7 +163,7 @@ async def test_retention_by_option_moves_the_same_metrics(open_bucket, scrape):
         assert scrape().value("persisting_dropped_records_total", "option") == 40
 
 
-async def test_each_search_is_measured_whatever_it_finds(open_bucket, scrape):
+async def test_search_histogram_counts_every_search(open_bucket, scrape):
     name = "persisting_search_duration_seconds_count"
     async with open_bucket("searched") as backend:
         await backend.put_batch(records(20))
@@ -177,7 +177,7 @@ async def test_each_search_is_measured_whatever_it_finds(open_bucket, scrape):
         assert scrape().value(name, "searched") == 3
 
 
-async def test_records_that_an_index_lacks_are_told(open_bucket, scrape):
+async def test_unindexed_records_are_exported(open_bucket, scrape):
     name = "persisting_unindexed_records"
     async with open_bucket("behind", compaction=False) as backend:
         await backend.put_batch(records(50))
@@ -197,7 +197,7 @@ async def test_records_that_an_index_lacks_are_told(open_bucket, scrape):
         await becomes(lambda: scrape().value(name, "behind"), 0)
 
 
-async def test_an_index_that_catches_up_is_told(open_bucket, scrape):
+async def test_unindexed_records_return_to_zero_when_the_index_catches_up(open_bucket, scrape):
     name = "persisting_unindexed_records"
     async with open_bucket("caught", compaction=False) as backend:
         await backend.put_batch([{"id": n} for n in range(100)])
@@ -220,7 +220,7 @@ async def test_an_index_that_catches_up_is_told(open_bucket, scrape):
         await becomes(behind, 0)
 
 
-async def test_damage_that_verify_found_is_told_until_it_is_gone(open_bucket, scrape, tmp_path):
+async def test_damaged_files_are_exported_until_a_clean_verify(open_bucket, scrape, tmp_path):
     name = "persisting_damaged_files"
     async with open_bucket("damaged", compaction=False) as backend:
         await in_steps(backend, 3)
@@ -239,7 +239,7 @@ async def test_damage_that_verify_found_is_told_until_it_is_gone(open_bucket, sc
         assert scrape().value(name, "damaged") == 0
 
 
-async def test_upkeep_that_fails_is_counted_told_and_heals(
+async def test_failed_maintenance_is_counted_reported_and_retried(
     open_bucket, scrape, faults: FaultyFileSystem
 ):
     name = "persisting_upkeep_errors_total"
@@ -247,7 +247,7 @@ async def test_upkeep_that_fails_is_counted_told_and_heals(
         await backend.put_batch(records(10))
         await backend.flush()
         assert scrape().value(name, "failing") == 0
-        (groups := Path(backend._bucket.options.storage_path) / "indexes.json").write_bytes(b"[")
+        (indexes := Path(backend._bucket.options.storage_path) / "indexes.json").write_bytes(b"[")
         backend._bucket.maintenance._index_specs = None
         await backend.put_batch(records(10, 10))
         await backend.flush()
@@ -257,7 +257,7 @@ async def test_upkeep_that_fails_is_counted_told_and_heals(
 
         await becomes(failed, 1.0)
         assert "indexes.json" in (await backend.stats())["upkeep_error"]
-        groups.unlink()
+        indexes.unlink()
         await backend.put_batch(records(10, 20))
         await backend.flush()
 
@@ -275,7 +275,7 @@ async def test_upkeep_that_fails_is_counted_told_and_heals(
         assert scrape().value(name, "failing") == before
 
 
-async def test_a_compaction_that_fails_is_counted_as_an_error_and_not_as_done(
+async def test_failed_compaction_is_not_counted_as_done(
     open_bucket, scrape, faults: FaultyFileSystem
 ):
     async with open_bucket("broken", compaction=False) as backend:
@@ -292,7 +292,7 @@ async def test_a_compaction_that_fails_is_counted_as_an_error_and_not_as_done(
         assert (await backend.verify())["ok"]
 
 
-async def test_a_wrong_call_moves_nothing(open_bucket, scrape):
+async def test_invalid_calls_change_no_metric(open_bucket, scrape):
     async with open_bucket("wrong") as backend:
         await in_steps(backend, 2)
         for use in (backend.retain(), backend.restore("nope"), backend.create_index("nope")):
@@ -305,7 +305,7 @@ async def test_a_wrong_call_moves_nothing(open_bucket, scrape):
             assert found.value(name + suffix, "wrong") == expected, name
 
 
-async def test_a_topics_buckets_have_series_each(tmp_path: Path, scrape):
+async def test_each_bucket_of_a_topic_has_its_own_series(tmp_path: Path, scrape):
     options = {"enable_metrics": True, "flush_interval": None, "compaction": False}
     async with await write_queue(
         topic="whole",
@@ -337,7 +337,7 @@ async def test_a_topics_buckets_have_series_each(tmp_path: Path, scrape):
     assert "whole" not in scrape().topics()
 
 
-async def test_the_lag_of_a_group_leaves_out_what_retention_removed(tmp_path: Path, scrape):
+async def test_group_lag_excludes_records_that_retention_removed(tmp_path: Path, scrape):
     name = "persisting_group_lag_records"
     place = {"topic": "short", "storage_path": str(tmp_path)}
     async with await write_queue(
@@ -357,7 +357,7 @@ async def test_the_lag_of_a_group_leaves_out_what_retention_removed(tmp_path: Pa
         await reader.close()
 
 
-async def test_a_reader_that_owns_for_a_moment_leaves_no_series(tmp_path: Path, scrape):
+async def test_reader_that_briefly_owns_a_bucket_leaves_no_series(tmp_path: Path, scrape):
     place = {"topic": "moment", "storage_path": str(tmp_path)}
     options = {"enable_metrics": True, "flush_interval": None}
     async with await write_queue(**place, backend="persisting", backend_options=options) as writer:

@@ -1,4 +1,4 @@
-"""SQLite with a write-ahead log and full syncs: one connection, one table."""
+"""SQLite with a write-ahead log and full syncs, one connection and one table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
-from peersbench.kinds import Kind, Record, bytes_to_floats, floats_to_bytes
-from peersbench.peer import Peer, here
-from peersbench.work import Store, in_turns
+from peersbench.peer import Peer, in_process
+from peersbench.record_kinds import Kind, Record, bytes_to_floats, floats_to_bytes
+from peersbench.workload import Store, in_turns
 
 _TYPES = {"value": "INTEGER", "score": "REAL", "vector": "BLOB"}
 
@@ -35,8 +35,8 @@ class SqliteStore(Store):
         for row in rows:
             self._db.execute(self._insert, _packed(row) if self._vector else row)
 
-    def crowd(self, shares: list[Iterable[Record]]) -> None:
-        """It has one writer at a time: waiting for each other in threads would only cost more."""
+    def many_producers(self, shares: list[Iterable[Record]]) -> None:
+        """Put in one thread: SQLite has one writer at a time, so threads would only add cost."""
         self.singles(in_turns(shares))
 
     def drain(self) -> list[Record]:
@@ -59,6 +59,6 @@ def _packed(row: Record) -> Record:
 PEER = Peer(
     "SQLite",
     "WAL, synchronous=FULL",
-    here(SqliteStore),
+    in_process(SqliteStore),
     version=lambda: f"SQLite {sqlite3.sqlite_version}",
 )

@@ -1,4 +1,4 @@
-"""Text search and rank fusion."""
+"""Full-text search: latency and the time to build an index."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from corebench import records
 from corebench.report import Run, stopwatch
 
 from persisting.queue import LanceBackend
-from tablebench import others
-from tablebench.others import LANCE, LANCEDB
+from tablebench import lance_tables
+from tablebench.lance_tables import LANCE, LANCEDB
 from tablebench.sizes import OURS, K, Sizes, add_latency, in_turns
 
 
-def words(run: Run, sizes: Sizes) -> None:
-    """Texts of seven words, asked for by two of them, with a text index."""
+def text_search(run: Run, sizes: Sizes) -> None:
+    """Search texts of seven words by two of their words, with and without an index."""
     with run.scratch() as folder:
-        asyncio.run(_words(run, folder, sizes))
+        asyncio.run(_measure(run, folder, sizes))
 
 
-async def _words(run: Run, folder: Path, sizes: Sizes) -> None:
+async def _measure(run: Run, folder: Path, sizes: Sizes) -> None:
     rows = list(records.stream(sizes.vectors))
     table = pa.table({name: [row[name] for row in rows] for name in ("id", "text")})
-    luck = random.Random(4)
-    asked = [" ".join(luck.choice(rows)["text"].split()[:2]) for _ in range(sizes.queries)]
+    rng = random.Random(4)
+    queries = [" ".join(rng.choice(rows)["text"].split()[:2]) for _ in range(sizes.queries)]
     backend = LanceBackend(bucket_id=0, storage_path=str(folder / "ours"), compaction=False)
     await backend.put_arrow(table)
     await backend.flush()
-    raw = others.write(folder, table)
-    beside_db = others.lancedb_table(folder, table)
+    raw = lance_tables.write(folder, table)
+    beside_db = lance_tables.lancedb_table(folder, table)
     with stopwatch() as built:
         await backend.create_index("text", "text")
     with stopwatch() as built_raw:
         raw.create_scalar_index("text", "INVERTED", stem=False, remove_stop_words=False)
-    run.add("words", "building the text index", built(), "s", LANCE, built_raw())
+    run.add("text", "building the text index", built(), "s", LANCE, built_raw())
     raw = lance.dataset(raw.uri)
 
     async def ours(text: str) -> list[dict[str, Any]]:
@@ -49,11 +49,11 @@ async def _words(run: Run, folder: Path, sizes: Sizes) -> None:
     if beside_db is not None:
         with stopwatch() as built_db:
             beside_db.create_fts_index("text", stem=False, remove_stop_words=False)
-        run.add("words", "building the text index", built(), "s", LANCEDB, built_db())
+        run.add("text", "building the text index", built(), "s", LANCEDB, built_db())
         calls[LANCEDB] = partial(_lancedb, beside_db)
-    add_latency(run, "words", "two words, indexed", await in_turns(calls, asked))
+    add_latency(run, "text", "two words, indexed", await in_turns(calls, queries))
     await backend.drop_index("text")
-    add_latency(run, "words", "two words, no index", await in_turns({OURS: ours}, asked[:10]))
+    add_latency(run, "text", "two words, no index", await in_turns({OURS: ours}, queries[:10]))
     await backend.close()
 
 

@@ -1,4 +1,4 @@
-"""Nothing is removed without a yes, a dry run changes nothing, what is done is what was said."""
+"""Commands that remove data: confirmation, dry runs, groups, damaged logs and files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DESTRUCTIVE = [
 
 
 @pytest.mark.parametrize("words", DESTRUCTIVE, ids=" ".join)
-def test_without_a_yes_or_in_a_dry_run_nothing_changes(
+def test_destructive_command_changes_nothing_without_yes_or_in_a_dry_run(
     words: list[str], storage: Path, call: Callable[..., Answer]
 ) -> None:
     before = files_in(storage)
@@ -42,19 +42,19 @@ def test_without_a_yes_or_in_a_dry_run_nothing_changes(
     assert files_in(storage) == before
 
 
-def test_a_person_is_asked_and_no_means_no(storage: Path) -> None:
+def test_restore_asks_for_confirmation_and_stops_on_no(storage: Path) -> None:
     before = files_in(storage)
     words = ("restore", "events", "--at", "2020-01-01", "-s", storage)
     refused, _ = in_terminal(*words, answer="n\n")
     assert refused.code == 130
-    assert "20 records will be gone" in plain(refused.err)
+    assert "20 records will be removed" in plain(refused.err)
     assert files_in(storage) == before
     agreed, _ = in_terminal(*words, answer="y\n")
     assert agreed.code == 0
-    assert "20 records are removed" in plain(agreed.out)
+    assert "20 records removed" in plain(agreed.out)
 
 
-def test_a_retention_drops_what_its_dry_run_said(
+def test_retain_drops_what_its_dry_run_announced(
     tmp_path: Path, call: Callable[..., Answer]
 ) -> None:
     for part in range(4):
@@ -63,24 +63,26 @@ def test_a_retention_drops_what_its_dry_run_said(
     plan = decoded("retain", call(*words, "--dry-run", "--json").out)
     assert (plan.dropped, plan.start_offsets) == (20, {"0": 20})
     done = call(*words, "--yes")
-    assert "20 records are dropped" in done.out
+    assert "20 records dropped" in done.out
     assert call("export", "t", "-", "-c", "n", "-s", tmp_path).out.startswith('{"n":20}')
     assert call("retain", "t", "-s", tmp_path).code == 2
     for wrong in (["--rows", "0"], ["--bytes", "much"], ["--age", "1 year"]):
         assert call("retain", "t", *wrong, "--yes", "-s", tmp_path).code == 2
 
 
-def test_tags_are_made_once_listed_and_removed(storage: Path, call: Callable[..., Answer]) -> None:
+def test_tag_command_creates_lists_and_deletes_tags(
+    storage: Path, call: Callable[..., Answer]
+) -> None:
     assert call("tag", "events", "v1", "-s", storage).out.splitlines()[1].split()[0] == "v1"
     listed = call("tag", "events", "-s", storage).out.splitlines()[1:]
     assert [line.split()[0] for line in listed] == ["first", "v1"]
-    assert call("tag", "events", "v1", "--delete", "-s", storage).out == "tag v1 is removed\n"
+    assert call("tag", "events", "v1", "--delete", "-s", storage).out == "tag v1 deleted\n"
     for words in (["v1", "--delete"], ["--delete"], ["a/b"], [""]):
         code, out, err = call("tag", "events", *words, "-s", storage)
         assert (code, out, err.count("\n")) == (2, "", 1), words
 
 
-def test_a_restore_by_version_counts_each_bucket_for_itself(
+def test_restore_by_version_takes_a_version_per_bucket(
     storage: Path, call: Callable[..., Answer]
 ) -> None:
     listed = decoded("versions", call("versions", "events", "--json", "-s", storage).out)
@@ -100,7 +102,7 @@ def test_a_restore_by_version_counts_each_bucket_for_itself(
     assert both.code == 2
 
 
-# Groups
+# Consumer groups
 
 
 async def _read(storage: Path, group: str, count: int) -> list[int]:
@@ -116,7 +118,7 @@ def _generations(storage: Path, group: str) -> list[int]:
     return [json.loads(one.read_bytes())["generation"] for one in places]
 
 
-def test_a_group_goes_on_where_it_is_reset_and_members_of_before_are_fenced(
+def test_reset_group_continues_at_its_new_offset_and_earlier_members_are_fenced(
     storage: Path, call: Callable[..., Answer]
 ) -> None:
     before = _generations(storage, "trainers")
@@ -143,7 +145,7 @@ def test_a_group_goes_on_where_it_is_reset_and_members_of_before_are_fenced(
     assert _generations(storage, "trainers") > after
 
 
-def test_a_group_can_be_made_ahead_and_forgotten(
+def test_group_can_be_created_by_a_reset_and_deleted(
     storage: Path, call: Callable[..., Answer]
 ) -> None:
     words = ("groups", "events", "new", "-s", storage)
@@ -164,7 +166,7 @@ def test_a_group_can_be_made_ahead_and_forgotten(
     assert call("groups", "events", "new", *both, "--yes", "-s", storage).code == 2
 
 
-async def test_a_group_with_a_living_member_cannot_be_changed(storage: Path) -> None:
+async def test_group_with_an_open_reader_cannot_be_changed(storage: Path) -> None:
     reader = await read_queue(topic="events", storage_path=str(storage), group="trainers")
     async with reader:
         await reader.get(limit=1)
@@ -181,7 +183,7 @@ async def test_a_group_with_a_living_member_cannot_be_changed(storage: Path) -> 
         assert decoded("groups", shown.out)[0].members == 1
 
 
-async def test_a_group_whose_member_waits_for_a_bucket_cannot_be_changed(tmp_path: Path) -> None:
+async def test_group_whose_reader_waits_for_a_bucket_cannot_be_changed(tmp_path: Path) -> None:
     rows = [{"id": "a", "n": n} for n in range(4)]
     await asyncio.to_thread(lambda: filled(tmp_path, "t", rows, buckets=1))
     place = {"topic": "t", "storage_path": str(tmp_path), "group": "g"}
@@ -212,7 +214,7 @@ def _log(storage: Path) -> Path:
     return segment
 
 
-def test_a_torn_log_is_no_damage_and_needs_no_repair(
+def test_torn_log_is_not_damage_and_needs_no_repair(
     crashed: Path, call: Callable[..., Answer]
 ) -> None:
     log = _log(crashed)
@@ -223,12 +225,12 @@ def test_a_torn_log_is_no_damage_and_needs_no_repair(
     assert (code, found.state, found.problem) == (0, "torn", None)
     assert found.torn_bytes > 0
     repaired = call("wal", "repair", "t", "--yes", "-s", crashed)
-    assert (repaired.code, repaired.out) == (0, "no log is damaged; nothing to do\n")
+    assert (repaired.code, repaired.out) == (0, "no log is damaged; nothing to repair\n")
     assert files_in(crashed) == before
     assert call("head", "t", "-s", crashed).out.count("\n") == 4
 
 
-def test_a_damaged_log_is_told_by_everyone_and_repaired_only_with_a_yes(
+def test_damaged_log_is_reported_by_every_command_and_repaired_only_with_yes(
     crashed: Path, call: Callable[..., Answer]
 ) -> None:
     log = _log(crashed)
@@ -270,7 +272,7 @@ def test_a_damaged_log_is_told_by_everyone_and_repaired_only_with_a_yes(
     assert 0 < len(rows) < 5
     assert call("verify", "t", "-s", crashed).code == 0
     again = call("wal", "repair", "t", "--yes", "-s", crashed)
-    assert again.out == "no log is damaged; nothing to do\n"
+    assert again.out == "no log is damaged; nothing to repair\n"
 
 
 def _ended(call: Callable[..., Answer], code: int, *words: object) -> str:
@@ -279,7 +281,7 @@ def _ended(call: Callable[..., Answer], code: int, *words: object) -> str:
     return answer.out
 
 
-def test_a_damaged_data_file_is_found_and_named(storage: Path, call: Callable[..., Answer]) -> None:
+def test_verify_names_a_damaged_data_file(storage: Path, call: Callable[..., Answer]) -> None:
     data = next((storage / "events" / "bucket_1" / "data.lance" / "data").iterdir())
     _flip(data, data.stat().st_size // 2)
     report = decoded("verify", _ended(call, 5, "verify", "events", "--json", "-s", storage))
@@ -296,7 +298,7 @@ def test_a_damaged_data_file_is_found_and_named(storage: Path, call: Callable[..
     assert "should not happen" not in answer.err
 
 
-def test_a_lost_table_is_damage_to_verify(storage: Path, call: Callable[..., Answer]) -> None:
+def test_verify_reports_a_lost_table_as_damage(storage: Path, call: Callable[..., Answer]) -> None:
     shutil.rmtree(storage / "events" / "bucket_0" / "data.lance" / "_versions")
     answer = call("verify", "events", "-s", storage)
     assert answer.code == 5

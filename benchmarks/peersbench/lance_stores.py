@@ -1,4 +1,4 @@
-"""Raw Lance, and LanceDB, which is built on it: an append per put. Neither syncs its files."""
+"""Raw Lance and LanceDB, with one append per put; neither syncs its files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from peersbench.kinds import DIMENSIONS, Kind, Record
-from peersbench.peer import Peer, here
-from peersbench.work import Store, in_turns
+from peersbench.peer import Peer, in_process
+from peersbench.record_kinds import DIMENSIONS, Kind, Record
+from peersbench.workload import Store, in_turns
 
 _TYPES = {
     "value": pa.int64(),
@@ -26,7 +26,7 @@ def _schema(kind: Kind) -> pa.Schema:
 
 
 class TableStore(Store):
-    """A table that is appended to, by one caller at a time: commits at once would collide."""
+    """A table with one appending caller at a time: concurrent commits would conflict."""
 
     def append(self, rows: list[Record]) -> None:
         raise NotImplementedError
@@ -39,7 +39,7 @@ class TableStore(Store):
         for row in rows:
             self.append([row])
 
-    def crowd(self, shares: list[Iterable[Record]]) -> None:
+    def many_producers(self, shares: list[Iterable[Record]]) -> None:
         self.singles(in_turns(shares))
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class TableStore(Store):
 
 
 class LanceStore(TableStore):
-    """A dataset."""
+    """A Lance dataset."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
         self._schema = _schema(kind)
@@ -65,7 +65,7 @@ class LanceStore(TableStore):
 
 
 class LanceDBStore(TableStore):
-    """A table of a local database."""
+    """A table of a local LanceDB database."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
         import lancedb
@@ -92,6 +92,8 @@ def _lancedb_version() -> str:
 
 
 LANCE = Peer(
-    "raw Lance", "not synced", here(LanceStore), version=lambda: f"Lance {lance.__version__}"
+    "raw Lance", "not synced", in_process(LanceStore), version=lambda: f"Lance {lance.__version__}"
 )
-LANCEDB = Peer("LanceDB", "not synced", here(LanceDBStore), _lancedb_missing, _lancedb_version)
+LANCEDB = Peer(
+    "LanceDB", "not synced", in_process(LanceDBStore), _lancedb_missing, _lancedb_version
+)

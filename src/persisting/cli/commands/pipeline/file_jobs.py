@@ -1,0 +1,125 @@
+"""``pipeline export`` and ``pipeline ingest``: topics to files and back."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from persisting.cli import parameters, topics_access
+from persisting.cli.commands.pipeline.job_group import (
+    file_format,
+    mode,
+    pipeline,
+    spark_options,
+    spark_session,
+)
+from persisting.cli.commands.pipeline.job_result import JobResult, print_result
+from persisting.cli.json_contract import prints
+from persisting.cli.parameters import Names
+
+
+@pipeline.command()
+@parameters.topic
+@click.argument("path", type=click.Path())
+@file_format("by the extension of PATH, else parquet")
+@click.option("--partition-by", type=Names(), help="Write a folder for each value of these fields.")
+@mode("PATH exists")
+@click.option("--tag", metavar="NAME", help="Export the topic as it was at a tag.")
+@parameters.where
+@parameters.columns
+@spark_options
+@prints("pipeline export", "persisting.cli.commands.pipeline.job_result:JobResult")
+def export(
+    topic: str,
+    path: str,
+    kind: str | None,
+    partition_by: list[str] | None,
+    mode: str,
+    tag: str | None,
+    where: str | None,
+    columns: list[str] | None,
+    master: str,
+    conf: Any,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Write a topic to a folder of Parquet, Lance or JSON lines files.
+
+    \b
+    Examples:
+      persisting pipeline export events training --partition-by label
+      persisting pipeline export events v1.lance --tag v1 --columns id,text
+    """
+    source, started = topics_access.find_topic(topic, storage), time.monotonic()
+    topics_access.columns(source, columns)
+    with spark_session(master, conf) as spark:
+        from persisting.spark import jobs, read_topic
+
+        options = {} if tag is None else {"tag": tag}
+        rows = read_topic(spark, source.folder, columns=columns, where=where, **options)
+        done = jobs.export(rows, path, format=kind, partition_by=partition_by or (), mode=mode)
+    seconds = time.monotonic() - started
+    result = JobResult(
+        "export",
+        source.config.topic,
+        seconds,
+        rows=done["rows"],
+        target=done["path"],
+        files=done["files"],
+        bytes=done["bytes"],
+    )
+    print_result(result, as_json)
+
+
+@pipeline.command()
+@parameters.topic
+@click.argument("source", type=click.Path())
+@file_format("by the extension")
+@click.option(
+    "--schema", metavar="DDL", help='Field types of JSON lines: "id STRING, score DOUBLE".'
+)
+@parameters.bucket_column
+@parameters.buckets
+@parameters.write_id
+@spark_options
+@prints("pipeline ingest", "persisting.cli.commands.pipeline.job_result:JobResult")
+def ingest(
+    topic: str,
+    source: str,
+    kind: str | None,
+    schema: str | None,
+    bucket_column: str | None,
+    buckets: int | None,
+    write_id: str | None,
+    master: str,
+    conf: Any,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Store files, a folder or files that match a pattern in a topic.
+
+    \b
+    Examples:
+      persisting pipeline ingest events "exports/*.parquet" --write-id load-1
+      persisting pipeline ingest events old.lance
+    """
+    folder, started = topics_access.folder_of(topic, storage), time.monotonic()
+    with spark_session(master, conf) as spark:
+        from persisting.spark import jobs
+
+        done = jobs.ingest(
+            spark,
+            source,
+            folder,
+            format=kind,
+            schema=schema,
+            bucket_column=bucket_column,
+            num_buckets=buckets,
+            write_id=write_id,
+        )
+    seconds = time.monotonic() - started
+    print_result(
+        JobResult("ingest", folder.name, seconds, rows=done["rows"], target=str(folder)), as_json
+    )

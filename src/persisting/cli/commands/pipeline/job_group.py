@@ -1,0 +1,102 @@
+"""The group ``pipeline``, its shared options and its Spark session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from persisting.cli import parameters, topics_access
+from persisting.cli.command_group import CommandGroup
+from persisting.cli.parameters import Setting
+
+
+@click.group(cls=CommandGroup)
+def pipeline() -> None:
+    """Run Spark jobs on whole topics, locally or on a cluster.
+
+    persisting[spark] provides Java if the machine has none. A job that writes to a topic needs it
+    closed in all other processes.
+
+    \b
+    Examples:
+      persisting pipeline profile events
+      persisting pipeline run events curated --where "score > 0" --select "id, lower(text) AS text"
+      persisting pipeline split curated --key id --tag v1 --output training
+    """
+
+
+threshold = click.option(
+    "--threshold",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Similarity from which two texts count as duplicates.",
+)
+
+
+def file_format(default: str) -> Any:
+    """Return the option for the format of files; ``default`` describes the default."""
+    return click.option(
+        "--format",
+        "kind",
+        type=click.Choice(["parquet", "lance", "jsonl"]),
+        help=f"Format of the files.  [default: {default}]",
+    )
+
+
+def mode(when: str) -> Any:
+    """Return the option that says what to do with an existing target."""
+    return click.option(
+        "--mode",
+        type=click.Choice(["error", "overwrite", "append"]),
+        default="error",
+        show_default=True,
+        help=f"What to do if {when}.",
+    )
+
+
+def spark_options(command: Any) -> Any:
+    """Add the options that all jobs share."""
+    for option in (
+        parameters.as_json,
+        parameters.storage,
+        click.option(
+            "--conf", type=Setting(), multiple=True, help="Setting of Spark; may be repeated."
+        ),
+        click.option(
+            "--master", default="local[*]", show_default=True, help="Address of the Spark master."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def spark_session(master: str, conf: tuple[tuple[str, Any], ...]) -> Iterator[Any]:
+    """Start Spark for one job; its errors become one line, without Java stack traces."""
+    from persisting.spark import session
+    from persisting.spark.interrupts import preserved_interrupt_handler
+    from persisting.spark.query_errors import as_storage_errors, silence_logs
+
+    with preserved_interrupt_handler():
+        # Fields of a topic may differ only in case.
+        spark = session(
+            "persisting", master=master, conf={"spark.sql.caseSensitive": "true", **dict(conf)}
+        )
+    if not topics_access.debugging():
+        silence_logs(spark)
+    try:
+        with as_storage_errors():
+            yield spark
+    finally:
+        spark.stop()
+
+
+def must_differ(source: Any, target: Path) -> None:
+    """Raise if a job would write to the topic that it reads."""
+    if source.folder.resolve() == target.resolve():
+        raise click.UsageError("Source and target are the same topic; choose another TARGET.")
