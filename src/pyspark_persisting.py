@@ -1,6 +1,6 @@
 """Spark imports modules named ``pyspark_*``, so the format ``persisting`` needs no registration."""
 
-from persisting.spark.data_source import PersistingSource
+from persisting.spark.source import PersistingSource
 
 
 class DefaultSource(PersistingSource):

@@ -48,7 +48,7 @@ def _show(bench: Bench, title: str, steps: dict[str, float], whole: float) -> No
 
 def _reading(bench: Bench, columns: list[str]) -> tuple[dict[str, float], float]:
     from persisting.spark.batch_reader import TopicReader
-    from persisting.spark.data_source import read_schema
+    from persisting.spark.source import read_schema
     from persisting.spark.source_options import read_options
 
     options = read_options({"path": bench.topic, "columns": ",".join(columns)})

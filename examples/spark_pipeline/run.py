@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from persisting.queue import read_queue, write_queue
-from persisting.spark import session_defaults
+from persisting.spark import settings
 
 HERE = Path(__file__).parent
 MASTER = "local[2]"
@@ -58,11 +58,11 @@ def project(folder: Path) -> Path:
 
 def run(spec: Path, folder: Path) -> None:
     """Run a pipeline with the Java and the Python that persisting.spark.session would use."""
-    path = [str(Path(session_defaults.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    path = [str(Path(settings.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
-        **session_defaults.variables(MASTER, {}),
-        **session_defaults.java_variables(),
+        **settings.variables(MASTER, {}),
+        **settings.java_variables(),
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "QUEUE_STORAGE": str(folder.absolute()),
     }

@@ -1,4 +1,4 @@
-"""Any name of a topic, group, tag or writer is used unchanged or refused; none leaves its folder."""
+"""Names of topics, groups, tags and writers are stored as given or refused; none escapes."""
 
 from __future__ import annotations
 

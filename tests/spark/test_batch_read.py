@@ -561,7 +561,7 @@ class TestRegistration:
         assert out.split() == [str(ROWS), str(ROWS // 2)], err
 
     def test_second_registration_does_no_harm(self, spark: SparkSession, home: Path) -> None:
-        from persisting.spark.data_source import PersistingSource
+        from persisting.spark.source import PersistingSource
 
         spark.dataSource.register(PersistingSource)
         assert load(spark, home).count() == ROWS

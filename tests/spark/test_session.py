@@ -16,7 +16,7 @@ from support.spark.processes import Run, spark_home
 
 import persisting
 from persisting.errors import StorageError
-from persisting.spark import java, session, session_defaults
+from persisting.spark import java, session, settings
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -52,13 +52,13 @@ class TestMasters:
     def test_local_masters_are_recognized_with_their_cores(
         self, master: str, cores: int | None
     ) -> None:
-        assert session_defaults.local_cores(master) == cores
+        assert settings.local_cores(master) == cores
 
 
 class TestDefaults:
     def test_quick_flags_are_for_masters_on_this_machine(self, tmp_path: Path) -> None:
-        here = session_defaults.defaults("local-cluster[2,1,1024]", tmp_path, {})
-        there = session_defaults.defaults(ELSEWHERE, tmp_path, {})
+        here = settings.defaults("local-cluster[2,1,1024]", tmp_path, {})
+        there = settings.defaults(ELSEWHERE, tmp_path, {})
         for role in ("driver", "executor"):
             assert here[f"spark.{role}.defaultJavaOptions"].endswith(f" {C1} {SERIAL}")
         assert C1 not in there["spark.driver.defaultJavaOptions"]
@@ -70,17 +70,17 @@ class TestDefaults:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         conf = {"spark.driver.extraJavaOptions": "-Xss4m -XX:+UseG1GC"}
-        chosen = session_defaults.defaults("local[2]", tmp_path, conf)
+        chosen = settings.defaults("local[2]", tmp_path, conf)
         assert SERIAL not in chosen["spark.driver.defaultJavaOptions"]
         assert SERIAL in chosen["spark.executor.defaultJavaOptions"]
         monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:+UseZGC")
-        assert SERIAL not in str(session_defaults.defaults("local[2]", tmp_path, {}))
+        assert SERIAL not in str(settings.defaults("local[2]", tmp_path, {}))
 
     @pytest.mark.parametrize(("master", "partitions"), [("local", "2"), ("local[6]", "6")])
     def test_shuffles_have_one_partition_per_core(
         self, tmp_path: Path, master: str, partitions: str
     ) -> None:
-        chosen = session_defaults.defaults(master, tmp_path, {})
+        chosen = settings.defaults(master, tmp_path, {})
         assert chosen["spark.sql.shuffle.partitions"] == partitions
 
 
@@ -88,37 +88,37 @@ class TestEnvironment:
     def test_spark_binds_to_this_machine_unless_configured(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert session_defaults.variables("local[2]", {})["SPARK_LOCAL_IP"] == "127.0.0.1"
-        assert "SPARK_LOCAL_IP" not in session_defaults.variables(ELSEWHERE, {})
+        assert settings.variables("local[2]", {})["SPARK_LOCAL_IP"] == "127.0.0.1"
+        assert "SPARK_LOCAL_IP" not in settings.variables(ELSEWHERE, {})
         monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.1")
-        assert session_defaults.variables("local[2]", {})["SPARK_LOCAL_IP"] == "10.0.0.1"
+        assert settings.variables("local[2]", {})["SPARK_LOCAL_IP"] == "10.0.0.1"
 
     def test_workers_run_this_python_unless_another_is_configured(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        chosen = session_defaults.variables("local[2]", {})
+        chosen = settings.variables("local[2]", {})
         assert chosen["PYSPARK_PYTHON"] == chosen["PYSPARK_DRIVER_PYTHON"] == sys.executable
         monkeypatch.setenv("PYSPARK_PYTHON", "/env/python")
-        assert session_defaults.variables("local[2]", {})["PYSPARK_PYTHON"] == "/env/python"
+        assert settings.variables("local[2]", {})["PYSPARK_PYTHON"] == "/env/python"
         conf = {"spark.pyspark.python": "/conf/python"}
-        assert session_defaults.variables("local[2]", conf)["PYSPARK_PYTHON"] == "/conf/python"
+        assert settings.variables("local[2]", conf)["PYSPARK_PYTHON"] == "/conf/python"
 
     def test_locale_lets_java_open_files_with_any_name(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in ("LC_ALL", "LC_CTYPE", "LANG"):
             monkeypatch.delenv(name, raising=False)
-        assert session_defaults.variables("local[2]", {})["LC_ALL"] == "C.UTF-8"
+        assert settings.variables("local[2]", {})["LC_ALL"] == "C.UTF-8"
         monkeypatch.setenv("LANG", "de_DE.UTF-8")
-        assert "LC_ALL" not in session_defaults.variables("local[2]", {})
+        assert "LC_ALL" not in settings.variables("local[2]", {})
         monkeypatch.setenv("LC_ALL", "C")
-        assert session_defaults.variables("local[2]", {})["LC_ALL"] == "C.UTF-8"
+        assert settings.variables("local[2]", {})["LC_ALL"] == "C.UTF-8"
 
     def test_environment_is_restored_after_the_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ONE", "1")
         monkeypatch.delenv("TWO", raising=False)
         before = dict(os.environ)
-        with session_defaults.environment({"ONE": "one", "TWO": "two"}):
+        with settings.environment({"ONE": "one", "TWO": "two"}):
             assert (os.environ["ONE"], os.environ["TWO"]) == ("one", "two")
         assert dict(os.environ) == before
 

@@ -393,7 +393,7 @@ SENT = (
 import shutil
 
 import persisting
-from persisting.spark.data_source import PersistingSource
+from persisting.spark.source import PersistingSource
 
 try:
     save(spark.range(5), folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persisting.errors import InvalidArgument, StorageError
-from persisting.spark import session_defaults
+from persisting.spark import settings as defaults
 from persisting.spark.active_session import activate
 from persisting.spark.interrupts import deferred_interrupts
 from persisting.spark.scratch import Scratch, java_runs
@@ -165,12 +165,12 @@ def _start(app_name: str, master: str, settings: Mapping[str, str | None]) -> Sp
                 f"{master!r} is ignored"
             )
         master = submitted["spark.master"]
-    changes = session_defaults.variables(master, settings)
+    changes = defaults.variables(master, settings)
     if SparkContext._gateway is None:
-        changes.update(session_defaults.java_variables())
-    with session_defaults.environment(changes), _scratch.folder() as folder:
+        changes.update(defaults.java_variables())
+    with defaults.environment(changes), _scratch.folder() as folder:
         chosen: dict[str, Any] = {
-            **session_defaults.defaults(master, folder, {**submitted, **settings}),
+            **defaults.defaults(master, folder, {**submitted, **settings}),
             **submitted,
             "spark.app.name": app_name,
             **settings,
@@ -236,7 +236,7 @@ def _let_workers_import(context: SparkContext | None) -> None:
 
 
 def _register(spark: SparkSession) -> None:
-    from persisting.spark.data_source import PersistingSource
+    from persisting.spark.source import PersistingSource
 
     spark.dataSource.register(PersistingSource)
 

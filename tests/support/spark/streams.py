@@ -80,7 +80,7 @@ class DirectFlow:
     def reader(self, options: dict[str, Any]) -> Any:
         from pyspark.sql.datasource import CaseInsensitiveDict
 
-        from persisting.spark.data_source import PersistingSource
+        from persisting.spark.source import PersistingSource
 
         given = CaseInsensitiveDict({"path": str(self._topic), **texts(options)})
         source = PersistingSource(given)

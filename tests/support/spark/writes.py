@@ -207,7 +207,7 @@ class SparkPipe:
 def sink_source(topic: Path, options: dict[str, Any]) -> Any:
     from pyspark.sql.datasource import CaseInsensitiveDict
 
-    from persisting.spark.data_source import PersistingSource
+    from persisting.spark.source import PersistingSource
 
     return PersistingSource(CaseInsensitiveDict({"path": str(topic), **texts(options)}))
 
