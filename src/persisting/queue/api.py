@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from persisting.errors import InvalidArgument
-from persisting.topic.open_local import BucketChoice, read_here, wanted_topic, write_here
+from persisting.topic.open_local import (
+    BucketChoice,
+    open_local_reader,
+    open_local_writer,
+    topic_spec,
+)
 from persisting.topic.reader import QueueReader
 from persisting.topic.writer import QueueWriter, check_writer_id
 
@@ -50,7 +55,7 @@ async def write_queue(
     """
     system, topic = _system_and_topic(system, topic)
     check_writer_id(writer_id)
-    wanted, cls = wanted_topic(
+    wanted, cls = topic_spec(
         topic,
         bucket_column=bucket_column,
         num_buckets=num_buckets,
@@ -62,7 +67,7 @@ async def write_queue(
         from persisting.cluster.open_remote import open_remote_writer
 
         return await open_remote_writer(system, wanted, cls, storage_path, writer_id)
-    return await write_here(wanted, cls, storage_path, writer_id)
+    return await open_local_writer(wanted, cls, storage_path, writer_id)
 
 
 async def read_queue(
@@ -105,7 +110,7 @@ async def read_queue(
         In a group: export its lag as a Prometheus metric at every commit.
     """
     system, topic = _system_and_topic(system, topic)
-    wanted, cls = wanted_topic(
+    wanted, cls = topic_spec(
         topic, num_buckets=num_buckets, backend=backend, backend_options=backend_options
     )
     buckets = BucketChoice(bucket_id, bucket_ids, rank, world_size)
@@ -123,7 +128,7 @@ async def read_queue(
             auto_commit,
             enable_metrics,
         )
-    return await read_here(
+    return await open_local_reader(
         wanted, cls, storage_path, buckets, wait_for_topic, group, auto_commit, enable_metrics
     )
 

@@ -28,7 +28,7 @@ from persisting.topic.writer import QueueWriter
 _WAIT_STEP_SECONDS = 0.05
 
 
-def wanted_topic(
+def topic_spec(
     topic: Any,
     *,
     bucket_column: str | None = None,
@@ -54,14 +54,14 @@ def wanted_topic(
     return wanted, cls
 
 
-async def write_here(
+async def open_local_writer(
     wanted: TopicSpec, cls: type | None, storage_path: Any, writer_id: str | None
 ) -> QueueWriter:
     """Return a writer of a topic that this process owns."""
     return QueueWriter(await open_for_writing(wanted, storage_path, cls), writer_id=writer_id)
 
 
-async def read_here(
+async def open_local_reader(
     wanted: TopicSpec,
     cls: type | None,
     storage_path: Any,

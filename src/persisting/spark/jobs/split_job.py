@@ -20,7 +20,7 @@ from persisting.spark.jobs.topic_lookup import open_topic
 from persisting.spark.topic_scan import read_topic
 from persisting.spark.types import TIMESTAMP_FORMAT, nested_types
 from persisting.topic import tags
-from persisting.topic.open_local import BucketChoice, read_here, wanted_topic
+from persisting.topic.open_local import BucketChoice, open_local_reader, topic_spec
 from persisting.topic.scan import Filter
 from persisting.topic.topic_files import TopicFolder
 
@@ -166,8 +166,8 @@ def _tag(stored: TopicFolder, name: str) -> None:
     """Tag the topic through its owner in this process, else as its owner for this one call."""
 
     async def tag() -> None:
-        spec, cls = wanted_topic(stored.folder.name)
-        reader = await read_here(
+        spec, cls = topic_spec(stored.folder.name)
+        reader = await open_local_reader(
             spec, cls, str(stored.folder.parent), BucketChoice(), False, None, False, False
         )
         async with reader:
