@@ -21,6 +21,7 @@ from persisting.errors import StorageError
 def __getattr__(name: str) -> Any:
     if name == "serve":
         try:
+            import persisting.cluster.pulsing_transport  # noqa: F401 (fail at the import)
             from persisting.cluster.host import serve
         except ModuleNotFoundError as exc:
             if exc.name != "pulsing":
