@@ -1,8 +1,9 @@
-"""Make docs/assets/demo.svg from a real run of the demo.
+"""Create docs/assets/demo.svg from a real run of the demo.
 
     python docs/tools/demo_svg.py
 
-It takes as long as the demo, about a minute. Only the folder's name and empty space are changed.
+It takes as long as the demo, about a minute. Only the name of the folder and empty lines are
+removed from the output.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from rich.text import Text
 TARGET = Path(__file__).parents[1] / "assets" / "demo.svg"
 WIDTH = 96
 ENDS = "6. How it went"
-"""From here on it is charts, which a small picture does not show well."""
+"""The heading where the picture ends: charts follow, which a small picture cannot show."""
 
 
 def run_demo() -> str:
-    """What the demo prints, with its colours."""
+    """Run the demo and return what it prints, with its colours."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", "persisting.cli", "demo"],
@@ -39,7 +40,7 @@ def run_demo() -> str:
 
 
 def picture(output: str) -> str:
-    """The story of a run as SVG, without the charts; its last line stays."""
+    """Return the output as SVG, without the charts except for their last line."""
     story, _, charts = output.replace("\r", "").partition(ENDS)
     lines = [line for line in story.splitlines() if line.strip("\x1b[0123456789;m ")]
     lines += re.findall(r".*All of it held.*? s\.", charts)
@@ -47,7 +48,7 @@ def picture(output: str) -> str:
     console.print("[dim]$ make demo[/dim]")
     for line in lines:
         console.print(Text.from_ansi(line), overflow="ellipsis", no_wrap=True)
-    # rich names a font on the network; the picture needs none.
+    # rich refers to a font on the network; use local ones instead.
     svg = console.export_svg(title="persisting demo", unique_id="persisting-demo")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     return svg.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace")

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: shows ``:func:`persisting.queue.write_queue``` of a docstring as its name."""
+"""A mkdocs hook: shows ``:func:`persisting.queue.write_queue``` in a docstring as ``write_queue``."""
 
 from __future__ import annotations
 
