@@ -102,7 +102,7 @@ async def test_reading_a_version_leaves_the_cursor_and_a_number_needs_one_bucket
         assert ids(await reader.get(version="x")) == list(range(10))
         numbers = {b: one["version"] for b, one in (await writer.tags())[0]["buckets"].items()}
         assert ids(await reader.get(version=numbers)) == list(range(10))
-        with pytest.raises(InvalidArgument, match="name a tag"):
+        with pytest.raises(InvalidArgument, match="give a tag's name"):
             await reader.get(version=1)
         assert ids(await reader.get()) == list(range(10))
 
