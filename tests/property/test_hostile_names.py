@@ -1,4 +1,4 @@
-"""Any name of a topic, group, tag or writer is used unchanged or refused; none leaves its folder."""
+"""Any name of a topic, group, tag or writer is used unchanged or refused, and stays inside."""
 
 from __future__ import annotations
 
