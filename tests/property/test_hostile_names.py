@@ -1,4 +1,4 @@
-"""Names of topics, groups, tags and writers are stored as given or refused; none escapes."""
+"""Any name of a topic, group, tag or writer is used unchanged or refused, and stays inside."""
 
 from __future__ import annotations
 
