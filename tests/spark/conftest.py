@@ -40,7 +40,7 @@ spark = session(conf={
     "spark.master": "local[1]",
     "spark.sql.shuffle.partitions": 5,
     "spark.executor.defaultJavaOptions": None,
-    "spark.driver.extraJavaOptions": "-Dsaid.by=me -XX:+UseParallelGC",
+    "spark.driver.extraJavaOptions": "-Dset.by=me -XX:+UseParallelGC",
 })
 conf = dict(spark.sparkContext.getConf().getAll())
 spark.sql("CREATE DATABASE in_the_warehouse")
@@ -52,7 +52,7 @@ result = {
     "arrow": spark.conf.get("spark.sql.execution.arrow.pyspark.enabled"),
     "rows": spark.range(10).repartition(3).count(),
     "java": system.getProperty("java.home"),
-    "result.by": system.getProperty("result.by"),
+    "set.by": system.getProperty("set.by"),
     "environ": [n for n in ("JAVA_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON") if n in os.environ],
     "folder": os.listdir(os.path.dirname(conf["spark.local.dir"])),
 }

@@ -216,7 +216,7 @@ class TestSessionInANewProcess:
         assert alone.result["master"] == "local[1]"
         assert conf["spark.sql.shuffle.partitions"] == "5"
         assert "spark.executor.defaultJavaOptions" not in conf
-        assert alone.result["result.by"] == "me"
+        assert alone.result["set.by"] == "me"
         assert C1 in conf["spark.driver.defaultJavaOptions"]
 
     def test_our_settings_apply_by_default(self, alone: Run) -> None:
