@@ -1,4 +1,4 @@
-"""A mkdocs hook: shows ``:func:`persisting.queue.write_queue``` in a docstring as ``write_queue``."""
+"""A mkdocs hook: shows ``:func:`persisting.queue.write_queue``` as the function's short name."""
 
 from __future__ import annotations
 

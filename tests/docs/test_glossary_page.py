@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.doc_pages import DOCS, both, chinese, english_pages, tables
+from support.doc_pages import both, chinese, english_pages, tables
 
 ENGLISH, CHINESE = both("reference/glossary.md")
 
