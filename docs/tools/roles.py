@@ -1,4 +1,4 @@
-"""A mkdocs hook: shows ``:func:`persisting.queue.write_queue``` as the function's short name."""
+"""A mkdocs hook that shows a role such as ``:func:`a.b.write_queue``` as ``write_queue``."""
 
 from __future__ import annotations
 
