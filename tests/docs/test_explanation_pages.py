@@ -31,6 +31,23 @@ def test_architecture_page_draws_the_layers_of_the_import_contract(page: Path):
     assert [name for name in names if name in known] == known
 
 
+@pages("explanation/architecture.md")
+def test_every_module_that_the_architecture_page_names_exists(page: Path):
+    named = set(re.findall(r"(?<![\w/])(?:[a-z_]+/)?[a-z_]+\.py\b", page.read_text("utf-8")))
+    assert len(named) > 30
+    missing = {name for name in named if not (ROOT / "src/persisting" / name).is_file()}
+    assert not missing
+
+
+def test_contributing_lists_the_layers_of_the_import_contract():
+    project = (ROOT / "pyproject.toml").read_text()
+    listed = re.search(r"^layers = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    packages = next(t for t in tables(ROOT / "CONTRIBUTING.md") if t[0][0].startswith("package"))
+    shown = [name for row in packages[1:] for name in re.findall(r"`(\w+)`", row[0])]
+    assert shown == re.findall(r"\w+", listed[1])
+
+
 @pages("explanation/scaling.md")
 def test_scaling_page_numbers_follow_its_formula(page: Path):
     text = page.read_text("utf-8")

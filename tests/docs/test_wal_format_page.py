@@ -64,7 +64,7 @@ def test_wal_format_page_states_the_ids_of_the_code(page: Path):
     for name, number in {**kinds, **codecs}.items():
         assert found[name] == str(number)
     assert len(codec._IDS) == len(codecs) + 1
-    assert f"{group_commit._WORTH_COMPRESSING}" in page.read_text("utf-8")
+    assert f"{group_commit._MIN_COMPRESSED_BYTES}" in page.read_text("utf-8")
     assert frame.FORMAT_VERSION == 1
     assert recovery.TRIMMED == "trimmed"
 
