@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from persisting.errors import InvalidArgument
 from persisting.records import EMPTY
 from persisting.spark.active_session import activate
-from persisting.spark.jobs import json_files, lance_files, parquet_files, spark_files
+from persisting.spark.jobs import json_lines, lance_files, parquet_files, spark_files
 from persisting.spark.jobs.file_formats import LANCE, PARQUET, detect_format
 from persisting.spark.jobs.row_count import counted
 from persisting.spark.jobs.sink_options import writer_options
@@ -93,10 +93,10 @@ def _read(
     files, known = spark_files.listed(spark, source), _topic_types(folder)
     if chosen == PARQUET:
         return _SourceRows(parquet_files.read(spark, files, schema, known))
-    rows = json_files.read(spark, files, schema, known)
+    rows = json_lines.read(spark, files, schema, known)
     if schema is None:
         return _SourceRows(rows)
-    return _SourceRows(rows, error_context=json_files.bad_lines_named(spark, files, rows.schema))
+    return _SourceRows(rows, error_context=json_lines.bad_lines_named(spark, files, rows.schema))
 
 
 def _topic_types(folder: Path) -> StructType:
