@@ -100,8 +100,8 @@ class FileSystem:
                     self.remove(folder / name)
 
     def write_note(self, path: Path, data: bytes) -> None:
-        """Write a small file atomically, without a sync: nothing may depend on it, since power
-        loss may take it. One writer at a time."""
+        """Write a small file atomically, without a sync: power loss may take it, so nothing may
+        depend on it. One writer at a time: the draft always has the same name."""
         draft = path.with_name(path.name + DRAFT)
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
         try:
