@@ -43,15 +43,15 @@ class InvalidArgument(StorageError, ValueError):
 class BucketLocked(StorageError):
     """The bucket is open for writing elsewhere; the message names the owner.
 
-    ``owner`` is the owner's entry in the lock file. The message is ``summary``, what is wrong,
-    followed by ``hint``, what to do next, if there is one.
+    ``owner`` is the owner's entry in the lock file. ``hint``, what to do next, is appended to the
+    message; ``summary`` is the message without it.
     """
 
     def __init__(
-        self, summary: str = "", owner: dict[str, Any] | None = None, *, hint: str = ""
+        self, message: str = "", owner: dict[str, Any] | None = None, *, hint: str = ""
     ) -> None:
-        super().__init__(f"{summary}; {hint}" if hint else summary)
-        self.summary, self.hint = summary, hint
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.summary, self.hint = message, hint
         self.owner = owner or {}
 
 

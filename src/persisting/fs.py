@@ -8,6 +8,7 @@ does not know of them until :meth:`FileSystem.sync_file` is called on them.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,8 @@ PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 DRAFT = ".tmp"
 """The suffix of a file that is being written and not yet in place. Listings ignore such files."""
+
+_DRAFT_NAME = re.compile(r"\.[0-9a-f]{16}\.tmp$")
 
 
 class FileSystem:
@@ -89,15 +92,16 @@ class FileSystem:
         self.sync_folder(path.parent)
 
     def remove_drafts(self, folder: Path) -> None:
-        """Remove the drafts that a crash left in ``folder``, while nothing is written to it."""
+        """Remove the drafts of :meth:`write_file` that a crash left in ``folder``, while nothing is
+        written to it. Other files stay: a bucket's folder may hold files of its user."""
         if folder.is_dir():
             for name in self.list(folder):
-                if name.endswith(DRAFT):
+                if _DRAFT_NAME.search(name):
                     self.remove(folder / name)
 
     def write_note(self, path: Path, data: bytes) -> None:
-        """Write a small file atomically, without a sync: nothing may depend on it, since power
-        loss may take it. One writer at a time."""
+        """Write a small file atomically, without a sync: power loss may take it, so nothing may
+        depend on it. One writer at a time: the draft always has the same name."""
         draft = path.with_name(path.name + DRAFT)
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -61,6 +62,9 @@ async def test_a_second_owner_in_this_process_is_refused(kind: Kind, folder: Pat
             assert str(folder) in str(caught.value)
             assert str(caught.value) == f"{caught.value.summary}; {caught.value.hint}"
             assert caught.value.owner["pid"] == os.getpid()
+            copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
+            assert str(copy) == str(caught.value)
+            assert vars(copy) == vars(caught.value)
     await backend.close()
     backend = open_(kind, folder)
     assert await backend.get() == [{"a": 1}]

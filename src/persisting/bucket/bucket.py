@@ -724,7 +724,8 @@ class Bucket:
             self.check_writable()
             if self.frozen:
                 raise StorageError(
-                    f"{self.options.storage_path} is being restored by another call; try again"
+                    f"another call restores {self.options.storage_path} or imports files into it; "
+                    "try again"
                 )
             self.frozen = True
         try:

@@ -242,7 +242,8 @@ class SnapshotSearch:
                 return [hit for view in self._views() for hit in find(view)]
         except UnknownField as exc:
             if exc.name.split(".")[0] not in self.known.names:
-                raise UnknownField(exc.where, exc.name, self.known.names) from exc
+                message = search.unknown_field(exc.where, exc.name, self.known.names)
+                raise InvalidArgument(message) from exc
         except InvalidArgument:
             if self._snapshot.view.schema.equals(self.known):
                 raise

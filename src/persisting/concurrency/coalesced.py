@@ -19,7 +19,8 @@ _T = TypeVar("_T")
 
 
 def weak_callback(owner: _T, method: Callable[[_T], Any]) -> Callable[[], Any]:
-    """Return a call of ``method`` that does not keep its owner alive and does nothing after it."""
+    """Return a callable that calls ``method`` of ``owner`` without keeping the owner alive, and
+    does nothing once the owner is gone."""
     ref = weakref.ref(owner)
 
     def call() -> Any:

@@ -34,12 +34,17 @@ _MISSING = re.compile(r"No field named \"?([^\s\"]+?)\"?[.,]? ")
 
 
 class UnknownField(InvalidArgument):
-    """The condition ``where`` uses a field ``name`` that is not among ``fields``."""
+    """The condition ``where`` uses a field ``name`` that the view lacks; the topic may have it."""
 
-    def __init__(self, where: str, name: str, fields: Iterable[str]) -> None:
-        known = ", ".join(map(repr, fields)) or "none yet"
-        super().__init__(f"where={where!r} names {name!r}; the fields are: {known}")
+    def __init__(self, message: str, where: str = "", name: str = "") -> None:
+        super().__init__(message)
         self.where, self.name = where, name
+
+
+def unknown_field(where: str, name: str, fields: Iterable[str]) -> str:
+    """Return the message for a condition with a field that is not among ``fields``."""
+    known = ", ".join(map(repr, fields)) or "none yet"
+    return f"where={where!r} names {name!r}; the fields are: {known}"
 
 
 class SearchRequest(NamedTuple):
@@ -155,7 +160,7 @@ def _search_error(exc: BaseException, view: TableView, where: str | None) -> Sto
     missing = _MISSING.search(text)
     if missing is not None:
         fields = [name for name in view.schema.names if name != ARRIVAL]
-        return UnknownField(where, missing[1], fields)
+        return UnknownField(unknown_field(where, missing[1], fields), where, missing[1])
     return InvalidArgument(f"where={where!r} cannot be used: {_parser_error(text, where)}")
 
 

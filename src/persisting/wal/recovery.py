@@ -132,7 +132,7 @@ class Recovery:
                 yield from entry
                 entry, whole, next_sequence = [], position, sequence
                 self.last_sequence = max(self.last_sequence, sequence - 1)
-        broken_entry = Broken(whole, "the last entry is not whole") if entry else None
+        broken_entry = Broken(whole, "the last entry is incomplete") if entry else None
         return Scan(whole, next_sequence, broken_entry, sequence)
 
     def _continues(self, later: list[Path], sequence: int) -> bool:
@@ -240,7 +240,7 @@ class Recovery:
         for name in names:
             if parse_name(name) is None:
                 raise WALError(
-                    f"{self.folder / name} is not named as a log segment: it was copied or "
+                    f"{self.folder / name} is not named like a log segment: it was copied or "
                     "renamed. Restore the original files of the log"
                 )
         return [self.folder / name for name in sorted(names)]

@@ -281,7 +281,6 @@ def test_drafts_that_a_crash_left_are_ignored_and_removed_by_the_next_owner(kept
     tagged = kept.tag("kept")
     drafts = [
         kept.table.root / "_refs" / "tags" / "kept.json.0123456789abcdef.tmp",
-        kept.table.root / "_refs" / "tags" / "other.json.tmp",
         kept.folder / "indexes.json.0123456789abcdef.tmp",
     ]
     for draft in drafts:
