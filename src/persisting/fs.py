@@ -91,13 +91,19 @@ class FileSystem:
             raise
         self.sync_folder(path.parent)
 
-    def remove_drafts(self, folder: Path) -> None:
-        """Remove the drafts of :meth:`write_file` that a crash left in ``folder``, while nothing is
-        written to it. Other files stay: a bucket's folder may hold files of its user."""
-        if folder.is_dir():
-            for name in self.list(folder):
-                if _DRAFT_NAME.search(name):
-                    self.remove(folder / name)
+    def remove_drafts(self, folder: Path, of: str | None = None) -> None:
+        """Remove the drafts of :meth:`write_file` that a crash left in ``folder``.
+
+        Nothing may be writing there; with ``of``, only the file of that name must have no writer,
+        and only its drafts are removed. Other files stay: a bucket's folder may hold files of its
+        user.
+        """
+        if not folder.is_dir():
+            return
+        for name in self.list(folder):
+            draft = _DRAFT_NAME.search(name)
+            if draft is not None and of in (None, name[: draft.start()]):
+                self.remove(folder / name)
 
     def write_note(self, path: Path, data: bytes) -> None:
         """Write a small file atomically, without a sync: power loss may take it, so nothing may

@@ -102,6 +102,12 @@ def test_remove_drafts_removes_what_a_crash_left_and_nothing_else(tmp_path: Path
     foreign = ["download.tmp", "f.tmp", "notes.cafe.tmp"]
     for name in foreign:
         (tmp_path / name).write_text("not a draft of write_file")
+    FileSystem().remove_drafts(tmp_path, of="g")
+    assert len(FileSystem().list(tmp_path)) == 2 + len(foreign)
+    FileSystem().remove_drafts(tmp_path, of="f")
+    assert FileSystem().list(tmp_path) == sorted(["f", *foreign])
+    with pytest.raises(OSError, match="killed"):
+        Killed().write_file(tmp_path / "f", b"new")
     FileSystem().remove_drafts(tmp_path)
     assert FileSystem().list(tmp_path) == sorted(["f", *foreign])
     FileSystem().remove_drafts(tmp_path / "missing")

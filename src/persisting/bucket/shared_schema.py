@@ -82,9 +82,11 @@ class SharedSchema:
         return stored
 
     def _save(self, schema: pa.Schema, large: set[str] | frozenset[str]) -> None:
+        """Replace the file; the caller holds its lock."""
         encoded = base64.b64encode(schema.serialize().to_pybytes()).decode()
         stored = _SchemaFile(format=FORMAT, schema=encoded, large=sorted(large))
         with os_errors_as("write", self._path):
+            self._fs.remove_drafts(self._path.parent, of=self._path.name)
             self._fs.write_file(self._path, msgspec.json.encode(stored))
 
 

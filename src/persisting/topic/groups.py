@@ -151,6 +151,8 @@ class Membership:
         if file is None:
             return
         try:
+            with os_errors_as("clean up", self.folder):
+                self._fs.remove_drafts(self.folder, of=f"bucket_{bucket}.json")
             last = read_committed(self.folder, bucket, self._fs)
             taken = Committed(last.offset, last.generation + 1, last.epoch)
             write_committed(self.folder, bucket, taken, self._fs)

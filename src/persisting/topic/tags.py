@@ -77,7 +77,9 @@ def save(folder: Path, tag: TopicTag, fs: FileSystem) -> TopicTag | None:
         fs.make_folder(place)
         with file_lock(folder / ".topic.lock"):
             replaced = _load_if_present(folder, tag.name, fs)
-            fs.write_file(place / f"{tag.name}.json", msgspec.json.encode(tag) + b"\n")
+            file = place / f"{tag.name}.json"
+            fs.remove_drafts(place, of=file.name)
+            fs.write_file(file, msgspec.json.encode(tag) + b"\n")
             return replaced
     except OSError as exc:
         raise StorageError(f"cannot write the tag {place / tag.name}: {exc.strerror}") from exc
