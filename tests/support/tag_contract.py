@@ -139,7 +139,7 @@ class TagContract:
         assert await writer.delete_tag("t") is True
         await writer.put(numbered(30, 60))
         await cleaned(writer)
-        with pytest.raises(InvalidArgument, match="not there"):
+        with pytest.raises(InvalidArgument, match="does not exist"):
             await reader.get(None, version=versions)
         kept = {(v["bucket"], v["version"]) for v in await reader.versions()}
         assert not kept & set(versions.items())
