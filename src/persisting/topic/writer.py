@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,8 +17,6 @@ from persisting.topic.stats import summed
 from persisting.topic.topic_table import TopicTable
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from persisting.topic.synchronous import SyncQueue
 
 _ROWS_PER_TURN = 2000
@@ -49,12 +46,6 @@ class QueueWriter(TopicTable):
         self._numbered_puts: dict[int, asyncio.Lock] = {}
         """By bucket: its numbered puts are sent one at a time, in the order of the calls."""
         self._touched: set[int] = set()
-        self._loop = asyncio.get_running_loop()
-
-    @property
-    def topic(self) -> str:
-        """The name of the topic."""
-        return self._topic.name
 
     @property
     def writer_id(self) -> str:
@@ -201,14 +192,3 @@ class QueueWriter(TopicTable):
             except BaseException:
                 self._buckets.closed = False
                 raise
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
