@@ -199,6 +199,9 @@ UNDO_REMOVALS = Loss("removals-undone", lambda: True, lambda: False, lambda _, d
 UNDO_REMOVALS_LOSE_BYTES = Loss(
     "removals-undone-bytes-lost", lambda: True, lambda: False, lambda d, _: d
 )
+PARTIAL_LOSSES = (KEEP_NAMES_ONLY, ZERO_BYTES, UNDO_REMOVALS)
+"""Losses that make sense in some folders only, while the others keep everything."""
+
 FIXED_LOSSES = (
     LOSE_UNSYNCED,
     KEEP_EVERYTHING,
