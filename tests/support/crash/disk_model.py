@@ -200,7 +200,7 @@ UNDO_REMOVALS_LOSE_BYTES = Loss(
     "removals-undone-bytes-lost", lambda: True, lambda: False, lambda d, _: d
 )
 PARTIAL_LOSSES = (KEEP_NAMES_ONLY, ZERO_BYTES, UNDO_REMOVALS)
-"""Losses that make sense in some folders only, while the others keep everything."""
+"""Losses that are also tried in single folders, with :func:`only_in`."""
 
 FIXED_LOSSES = (
     LOSE_UNSYNCED,
