@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from corebench import report
+from corebench.arguments import BenchParser
 from corebench.compression import compression
 from corebench.durable import durable
 from corebench.ingest import growth, ingest
@@ -31,25 +32,16 @@ SUITES = {
     "memory": memory,
     "compression": compression,
 }
-RESULTS = Path(__file__).parent / "results"
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--records", type=int, default=1_000_000, help="default: 1,000,000")
-    parser.add_argument("--quick", action="store_true", help="50,000 records, each measured once")
-    parser.add_argument(
-        "--repeat", type=int, default=3, help="number of measurements; the best counts"
-    )
-    parser.add_argument(
-        "--only", action="append", choices=SUITES, help="benchmark to run; may be repeated"
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="folder for the data (default: a temporary one)"
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
+    parser = BenchParser(__doc__)
+    parser.add_count("--records", 1_000_000)
+    parser.add_quick()
+    parser.add_repeat()
+    parser.add_only(SUITES)
+    parser.add_folder()
+    parser.add_results()
     given = parser.parse_args()
     if given.records < 1000 or given.repeat < 1:
         parser.error("--records must be at least 1000 and --repeat at least 1")

@@ -19,34 +19,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 from corebench import report
+from corebench.arguments import BenchParser
 from peersbench import registry
 from peersbench.comparison import Comparison
 from peersbench.peer import Peer
 from peersbench.record_kinds import KINDS, Kind, Record
 from peersbench.workload import CROWD, INGEST, PRODUCERS, SINGLES
 
-RESULTS = Path(__file__).parent / "results"
-
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--records", type=int, default=100_000, help="default: 100,000")
-    parser.add_argument(
-        "--repeat", type=int, default=3, help="number of measurements; the best counts"
-    )
+    parser = BenchParser(__doc__)
+    parser.add_count("--records", 100_000)
+    parser.add_repeat()
     parser.add_argument("--seconds", type=float, default=5.0, help="time limit of a measurement")
-    parser.add_argument(
-        "--only", action="append", choices=registry.PEERS, help="system to measure; may be repeated"
-    )
+    parser.add_only(registry.PEERS, "system to measure")
     parser.add_argument(
         "--kind", action="append", choices=KINDS, help="kind of record; default: all"
     )
-    parser.add_argument(
-        "--folder", type=Path, help="folder for the data (default: a temporary one)"
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for JSON and page")
+    parser.add_folder()
+    parser.add_results("JSON and page")
     given = parser.parse_args()
     if given.records < 100 or given.repeat < 1:
         parser.error("--records must be at least 100 and --repeat at least 1")

@@ -25,12 +25,12 @@ from typing import Any
 
 import pulsing as pul
 from corebench import records, report
+from corebench.arguments import RESULTS, BenchParser
 from corebench.report import Run, Target, rate
 
 from persisting.cluster.host import host_here, serve
 from persisting.queue import read_queue, write_queue
 
-RESULTS = Path(__file__).parent / "results"
 LIST = 10_000
 CONCURRENT = 1000
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -241,20 +241,12 @@ async def measure(where: str, run: Run) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--records", type=int, default=300_000, help="default: 300,000")
-    parser.add_argument("--quick", action="store_true", help="50,000 records, each measured once")
-    parser.add_argument(
-        "--repeat", type=int, default=3, help="number of measurements; the best counts"
-    )
-    parser.add_argument(
-        "--only", action="append", choices=PLACES, help="place to measure; may be repeated"
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="folder for the data (default: a temporary one)"
-    )
+    parser = BenchParser(__doc__)
+    parser.add_count("--records", 300_000)
+    parser.add_quick()
+    parser.add_repeat()
+    parser.add_only(PLACES, "place to measure")
+    parser.add_folder()
     parser.add_argument("--node", choices=("ours", "pulsing"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.records < LIST or given.repeat < 1:

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from corebench import report
+from corebench.arguments import RESULTS, BenchParser
 from sparkbench.batches import reading, writing
 from sparkbench.replay import profile
 from sparkbench.rows import make
@@ -25,15 +26,12 @@ from sparkbench.streams import streaming
 from persisting.spark import session
 
 SUITES = {"read": reading, "write": writing, "stream": streaming}
-RESULTS = Path(__file__).parent / "results"
 JAVA = "-XX:TieredStopAtLevel=4 -XX:+UseG1GC"
 """Our sessions are tuned to start quickly; this one computes for a long time."""
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = BenchParser(__doc__)
     parser.add_argument(
         "--rows", type=int, default=2_000_000, help="number of rows (default: 2,000,000)"
     )

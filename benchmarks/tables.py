@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from corebench import report
+from corebench.arguments import BenchParser
 from tablebench.maintenance import maintenance
 from tablebench.random_access import random_access
 from tablebench.sizes import Sizes
@@ -29,27 +30,18 @@ SUITES = {
     "access": random_access,
     "maintenance": maintenance,
 }
-RESULTS = Path(__file__).parent / "results"
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--vectors", type=int, default=100_000, help="default: 100,000")
-    parser.add_argument("--dimensions", type=int, default=128, help="default: 128")
-    parser.add_argument("--records", type=int, default=1_000_000, help="default: 1,000,000")
-    parser.add_argument("--queries", type=int, default=200, help="default: 200")
-    parser.add_argument(
-        "--quick", action="store_true", help="20,000 x 64 vectors, 50,000 records, 50 queries"
-    )
-    parser.add_argument(
-        "--only", action="append", choices=SUITES, help="benchmark to run; may be repeated"
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="folder for the data (default: a temporary one)"
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
+    parser = BenchParser(__doc__)
+    parser.add_count("--vectors", 100_000)
+    parser.add_count("--dimensions", 128)
+    parser.add_count("--records", 1_000_000)
+    parser.add_count("--queries", 200)
+    parser.add_quick("20,000 x 64 vectors, 50,000 records, 50 queries")
+    parser.add_only(SUITES)
+    parser.add_folder()
+    parser.add_results()
     given = parser.parse_args()
     if given.vectors < 2000 or given.records < 10_000 or given.queries < 10:
         parser.error("needs at least 2000 vectors, 10,000 records and 10 queries")

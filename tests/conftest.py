@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ pytest.register_assert_rewrite("support")
 
 from support.buckets import LANCE, PERSISTING, Bucket  # noqa: E402
 from support.faults import FaultyFileSystem  # noqa: E402
+from support.tasks import spawning  # noqa: E402
 
 from persisting import fs  # noqa: E402
 from persisting.topic import registry  # noqa: E402
@@ -77,13 +77,5 @@ def faults() -> Iterator[FaultyFileSystem]:
 @pytest.fixture
 async def spawned() -> AsyncIterator[Any]:
     """A function that starts tasks, which are cancelled when the test ends."""
-    tasks: list[asyncio.Task[Any]] = []
-
-    def spawn(coroutine: Any) -> asyncio.Task[Any]:
-        tasks.append(asyncio.create_task(coroutine))
-        return tasks[-1]
-
-    yield spawn
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with spawning() as spawn:
+        yield spawn

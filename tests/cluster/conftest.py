@@ -27,6 +27,15 @@ def cluster() -> Iterator[Cluster]:
     cluster.close()
 
 
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    """A cluster of three nodes, shared by the tests of a module."""
+    cluster = Cluster()
+    cluster.start(3)
+    yield cluster
+    cluster.close()
+
+
 @pytest.fixture
 async def join() -> AsyncIterator[Any]:
     """Join a cluster from this process, as a client that owns no bucket."""

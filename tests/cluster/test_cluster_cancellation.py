@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.cluster_nodes import Cluster
-from support.cluster_traffic import SYNCED
+from support.cluster_traffic import synced_writer
 from support.topic_places import ids, numbered, streamed
 
 from persisting.errors import StorageError
@@ -22,13 +22,7 @@ async def topic(cluster: Cluster, join: Any, tmp_path: Path) -> Any:
     """A system, its storage path, and a writer that has put 200 records."""
     cluster.start(1)
     system = await join(cluster)
-    writer = await write_queue(
-        system,
-        topic="t",
-        storage_path=str(tmp_path),
-        backend="persisting",
-        backend_options=SYNCED,
-    )
+    writer = await synced_writer(system, tmp_path)
     await writer.put(numbered(200))
     return system, str(tmp_path), writer
 

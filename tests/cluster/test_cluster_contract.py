@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.cluster_join import join_cluster, leave_cluster, spawning
+from support.cluster_join import join_cluster, leave_cluster
 from support.cluster_nodes import Cluster
 from support.protocol_only_backend import OnlyProtocol
 from support.queue_contract import (
@@ -19,20 +19,13 @@ from support.queue_contract import (
     SchemaContract,
     WritingContract,
 )
+from support.tasks import spawning
 from support.topic_places import Place
 
 from persisting.queue import register_backend
 from persisting.topic import registry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Cluster]:
-    cluster = Cluster()
-    cluster.start(3)
-    yield cluster
-    cluster.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

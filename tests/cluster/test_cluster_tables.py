@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.cluster_join import join_cluster, leave_cluster, spawning
+from support.cluster_join import join_cluster, leave_cluster
 from support.cluster_nodes import Cluster
+from support.cluster_traffic import GROUP_MEMBER, synced_writer
 from support.restore_contract import LoggedRestoreContract, RestoreContract
 from support.retention_contract import RetentionContract, SlowContract
 from support.table_contract import (
@@ -27,8 +27,10 @@ from support.table_contract import (
     one_per_bucket,
 )
 from support.tag_contract import TagContract
+from support.tasks import spawning
 from support.topic_homes import Following, Home, flat, taken
 from support.topic_places import drained, ids, numbered
+from support.values import EVERY_TYPE
 from support.waiting import until
 
 from persisting.bucket.snapshot import Page
@@ -40,14 +42,6 @@ SYNCED = {"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": None}
 _ON_MODULE = pytest.mark.asyncio(loop_scope="module")
 _NIGHTLY = pytest.mark.nightly
 READS = ("tag", "query")
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[Cluster]:
-    cluster = Cluster()
-    cluster.start(3)
-    yield cluster
-    cluster.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -240,26 +234,7 @@ class TestWire:
         assert (await reader.get_arrow(version="t")).num_rows == 2
 
     async def test_values_of_every_type_round_trip_through_a_cluster(self, home: Home) -> None:
-        import decimal
-        import uuid
-
-        record = {
-            "id": "x",
-            "none": None,
-            "flag": True,
-            "float": -0.5,
-            "bytes": b"\x00\xff",
-            "naive": dt.datetime(2024, 2, 29, 1, 2, 3, 4),
-            "aware": dt.datetime(2024, 2, 29, tzinfo=dt.timezone.utc),
-            "date": dt.date(1999, 12, 31),
-            "time": dt.time(23, 59, 59, 999999),
-            "span": dt.timedelta(days=-1, microseconds=1),
-            "money": decimal.Decimal("12.340"),
-            "uuid": uuid.UUID(int=7),
-            "vector": [0.1, 0.2, 0.3],
-            "list": ["a", None, "ü"],
-            "dict": {"inner": {"n": 2**62}, "list": [1, 2]},
-        }
+        record = {**EVERY_TYPE, "float": -0.5}
         writer = await home.open()
         await writer.put(record)
         await writer.tag("t")
@@ -375,14 +350,7 @@ class TestWire:
 
 async def _filled(system: Any, folder: Path, **options: Any) -> Any:
     """Return a writer of one bucket: records 0 to 29 tagged "t", and 30 more."""
-    writer = await write_queue(
-        system,
-        topic="t",
-        storage_path=str(folder),
-        backend="persisting",
-        num_buckets=1,
-        backend_options={**SYNCED, **options},
-    )
+    writer = await synced_writer(system, folder, {**SYNCED, **options}, num_buckets=1)
     await writer.put(numbered(30))
     await writer.tag("t")
     await writer.put(numbered(30, 30))
@@ -544,22 +512,6 @@ async def test_a_stream_that_loses_its_owner_follows_the_restore_at_the_next_own
         assert (await tail.reaches(107))[67:] == list(range(200, 240))
 
 
-MEMBER = """
-import asyncio, sys
-import pulsing as pul
-from persisting.queue import read_queue
-async def main():
-    root, *seeds = sys.argv[1:]
-    system = await pul.actor_system("127.0.0.1:0", seeds=seeds)
-    reader = await read_queue(system, topic="t", storage_path=root, group="g", wait_for_topic=10)
-    while True:
-        for record in await reader.get(limit=10, wait=True, timeout=1.0):
-            print("GOT", record["id"], flush=True)
-        await reader.commit()
-asyncio.run(main())
-"""
-
-
 @_NIGHTLY
 async def test_a_group_in_another_process_continues_after_a_restore(
     cluster: Cluster, join: Any, tmp_path: Path
@@ -567,7 +519,7 @@ async def test_a_group_in_another_process_continues_after_a_restore(
     cluster.start(2)
     system = await join(cluster)
     writer = await _filled(system, tmp_path)
-    member = cluster.run("-c", MEMBER, str(tmp_path), *cluster.seeds)
+    member = cluster.run("-c", GROUP_MEMBER, str(tmp_path), *cluster.seeds)
     await member.await_lines("GOT", 60)
     reader = await read_queue(system, topic="t", storage_path=str(tmp_path), group="other")
     assert len(await drained(reader)) == 60

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.cluster_join import join_cluster, leave_cluster
 from support.cluster_nodes import Cluster, Process
-from support.cluster_traffic import SYNCED
+from support.cluster_traffic import synced_writer
 from support.topic_places import ids, numbered, streamed
 
 from persisting.cluster import locator, wire
@@ -111,13 +111,7 @@ async def test_a_backend_upgrade_reaches_buckets_that_are_already_open(
     old = await write_queue(system, topic="t", storage_path=str(tmp_path), backend="lance")
     await old.put(numbered(40))
     with pytest.warns(UserWarning, match="from now on"):
-        new = await write_queue(
-            system,
-            topic="t",
-            storage_path=str(tmp_path),
-            backend="persisting",
-            backend_options=SYNCED,
-        )
+        new = await synced_writer(system, tmp_path)
     await new.put([{"id": n, "new": n} for n in range(40, 80)])
     stats = await new.stats()
     assert stats["wal_enabled"] is True
@@ -260,13 +254,7 @@ async def test_concurrent_single_puts_share_calls(
     monkeypatch.setattr(PulsingConnection, "_send", counted)
     cluster.start(1)
     system = await join(cluster)
-    writer = await write_queue(
-        system,
-        topic="t",
-        storage_path=str(tmp_path),
-        backend="persisting",
-        backend_options=SYNCED,
-    )
+    writer = await synced_writer(system, tmp_path)
     await writer.put(numbered(8))
     calls.clear()
     await asyncio.gather(*(writer.put({"id": n}) for n in range(1000)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.cluster_nodes import Cluster
-from support.cluster_traffic import SYNCED, Traffic, assert_once
+from support.cluster_traffic import GROUP_MEMBER, SYNCED, Traffic, assert_once, synced_writer
 from support.topic_places import ids, numbered, streamed
 
 from persisting.cluster import locator, pulsing_transport
@@ -94,14 +94,7 @@ async def test_a_paused_owner_keeps_its_bucket_and_is_named_in_the_error(
 ) -> None:
     cluster.start(3)
     system = await join(cluster)
-    writer = await write_queue(
-        system,
-        topic="t",
-        storage_path=str(tmp_path),
-        backend="persisting",
-        num_buckets=1,
-        backend_options=SYNCED,
-    )
+    writer = await synced_writer(system, tmp_path, num_buckets=1)
     await writer.put(numbered(20))
     owner = cluster.owner((await writer.stats())["buckets"][0])
     monkeypatch.setattr(locator, "PATIENCE_SECONDS", 3.0)
@@ -196,14 +189,7 @@ async def test_a_slow_consumer_survives_a_change_of_owner(
     monkeypatch.setattr(locator, "PATIENCE_SECONDS", 5.0)
     cluster.start(2)
     system = await join(cluster)
-    writer = await write_queue(
-        system,
-        topic="t",
-        storage_path=str(tmp_path),
-        backend="persisting",
-        num_buckets=1,
-        backend_options=SYNCED,
-    )
+    writer = await synced_writer(system, tmp_path, num_buckets=1)
     text = "x" * 1000
     for start in range(0, 40_000, 4000):
         await writer.put([{"id": n, "text": text} for n in range(start, start + 4000)])
@@ -234,38 +220,16 @@ async def test_a_bucket_locked_by_another_process_is_opened_once_it_is_released(
     assert (await writer.stats())["total_count"] == 10
 
 
-MEMBER = """
-import asyncio, sys
-import pulsing as pul
-from persisting.queue import read_queue
-async def main():
-    root, *seeds = sys.argv[1:]
-    system = await pul.actor_system("127.0.0.1:0", seeds=seeds)
-    reader = await read_queue(system, topic="t", storage_path=root, group="g", wait_for_topic=10)
-    while True:
-        for record in await reader.get(limit=10, wait=True, timeout=1.0):
-            print("GOT", record["id"], flush=True)
-        print("COMMITTED", len(await reader.commit()), flush=True)
-asyncio.run(main())
-"""
-
-
 async def test_a_group_member_takes_over_from_a_killed_one(
     cluster: Cluster, join: Any, tmp_path: Path
 ) -> None:
     cluster.start(2)
     system = await join(cluster)
-    writer = await write_queue(
-        system,
-        topic="t",
-        storage_path=str(tmp_path),
-        backend="persisting",
-        backend_options=SYNCED,
-    )
+    writer = await synced_writer(system, tmp_path)
     await writer.put(numbered(200))
-    first = cluster.run("-c", MEMBER, str(tmp_path), *cluster.seeds)
+    first = cluster.run("-c", GROUP_MEMBER, str(tmp_path), *cluster.seeds)
     await first.await_lines("GOT", 5)
-    second = cluster.run("-c", MEMBER, str(tmp_path), *cluster.seeds)
+    second = cluster.run("-c", GROUP_MEMBER, str(tmp_path), *cluster.seeds)
     await second.await_lines("COMMITTED", 3)
     for start in range(200, 600, 50):
         await writer.put(numbered(50, start))
@@ -290,14 +254,7 @@ async def test_a_client_with_a_wrong_passphrase_cannot_write_to_the_topic(
     try:
         protected.start(1)
         inside = await join(protected, passphrase="right")
-        writer = await write_queue(
-            inside,
-            topic="t",
-            storage_path=str(tmp_path),
-            backend="persisting",
-            num_buckets=1,
-            backend_options=SYNCED,
-        )
+        writer = await synced_writer(inside, tmp_path, num_buckets=1)
         await writer.put(numbered(10))
         outside = await join(protected, 0, passphrase="wrong")
         stranger = await write_queue(outside, topic="t", storage_path=str(tmp_path))

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.filesystems import QuickFileSystem
+
+from persisting import fs
 
 MEMORY = Path("/dev/shm")
 
@@ -30,6 +33,13 @@ def tmp_path() -> Iterator[Path]:
 def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder on the real disk, for large files."""
     return tmp_path_factory.mktemp("disk")
+
+
+@pytest.fixture
+def no_syncs() -> Iterator[None]:
+    """Skip syncs, in tests that end without a power loss."""
+    with fs.use(QuickFileSystem()):
+        yield
 
 
 @pytest.fixture(autouse=True)

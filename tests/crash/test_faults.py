@@ -39,11 +39,7 @@ from support.crash.workloads import lance, no_log, wal
 from persisting import codec, fs
 from persisting.errors import StorageError
 
-
-@pytest.fixture(autouse=True)
-def _no_syncs() -> Iterator[None]:
-    with fs.use(QuickFileSystem()):
-        yield
+pytestmark = pytest.mark.usefixtures("no_syncs")
 
 
 Step = tuple[str, Callable[[Any], Awaitable[None]], list[dict[str, Any]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from support.crash.checks import (
 )
 from support.crash.disk_model import KEEP_EVERYTHING, after_power_loss, write_tree
 from support.crash.failing_disk import ERRORS, FaultyFileSystem
-from support.crash.recording import QuickFileSystem
 from support.crash.workloads import (
     WITH_DEFAULT_AGE,
     every_operation,
@@ -38,11 +37,7 @@ from support.faults import FaultyFileSystem as NamedFaults
 from persisting import fs
 from persisting.errors import StorageError
 
-
-@pytest.fixture(autouse=True)
-def _no_syncs() -> Iterator[None]:
-    with fs.use(QuickFileSystem()):
-        yield
+pytestmark = pytest.mark.usefixtures("no_syncs")
 
 
 def record(number: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,12 @@ from support.crash.checks import (
     read_checked,
 )
 from support.crash.disk_model import SECTOR
-from support.crash.recording import QuickFileSystem
 from support.crash.workloads import lance, no_log, wal
 
-from persisting import fs
 from persisting.errors import StorageError, TableError
 from persisting.queue import LanceBackend
 
-
-@pytest.fixture(autouse=True)
-def _no_syncs() -> Iterator[None]:
-    with fs.use(QuickFileSystem()):
-        yield
+pytestmark = pytest.mark.usefixtures("no_syncs")
 
 
 def manifests(folder: Path) -> list[Path]:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.crash import workloads
 from support.crash.checks import CrashableBucket
-from support.crash.recording import QuickFileSystem
 from support.crash.workloads import History, RecordedTable, lance, no_log, wal
 
-from persisting import fs
 from persisting.queue import PersistingBackend
 
-
-@pytest.fixture(autouse=True)
-def _no_syncs() -> Iterator[None]:
-    with fs.use(QuickFileSystem()):
-        yield
+pytestmark = pytest.mark.usefixtures("no_syncs")
 
 
 WORDS = ("red", "green", "blue")

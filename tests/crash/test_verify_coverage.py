@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.indexed_bucket import flip, indexed_bucket, text_rows
 
 from persisting.errors import TableError
-from persisting.queue import LanceBackend, PersistingBackend
+from persisting.queue import LanceBackend
 from persisting.table import checksums, files
-
-
-def rows(first: int, count: int) -> list[dict[str, Any]]:
-    return [{"id": n, "text": f"word {n}"} for n in range(first, first + count)]
 
 
 @pytest.fixture
 async def bucket(tmp_path: Path):
-    """A bucket with several fragments, a tag, an index, and a column widened after the tag."""
-    async with PersistingBackend(0, str(tmp_path), flush_interval=None) as backend:
-        for n in range(3):
-            await backend.put_batch(rows(n * 10, 10))
-            await backend.flush()
-        await backend.create_index("text")
-        await backend.tag("x")
-        await backend.put({"id": 0.5, "text": "wide"})
-        await backend.flush()
+    async with indexed_bucket(tmp_path) as backend:
         yield backend
-
-
-def data_files(folder: Path) -> list[Path]:
-    return sorted((folder / "data.lance" / "data").iterdir())
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 async def test_verify_ignores_the_buffer_and_older_manifests_and_transactions(bucket, tmp_path):
@@ -70,7 +48,7 @@ async def test_file_without_checksum_is_reported_and_gets_one_when_rewritten(tmp
         before.setattr(checksums, "signed_metadata", lambda fs, root, fragments: list(fragments))
         async with LanceBackend(0, str(tmp_path)) as backend:
             for n in range(2):
-                await backend.put_batch(rows(n * 10, 10))
+                await backend.put_batch(text_rows(n * 10, 10))
                 await backend.flush()
             report = await backend.verify()
             assert report["ok"]
@@ -78,7 +56,7 @@ async def test_file_without_checksum_is_reported_and_gets_one_when_rewritten(tmp
     async with LanceBackend(0, str(tmp_path)) as backend:
         await backend.compact()
         assert (await backend.verify())["unchecked"] == []
-        assert await backend.get() == rows(0, 20)
+        assert await backend.get() == text_rows(0, 20)
 
 
 async def test_create_index_replaces_a_damaged_index(bucket, tmp_path):

@@ -10,34 +10,20 @@ import subprocess
 import sys
 
 import pytest
-from support.doc_pages import ROOT
-
-EXAMPLES = ROOT / "examples"
-
-
-def run(name: str, *args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name), *args],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+from support.example_runner import EXAMPLES, run_example
 
 
 def test_tour_shows_every_part():
-    output = run("tour.py")
+    output = run_example("tour.py")
     numbers = re.findall(r"^(\d+)\. ", output, re.MULTILINE)
     assert numbers == [str(number) for number in range(1, 12)]
     assert "All of it held" in output
 
 
 def test_embedded_backend_example_prints_its_records(tmp_path):
-    assert run("embedded_backend.py").count("got {'id'") == 4
-    assert run("embedded_backend.py", str(tmp_path)).count("got {'id'") == 4
-    assert run("embedded_backend.py", str(tmp_path)).count("got {'id'") == 8
+    assert run_example("embedded_backend.py").count("got {'id'") == 4
+    assert run_example("embedded_backend.py", str(tmp_path)).count("got {'id'") == 4
+    assert run_example("embedded_backend.py", str(tmp_path)).count("got {'id'") == 8
 
 
 def test_durable_producer_resumes_after_kill_9(tmp_path):
@@ -48,10 +34,12 @@ def test_durable_producer_resumes_after_kill_9(tmp_path):
                 os.kill(child.pid, signal.SIGKILL)
                 break
         last = 20 + sum(1 for line in child.stdout if line.endswith("\n"))
-    first, *rest = map(int, run("durable_producer.py", str(tmp_path), str(last + 10)).split())
+    first, *rest = map(
+        int, run_example("durable_producer.py", str(tmp_path), str(last + 10)).split()
+    )
     assert last < first <= last + 2
     assert [first, *rest] == list(range(first, last + 10))
-    assert run("durable_producer.py", str(tmp_path), str(last + 10)) == ""
+    assert run_example("durable_producer.py", str(tmp_path), str(last + 10)) == ""
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
@@ -68,7 +56,7 @@ def test_every_example_has_a_docstring_and_a_test(example):
 def test_core_benchmark_runs_and_writes_its_results(tmp_path):
     small = ["--records", "1000", "--repeat", "1", "--results", str(tmp_path)]
     parts = [f"--only={name}" for name in ("ingest", "reading", "compression")]
-    output = run("../benchmarks/core.py", *small, *parts)
+    output = run_example("../benchmarks/core.py", *small, *parts)
     (result,) = tmp_path.glob("core-*.json")
     rows = json.loads(result.read_text())["rows"]
     assert {row["group"] for row in rows} == {"ingest", "reading", "compression"}
@@ -77,7 +65,9 @@ def test_core_benchmark_runs_and_writes_its_results(tmp_path):
 
 def test_peers_benchmark_runs_and_writes_its_results(tmp_path):
     small = ["--records", "300", "--repeat", "1", "--kind", "small", "--results", str(tmp_path)]
-    output = run("../benchmarks/peers.py", *small, "--only=sqlite", "--only=ours", "--seconds=1")
+    output = run_example(
+        "../benchmarks/peers.py", *small, "--only=sqlite", "--only=ours", "--seconds=1"
+    )
     (result,) = tmp_path.glob("peers-*.json")
     found = json.loads(result.read_text())
     assert set(found["rates"]["small"]) == {"ingest", "singles", "crowd", "drain"}

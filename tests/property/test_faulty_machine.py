@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from support.buckets import LANCE, PERSISTING, WAL_SYNCED, WAL_ZSTD, Bucket, Kind
+from hypothesis.stateful import invariant, rule
+from support.bucket_machine import BucketMachine, machine
+from support.buckets import LANCE, PERSISTING, WAL_SYNCED, WAL_ZSTD
 from support.comparing import equal_but_for_absent
 from support.faults import FaultyFileSystem
 
@@ -31,20 +27,15 @@ SHAPES = [
 ]
 
 
-class FaultyMachine(RuleBasedStateMachine):
+class FaultyMachine(BucketMachine):
     """Acknowledged records are stored once, in order; refused ones are not."""
-
-    kind: Kind
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.folder = tempfile.TemporaryDirectory()
         self.files = FaultyFileSystem()
-        self.bucket = Bucket(self.kind, Path(self.folder.name))
         self.stored: list[dict[str, Any]] = []
         self.number = 0
-        self.open()
+        self.open_when_released()
 
     def open(self) -> None:
         with fs.use(self.files):
@@ -52,7 +43,7 @@ class FaultyMachine(RuleBasedStateMachine):
                 try:
                     self.backend = self.bucket.open(flush_threshold=8, flush_interval=None)
                 except BucketLocked:
-                    time.sleep(0.005)  # a background flush still holds the bucket
+                    raise  # no fault of the disk: open_when_released() retries
                 except StorageError:
                     self.files.heal()
                 else:
@@ -60,12 +51,7 @@ class FaultyMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.files.heal()
-        self.run(self.bucket.close())
-        self.loop.close()
-        self.folder.cleanup()
-
-    def run(self, coroutine: Any) -> Any:
-        return self.loop.run_until_complete(coroutine)
+        super().teardown()
 
     def make(self, shape: int) -> dict[str, Any]:
         self.number += 1
@@ -138,7 +124,7 @@ class FaultyMachine(RuleBasedStateMachine):
         except StorageError:
             self.files.heal()
             self.run(self.backend.close())
-        self.open()
+        self.open_when_released()
 
     @invariant()
     def all_is_there(self) -> None:
@@ -153,27 +139,13 @@ class CrashingMachine(FaultyMachine):
     @rule()
     def die(self) -> None:
         self.files.heal()
-        self.bucket = Bucket(self.kind, self.bucket.folder)
-        del self.backend
-        gc.collect()
-        self.open()
+        self.drop_and_reopen()
         # A put that failed may have reached the log; it counts from now on.
         got = self.run(self.backend.get())
         known = {r["i"] for r in self.stored}
         assert [r["i"] for r in got if r["i"] in known] == [r["i"] for r in self.stored]
         assert len(got) == len({r["i"] for r in got})
         self.stored = got
-
-
-def machine(
-    base: type[FaultyMachine], kind: Kind, *, examples: int, steps: int, fixed: bool = True
-) -> type:
-    made = type(f"{base.__name__}_{kind.name}", (base,), {"kind": kind})
-    phases = set(Phase) - ({Phase.shrink, Phase.explain} if fixed else set())
-    made.TestCase.settings = settings(
-        max_examples=examples, stateful_step_count=steps, derandomize=fixed, phases=phases
-    )
-    return made.TestCase
 
 
 TestLance = machine(FaultyMachine, LANCE, examples=6, steps=20)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from support.buckets import LANCE, PERSISTING, WAL_SYNCED, WAL_ZSTD, Bucket, Kind
+from hypothesis.stateful import invariant, precondition, rule
+from support.bucket_machine import BucketMachine, machine
+from support.buckets import LANCE, PERSISTING, WAL_SYNCED, WAL_ZSTD
 from support.comparing import equal_but_for_absent
 
-from persisting.queue import BucketLocked, MemoryBackend, SchemaError
+from persisting.queue import MemoryBackend, SchemaError
 
 SMALL = st.integers(-(2**53), 2**53)
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
@@ -49,27 +44,17 @@ wider = st.fixed_dictionaries(
 BAD = [{"i": "text"}, {"text": 5}, {"flag": 1}, {"i": 2**63}, {"": 1}, {"i": object()}, None]
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(BucketMachine):
     """The backend holds what the model holds after any operations."""
-
-    kind: Kind
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.folder = tempfile.TemporaryDirectory()
-        self.bucket = Bucket(self.kind, Path(self.folder.name))
         self.model = MemoryBackend()
-        self.backend = self.bucket.open(flush_threshold=20, flush_interval=None)
         self.fields: dict[str, None] = {}
+        self.open()
 
-    def teardown(self) -> None:
-        self.run(self.bucket.close())
-        self.loop.close()
-        self.folder.cleanup()
-
-    def run(self, coroutine: Any) -> Any:
-        return self.loop.run_until_complete(coroutine)
+    def open(self) -> None:
+        self.backend = self.bucket.open(flush_threshold=20, flush_interval=None)
 
     def both(self, method: str, data: Any) -> None:
         self.run(getattr(self.model, method)(data))
@@ -181,29 +166,7 @@ class LoggedMachine(EvolvingMachine):
 
     @rule()
     def die(self) -> None:
-        self.bucket = Bucket(self.kind, self.bucket.folder)
-        del self.backend
-        gc.collect()
-        while True:
-            try:
-                self.backend = self.bucket.open(flush_threshold=20, flush_interval=None)
-            except BucketLocked:
-                time.sleep(0.005)  # a background flush still holds the bucket
-            else:
-                return
-
-
-def machine(
-    base: type[Machine], kind: Kind, *, examples: int, steps: int, fixed: bool = True
-) -> type:
-    """Return a test case of ``base`` on ``kind``."""
-    made = type(f"{base.__name__}_{kind.name}", (base,), {"kind": kind})
-    # Outside nightly runs, report a failure without shrinking, which takes minutes.
-    phases = set(Phase) - ({Phase.shrink, Phase.explain} if fixed else set())
-    made.TestCase.settings = settings(
-        max_examples=examples, stateful_step_count=steps, derandomize=fixed, phases=phases
-    )
-    return made.TestCase
+        self.drop_and_reopen()
 
 
 TestLance = machine(Machine, LANCE, examples=8, steps=20)

@@ -6,32 +6,25 @@ every sequence goes through many compactions, indexed and cleaned-up states.
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
 )
-from support.buckets import LANCE, PERSISTING, WAL_ZSTD, Bucket, Kind
+from support.bucket_machine import BucketMachine, machine
+from support.buckets import LANCE, PERSISTING, WAL_ZSTD
 from support.comparing import equal_but_for_absent
 
 from persisting.bucket import maintenance as bucket_upkeep
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
-from persisting.queue import BucketLocked
 from persisting.table import compaction, indexes
 from persisting.table.compaction import Limit
 
@@ -115,10 +108,8 @@ def same_rows(expected: list[Record], got: list[Record]) -> None:
         assert equal_but_for_absent(ours, theirs), f"\n{ours!r}\n{theirs!r}"
 
 
-class TableMachine(RuleBasedStateMachine):
+class TableMachine(BucketMachine):
     """The bucket holds what the model holds, at every offset of every version."""
-
-    kind: Kind
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,9 +118,6 @@ class TableMachine(RuleBasedStateMachine):
         self.patch.setattr(compaction, "_EVEN", 2)
         self.patch.setattr(indexes, "LEAST_VECTORS", 12)
         self.patch.setattr(bucket_upkeep, "_BEHIND_ROWS", 6)
-        self.loop = asyncio.new_event_loop()
-        self.folder = tempfile.TemporaryDirectory()
-        self.bucket = Bucket(self.kind, Path(self.folder.name))
         self.now, self.epoch = Content(), 0
         self.tagged: dict[str, Content] = {}
         self.past: dict[int, Content] = {}
@@ -145,13 +133,8 @@ class TableMachine(RuleBasedStateMachine):
         self.backend._bucket.maintenance._limit = Limit(rows=60, nbytes=10**6)
 
     def teardown(self) -> None:
-        self.run(self.bucket.close())
-        self.loop.close()
-        self.folder.cleanup()
+        super().teardown()
         self.patch.undo()
-
-    def run(self, coroutine: Any) -> Any:
-        return self.loop.run_until_complete(coroutine)
 
     # Making records
 
@@ -561,16 +544,7 @@ class LoggedTableMachine(EvolvingTableMachine):
 
     @rule()
     def die(self) -> None:
-        self.bucket = Bucket(self.kind, self.bucket.folder)
-        del self.backend
-        gc.collect()
-        while True:
-            try:
-                self.open()
-            except BucketLocked:
-                time.sleep(0.005)  # a background flush still holds the bucket
-            else:
-                break
+        self.drop_and_reopen()
         self.check_all()
 
 
@@ -580,19 +554,6 @@ def pick(choices: Any, place: float) -> Any:
 
 def _distance(one: list[float], other: list[float]) -> float:
     return sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
-
-
-def machine(
-    base: type[TableMachine], kind: Kind, *, examples: int, steps: int, fixed: bool = True
-) -> type:
-    """Return a test case of ``base`` on ``kind``."""
-    made = type(f"{base.__name__}_{kind.name}", (base,), {"kind": kind})
-    # Outside nightly runs, report a failure without shrinking, which takes minutes.
-    phases = set(Phase) - ({Phase.shrink, Phase.explain} if fixed else set())
-    made.TestCase.settings = settings(
-        max_examples=examples, stateful_step_count=steps, derandomize=fixed, phases=phases
-    )
-    return made.TestCase
 
 
 TestLance = machine(TableMachine, LANCE, examples=5, steps=18)

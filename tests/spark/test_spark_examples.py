@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.example_runner import EXAMPLES, run_example
 from support.spark.topics import ids, stored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def here(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -29,15 +26,7 @@ def here(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 def alone(name: str, folder: Path) -> str:
     """Return what an example prints if a user runs it."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_example(name, str(folder), seconds=500)
 
 
 def check_incremental(output: str, folder: Path, before: int) -> None:

@@ -1,11 +1,9 @@
-"""This process as a member of a test's cluster, and tasks that end with the test."""
+"""This process as a member of a test's cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pulsing as pul
@@ -34,18 +32,3 @@ async def leave_cluster(system: Any) -> None:
     if host is not None:
         await host.close()
     await system.shutdown()
-
-
-@asynccontextmanager
-async def spawning() -> AsyncIterator[Any]:
-    """Start tasks that are cancelled at the end if they still run."""
-    tasks: list[asyncio.Task[Any]] = []
-
-    def spawn(coroutine: Any) -> asyncio.Task[Any]:
-        tasks.append(asyncio.create_task(coroutine))
-        return tasks[-1]
-
-    yield spawn
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,7 +12,37 @@ from typing import Any
 from persisting.queue import read_queue, write_queue
 
 SYNCED = {"enable_wal": True, "wal_sync_interval": 0.0}
+GROUP_MEMBER = """
+import asyncio, sys
+import pulsing as pul
+from persisting.queue import read_queue
+async def main():
+    root, *seeds = sys.argv[1:]
+    system = await pul.actor_system("127.0.0.1:0", seeds=seeds)
+    reader = await read_queue(system, topic="t", storage_path=root, group="g", wait_for_topic=10)
+    while True:
+        for record in await reader.get(limit=10, wait=True, timeout=1.0):
+            print("GOT", record["id"], flush=True)
+        print("COMMITTED", len(await reader.commit()), flush=True)
+asyncio.run(main())
+"""
+"""A program that reads "t" as a member of the group "g"; arguments: storage path and seeds."""
+
 PROGRESS_SECONDS = 60.0
+
+
+async def synced_writer(
+    system: Any, folder: Path, options: dict[str, Any] | None = None, **arguments: Any
+) -> Any:
+    """Open the topic "t" for writing; each put is synced before it is acknowledged."""
+    return await write_queue(
+        system,
+        topic="t",
+        storage_path=str(folder),
+        backend="persisting",
+        backend_options={**SYNCED, **(options or {})},
+        **arguments,
+    )
 
 
 class Traffic:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import decimal
 import hashlib
 import time
-import uuid
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +13,7 @@ import pytest
 
 from persisting.errors import BucketClosed, InvalidArgument, SchemaError, StorageError
 from support.topic_places import Place, drained, ids, numbered, streamed
+from support.values import EVERY_TYPE
 
 
 def pulsing_bucket(value: Any, buckets: int) -> int:
@@ -86,23 +85,7 @@ class WritingContract:
             assert found == sorted(found)
 
     async def test_values_are_read_as_they_were_put(self, typed_place: Place) -> None:
-        record = {
-            "id": "x",
-            "none": None,
-            "flag": True,
-            "float": -0.0,
-            "bytes": b"\x00\xff",
-            "naive": dt.datetime(2024, 2, 29, 1, 2, 3, 4),
-            "aware": dt.datetime(2024, 2, 29, tzinfo=dt.timezone.utc),
-            "date": dt.date(1999, 12, 31),
-            "time": dt.time(23, 59, 59, 999999),
-            "span": dt.timedelta(days=-1, microseconds=1),
-            "money": decimal.Decimal("12.340"),
-            "uuid": uuid.UUID(int=7),
-            "vector": [0.1, 0.2, 0.3],
-            "list": ["a", None, "ü"],
-            "dict": {"inner": {"n": 2**62}, "list": [1, 2]},
-        }
+        record = EVERY_TYPE
         writer = await typed_place.write()
         await writer.put(record)
         await writer.put([{**record, "id": "y"}, {**record, "id": "z"}])

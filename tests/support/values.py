@@ -115,3 +115,22 @@ GOOD_NAMES = [
     "a b", "a'b", 'a"b', "1", "SELECT", "日本", "a/b", "a\nb", "_x", "a-b", "a[0]", "a,b", "{}",
     "a;b", "(a)", "\\", "%", " ", "item", "element", "é", "e\u0301", "x" * 1000,
 ]  # fmt: skip
+
+EVERY_TYPE: dict[str, Any] = {
+    "id": "x",
+    "none": None,
+    "flag": True,
+    "float": -0.0,
+    "bytes": b"\x00\xff",
+    "naive": dt.datetime(2024, 2, 29, 1, 2, 3, 4),
+    "aware": dt.datetime(2024, 2, 29, tzinfo=UTC),
+    "date": dt.date(1999, 12, 31),
+    "time": dt.time(23, 59, 59, 999999),
+    "span": dt.timedelta(days=-1, microseconds=1),
+    "money": Decimal("12.340"),
+    "uuid": UUID(int=7),
+    "vector": [0.1, 0.2, 0.3],
+    "list": ["a", None, "ü"],
+    "dict": {"inner": {"n": 2**62}, "list": [1, 2]},
+}
+"""A record with a field of each type."""

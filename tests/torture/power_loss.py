@@ -10,9 +10,7 @@ from pathlib import Path
 
 from support.crash.disk_model import (
     FIXED_LOSSES,
-    KEEP_NAMES_ONLY,
-    UNDO_REMOVALS,
-    ZERO_BYTES,
+    PARTIAL_LOSSES,
     Loss,
     after_power_loss,
     only_in,
@@ -29,7 +27,7 @@ def random_loss(rng: random.Random) -> Loss:
     if kind == 0:
         return rng.choice(FIXED_LOSSES)
     if kind == 1:
-        return only_in(rng.choice((KEEP_NAMES_ONLY, ZERO_BYTES, UNDO_REMOVALS)), rng.choice(PLACES))
+        return only_in(rng.choice(PARTIAL_LOSSES), rng.choice(PLACES))
     return sampled(rng.random())
 
 

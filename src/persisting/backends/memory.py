@@ -6,8 +6,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,6 +15,7 @@ from persisting.bucket.fairness import FairYield, KeyedLocks
 from persisting.bucket.producer_sequences import check_number, check_writer
 from persisting.bucket.put_cost import check_records
 from persisting.bucket.waiters import Waiters
+from persisting.concurrency.closing import AsyncClosing
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketClosed, InvalidArgument, SchemaError
 from persisting.options import check_window
@@ -24,16 +24,13 @@ from persisting.records.encoder import EMPTY
 from persisting.records.field_names import check_name
 from persisting.records.values import Values
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 _ROWS_PER_TURN = 1000
 _MAX_SHAPES = 1024
 _MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
 _ALWAYS_CANONICAL = frozenset({float, bool, type(None)})
 
 
-class MemoryBackend:
+class MemoryBackend(AsyncClosing):
     """In-memory storage: fast, unbounded, lost when the process ends.
 
     It takes every record that the other backends could store, each with a schema of its own, and
@@ -178,17 +175,6 @@ class MemoryBackend:
         """End all streams that wait for records; may be called twice."""
         self._closed = True
         self._waiters.wake()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def _canonical(self, record: Any) -> dict[str, Any]:
         if not isinstance(record, dict):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -25,17 +24,15 @@ from persisting.bucket.fairness import FairYield
 from persisting.bucket.put_cost import check_records, is_light
 from persisting.bucket.snapshot import Page
 from persisting.bucket.snapshot_search import OFFSET
+from persisting.concurrency.closing import AsyncClosing
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.options import BucketOptions, check_window
 from persisting.table.layout import EFFECTIVE
 from persisting.table.retention import Limits
 from persisting.table.versions import Version
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
-
-class TableBackend:
+class TableBackend(AsyncClosing):
     """A bucket with async methods: a queue, and what its table can do beyond a queue."""
 
     def __init__(self, bucket: Bucket) -> None:
@@ -423,14 +420,3 @@ class TableBackend:
             raise
         bucket.finish_close()
         self._finished = True
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from persisting import codec
+from persisting.bucket.bucket_part import BucketPart
 from persisting.bucket.chunk import ROWS_AT_ONCE, Chunk
 from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.concurrency import loop_bridge, timer
@@ -59,11 +59,11 @@ class PendingPut:
         return pending
 
 
-class GroupCommit:
+class GroupCommit(BucketPart):
     """Writes the puts of one open bucket to its log."""
 
     def __init__(self, bucket: Bucket, log: Log, options: PersistingOptions) -> None:
-        self._bucket_ref = weakref.ref(bucket)
+        super().__init__(bucket)
         self._log = log
         self._codec = codec.codec_id(options.compression)
         self._interval = options.wal_sync_interval
@@ -75,13 +75,6 @@ class GroupCommit:
         self._schema: pa.Schema | None = None
         self._preamble: tuple[pa.Schema, Payload] | None = None
         self._log_lock = threading.Lock()
-
-    @property
-    def _bucket(self) -> Bucket:
-        bucket = self._bucket_ref()
-        if bucket is None:
-            raise ReferenceError("the bucket was dropped")
-        return bucket
 
     @property
     def failed(self) -> bool:

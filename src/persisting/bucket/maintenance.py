@@ -10,12 +10,12 @@ import datetime as dt
 import logging
 import time
 import uuid
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from persisting.bucket import group_offsets
+from persisting.bucket.bucket_part import BucketPart
 from persisting.concurrency import timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.errors import InvalidArgument, StorageError
@@ -40,11 +40,11 @@ _FRAGMENTS_KEPT = 8
 _LONGEST_PAUSE = 60.0
 
 
-class Maintenance:
+class Maintenance(BucketPart):
     """Maintains one bucket that is open for writing."""
 
     def __init__(self, bucket: Bucket) -> None:
-        self._bucket_ref = weakref.ref(bucket)
+        super().__init__(bucket)
         self.error: str | None = None
         options = bucket.options
         self._limits = Limits(
@@ -60,13 +60,6 @@ class Maintenance:
         self._pause = _pause(options.keep_versions, options.retention_seconds)
         self._clean_at = time.monotonic() + self._pause
         self._stopped = False
-
-    @property
-    def _bucket(self) -> Bucket:
-        bucket = self._bucket_ref()
-        if bucket is None:
-            raise ReferenceError("the bucket was dropped")
-        return bucket
 
     # Automatic
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
+import functools
 import json
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import click
 
@@ -14,6 +17,19 @@ from persisting.options import local_path
 
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+class ParsedText(click.ParamType):
+    """A value that is parsed from text; a value that is no text was parsed before."""
+
+    def parse(self, text: str, fail: Callable[[str], NoReturn]) -> Any:
+        """Return the value, or call ``fail`` with what is wrong."""
+        raise NotImplementedError
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        return self.parse(value, lambda message: self.fail(message, param, ctx))
 
 
 class Duration(click.ParamType):
@@ -70,35 +86,31 @@ class Timestamp(click.ParamType):
             self.fail(f"{value!r} is too far in the past", param, ctx)
 
 
-class Json(click.ParamType):
+class Json(ParsedText):
     """A JSON value."""
 
     name = "json"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
+    def parse(self, text: str, fail: Callable[[str], NoReturn]) -> Any:
         try:
-            return json.loads(value)
+            return json.loads(text)
         except ValueError as exc:
-            self.fail(f"{value!r} is not JSON: {exc}", param, ctx)
+            fail(f"{text!r} is not JSON: {exc}")
 
 
-class Setting(click.ParamType):
+class Setting(ParsedText):
     """``name=value``; the value is JSON if it parses, otherwise text."""
 
     name = "name=value"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        name, equals, text = value.partition("=")
+    def parse(self, text: str, fail: Callable[[str], NoReturn]) -> tuple[str, Any]:
+        name, equals, value = text.partition("=")
         if not equals or not name:
-            self.fail(f"{value!r} is not a setting; write name=value", param, ctx)
+            fail(f"{text!r} is not a setting; write name=value")
         try:
-            return name, json.loads(text)
+            return name, json.loads(value)
         except ValueError:
-            return name, text
+            return name, value
 
 
 class LocalPath(click.Path):
@@ -112,31 +124,27 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Names(click.ParamType):
+class Names(ParsedText):
     """Names separated by commas."""
 
     name = "names"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        names = [name.strip() for name in value.split(",")]
+    def parse(self, text: str, fail: Callable[[str], NoReturn]) -> list[str]:
+        names = [name.strip() for name in text.split(",")]
         if not all(names):
-            self.fail(f"{value!r} contains an empty name", param, ctx)
+            fail(f"{text!r} contains an empty name")
         return names
 
 
-class Position(click.ParamType):
+class Position(ParsedText):
     """The position of a record: ``bucket:offset``."""
 
     name = "bucket:offset"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        match = re.fullmatch(r"(\d+):(\d+)", value)
+    def parse(self, text: str, fail: Callable[[str], NoReturn]) -> tuple[int, int]:
+        match = re.fullmatch(r"(\d+):(\d+)", text)
         if not match:
-            self.fail(f"{value!r} is not a position; write bucket:offset, as in 0:12", param, ctx)
+            fail(f"{text!r} is not a position; write bucket:offset, as in 0:12")
         return int(match[1]), int(match[2])
 
 
@@ -176,3 +184,46 @@ bucket_column = click.option(
     help="Field that decides the bucket of a record in a new topic.  [default: id]",
 )
 bucket = click.option("--bucket", "-b", type=click.IntRange(0), help="Use only this bucket.")
+
+
+def count(flag: str, default: int, help: str, *, least: int = 0) -> Any:
+    """Return the option ``-n``, which says how many records or pairs."""
+    return click.option(
+        flag, "-n", default=default, show_default=True, type=click.IntRange(least), help=help
+    )
+
+
+def tag(verb: str) -> Any:
+    """Return the option that reads a topic as it was at a tag; ``verb`` is what is done with it."""
+    return click.option("--tag", metavar="NAME", help=f"{verb} the topic as it was at a tag.")
+
+
+def at(verb: str) -> Any:
+    """Return the option that reads a topic as it was at a time."""
+    return click.option(
+        "--at",
+        "timestamp",
+        type=Timestamp(),
+        help=f"{verb} the topic as it was at a time: 2h, or 2026-11-15.",
+    )
+
+
+def bundled(name: str, bundle: type, *options: Any) -> Any:
+    """Return a decorator that adds options and passes them as one argument.
+
+    The argument ``name`` is a ``bundle``, a dataclass with a field for each of the options.
+    """
+    fields = [field.name for field in dataclasses.fields(bundle)]
+
+    def decorate(command: Callable[..., Any]) -> Any:
+        @functools.wraps(command)
+        def call(**values: Any) -> Any:
+            bundled = bundle(**{field: values.pop(field) for field in fields})
+            return command(**values, **{name: bundled})
+
+        decorated = call
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate

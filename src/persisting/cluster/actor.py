@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
 import pulsing as pul
 
 from persisting.cluster import wire
-from persisting.cluster.transport import Answering, ReplyStream
+from persisting.cluster.transport import Answering, ReplyStream, StopHook
 
 _BUFFERED_REPLIES = 4
 """Replies of a stream that wait for a slow consumer before the sender does."""
@@ -22,9 +21,7 @@ class EndpointActor(pul.Actor):
     No exception may leave ``receive``: Pulsing would lose its class.
     """
 
-    def __init__(
-        self, answering: Answering, on_stop: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
+    def __init__(self, answering: Answering, on_stop: StopHook | None = None) -> None:
         self._answering, self._on_stop = answering, on_stop
         self._streams: set[asyncio.Task[None]] = set()
 

@@ -23,13 +23,15 @@ from persisting.errors import BucketClosed, InvalidArgument, OffsetOutOfRange
 from persisting.records import Rules
 from persisting.records.arrow import align, merge
 from persisting.topic.bucket_client import ProducerSequence, Rows
+from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.spec import TopicConfig
+from persisting.topic.stream_position import StreamPosition
 from persisting.topic.table_calls import T, TableCall
 
 _LARGEST_INT = (1 << 63) - 1
 
 
-class RemoteTopic:
+class RemoteTopic(ConfiguredTopic):
     """A topic whose buckets live on the nodes of a cluster."""
 
     def __init__(
@@ -46,20 +48,8 @@ class RemoteTopic:
         self._ports: dict[int, RemoteBucketClient] = {}
 
     @property
-    def name(self) -> str:
-        return self._config.topic
-
-    @property
-    def num_buckets(self) -> int:
-        return self._config.num_buckets
-
-    @property
-    def bucket_column(self) -> str:
-        return self._config.bucket_column
-
-    @property
-    def batch_size(self) -> int:
-        return self._config.batch_size
+    def config(self) -> TopicConfig:
+        return self._config
 
     @property
     def folder(self) -> Path | None:
@@ -191,21 +181,23 @@ class RemoteBucketClient:
     async def pages(
         self, offset: int, limit: int | None, block: bool, epoch: int | None = None
     ) -> AsyncIterator[Page]:
-        left = limit
+        position = StreamPosition(offset, limit, epoch)
         patience = Patience()
-        while left is None or left > 0:
-            window = {"offset": offset, "limit": left, "block": block, "epoch": epoch}
+        while not position.at_limit:
+            window = {
+                "offset": position.offset,
+                "limit": position.left,
+                "block": block,
+                "epoch": position.epoch,
+            }
             request = Request("stream", _in_int64(window))
             try:
                 async with aclosing(self._locator.stream(request, patience)) as replies:
                     async for reply in replies:
                         if reply.rows is not None:
                             page = _page_of(reply)
-                            count = len(page.rows)
-                            epoch, offset = page.epoch, page.first + count
-                            left = None if left is None else left - count
                             yield page._replace(rows=_as_records(page.rows))
-                            if not count:
+                            if not position.advance(page):
                                 return
                         elif reply.value == "end":
                             return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any
 
 import msgspec
@@ -20,14 +18,14 @@ from persisting.errors import InvalidArgument, NoSuchTopic
 from persisting.topic import spec as topics
 from persisting.topic.address import TopicAddress
 from persisting.topic.local import agreed_config
-from persisting.topic.open_local import BucketChoice, deadline_of, reader_of
+from persisting.topic.open_local import ReaderOptions, deadline_of, open_reader, when_found
 from persisting.topic.reader import QueueReader
 from persisting.topic.registry import register_backend
 from persisting.topic.spec import TopicConfig, TopicSpec
 from persisting.topic.writer import QueueWriter
 
 _ASK_SECONDS = 3.0
-_WAIT_STEP = 0.2
+_WAIT_STEP_SECONDS = 0.2
 
 
 async def open_remote_writer(
@@ -76,28 +74,15 @@ def _the_only(candidates: list[dict[str, Any]], topic: str) -> dict[str, Any]:
 
 
 async def open_remote_reader(
-    system: Any,
-    wanted: TopicSpec,
-    cls: type | None,
-    storage_path: Any,
-    buckets: BucketChoice,
-    wait_for_topic: bool | float,
-    group: str | None,
-    auto_commit: bool,
-    enable_metrics: bool,
+    system: Any, wanted: TopicSpec, cls: type | None, storage_path: Any, options: ReaderOptions
 ) -> QueueReader:
     """Return a reader of a topic on the nodes of ``system``."""
-    deadline = deadline_of(wait_for_topic)
+    deadline = deadline_of(options.wait_for_topic)
     transport = await _ready(system, wanted, cls)
-    while True:
-        try:
-            topic = await _find(transport, wanted, storage_path)
-            break
-        except NoSuchTopic:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise
-            await asyncio.sleep(_WAIT_STEP)
-    return await reader_of(topic, buckets, group, auto_commit, enable_metrics)
+    topic = await when_found(
+        lambda: _find(transport, wanted, storage_path), deadline, _WAIT_STEP_SECONDS
+    )
+    return await open_reader(topic, options)
 
 
 async def _ready(system: Any, wanted: TopicSpec, cls: type | None) -> Transport:

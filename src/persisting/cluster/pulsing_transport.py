@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +17,7 @@ from persisting.cluster.transport import (
     HOST_ENDPOINT,
     KEEPALIVE_SECONDS,
     Answering,
+    StopHook,
     Unreachable,
 )
 from persisting.cluster.wire import Reply, Request
@@ -61,10 +62,7 @@ class PulsingTransport:
         return PulsingConnection(await _reached(resolving, node, timeout), node)
 
     async def publish(
-        self,
-        endpoint: str,
-        answering: Answering,
-        on_stop: Callable[[], Awaitable[None]] | None = None,
+        self, endpoint: str, answering: Answering, on_stop: StopHook | None = None
     ) -> None:
         actor = EndpointActor(answering, on_stop)
         await self._system.spawn(actor, name=endpoint, public=True)

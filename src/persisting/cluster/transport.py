@@ -35,6 +35,7 @@ class ReplyStream:
 
 Answer: TypeAlias = "Reply | ReplyStream"
 Answering: TypeAlias = "Callable[[Request], Awaitable[Answer]]"
+StopHook: TypeAlias = "Callable[[], Awaitable[None]]"
 
 
 class Connection(Protocol):
@@ -78,10 +79,7 @@ class HostTransport(Transport, Protocol):
         """The address that this node listens on."""
 
     async def publish(
-        self,
-        endpoint: str,
-        answering: Answering,
-        on_stop: Callable[[], Awaitable[None]] | None = None,
+        self, endpoint: str, answering: Answering, on_stop: StopHook | None = None
     ) -> None:
         """Answer the requests to an endpoint; ``on_stop`` runs when the endpoint stops."""
 

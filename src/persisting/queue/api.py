@@ -7,6 +7,7 @@ from typing import Any
 from persisting.errors import InvalidArgument
 from persisting.topic.open_local import (
     BucketChoice,
+    ReaderOptions,
     open_local_reader,
     open_local_writer,
     topic_spec,
@@ -114,23 +115,12 @@ async def read_queue(
         topic, num_buckets=num_buckets, backend=backend, backend_options=backend_options
     )
     buckets = BucketChoice(bucket_id, bucket_ids, rank, world_size)
+    options = ReaderOptions(buckets, wait_for_topic, group, auto_commit, enable_metrics)
     if system is not None:
         from persisting.cluster.open_remote import open_remote_reader
 
-        return await open_remote_reader(
-            system,
-            wanted,
-            cls,
-            storage_path,
-            buckets,
-            wait_for_topic,
-            group,
-            auto_commit,
-            enable_metrics,
-        )
-    return await open_local_reader(
-        wanted, cls, storage_path, buckets, wait_for_topic, group, auto_commit, enable_metrics
-    )
+        return await open_remote_reader(system, wanted, cls, storage_path, options)
+    return await open_local_reader(wanted, cls, storage_path, options)
 
 
 def _system_and_topic(system: Any, topic: Any) -> tuple[Any, str]:

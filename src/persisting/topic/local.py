@@ -31,9 +31,11 @@ from persisting.topic.backend_adapter import (
     run_table_call,
 )
 from persisting.topic.bucket_client import ProducerSequence, Rows
+from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.groups import FOLDER as GROUPS_FOLDER
 from persisting.topic.registry import get_backend_class
 from persisting.topic.spec import TopicConfig, TopicSpec
+from persisting.topic.stream_position import StreamPosition
 from persisting.topic.table_calls import T, TableCall
 
 _T = TypeVar("_T")
@@ -153,28 +155,12 @@ def _reset_after_fork() -> None:
 os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-class LocalHandle:
+class LocalHandle(ConfiguredTopic):
     """A writer's or reader's reference to a topic of this process, counted in ``handles``."""
 
     def __init__(self, topic: LocalTopic) -> None:
         self._topic = topic
         self._clients: dict[int, LocalBucketClient] = {}
-
-    @property
-    def name(self) -> str:
-        return self._topic.config.topic
-
-    @property
-    def num_buckets(self) -> int:
-        return self._topic.config.num_buckets
-
-    @property
-    def bucket_column(self) -> str:
-        return self._topic.config.bucket_column
-
-    @property
-    def batch_size(self) -> int:
-        return self._topic.config.batch_size
 
     @property
     def folder(self) -> Path | None:
@@ -266,17 +252,15 @@ class LocalBucketClient:
     async def pages(
         self, offset: int, limit: int | None, block: bool, epoch: int | None = None
     ) -> AsyncGenerator[Page]:
-        left = limit
-        while left is None or left > 0:
+        position = StreamPosition(offset, limit, epoch)
+        while not position.at_limit:
             backend = await self._backend()
             try:
-                async with aclosing(backend.get_pages(offset, left, block, epoch)) as stream:
+                async with aclosing(backend.get_pages(*position.window(block))) as stream:
                     async for page in stream:
                         yield page
-                        if not page.rows:
+                        if not position.advance(page):
                             return
-                        epoch, offset = page.epoch, page.first + len(page.rows)
-                        left = None if left is None else left - len(page.rows)
             except BucketClosed:
                 if self._topic.closed:
                     raise

@@ -6,9 +6,10 @@ import asyncio
 import operator
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from persisting import fs as filesystem
 from persisting.backends.table_backend import TableBackend
@@ -25,6 +26,7 @@ from persisting.topic.registry import backend_name, check_class, get_backend_cla
 from persisting.topic.spec import TopicSpec
 from persisting.topic.writer import QueueWriter
 
+_T = TypeVar("_T")
 _WAIT_STEP_SECONDS = 0.05
 
 
@@ -62,26 +64,12 @@ async def open_local_writer(
 
 
 async def open_local_reader(
-    wanted: TopicSpec,
-    cls: type | None,
-    storage_path: Any,
-    buckets: BucketChoice,
-    wait_for_topic: bool | float,
-    group: str | None,
-    auto_commit: bool,
-    enable_metrics: bool,
+    wanted: TopicSpec, cls: type | None, storage_path: Any, options: ReaderOptions
 ) -> QueueReader:
     """Return a reader of a topic of this process, or of a topic on disk."""
-    deadline = deadline_of(wait_for_topic)
-    while True:
-        try:
-            topic = await _find(wanted, cls, storage_path)
-            break
-        except NoSuchTopic:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise
-            await asyncio.sleep(_WAIT_STEP_SECONDS)
-    return await reader_of(topic, buckets, group, auto_commit, enable_metrics)
+    deadline = deadline_of(options.wait_for_topic)
+    topic = await when_found(lambda: _find(wanted, cls, storage_path), deadline, _WAIT_STEP_SECONDS)
+    return await open_reader(topic, options)
 
 
 def deadline_of(wait_for_topic: bool | float) -> float | None:
@@ -93,14 +81,22 @@ def deadline_of(wait_for_topic: bool | float) -> float | None:
     return None if wait_for_topic is True else time.monotonic() + wait_for_topic
 
 
-async def reader_of(
-    topic: Topic,
-    buckets: BucketChoice,
-    group: str | None,
-    auto_commit: bool,
-    enable_metrics: bool,
-) -> QueueReader:
+async def when_found(
+    find: Callable[[], Awaitable[_T]], deadline: float | None, step_seconds: float
+) -> _T:
+    """Return the topic that ``find`` returns; until the deadline, retry while there is none."""
+    while True:
+        try:
+            return await find()
+        except NoSuchTopic:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(step_seconds)
+
+
+async def open_reader(topic: Topic, options: ReaderOptions) -> QueueReader:
     """Return a reader of an open topic, on its own or as a member of a group."""
+    buckets, group = options.buckets, options.group
     try:
         chosen = buckets.of(topic.num_buckets)
         membership = None
@@ -116,14 +112,16 @@ async def reader_of(
                     "use the backend 'lance' or 'persisting'"
                 )
             membership = Membership(Path(topic.folder), group, chosen, filesystem.current())
-        elif auto_commit:
+        elif options.auto_commit:
             raise InvalidArgument("auto_commit needs a group: read_queue(…, group='name')")
     except BaseException:
         await topic.close()
         raise
-    metrics = GroupMetrics(topic.name, group) if enable_metrics and group is not None else None
+    metrics = None
+    if options.enable_metrics and group is not None:
+        metrics = GroupMetrics(topic.name, group)
     return QueueReader(
-        topic, chosen, membership=membership, auto_commit=auto_commit, metrics=metrics
+        topic, chosen, membership=membership, auto_commit=options.auto_commit, metrics=metrics
     )
 
 
@@ -175,6 +173,17 @@ class BucketChoice:
                     f"bucket {bucket!r} does not exist; the topic has 0 to {num_buckets - 1}"
                 )
         return sorted(set(chosen))
+
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """How to read a topic, wherever its buckets live."""
+
+    buckets: BucketChoice
+    wait_for_topic: bool | float = False
+    group: str | None = None
+    auto_commit: bool = False
+    enable_metrics: bool = False
 
 
 def _bucket_list(bucket_ids: Any) -> list[int] | None:

@@ -6,7 +6,6 @@ import asyncio
 import datetime as dt
 import time
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,8 +25,6 @@ from persisting.topic.topic_table import TopicTable
 from persisting.topic.topic_versions import TopicVersion
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from persisting.topic.synchronous import SyncQueue
 
 _MOST_SECONDS = 1e12
@@ -60,12 +57,6 @@ class QueueReader(TopicTable):
         self._reads = 0
         self._closing = asyncio.Event()
         self._streams: set[StreamMerge] = set()
-        self._loop = asyncio.get_running_loop()
-
-    @property
-    def topic(self) -> str:
-        """The name of the topic."""
-        return self._topic.name
 
     @property
     def buckets(self) -> list[int]:
@@ -390,16 +381,8 @@ class QueueReader(TopicTable):
         await self._topic.close()
         self._buckets.closed = True
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._close(commit=kind is None)
+    async def _leave_block(self, *, failed: bool) -> None:
+        await self._close(commit=not failed)
 
 
 async def _set(event: asyncio.Event) -> None:

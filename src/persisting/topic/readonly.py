@@ -21,9 +21,11 @@ from persisting.bucket.snapshot import Page
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketClosed, BucketLocked, StorageError
 from persisting.topic.bucket_client import ProducerSequence, Rows
+from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.local import LocalBucketClient, live_topic
 from persisting.topic.ownership import open_owner, recover
 from persisting.topic.spec import TopicConfig, bucket_folder
+from persisting.topic.stream_position import StreamPosition
 from persisting.topic.table_calls import T, TableCall, TableRead
 
 _T = TypeVar("_T")
@@ -31,7 +33,7 @@ _POLL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.01
 
 
-class ReadonlyTopic:
+class ReadonlyTopic(ConfiguredTopic):
     """A topic on disk, opened for reading."""
 
     def __init__(self, folder: Path, config: TopicConfig) -> None:
@@ -39,20 +41,8 @@ class ReadonlyTopic:
         self._clients: dict[int, ReadonlyBucketClient] = {}
 
     @property
-    def name(self) -> str:
-        return self._config.topic
-
-    @property
-    def num_buckets(self) -> int:
-        return self._config.num_buckets
-
-    @property
-    def bucket_column(self) -> str:
-        return self._config.bucket_column
-
-    @property
-    def batch_size(self) -> int:
-        return self._config.batch_size
+    def config(self) -> TopicConfig:
+        return self._config
 
     def bucket(self, bucket: int) -> ReadonlyBucketClient:
         if bucket not in self._clients:
@@ -153,20 +143,18 @@ class ReadonlyBucketClient:
     async def pages(
         self, offset: int, limit: int | None, block: bool, epoch: int | None = None
     ) -> AsyncGenerator[Page]:
-        left = limit
-        while left is None or left > 0:
+        position = StreamPosition(offset, limit, epoch)
+        while not position.at_limit:
             source = await self._source()
             if source is not None:
                 live = isinstance(source, LocalBucketClient)
                 pages = source.pages if isinstance(source, LocalBucketClient) else source.get_pages
                 try:
-                    async with aclosing(pages(offset, left, False, epoch)) as stream:
+                    async with aclosing(pages(*position.window(block=False))) as stream:
                         async for page in stream:
                             yield page
-                            if not page.rows:
+                            if not position.advance(page):
                                 return
-                            epoch, offset = page.epoch, page.first + len(page.rows)
-                            left = None if left is None else left - len(page.rows)
                 except BucketClosed:
                     if not live:
                         raise
@@ -174,8 +162,8 @@ class ReadonlyBucketClient:
                     continue
             if not block:
                 return
-            if left is None or left > 0:
-                await self.wait(offset, epoch or 0)
+            if not position.at_limit:
+                await self.wait(position.offset, position.epoch or 0)
 
     async def wait(self, offset: int, epoch: int = 0) -> None:
         """Return when there is more; unless this process owns the topic, it polls."""

@@ -6,9 +6,11 @@ buckets covers those.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from persisting.concurrency.closing import AsyncClosing
 from persisting.options import check_window
 from persisting.topic.bucket_client import Topic
 from persisting.topic.bucket_set import BucketSet
@@ -17,7 +19,7 @@ from persisting.topic.topic_search import TopicSearch
 from persisting.topic.topic_versions import TopicVersion, TopicVersions
 
 
-class TopicTable:
+class TopicTable(AsyncClosing):
     """Base of writer and reader: the public table methods, each delegated to one part."""
 
     def __init__(self, topic: Topic, buckets: list[int], user: str) -> None:
@@ -25,6 +27,12 @@ class TopicTable:
         self._buckets = BucketSet(topic, buckets, user)
         self._versions = TopicVersions(self._buckets)
         self._search = TopicSearch(self._buckets)
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic."""
+        return self._topic.name
 
     # Versions and tags
 

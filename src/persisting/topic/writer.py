@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,8 +17,6 @@ from persisting.topic.stats import summed
 from persisting.topic.topic_table import TopicTable
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from persisting.topic.synchronous import SyncQueue
 
 _ROWS_PER_TURN = 2000
@@ -44,17 +41,13 @@ class QueueWriter(TopicTable):
     def __init__(self, topic: Topic, *, writer_id: str | None = None) -> None:
         super().__init__(topic, list(range(topic.num_buckets)), "writer")
         check_writer_id(writer_id)
+        # Both are fixed when a topic is created; every put needs them.
+        self._routing = topic.bucket_column, topic.num_buckets
         self._writer_id = writer_id or uuid.uuid4().hex
         self._numbering = asyncio.Lock()
         self._numbered_puts: dict[int, asyncio.Lock] = {}
         """By bucket: its numbered puts are sent one at a time, in the order of the calls."""
         self._touched: set[int] = set()
-        self._loop = asyncio.get_running_loop()
-
-    @property
-    def topic(self) -> str:
-        """The name of the topic."""
-        return self._topic.name
 
     @property
     def writer_id(self) -> str:
@@ -63,11 +56,11 @@ class QueueWriter(TopicTable):
 
     def bucket_of(self, record: dict[str, Any]) -> int:
         """Return the bucket that a record goes to."""
-        return route(record, self._topic.bucket_column, self._topic.num_buckets)
+        return route(record, *self._routing)
 
     def divided(self, data: pa.Table) -> dict[int, pa.Table]:
         """Divide the rows of an Arrow table by the bucket that they go to. Blocking."""
-        return table_by_bucket(data, self._topic.bucket_column, self._topic.num_buckets)
+        return table_by_bucket(data, *self._routing)
 
     async def put(
         self, record: dict[str, Any] | list[dict[str, Any]], *, sequence: int | None = None
@@ -114,9 +107,7 @@ class QueueWriter(TopicTable):
         groups: dict[int, list[dict[str, Any]]] = {}
         for start in range(0, len(records), _ROWS_PER_TURN):
             part = records[start : start + _ROWS_PER_TURN]
-            for bucket, rows in by_bucket(
-                part, self._topic.bucket_column, self._topic.num_buckets
-            ).items():
+            for bucket, rows in by_bucket(part, *self._routing).items():
                 groups.setdefault(bucket, []).extend(rows)
             if len(records) > _ROWS_PER_TURN:
                 await asyncio.sleep(0)
@@ -201,14 +192,3 @@ class QueueWriter(TopicTable):
             except BaseException:
                 self._buckets.closed = False
                 raise
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

@@ -199,6 +199,9 @@ UNDO_REMOVALS = Loss("removals-undone", lambda: True, lambda: False, lambda _, d
 UNDO_REMOVALS_LOSE_BYTES = Loss(
     "removals-undone-bytes-lost", lambda: True, lambda: False, lambda d, _: d
 )
+PARTIAL_LOSSES = (KEEP_NAMES_ONLY, ZERO_BYTES, UNDO_REMOVALS)
+"""Losses that are also tried in single folders, with :func:`only_in`."""
+
 FIXED_LOSSES = (
     LOSE_UNSYNCED,
     KEEP_EVERYTHING,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from persisting.fs import FileSystem
-from support.crash.recording import QuickFileSystem
+from support.filesystems import CALLS, QuickFileSystem
 
 ERRORS = {
     "ENOSPC": errno.ENOSPC,
@@ -83,15 +83,6 @@ def _failing(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in (
-    "create",
-    "sync",
-    "truncate",
-    "read",
-    "rename",
-    "remove",
-    "list",
-    "sync_file",
-    "sync_folder",
-):
-    setattr(FaultyFileSystem, _name, _failing(_name))
+for _name in CALLS:
+    if _name not in vars(FaultyFileSystem):
+        setattr(FaultyFileSystem, _name, _failing(_name))

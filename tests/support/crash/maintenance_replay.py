@@ -9,9 +9,7 @@ from support.crash.checks import Open, TableCrashExplorer
 from support.crash.disk_model import (
     FIXED_LOSSES,
     KEEP_EVERYTHING,
-    KEEP_NAMES_ONLY,
-    UNDO_REMOVALS,
-    ZERO_BYTES,
+    PARTIAL_LOSSES,
     Loss,
     after_power_loss,
     only_in,
@@ -22,11 +20,7 @@ from support.crash.workloads import History, run_history
 
 PLACES = ("data", "_indices", "_versions", "_transactions", "_refs")
 """Lance writes to these in one operation: any of them may reach the disk without the others."""
-PARTIAL = tuple(
-    only_in(loss, place)
-    for place in PLACES
-    for loss in (KEEP_NAMES_ONLY, ZERO_BYTES, UNDO_REMOVALS)
-)
+PARTIAL = tuple(only_in(loss, place) for place in PLACES for loss in PARTIAL_LOSSES)
 
 
 def all_losses(index: int) -> Iterator[Loss]:

@@ -42,14 +42,7 @@ class BenchResult(msgspec.Struct):
 
 
 @click.command()
-@click.option(
-    "--records",
-    "-n",
-    default=50_000,
-    show_default=True,
-    type=click.IntRange(1000),
-    help="Number of records to put.",
-)
+@parameters.count("--records", 50_000, "Number of records to put.", least=1000)
 @click.option(
     "--folder",
     type=click.Path(file_okay=False),

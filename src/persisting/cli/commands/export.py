@@ -17,7 +17,7 @@ import msgspec
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.formats import FORMATS, format_of
 from persisting.cli.json_contract import prints
-from persisting.cli.parameters import LocalPath, Timestamp
+from persisting.cli.parameters import LocalPath
 from persisting.fs import remove_all
 
 if TYPE_CHECKING:
@@ -50,13 +50,8 @@ class Exported(msgspec.Struct):
 @parameters.where
 @parameters.columns
 @parameters.bucket
-@click.option("--tag", metavar="NAME", help="Export the topic as it was at a tag.")
-@click.option(
-    "--at",
-    "timestamp",
-    type=Timestamp(),
-    help="Export the topic as it was at a time: 2h, or 2026-11-15.",
-)
+@parameters.tag("Export")
+@parameters.at("Export")
 @click.option("--metadata", is_flag=True, help="Add the fields _bucket, _offset and _time.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @parameters.storage

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,38 +22,37 @@ _FOLLOW_SECONDS = 0.2
 _FOLLOW_ROWS = 10_000
 
 
-_lines = click.option(
-    "--lines",
-    "-n",
-    default=10,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Number of records to show.",
+_lines = parameters.count("--lines", 10, "Number of records to show.")
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What to show of which topic, and how."""
+
+    topic: str
+    bucket: int | None
+    columns: list[str] | None
+    storage: str
+    as_json: bool
+
+
+_chosen = parameters.bundled(
+    "chosen",
+    _Chosen,
+    parameters.topic,
+    parameters.bucket,
+    parameters.columns,
+    parameters.storage,
+    parameters.as_json,
 )
 
 
-def _shared_options(command: Any) -> Any:
-    for option in (
-        parameters.as_json,
-        parameters.storage,
-        parameters.columns,
-        parameters.bucket,
-        parameters.topic,
-    ):
-        command = option(command)
-    return command
-
-
 @click.command()
-@_shared_options
+@_chosen
 @_lines
 @prints("head", "persisting.cli.json_contract:Found", lines=True)
 def head(
-    topic: str,
-    bucket: int | None,
-    columns: list[str] | None,
-    storage: str,
-    as_json: bool,
+    chosen: _Chosen,
     lines: int,
 ) -> None:
     """Show the oldest records, in order of arrival.
@@ -62,18 +62,18 @@ def head(
       persisting head events -n 3
       persisting head events --json | jq -c .record
     """
-    source = topics_access.find_recovered(topic, storage)
+    source = topics_access.find_recovered(chosen.topic, chosen.storage)
     topics_access.note_unflushed(source)
     found = [
         record
-        for number in topics_access.buckets(source, bucket)
-        for record in _window(source, number, source.view(number).start, lines, columns)
+        for number in topics_access.buckets(source, chosen.bucket)
+        for record in _window(source, number, source.view(number).start, lines, chosen.columns)
     ]
-    _print(sorted(found, key=_by_arrival)[:lines], as_json)
+    _print(sorted(found, key=_by_arrival)[:lines], chosen.as_json)
 
 
 @click.command()
-@_shared_options
+@_chosen
 @_lines
 @click.option("--follow", "-f", is_flag=True, help="Keep showing new records until Ctrl-C.")
 @click.option(
@@ -83,11 +83,7 @@ def head(
 )
 @prints("tail", "persisting.cli.json_contract:Found", lines=True)
 def tail(
-    topic: str,
-    bucket: int | None,
-    columns: list[str] | None,
-    storage: str,
-    as_json: bool,
+    chosen: _Chosen,
     lines: int,
     follow: bool,
     since: dt.datetime | None,
@@ -102,22 +98,24 @@ def tail(
       persisting tail events -f --columns id,score
       persisting tail events --since 15m -n 1000
     """
-    source = topics_access.find_recovered(topic, storage)
+    source = topics_access.find_recovered(chosen.topic, chosen.storage)
     if not follow:
         topics_access.note_unflushed(source)
     positions = {}
     found: list[Found] = []
-    for number in topics_access.buckets(source, bucket):
+    for number in topics_access.buckets(source, chosen.bucket):
         view = source.view(number)
         first = max(view.start, view.end - lines)
         if since is not None:
             first = max(first, source.offset_at(number, since))
-        found += _window(source, number, first, view.end - first, columns)
+        found += _window(source, number, first, view.end - first, chosen.columns)
         positions[number] = (view.end, len(source.table(number).restores))
-    _print(sorted(found, key=_by_arrival)[-lines:] if lines else [], as_json)
+    _print(sorted(found, key=_by_arrival)[-lines:] if lines else [], chosen.as_json)
     while follow:
         time.sleep(_FOLLOW_SECONDS)
-        _print(sorted(_new_records(source, positions, columns), key=_by_arrival), as_json)
+        _print(
+            sorted(_new_records(source, positions, chosen.columns), key=_by_arrival), chosen.as_json
+        )
 
 
 def _new_records(
@@ -138,32 +136,16 @@ def _new_records(
 
 
 @click.command()
-@_shared_options
+@_chosen
 @click.option(
     "--offset", "-o", type=click.IntRange(0), help="First offset to show.  [default: the oldest]"
 )
-@click.option(
-    "--limit",
-    "-n",
-    default=1,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Number of records to show of each bucket.",
-)
-@click.option("--tag", metavar="NAME", help="Show the topic as it was at a tag.")
-@click.option(
-    "--at",
-    "timestamp",
-    type=Timestamp(),
-    help="Show the topic as it was at a time: 2h, or 2026-11-15.",
-)
+@parameters.count("--limit", 1, "Number of records to show of each bucket.")
+@parameters.tag("Show")
+@parameters.at("Show")
 @prints("get", "persisting.cli.json_contract:Found", lines=True)
 def get(
-    topic: str,
-    bucket: int | None,
-    columns: list[str] | None,
-    storage: str,
-    as_json: bool,
+    chosen: _Chosen,
     offset: int | None,
     limit: int,
     tag: str | None,
@@ -179,12 +161,12 @@ def get(
     """
     if tag is not None and timestamp is not None:
         raise click.UsageError("Pass either --tag or --at, not both.")
-    source = topics_access.find_recovered(topic, storage)
+    source = topics_access.find_recovered(chosen.topic, chosen.storage)
     version = tag if tag is not None else timestamp
     versions = None if version is None else source.versions(version)
     if versions is None:
         topics_access.note_unflushed(source)
-    for number in topics_access.buckets(source, bucket):
+    for number in topics_access.buckets(source, chosen.bucket):
         view = (
             source.view(number) if versions is None else source.table(number).at(versions[number])
         )
@@ -197,10 +179,10 @@ def get(
                 number,
                 first,
                 limit,
-                columns,
+                chosen.columns,
                 None if versions is None else versions[number],
             ),
-            as_json,
+            chosen.as_json,
         )
 
 

@@ -84,14 +84,7 @@ def search(
 @parameters.topic
 @click.argument("condition", required=False)
 @parameters.columns
-@click.option(
-    "--limit",
-    "-n",
-    default=100,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Maximum number of records to show.",
-)
+@parameters.count("--limit", 100, "Maximum number of records to show.")
 @parameters.bucket
 @parameters.storage
 @parameters.as_json

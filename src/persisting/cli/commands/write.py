@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,42 +42,44 @@ class PutResult(msgspec.Struct):
     """Whether the topic was created."""
 
 
-def _target_options(command: Any) -> Any:
-    for option in (
-        parameters.as_json,
-        parameters.storage,
-        parameters.write_id,
-        click.option(
-            "--set",
-            "settings",
-            type=Setting(),
-            multiple=True,
-            help="Option of the backend; may be repeated.",
-        ),
-        click.option("--backend", help="Backend of a new topic.  [default: persisting]"),
-        parameters.bucket_column,
-        parameters.buckets,
-    ):
-        command = option(command)
-    return command
+@dataclass(frozen=True)
+class _Target:
+    """Where to store records: options of the topic, and of the command."""
+
+    buckets: int | None
+    bucket_column: str | None
+    backend: str | None
+    settings: tuple[tuple[str, Any], ...]
+    write_id: str | None
+    storage: str
+    as_json: bool
+
+
+_target = parameters.bundled(
+    "target",
+    _Target,
+    parameters.buckets,
+    parameters.bucket_column,
+    click.option("--backend", help="Backend of a new topic.  [default: persisting]"),
+    click.option(
+        "--set",
+        "settings",
+        type=Setting(),
+        multiple=True,
+        help="Option of the backend; may be repeated.",
+    ),
+    parameters.write_id,
+    parameters.storage,
+    parameters.as_json,
+)
 
 
 @click.command()
 @parameters.topic
 @click.argument("file", default="-", type=click.Path(exists=True, allow_dash=True, dir_okay=False))
-@_target_options
+@_target
 @prints("put", "persisting.cli.commands.write:PutResult")
-def put(
-    topic: str,
-    file: str,
-    buckets: int | None,
-    bucket_column: str | None,
-    backend: str | None,
-    settings: tuple[tuple[str, Any], ...],
-    write_id: str | None,
-    storage: str,
-    as_json: bool,
-) -> None:
+def put(topic: str, file: str, target: _Target) -> None:
     """Store JSON lines from a pipe or a file durably in a topic.
 
     Prints how many records are durable, also if an error or Ctrl-C stops it. A topic that does not
@@ -89,28 +92,17 @@ def put(
       persisting put events records.jsonl --buckets 8 --bucket-column user
       persisting put events records.jsonl --write-id load-2026-11-15
     """
-    new = {"buckets": buckets, "bucket_column": bucket_column, "backend": backend}
     with _opened(file) as source:
         lines = JsonLines(source.fileno())
-        _feed(topic, storage, new, dict(settings), write_id, as_json, iter([lines]))
+        _feed(topic, target, iter([lines]))
 
 
 @click.command("import")
 @parameters.topic
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True))
-@_target_options
+@_target
 @prints("import", "persisting.cli.commands.write:PutResult")
-def import_(
-    topic: str,
-    files: tuple[str, ...],
-    buckets: int | None,
-    bucket_column: str | None,
-    backend: str | None,
-    settings: tuple[tuple[str, Any], ...],
-    write_id: str | None,
-    storage: str,
-    as_json: bool,
-) -> None:
+def import_(topic: str, files: tuple[str, ...], target: _Target) -> None:
     """Store the rows of Parquet, Lance or JSON lines files in a topic.
 
     The extension of each file decides its format. With --write-id an interrupted import can be
@@ -122,7 +114,6 @@ def import_(
       persisting import events old.lance --write-id from-old
     """
     kinds = {name: format_of(name) for name in files}
-    new = {"buckets": buckets, "bucket_column": bucket_column, "backend": backend}
 
     def sources() -> Iterator[Source]:
         for name, kind in kinds.items():
@@ -132,7 +123,7 @@ def import_(
             else:
                 yield ArrowRows(name, kind)
 
-    _feed(topic, storage, new, dict(settings), write_id, as_json, sources())
+    _feed(topic, target, sources())
 
 
 def _opened(file: str) -> Any:
@@ -141,17 +132,9 @@ def _opened(file: str) -> Any:
     return os.fdopen(os.dup(sys.stdin.fileno()), "rb") if file == "-" else open(file, "rb")
 
 
-def _feed(
-    topic: str,
-    storage: str,
-    new: dict[str, Any],
-    settings: dict[str, Any],
-    write_id: str | None,
-    as_json: bool,
-    sources: Iterator[Source],
-) -> None:
+def _feed(topic: str, target: _Target, sources: Iterator[Source]) -> None:
     """Open the topic, put everything, and print what is stored even if it fails."""
-    path = topics_access.folder_of(topic, storage)
+    path = topics_access.folder_of(topic, target.storage)
     made = not (path / "topic.json").exists()
     state: dict[str, Feed] = {}
     started = time.monotonic()
@@ -159,14 +142,14 @@ def _feed(
     async def run() -> None:
         first = next(sources)
         if made:
-            await first.check(new["bucket_column"] or DEFAULT_COLUMN)
-        async with await _writer(path, made, new, settings, write_id) as writer:
+            await first.check(target.bucket_column or DEFAULT_COLUMN)
+        async with await _writer(path, made, target) as writer:
             stats = await writer.stats()
             synced = bool(stats.get("wal_enabled")) and stats.get("wal_sync_interval") == 0
-            stored = None if write_id is None else await writer.last_sequences()
+            stored = None if target.write_id is None else await writer.last_sequences()
             feed = state["feed"] = Feed(writer, durable_puts=synced, stored=stored)
             try:
-                with topics_access.progress(f"into {path.name}", quiet=as_json) as progress:
+                with topics_access.progress(f"into {path.name}", quiet=target.as_json) as progress:
                     for source in chain([first], sources):
                         await source.feed(feed, progress)
             finally:
@@ -181,9 +164,9 @@ def _feed(
         topics_access.run(run())
     except BaseException:
         if "feed" in state:
-            _print_result(result(), as_json)
+            _print_result(result(), target.as_json)
         raise
-    _print_result(result(), as_json)
+    _print_result(result(), target.as_json)
 
 
 def _print_result(result: PutResult, as_json: bool) -> None:
@@ -203,13 +186,11 @@ def _print_result(result: PutResult, as_json: bool) -> None:
     output.show(result, as_json, print_text)
 
 
-async def _writer(
-    path: Path, made: bool, new: dict[str, Any], settings: dict[str, Any], write_id: str | None
-) -> QueueWriter:
+async def _writer(path: Path, made: bool, target: _Target) -> QueueWriter:
     from persisting.queue import write_queue
 
-    options: dict[str, Any] | None = settings or None
-    backend = new["backend"]
+    settings, backend = dict(target.settings), target.backend
+    options = settings or None
     if made:
         backend = backend or "persisting"
         if backend == "memory":
@@ -220,9 +201,9 @@ async def _writer(
     return await write_queue(
         topic=path.name,
         storage_path=str(path.parent),
-        num_buckets=new["buckets"],
-        bucket_column=new["bucket_column"],
+        num_buckets=target.buckets,
+        bucket_column=target.bucket_column,
         backend=backend,
         backend_options=options,
-        writer_id=write_id,
+        writer_id=target.write_id,
     )

@@ -20,7 +20,12 @@ from persisting.spark.jobs.topic_lookup import open_topic
 from persisting.spark.topic_scan import read_topic
 from persisting.spark.types import TIMESTAMP_FORMAT, nested_types
 from persisting.topic import tags
-from persisting.topic.open_local import BucketChoice, open_local_reader, topic_spec
+from persisting.topic.open_local import (
+    BucketChoice,
+    ReaderOptions,
+    open_local_reader,
+    topic_spec,
+)
 from persisting.topic.scan import Filter
 from persisting.topic.topic_files import TopicFolder
 
@@ -167,9 +172,8 @@ def _tag(stored: TopicFolder, name: str) -> None:
 
     async def tag() -> None:
         spec, cls = topic_spec(stored.folder.name)
-        reader = await open_local_reader(
-            spec, cls, str(stored.folder.parent), BucketChoice(), False, None, False, False
-        )
+        options = ReaderOptions(buckets=BucketChoice())
+        reader = await open_local_reader(spec, cls, str(stored.folder.parent), options)
         async with reader:
             await reader.tag(name)
 

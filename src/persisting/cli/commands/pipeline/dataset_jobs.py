@@ -8,30 +8,22 @@ from typing import Any
 import click
 
 from persisting.cli import output, parameters, topics_access
-from persisting.cli.commands.pipeline.job_group import (
-    file_format,
-    mode,
-    pipeline,
-    spark_options,
-    spark_session,
-)
+from persisting.cli.commands.pipeline import job_group
+from persisting.cli.commands.pipeline.job_group import JobOptions
 from persisting.cli.commands.pipeline.job_result import JobResult, ProfileRow, print_result
 from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Names, Setting
 
 
-@pipeline.command()
+@job_group.pipeline.command()
 @parameters.topic
 @parameters.columns
-@spark_options
+@job_group.job_options
 @prints("pipeline profile", "persisting.cli.commands.pipeline.job_result:ProfileRow", many=True)
 def profile(
     topic: str,
     columns: list[str] | None,
-    master: str,
-    conf: Any,
-    storage: str,
-    as_json: bool,
+    job: JobOptions,
 ) -> None:
     """Show rows, nulls, ranges and text lengths of each field.
 
@@ -39,9 +31,9 @@ def profile(
     Example:
       persisting pipeline profile events --columns score,text
     """
-    source = topics_access.find_topic(topic, storage)
+    source = topics_access.find_topic(topic, job.storage)
     topics_access.columns(source, columns)
-    with spark_session(master, conf) as spark:
+    with job.session() as spark:
         from persisting.spark import jobs, read_topic
 
         rows = read_topic(spark, source.folder, columns=columns, includeMetadata=True)
@@ -50,7 +42,7 @@ def profile(
     profiles = [
         ProfileRow(row.pop("bucket"), row.pop("column"), row.pop("type"), row) for row in collected
     ]
-    output.show(profiles, as_json, lambda: _print_profile(profiles))
+    output.show(profiles, job.as_json, lambda: _print_profile(profiles))
 
 
 def _print_profile(profiles: list[ProfileRow]) -> None:
@@ -65,7 +57,7 @@ def _print_profile(profiles: list[ProfileRow]) -> None:
     )
 
 
-@pipeline.command()
+@job_group.pipeline.command()
 @parameters.topic
 @click.option(
     "--key", "-k", type=Names(), required=True, help="Fields that decide the part of a record."
@@ -90,11 +82,11 @@ def _print_profile(profiles: list[ProfileRow]) -> None:
     metavar="DIR",
     help="Write each part to DIR/<part>; without it, the parts are only counted.",
 )
-@mode("DIR/<part> exists")
-@file_format("parquet")
+@job_group.mode("DIR/<part> exists")
+@job_group.file_format("parquet")
 @parameters.where
 @parameters.columns
-@spark_options
+@job_group.job_options
 @prints("pipeline split", "persisting.cli.commands.pipeline.job_result:JobResult")
 def split(
     topic: str,
@@ -107,10 +99,7 @@ def split(
     kind: str | None,
     where: str | None,
     columns: list[str] | None,
-    master: str,
-    conf: Any,
-    storage: str,
-    as_json: bool,
+    job: JobOptions,
 ) -> None:
     """Split a tagged topic into parts by a hash of keys; every run gives the same parts.
 
@@ -119,9 +108,9 @@ def split(
       persisting pipeline split curated --key id --tag v1
       persisting pipeline split curated --key id --tag v1 --share train=0.8 --share test=0.2
     """
-    source, started = topics_access.find_topic(topic, storage), time.monotonic()
+    source, started = topics_access.find_topic(topic, job.storage), time.monotonic()
     topics_access.columns(source, [*(columns or []), *key])
-    with spark_session(master, conf) as spark:
+    with job.session() as spark:
         from persisting.spark import jobs
         from persisting.spark.jobs.export_targets import part_targets
         from persisting.spark.jobs.split_job import SHARES
@@ -147,5 +136,5 @@ def split(
     seconds = time.monotonic() - started
     print_result(
         JobResult("split", source.config.topic, seconds, target=output_folder, parts=counts),
-        as_json,
+        job.as_json,
     )

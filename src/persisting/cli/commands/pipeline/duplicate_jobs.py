@@ -10,14 +10,8 @@ from typing import Any
 import click
 
 from persisting.cli import output, parameters, topics_access
-from persisting.cli.commands.pipeline.job_group import (
-    mode,
-    must_differ,
-    pipeline,
-    spark_options,
-    spark_session,
-    threshold,
-)
+from persisting.cli.commands.pipeline import job_group
+from persisting.cli.commands.pipeline.job_group import JobOptions
 from persisting.cli.commands.pipeline.job_result import JobResult, NearPair, print_result
 from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Names
@@ -25,12 +19,12 @@ from persisting.errors import InvalidArgument
 from persisting.topic import spec as topics
 
 
-@pipeline.command()
+@job_group.pipeline.command()
 @parameters.topic
 @click.argument("target")
 @click.option("--key", "-k", type=Names(), help="Fields that identify equal records.")
 @click.option("--near", metavar="FIELD", help="Drop records whose text in this field is similar.")
-@threshold
+@job_group.threshold
 @click.option(
     "--keep",
     type=click.Choice(["first", "last"]),
@@ -38,9 +32,9 @@ from persisting.topic import spec as topics
     show_default=True,
     help="Which of several equal records to keep: first or last.",
 )
-@mode("the target has records")
+@job_group.mode("the target has records")
 @parameters.write_id
-@spark_options
+@job_group.job_options
 @prints("pipeline dedupe", "persisting.cli.commands.pipeline.job_result:JobResult")
 def dedupe(
     topic: str,
@@ -51,10 +45,7 @@ def dedupe(
     keep: str,
     mode: str,
     write_id: str | None,
-    master: str,
-    conf: Any,
-    storage: str,
-    as_json: bool,
+    job: JobOptions,
 ) -> None:
     """Copy a topic to another one without duplicates.
 
@@ -69,12 +60,12 @@ def dedupe(
     if key is None and near is None:
         raise click.UsageError("Pass what identifies duplicates: --key or --near.")
     source, folder, started = (
-        topics_access.find_topic(topic, storage),
-        topics_access.folder_of(target, storage),
+        topics_access.find_topic(topic, job.storage),
+        topics_access.folder_of(target, job.storage),
         time.monotonic(),
     )
-    must_differ(source, folder)
-    with spark_session(master, conf) as spark:
+    job_group.must_differ(source, folder)
+    with job.session() as spark:
         from persisting.spark import jobs, read_topic
 
         if mode == "error" and write_id is None:
@@ -88,7 +79,7 @@ def dedupe(
         written = _save(plain, folder, "overwrite" if mode == "overwrite" else "append", write_id)
     seconds = time.monotonic() - started
     result = JobResult("dedupe", source.config.topic, seconds, written=written, target=str(folder))
-    print_result(result, as_json)
+    print_result(result, job.as_json)
 
 
 def _save(rows: Any, folder: Path, mode: str, write_id: str | None) -> int:
@@ -110,19 +101,12 @@ def _must_be_empty(spark: Any, target: Path) -> None:
         )
 
 
-@pipeline.command("near-duplicates")
+@job_group.pipeline.command("near-duplicates")
 @parameters.topic
 @click.option("--column", "-f", required=True, help="Field that contains the texts.")
-@threshold
-@click.option(
-    "--limit",
-    "-n",
-    default=100,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Maximum number of pairs to show.",
-)
-@spark_options
+@job_group.threshold
+@parameters.count("--limit", 100, "Maximum number of pairs to show.")
+@job_group.job_options
 @prints(
     "pipeline near-duplicates", "persisting.cli.commands.pipeline.job_result:NearPair", lines=True
 )
@@ -131,10 +115,7 @@ def near_duplicates(
     column: str,
     threshold: float,
     limit: int,
-    master: str,
-    conf: Any,
-    storage: str,
-    as_json: bool,
+    job: JobOptions,
 ) -> None:
     """Show pairs of records with similar texts, the most similar first.
 
@@ -142,9 +123,9 @@ def near_duplicates(
     Example:
       persisting pipeline near-duplicates texts --column text --threshold 0.9
     """
-    source = topics_access.find_topic(topic, storage)
+    source = topics_access.find_topic(topic, job.storage)
     topics_access.columns(source, [column])
-    with spark_session(master, conf) as spark:
+    with job.session() as spark:
         from persisting.spark import jobs, read_topic
 
         texts = read_topic(spark, source.folder, columns=[column], includeMetadata=True)
@@ -152,7 +133,7 @@ def near_duplicates(
         rows = pairs.orderBy("similarity", ascending=False).limit(limit).collect()
     for row in rows:
         pair = NearPair(_in_utc(row["first"]), _in_utc(row["second"]), row["similarity"])
-        if as_json:
+        if job.as_json:
             output.json_line(pair)
         else:
             first, second = (f"{p['_bucket']}:{p['_offset']}" for p in (pair.first, pair.second))

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import click
 
 from persisting.cli import parameters, topics_access
-from persisting.cli.commands.pipeline.job_group import (
-    file_format,
-    mode,
-    pipeline,
-    spark_options,
-    spark_session,
-)
+from persisting.cli.commands.pipeline import job_group
+from persisting.cli.commands.pipeline.job_group import JobOptions
 from persisting.cli.commands.pipeline.job_result import JobResult, print_result
 from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Names
 
 
-@pipeline.command()
+@job_group.pipeline.command()
 @parameters.topic
 @click.argument("path", type=click.Path())
-@file_format("by the extension of PATH, else parquet")
+@job_group.file_format("by the extension of PATH, else parquet")
 @click.option("--partition-by", type=Names(), help="Write a folder for each value of these fields.")
-@mode("PATH exists")
-@click.option("--tag", metavar="NAME", help="Export the topic as it was at a tag.")
+@job_group.mode("PATH exists")
+@parameters.tag("Export")
 @parameters.where
 @parameters.columns
-@spark_options
+@job_group.job_options
 @prints("pipeline export", "persisting.cli.commands.pipeline.job_result:JobResult")
 def export(
     topic: str,
@@ -40,10 +34,7 @@ def export(
     tag: str | None,
     where: str | None,
     columns: list[str] | None,
-    master: str,
-    conf: Any,
-    storage: str,
-    as_json: bool,
+    job: JobOptions,
 ) -> None:
     """Write a topic to a folder of Parquet, Lance or JSON lines files.
 
@@ -52,9 +43,9 @@ def export(
       persisting pipeline export events training --partition-by label
       persisting pipeline export events v1.lance --tag v1 --columns id,text
     """
-    source, started = topics_access.find_topic(topic, storage), time.monotonic()
+    source, started = topics_access.find_topic(topic, job.storage), time.monotonic()
     topics_access.columns(source, columns)
-    with spark_session(master, conf) as spark:
+    with job.session() as spark:
         from persisting.spark import jobs, read_topic
 
         options = {} if tag is None else {"tag": tag}
@@ -70,20 +61,20 @@ def export(
         files=done["files"],
         bytes=done["bytes"],
     )
-    print_result(result, as_json)
+    print_result(result, job.as_json)
 
 
-@pipeline.command()
+@job_group.pipeline.command()
 @parameters.topic
 @click.argument("source", type=click.Path())
-@file_format("by the extension")
+@job_group.file_format("by the extension")
 @click.option(
     "--schema", metavar="DDL", help='Field types of JSON lines: "id STRING, score DOUBLE".'
 )
 @parameters.bucket_column
 @parameters.buckets
 @parameters.write_id
-@spark_options
+@job_group.job_options
 @prints("pipeline ingest", "persisting.cli.commands.pipeline.job_result:JobResult")
 def ingest(
     topic: str,
@@ -93,10 +84,7 @@ def ingest(
     bucket_column: str | None,
     buckets: int | None,
     write_id: str | None,
-    master: str,
-    conf: Any,
-    storage: str,
-    as_json: bool,
+    job: JobOptions,
 ) -> None:
     """Store files, a folder or files that match a pattern in a topic.
 
@@ -105,8 +93,8 @@ def ingest(
       persisting pipeline ingest events "exports/*.parquet" --write-id load-1
       persisting pipeline ingest events old.lance
     """
-    folder, started = topics_access.folder_of(topic, storage), time.monotonic()
-    with spark_session(master, conf) as spark:
+    folder, started = topics_access.folder_of(topic, job.storage), time.monotonic()
+    with job.session() as spark:
         from persisting.spark import jobs
 
         done = jobs.ingest(
@@ -121,5 +109,6 @@ def ingest(
         )
     seconds = time.monotonic() - started
     print_result(
-        JobResult("ingest", folder.name, seconds, rows=done["rows"], target=str(folder)), as_json
+        JobResult("ingest", folder.name, seconds, rows=done["rows"], target=str(folder)),
+        job.as_json,
     )

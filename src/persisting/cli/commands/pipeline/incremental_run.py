@@ -7,17 +7,13 @@ from typing import Any
 import click
 
 from persisting.cli import parameters, topics_access
-from persisting.cli.commands.pipeline.job_group import (
-    must_differ,
-    pipeline,
-    spark_options,
-    spark_session,
-)
+from persisting.cli.commands.pipeline import job_group
+from persisting.cli.commands.pipeline.job_group import JobOptions
 from persisting.cli.commands.pipeline.job_result import JobResult, print_result
 from persisting.cli.json_contract import prints
 
 
-@pipeline.command("run")
+@job_group.pipeline.command("run")
 @parameters.topic
 @click.argument("target")
 @parameters.where
@@ -32,7 +28,7 @@ from persisting.cli.json_contract import prints
 )
 @parameters.bucket_column
 @parameters.buckets
-@spark_options
+@job_group.job_options
 @prints("pipeline run", "persisting.cli.commands.pipeline.job_result:JobResult")
 def run(
     topic: str,
@@ -43,10 +39,7 @@ def run(
     max_rows: int | None,
     bucket_column: str | None,
     buckets: int | None,
-    master: str,
-    conf: Any,
-    storage: str,
-    as_json: bool,
+    job: JobOptions,
 ) -> None:
     """Copy new records of a topic to another one, each record exactly once.
 
@@ -58,15 +51,15 @@ def run(
       persisting pipeline run events curated --where "score > 0" --select "id, score * 2 AS score"
     """
     source, folder = (
-        topics_access.find_topic(topic, storage),
-        topics_access.folder_of(target, storage),
+        topics_access.find_topic(topic, job.storage),
+        topics_access.folder_of(target, job.storage),
     )
-    must_differ(source, folder)
+    job_group.must_differ(source, folder)
 
     def transform(rows: Any) -> Any:
         return rows if select is None else rows.selectExpr(*_expressions(select))
 
-    with spark_session(master, conf) as spark:
+    with job.session() as spark:
         from persisting.spark import jobs
 
         done = jobs.incremental(
@@ -79,7 +72,7 @@ def run(
             max_rows_per_batch=max_rows,
             bucket_column=bucket_column,
             num_buckets=buckets,
-            quiet=True if as_json else None,
+            quiet=True if job.as_json else None,
         )
     result = JobResult(
         "run",
@@ -91,7 +84,7 @@ def run(
         batches=done.batches,
         lag=done.lag,
     )
-    print_result(result, as_json)
+    print_result(result, job.as_json)
 
 
 def _expressions(select: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,41 +60,47 @@ def mode(when: str) -> Any:
     )
 
 
-def spark_options(command: Any) -> Any:
-    """Add the options that all jobs share."""
-    for option in (
-        parameters.as_json,
-        parameters.storage,
-        click.option(
-            "--conf", type=Setting(), multiple=True, help="Setting of Spark; may be repeated."
-        ),
-        click.option(
-            "--master", default="local[*]", show_default=True, help="Address of the Spark master."
-        ),
-    ):
-        command = option(command)
-    return command
+@dataclass(frozen=True)
+class JobOptions:
+    """The options that all jobs share."""
 
+    master: str
+    conf: tuple[tuple[str, Any], ...]
+    storage: str
+    as_json: bool
 
-@contextmanager
-def spark_session(master: str, conf: tuple[tuple[str, Any], ...]) -> Iterator[Any]:
-    """Start Spark for one job; its errors become one line, without Java stack traces."""
-    from persisting.spark import session
-    from persisting.spark.interrupts import preserved_interrupt_handler
-    from persisting.spark.query_errors import as_storage_errors, silence_logs
+    @contextmanager
+    def session(self) -> Iterator[Any]:
+        """Start Spark for one job; its errors become one line, without Java stack traces."""
+        from persisting.spark import session
+        from persisting.spark.interrupts import preserved_interrupt_handler
+        from persisting.spark.query_errors import as_storage_errors, silence_logs
 
-    with preserved_interrupt_handler():
         # Fields of a topic may differ only in case.
-        spark = session(
-            "persisting", master=master, conf={"spark.sql.caseSensitive": "true", **dict(conf)}
-        )
-    if not topics_access.debugging():
-        silence_logs(spark)
-    try:
-        with as_storage_errors():
-            yield spark
-    finally:
-        spark.stop()
+        conf = {"spark.sql.caseSensitive": "true", **dict(self.conf)}
+        with preserved_interrupt_handler():
+            spark = session("persisting", master=self.master, conf=conf)
+        if not topics_access.debugging():
+            silence_logs(spark)
+        try:
+            with as_storage_errors():
+                yield spark
+        finally:
+            spark.stop()
+
+
+job_options = parameters.bundled(
+    "job",
+    JobOptions,
+    click.option(
+        "--master", default="local[*]", show_default=True, help="Address of the Spark master."
+    ),
+    click.option(
+        "--conf", type=Setting(), multiple=True, help="Setting of Spark; may be repeated."
+    ),
+    parameters.storage,
+    parameters.as_json,
+)
 
 
 def must_differ(source: Any, target: Path) -> None:

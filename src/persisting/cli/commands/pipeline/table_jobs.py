@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import click
 
 from persisting.cli import parameters, topics_access
-from persisting.cli.commands.pipeline.job_group import pipeline, spark_options, spark_session
+from persisting.cli.commands.pipeline import job_group
+from persisting.cli.commands.pipeline.job_group import JobOptions
 from persisting.cli.commands.pipeline.job_result import JobResult, print_result
 from persisting.cli.json_contract import prints
 
 
-@pipeline.command()
+@job_group.pipeline.command()
 @parameters.topic
-@spark_options
+@job_group.job_options
 @prints("pipeline compact", "persisting.cli.commands.pipeline.job_result:JobResult")
-def compact(topic: str, master: str, conf: Any, storage: str, as_json: bool) -> None:
+def compact(topic: str, job: JobOptions) -> None:
     """Merge small fragments into larger ones, distributed over the cluster.
 
     \b
     Example:
       persisting pipeline compact events --master spark://host:7077
     """
-    source = topics_access.find_topic(topic, storage)
-    with spark_session(master, conf) as spark:
+    source = topics_access.find_topic(topic, job.storage)
+    with job.session() as spark:
         from persisting.spark import jobs
 
         done = jobs.compact(spark, source.folder)
@@ -38,11 +38,11 @@ def compact(topic: str, master: str, conf: Any, storage: str, as_json: bool) -> 
             fragments_before=done["fragments_before"],
             fragments_after=done["fragments_after"],
         ),
-        as_json,
+        job.as_json,
     )
 
 
-@pipeline.command()
+@job_group.pipeline.command()
 @parameters.topic
 @click.option("--column", "-f", required=True, help="Field to index.")
 @click.option(
@@ -55,17 +55,14 @@ def compact(topic: str, master: str, conf: Any, storage: str, as_json: bool) -> 
     show_default=True,
     help="Distance between vectors.",
 )
-@spark_options
+@job_group.job_options
 @prints("pipeline index", "persisting.cli.commands.pipeline.job_result:JobResult")
 def index(
     topic: str,
     column: str,
     kind: str | None,
     metric: str,
-    master: str,
-    conf: Any,
-    storage: str,
-    as_json: bool,
+    job: JobOptions,
 ) -> None:
     """Build an index of a field, with one task per bucket.
 
@@ -73,10 +70,10 @@ def index(
     Example:
       persisting pipeline index rollouts --column embedding --metric cosine
     """
-    source, started = topics_access.find_topic(topic, storage), time.monotonic()
-    with spark_session(master, conf) as spark:
+    source, started = topics_access.find_topic(topic, job.storage), time.monotonic()
+    with job.session() as spark:
         from persisting.spark import jobs
 
         done = jobs.build_index(spark, source.folder, column=column, kind=kind, metric=metric)
     seconds = time.monotonic() - started
-    print_result(JobResult("index", source.config.topic, seconds, rows=done["rows"]), as_json)
+    print_result(JobResult("index", source.config.topic, seconds, rows=done["rows"]), job.as_json)
