@@ -145,5 +145,7 @@ def test_code_never_executes_stored_data() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module.partition(".")[0]]
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                assert node.func.id not in CALLS, f"{path}:{node.lineno}"
+                # A literal is our own code, not data.
+                literal = all(isinstance(argument, ast.Constant) for argument in node.args)
+                assert literal or node.func.id not in CALLS, f"{path}:{node.lineno}"
             assert not FORBIDDEN & set(names), f"{path}:{node.lineno}"
