@@ -139,8 +139,9 @@ class QueueReader(TopicTable):
                         bucket, (first, rows, _) = page
                         if not await cursor.accepts(bucket, page.page):
                             break
+                        positions = cursor.positions  # no call per record: this is the hot path
                         for number, record in enumerate(rows[:left], 1):
-                            cursor.advance(bucket, first + number)
+                            positions[bucket] = first + number
                             left = None if left is None else left - 1
                             yield record
                             if moves != cursor.moves:
