@@ -263,7 +263,7 @@ class QueueReader(TopicTable):
             )
             for bucket, offset in self._cursor.offsets().items()
         ]
-        tasks.append(asyncio.create_task(_set(self._closing)))
+        tasks.append(asyncio.create_task(_until_set(self._closing)))
         try:
             done, _ = await asyncio.wait(
                 tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
@@ -403,5 +403,5 @@ class QueueReader(TopicTable):
         await self._close(commit=kind is None)
 
 
-async def _set(event: asyncio.Event) -> None:
+async def _until_set(event: asyncio.Event) -> None:
     await event.wait()
