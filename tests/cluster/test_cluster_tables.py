@@ -326,7 +326,7 @@ class TestWire:
         assert await reader.get(wait=True, timeout=0.3) == []
 
         async def nobody_watches() -> bool:
-            return not any(p._watcher.is_watching for p in reader._topic._ports.values())
+            return not any(p._watcher.is_watching for p in reader._topic._clients.values())
 
         # A watcher checks at each of the owner's replies whether it is still needed.
         await until(nobody_watches)
@@ -334,10 +334,10 @@ class TestWire:
         reads = 0
         read = client.RemoteBucketClient.read
 
-        async def counted(port: Any, offset: int, limit: int | None) -> Page:
+        async def counted(client: Any, offset: int, limit: int | None) -> Page:
             nonlocal reads
             reads += 1
-            return await read(port, offset, limit)
+            return await read(client, offset, limit)
 
         monkeypatch.setattr(client.RemoteBucketClient, "read", counted)
         waiting = spawned(taken(reader, 5))

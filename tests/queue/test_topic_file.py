@@ -467,3 +467,23 @@ async def test_storage_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidArgument, match="file"):
         await write_queue(topic="t", storage_path=str(tmp_path / "file"), backend="lance")
+
+
+@pytest.mark.parametrize("batch_size", [7, 250])
+async def test_reader_of_a_stored_topic_streams_pages_of_its_batch_size(
+    tmp_path: Path, batch_size: int
+) -> None:
+    async with await write_queue(
+        topic="t",
+        storage_path=str(tmp_path),
+        backend="lance",
+        num_buckets=1,
+        batch_size=batch_size,
+    ) as writer:
+        await writer.put([{"id": str(n)} for n in range(500)])
+
+    async with await read_queue(topic="t", storage_path=str(tmp_path)) as reader:
+        pages = [page async for page in reader._topic.bucket(0).pages(0, None, False)]
+
+    whole, rest = divmod(500, batch_size)
+    assert [len(page.rows) for page in pages] == [batch_size] * whole + [rest] * bool(rest)

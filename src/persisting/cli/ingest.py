@@ -286,7 +286,7 @@ async def _batches(fd: int) -> AsyncIterator[list[Line]]:
                     deliver(batch)
                 deliver(None)
             except Exception as exc:
-                deliver(exc)  # the consumer must not wait for ever
+                deliver(exc)  # the consumer must not wait forever
 
     threading.Thread(target=work, name="persisting-lines", daemon=True).start()
     while (item := await queue.get()) is not None:

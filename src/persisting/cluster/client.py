@@ -45,7 +45,7 @@ class RemoteTopic(ConfiguredTopic):
         """``home`` is the node that holds a topic in memory, which cannot move."""
         self._transport, self._place, self._config, self._home = transport, place, config, home
         self._storage_path = storage_path
-        self._ports: dict[int, RemoteBucketClient] = {}
+        self._clients: dict[int, RemoteBucketClient] = {}
 
     @property
     def config(self) -> TopicConfig:
@@ -56,7 +56,7 @@ class RemoteTopic(ConfiguredTopic):
         return None if self._home is not None else Path(self._place)
 
     def bucket(self, bucket: int) -> RemoteBucketClient:
-        if bucket not in self._ports:
+        if bucket not in self._clients:
             opening = Request(
                 "open",
                 {
@@ -67,13 +67,13 @@ class RemoteTopic(ConfiguredTopic):
                 },
             )
             key = bucket_key(self._place, bucket)
-            self._ports[bucket] = RemoteBucketClient(self._transport, key, opening, self._home)
-        return self._ports[bucket]
+            self._clients[bucket] = RemoteBucketClient(self._transport, key, opening, self._home)
+        return self._clients[bucket]
 
     async def close(self) -> None:
         """Finish the puts that are under way; the buckets stay with their owners."""
-        for port in self._ports.values():
-            await port.close()
+        for client in self._clients.values():
+            await client.close()
 
     async def reopen(self) -> None:
         """Have every owner reopen its bucket with the topic's new configuration."""
@@ -92,7 +92,7 @@ class RemoteBucketClient:
         service = self._locator.local_service()
         if service is not None and not self._puts.is_busy:
             with suppress(BucketClosed):  # it has just moved; nothing was stored
-                await service.direct(lambda port: port.put(rows, mark))
+                await service.direct(lambda client: client.put(rows, mark))
                 return
         if mark is not None:
             await self._puts.put_sequenced(rows, mark)
@@ -116,7 +116,7 @@ class RemoteBucketClient:
         service = self._locator.local_service()
         if service is not None:
             with suppress(BucketClosed):
-                return await service.direct(lambda port: port.read(offset, limit))
+                return await service.direct(lambda client: client.read(offset, limit))
         pages = [page async for page in self._window("get", offset, limit)]
         records = [record for page in pages for record in _as_records(page.rows)]
         return pages[0]._replace(rows=records)
@@ -159,7 +159,7 @@ class RemoteBucketClient:
             try:
                 service = self._locator.local_service()
                 if service is not None:
-                    return await service.direct(lambda port: port.call(call))
+                    return await service.direct(lambda client: client.call(call))
                 request = Request("table", {"op": call.op, "args": call.args})
                 _check_sendable(request)
                 replies = await self._collect(request, patience)

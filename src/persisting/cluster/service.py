@@ -30,8 +30,8 @@ end it after 300 s without a word."""
 class BucketService:
     """Answers for a bucket while this node owns it."""
 
-    def __init__(self, port: LocalBucketClient, place: str, bucket: int) -> None:
-        self.port, self.place, self.bucket = port, place, bucket
+    def __init__(self, client: LocalBucketClient, place: str, bucket: int) -> None:
+        self.client, self.place, self.bucket = client, place, bucket
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._row_size = RowSizeEstimate()
         self._uploads = StagedUploads()
@@ -57,7 +57,7 @@ class BucketService:
     def _in_use(self) -> Iterator[None]:
         """Keep the bucket open meanwhile.
 
-        Whatever touches ``port`` does it in here: after ``close`` a call would open the bucket
+        Whatever touches ``client`` does it in here: after ``close`` a call would open the bucket
         on this node again.
         """
         if self.closed:
@@ -81,7 +81,7 @@ class BucketService:
     async def direct(self, call: Callable[[LocalBucketClient], Awaitable[_T]]) -> _T:
         """Call the bucket from its own process, without encoding anything."""
         with self._in_use():
-            return await call(self.port)
+            return await call(self.client)
 
     async def answer(self, request: Request) -> Answer:
         """Return the answer to a request; errors become replies."""
@@ -126,7 +126,7 @@ class BucketService:
             rows = await asyncio.to_thread(wire.unpack_parts, parts, arrow)
         else:
             rows = wire.unpack_parts(parts, arrow)
-        await self.port.put(rows, (mark[0], mark[1]))
+        await self.client.put(rows, (mark[0], mark[1]))
         return "stored"
 
     # Calls with one reply
@@ -136,27 +136,27 @@ class BucketService:
         return _page_reply(await self._page(offset, limit))
 
     async def _do_get_arrow(self, offset: int, limit: int | None) -> Reply:
-        return _page_reply(await self._bounded(self.port.read_arrow, offset, limit))
+        return _page_reply(await self._bounded(self.client.read_arrow, offset, limit))
 
     async def _do_find(self, timestamp: int) -> int:
-        return await self.port.find(timestamp)
+        return await self.client.find(timestamp)
 
     async def _do_last_number(self, writer: str) -> int:
-        return await self.port.last_number(writer)
+        return await self.client.last_number(writer)
 
     async def _do_flush(self) -> str:
-        await self.port.flush()
+        await self.client.flush()
         return "flushed"
 
     async def _do_stats(self) -> dict[str, Any]:
-        return await self.port.stats()
+        return await self.client.stats()
 
     # Pages
 
     async def _page(self, offset: int, limit: int | None) -> Page:
         """Read a page: as Arrow where the backend keeps a schema, else as records."""
-        keeps_schema = await self.port.keeps_schema()
-        read = self.port.read_arrow if keeps_schema else self.port.read
+        keeps_schema = await self.client.keeps_schema()
+        read = self.client.read_arrow if keeps_schema else self.client.read
         return await self._bounded(read, offset, limit)
 
     async def _bounded(
@@ -211,7 +211,7 @@ class BucketService:
         return ReplyStream(kind, _errors_as_replies(replies))
 
     async def _write_answer(self, op: str, args: dict[str, Any]) -> AsyncGenerator[Reply, None]:
-        call = asyncio.create_task(self.direct(lambda port: port.call(parse_call(op, args))))
+        call = asyncio.create_task(self.direct(lambda client: client.call(parse_call(op, args))))
         self._calls.add(call)  # it goes on even if its consumer leaves
         call.add_done_callback(self._calls.discard)
         while not (await asyncio.wait([call], timeout=KEEPALIVE_SECONDS))[0]:
@@ -248,7 +248,7 @@ class BucketService:
         deadline = time.monotonic() + STREAM_SECONDS
         while time.monotonic() < deadline and not self.closed:
             with self._in_use():
-                end, epoch = await self.port.end(), await self.port.epoch()
+                end, epoch = await self.client.end(), await self.client.epoch()
             yield Reply([end, epoch])
             if not await self._changes(end, epoch):
                 yield Reply("alive")
@@ -258,7 +258,7 @@ class BucketService:
         """Wait for records beyond ``offset`` or a new epoch; return False if a keepalive is due
         first, or the bucket closes."""
         with self._in_use():
-            change = asyncio.ensure_future(self.port.wait(offset, epoch))
+            change = asyncio.ensure_future(self.client.wait(offset, epoch))
             try:
                 await asyncio.wait(
                     [change, self._closing],

@@ -93,9 +93,9 @@ class Story:
         finally:
             await system.shutdown()
         acks = _read(notes)
-        total = sum(one.count for one in acks)
-        lasting = max(one.time for one in acks) - min(one.time for one in acks)
-        slowest = max(one.seconds for one in acks)
+        total = sum(ack.count for ack in acks)
+        lasting = max(ack.time for ack in acks) - min(ack.time for ack in acks)
+        slowest = max(ack.seconds for ack in acks)
         self.say(f"{total:,} trajectories were acknowledged, {total / lasting:,.0f} per second")
         self.say(
             f"the longest put took {slowest:.2f} s: it waited for the buckets of the killed agent"
@@ -153,9 +153,9 @@ class Story:
         )
         acks = _read(self.folder / "acknowledged.jsonl")
         acknowledged = {
-            f"{one.agent}-{number:06d}"
-            for one in acks
-            for number in range(one.first, one.first + one.count)
+            f"{ack.agent}-{number:06d}"
+            for ack in acks
+            for number in range(ack.first, ack.first + ack.count)
         }
         reader = await read_queue(topic=TOPIC, storage_path=self.storage)
         async with reader:
@@ -365,10 +365,10 @@ def _flushes(port: int) -> Counter[str]:
 
 
 def _throughput(acks: list[Acknowledged], killed_at: float) -> charts.Series:
-    start = min(one.time for one in acks)
-    bins = [0.0] * (int((max(one.time for one in acks) - start) / _BIN) + 1)
-    for one in acks:
-        bins[int((one.time - start) / _BIN)] += one.count / _BIN
+    start = min(ack.time for ack in acks)
+    bins = [0.0] * (int((max(ack.time for ack in acks) - start) / _BIN) + 1)
+    for ack in acks:
+        bins[int((ack.time - start) / _BIN)] += ack.count / _BIN
     killed = max(0, min(len(bins) - 1, int((killed_at - start) / _BIN)))
     names = [f"{place * _BIN:g} s" for place in range(len(bins))]
     return charts.Series("Acknowledged records per second", "records/s", names, bins, killed)
@@ -396,8 +396,11 @@ def _kept(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert raw records to curated ones, as :func:`_curated` does."""
     names = ("id", "task", "text", "score", "embedding")
     return [
-        {**{name: one[name] for name in names}, "tokens": sum(s["tokens"] for s in one["steps"])}
-        for one in records
+        {
+            **{name: record[name] for name in names},
+            "tokens": sum(s["tokens"] for s in record["steps"]),
+        }
+        for record in records
     ]
 
 

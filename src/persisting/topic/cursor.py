@@ -26,46 +26,40 @@ class Cursor:
 
     def __init__(self, topic: Topic, positions: Mapping[int, int]) -> None:
         self._topic = topic
-        self._positions = dict(positions)
+        self.positions = dict(positions)
+        """The next offset of each bucket. A stream sets them directly, record by record, until it
+        sees another value of ``moves``."""
+        self.moves = 0
+        """Rises with every jump; a stream that sees another value restarts at the cursor."""
         self._epochs: dict[int, int] = {}
         """Known after a bucket's first page."""
         self._requested: dict[int, int] = {}
         """Offsets set by the user: such an offset beyond the end is not a sign of lost records."""
-        self._moves = 0
         self._checked_for_loss = 0.0
 
     @classmethod
     async def starting_at(cls, topic: Topic, buckets: Iterable[int], offset: int) -> Cursor:
         """Return a cursor of its own at ``offset`` of each bucket, in its present epoch."""
         cursor = cls(topic, dict.fromkeys(buckets, offset))
-        cursor._epochs = await cursor._current_epochs(cursor._positions)
+        cursor._epochs = await cursor._current_epochs(cursor.positions)
         return cursor
 
     @property
     def buckets(self) -> list[int]:
-        return sorted(self._positions)
-
-    @property
-    def moves(self) -> int:
-        """Rises with every jump; a stream that sees another value restarts at the cursor."""
-        return self._moves
+        return sorted(self.positions)
 
     def offsets(self) -> dict[int, int]:
-        """Return the next offset of each bucket."""
-        return dict(self._positions)
+        """Return a copy of the positions."""
+        return dict(self.positions)
 
     def epoch(self, bucket: int) -> int | None:
         """Return the epoch of a bucket's offset, None before the first page."""
         return self._epochs.get(bucket)
 
-    def advance(self, bucket: int, offset: int) -> None:
-        """Move past records that a stream has delivered; streams continue."""
-        self._positions[bucket] = offset
-
     def move(self, offsets: Mapping[int, int]) -> None:
         """Jump to these offsets, in the buckets that are still read here."""
-        self._positions.update((b, o) for b, o in offsets.items() if b in self._positions)
-        self._moves += 1
+        self.positions.update((b, o) for b, o in offsets.items() if b in self.positions)
+        self.moves += 1
 
     async def set(self, buckets: list[int], offset: int) -> None:
         """Jump to an offset that the user has chosen."""
@@ -91,22 +85,22 @@ class Cursor:
             for bucket in list(epochs)
         }
         self._epochs.update(epochs)
-        self._positions = {
-            bucket: starts[bucket] if bucket in starts else self._positions[bucket]
+        self.positions = {
+            bucket: starts[bucket] if bucket in starts else self.positions[bucket]
             for bucket in assignments
         }
-        self._moves += 1
+        self.moves += 1
 
     async def accepts(self, bucket: int, page: Page) -> bool:
         """Whether a page is of the cursor's epoch; if not, move back to what the restore left."""
         if self._epochs.setdefault(bucket, page.epoch) == page.epoch:
             return True
-        positions = self._positions  # a rebalance meanwhile replaces them
+        positions = self.positions  # a rebalance meanwhile replaces them
         if bucket in positions:
             positions[bucket] = await self._offset_after_restore(
                 bucket, positions[bucket], page.epoch, self._epochs
             )
-        self._moves += 1
+        self.moves += 1
         return False
 
     async def step_back(self) -> bool:

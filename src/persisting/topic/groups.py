@@ -116,7 +116,7 @@ class Membership:
     def _join(self) -> None:
         name = MEMBER + self.member
         if name not in self._files:
-            with os_errors_as("make", self.folder):
+            with os_errors_as("create", self.folder):
                 self._fs.make_folder(self.folder)
             while (file := try_lock(self.folder / name)) is None:
                 time.sleep(_PAUSE_SECONDS)  # another member is checking whether this one is alive

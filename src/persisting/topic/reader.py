@@ -130,8 +130,9 @@ class QueueReader(TopicTable):
                         bucket, (first, rows, _) = page
                         if not await cursor.accepts(bucket, page.page):
                             break
+                        positions = cursor.positions  # no call per record: this is the hot path
                         for number, record in enumerate(rows[:left], 1):
-                            cursor.advance(bucket, first + number)
+                            positions[bucket] = first + number
                             left = None if left is None else left - 1
                             yield record
                             if moves != cursor.moves:
@@ -253,7 +254,7 @@ class QueueReader(TopicTable):
             )
             for bucket, offset in self._cursor.offsets().items()
         ]
-        tasks.append(asyncio.create_task(_set(self._closing)))
+        tasks.append(asyncio.create_task(_until_set(self._closing)))
         try:
             done, _ = await asyncio.wait(
                 tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
@@ -385,5 +386,5 @@ class QueueReader(TopicTable):
         await self._close(commit=not failed)
 
 
-async def _set(event: asyncio.Event) -> None:
+async def _until_set(event: asyncio.Event) -> None:
     await event.wait()

@@ -77,7 +77,11 @@ class ReadonlyBucketClient:
         recover(self._topic_folder, self._config, self._bucket)
         schema_path = self._topic_folder / SCHEMA_FILE
         return LanceBackend(
-            self._bucket, str(self._folder), read_only=True, schema_path=schema_path
+            self._bucket,
+            str(self._folder),
+            batch_size=self._config.batch_size,
+            read_only=True,
+            schema_path=schema_path,
         )
 
     async def put(self, rows: Rows, sequence: ProducerSequence | None = None) -> None:

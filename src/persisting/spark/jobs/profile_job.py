@@ -43,7 +43,7 @@ def profile(df: DataFrame) -> DataFrame:
     ``distinct`` values, approximately (±5 %); ``min`` and ``max`` as text, cut after 64
     characters; ``mean`` of numbers; ``min_length``, ``mean_length`` and ``max_length`` of texts
     (characters), bytes, lists and maps (items). Statistics that a type does not have are null. All
-    are computed in column pass over the rows.
+    are computed in one pass over the rows.
     """
     check_times(df, "profile")
     names = [name for name in df.columns if name != BUCKET]
