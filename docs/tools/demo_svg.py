@@ -21,7 +21,7 @@ from rich.text import Text
 
 TARGET = Path(__file__).parents[1] / "assets" / "demo.svg"
 WIDTH = 96
-ENDS = "6. How it went"
+ENDS = "6. Throughput and latency"
 """The heading where the picture ends: charts follow, which a small picture cannot show."""
 
 
@@ -41,9 +41,11 @@ def run_demo() -> str:
 
 def picture(output: str) -> str:
     """Return the output as SVG, without the charts except for their last line."""
-    story, _, charts = output.replace("\r", "").partition(ENDS)
+    story, heading, charts = output.replace("\r", "").partition(ENDS)
+    if not heading:
+        raise ValueError(f"the demo printed no heading {ENDS!r}")
     lines = [line for line in story.splitlines() if line.strip("\x1b[0123456789;m ")]
-    lines += re.findall(r".*All of it held.*? s\.", charts)
+    lines += re.findall(r".*Every claim held.*? s\.", charts)
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print("[dim]$ make demo[/dim]")
     for line in lines:

@@ -136,7 +136,7 @@ def test_demo_succeeds_and_leaves_readable_topics(tmp_path: Path) -> None:
     shown, _ = in_terminal("demo", "-o", tmp_path / "demo")
     assert shown.code == 0, shown
     text = plain(shown.out)
-    assert "All of it held" in text
+    assert "Every claim held" in text
     assert "✓" in text
     assert (tmp_path / "demo" / "report.html").stat().st_size > 1000
     storage = tmp_path / "demo" / "queues"

@@ -17,7 +17,7 @@ def test_tour_shows_every_part():
     output = run_example("tour.py")
     numbers = re.findall(r"^(\d+)\. ", output, re.MULTILINE)
     assert numbers == [str(number) for number in range(1, 12)]
-    assert "All of it held" in output
+    assert "Every claim held" in output
 
 
 def test_embedded_backend_example_prints_its_records(tmp_path):

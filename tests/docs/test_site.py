@@ -80,7 +80,7 @@ def test_every_picture_of_the_pages_exists():
 
 def test_demo_picture_needs_nothing_from_the_network():
     picture = Path(DOCS / "assets/demo.svg").read_text("utf-8")
-    assert "All of it held" in picture.replace("&#160;", " ")
+    assert "Every claim held" in picture.replace("&#160;", " ")
     assert not re.search(r"url\(.?http|<image|<script|@import", picture)
 
 
@@ -93,9 +93,9 @@ def test_demo_picture_shows_what_the_demo_prints():
     output = (
         "\x1b[1m1. Three agents\x1b[0m\n\n  \x1b[32m✓\x1b[0m all are there\n"
         f"\x1b[1m{tool.ENDS}\x1b[0m\n  a chart\n"
-        "\x1b[1mAll of it held\x1b[0m, in 40 s. Look yourself:\n"
+        "\x1b[1mEvery claim held\x1b[0m, in 40 s. Look yourself:\n"
     )
     picture = tool.picture(output).replace("&#160;", " ")
-    for part in ("1. Three agents", "all are there", "All of it held", ", in 40 s."):
+    for part in ("1. Three agents", "all are there", "Every claim held", ", in 40 s."):
         assert part in picture
     assert "a chart" not in picture

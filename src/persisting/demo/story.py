@@ -310,7 +310,7 @@ async def run(folder: Path) -> None:
     await story.look_back()
     story.draw()
     place = f"-s {story.storage}"
-    print(f"\n{_bold('All of it held')}, in {time.monotonic() - story.started:.0f} s. Try:")
+    print(f"\n{_bold('Every claim held')}, in {time.monotonic() - story.started:.0f} s. Try:")
     for line in (
         f"persisting topics {place}",
         f"persisting describe {TOPIC} {place}",
