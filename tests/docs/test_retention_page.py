@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.doc_pages import both, code, table_with
 
-from persisting.backends import table_backend as backends
+from persisting.backends import bucket_reader
 from persisting.bucket import maintenance
 from persisting.options import MIB, BucketOptions
 from persisting.table import compaction
@@ -35,10 +35,10 @@ def test_retention_page_states_the_numbers_of_the_code(page: Path):
     assert f"{compaction.FULL_ROWS:,}" in text
     assert f"{compaction.FULL_BYTES // MIB} MiB" in text
     assert re.search(rf"\b{compaction._MANY} ", text)
-    assert f"{maintenance._LEAST_FULL_ROWS:,}" in text
-    assert maintenance._SHARE_OF_KEPT == 8
-    assert re.search(rf" {maintenance._RARELY:.0f}\b", text)
-    assert re.search(rf" {backends._SNAPSHOT_SECONDS:.0f} ", text)
+    assert f"{maintenance._MIN_FRAGMENT_ROWS:,}" in text
+    assert maintenance._FRAGMENTS_KEPT == 8
+    assert re.search(rf" {maintenance._LONGEST_PAUSE:.0f}\b", text)
+    assert re.search(rf" {bucket_reader._SNAPSHOT_SECONDS:.0f} ", text)
     assert maintenance._pause(600.0, None) == maintenance._pause(6000.0, None) == 60.0
     assert maintenance._pause(None, None) <= 60.0
     assert (maintenance._pause(None, 10.0), maintenance._pause(None, 0.01)) == (1.0, 0.2)

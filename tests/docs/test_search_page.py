@@ -37,13 +37,13 @@ def test_search_page_lists_the_index_kinds_and_metrics(page: Path):
 def test_search_page_states_the_numbers_of_the_code(page: Path):
     text = page.read_text("utf-8")
     for number in (
-        snapshot_search._MOST,
+        snapshot_search._MAX_RESULTS,
         indexes.LEAST_VECTORS,
         maintenance._BEHIND_ROWS,
         search._PROBED * indexes._PARTITION_ROWS,
     ):
         assert f"{number:,}" in text
     assert f"{100 // maintenance._BEHIND_SHARE} %" in text
-    assert f"1 / ({snapshot_search._FUSION} + " in text
+    assert f"1 / ({snapshot_search._RANK_FUSION} + " in text
     assert f"{snapshot_search._CANDIDATES} × `k`" in text
     assert indexes._RETRAIN == 8

@@ -508,7 +508,7 @@ class TestOldDataFrame:
 
 class TestRefusedReads:
     def test_folder_without_a_topic_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
-        with refused("NoSuchTopic", f"no topic in {tmp_path}/nothing.*Check the name"):
+        with refused("NoSuchTopic", f"no topic in {tmp_path}/nothing.*Check the topic's name"):
             load(spark, tmp_path, "nothing")
 
     def test_folder_of_several_topics_is_refused(self, spark: SparkSession, home: Path) -> None:
