@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +19,8 @@ from persisting.cluster.service import BucketService
 from persisting.cluster.transport import ReplyStream
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, BucketLocked, OffsetOutOfRange, StorageError
+from persisting.topic.local import open_for_writing
+from persisting.topic.spec import TopicSpec
 
 MIB = 1 << 20
 
@@ -48,6 +52,9 @@ class Bucket:
     async def read_arrow(self, offset: int, limit: int | None) -> Page:
         page = await self.read(offset, limit)
         return page._replace(rows=pa.Table.from_pylist(page.rows))
+
+    async def rows_within(self, offset: int, nbytes: int) -> int | None:
+        return None
 
     async def end(self) -> int:
         return len(self.rows)
@@ -143,6 +150,37 @@ async def test_rows_that_become_large_are_read_in_excess_once() -> None:
     excess = [asked for asked, _ in pages[1:] if asked * len(larger) > 2 * wire.MESSAGE_BYTES]
     assert len(excess) <= 1
     assert sum(excess) <= READ_ROWS
+
+
+@pytest.mark.parametrize("flushed", [True, False], ids=["table", "buffer"])
+async def test_rows_of_a_table_that_become_large_are_never_read_in_excess(
+    tmp_path: Path, flushed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await open_for_writing(
+        TopicSpec(topic="t", num_buckets=1, backend="lance", options={"flush_threshold": 10**6}),
+        str(tmp_path),
+        None,
+    )
+    client, asked = topic.bucket(0), []
+    read_arrow = client.read_arrow
+
+    async def counted(offset: int, limit: int | None) -> Page:
+        page = await read_arrow(offset, limit)
+        asked.append(page.rows.nbytes)
+        return page
+
+    monkeypatch.setattr(client, "read_arrow", counted)
+    await client.put(small(2 * PAGE_ROWS))
+    await client.flush()
+    await client.put([{"id": n, "data": os.urandom(2**14)} for n in range(READ_ROWS)])
+    if flushed:
+        await client.flush()
+    to, end = BucketService(client, "place", 0), 0
+    while end < 2 * PAGE_ROWS + READ_ROWS:
+        page = await get(to, end)
+        end = page.first + len(page.rows)
+    await topic.close()
+    assert max(asked) <= 2 * wire.MESSAGE_BYTES
 
 
 async def test_a_row_larger_than_a_message_is_a_page_of_its_own() -> None:

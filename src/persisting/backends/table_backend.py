@@ -179,6 +179,10 @@ class TableBackend(AsyncClosing):
         later."""
         return await self._reader.offset_at(timestamp)
 
+    def rows_within(self, offset: int, nbytes: int) -> int:
+        """Return how many rows from ``offset`` take about ``nbytes`` on average, at least one."""
+        return self._bucket.snapshot().rows_within(offset, nbytes)
+
     def epoch(self) -> int:
         """Return how often the bucket was restored to an older version."""
         return self._bucket.epoch

@@ -14,7 +14,7 @@ import pyarrow as pa
 from persisting.bucket.chunk import CONVERT_BYTES, ROWS_AT_ONCE, Chunk, rows_at_once
 from persisting.errors import OffsetOutOfRange
 from persisting.records.arrow import align
-from persisting.table.view import TableView
+from persisting.table.view import Size, TableView
 
 _PAGE_BYTES = 4 * 1024 * 1024
 """A page of a stream ends once its rows take this many bytes of Arrow data."""
@@ -63,6 +63,24 @@ class Snapshot:
         """Return how many rows a read from ``offset`` returns."""
         left = max(0, self.end - offset)
         return left if limit is None else min(limit, left)
+
+    def rows_within(self, offset: int, nbytes: int) -> int:
+        """Return how many rows from ``offset`` take about ``nbytes``, at least one.
+
+        A row counts with the average of its fragment, as stored, or of its chunk.
+        """
+        parts = [*self.view.sizes, *(Size(count, chunk.nbytes) for chunk, count in self._chunks)]
+        rows, end = 0, self.view.start
+        for part in parts:
+            end += part.rows
+            count = min(part.rows, end - offset)
+            if count > 0:
+                row_bytes = max(1, part.nbytes // part.rows)
+                fitting = nbytes // row_bytes
+                if fitting < count:
+                    return max(1, rows + fitting)
+                rows, nbytes = rows + count, nbytes - count * row_bytes
+        return max(1, rows)
 
     def batches(
         self, offset: int, limit: int | None, columns: list[str] | None = None

@@ -11,9 +11,8 @@ PAGE_ROWS = 8192
 """A page holds no more rows than this, however small they are."""
 
 READ_ROWS = 4096
-"""A single read asks for no more rows than this, since rows may be far larger than those before
-them. Half as many would make streams of rows of some 500 bytes much slower: every read of a table
-has a fixed cost."""
+"""A single read asks for no more rows than this. Half as many would make streams of rows of some
+500 bytes much slower: every read of a table has a fixed cost."""
 
 _SHRINK = 8
 
@@ -22,7 +21,8 @@ class RowSizeEstimate:
     """What a row of a bucket is expected to take, from the rows that were read before.
 
     The estimate rises at once and falls slowly, and a bucket of which nothing is known begins
-    with a single row. So a read takes about ``PAGE_BYTES`` unless rows become larger within it.
+    with a single row. So a read takes about ``PAGE_BYTES`` unless rows become larger within it,
+    which a table tells beforehand by the sizes of its fragments.
     """
 
     def __init__(self) -> None:

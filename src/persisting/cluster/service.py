@@ -166,13 +166,15 @@ class BucketService:
         limit: int | None,
     ) -> Page:
         """Read a page of about ``PAGE_BYTES``, in several reads while rows are smaller than
-        expected. Only rows that become larger within one read are read in vain."""
+        expected."""
         pages: list[Page] = []
         count = size = 0
         most = PAGE_ROWS if limit is None else min(limit, PAGE_ROWS)
         while True:
             rows = min(self._row_size.rows_within(PAGE_BYTES - size), most - count)
             try:
+                known = await self.client.rows_within(offset, PAGE_BYTES - size)
+                rows = rows if known is None else min(rows, known)
                 page = await read(offset, rows)
             except OffsetOutOfRange:
                 if not pages:

@@ -118,6 +118,10 @@ class AdaptedBackend:
             )
         return int(await self._own_offset_at(timestamp))
 
+    def rows_within(self, offset: int, nbytes: int) -> int | None:
+        """Return None: the size of the records is not known."""
+        return None
+
     def epoch(self) -> int:
         """Return 0: only tables can be restored to an older version."""
         return 0

@@ -236,6 +236,14 @@ class LocalBucketClient:
         """Return the offset after the last record."""
         return int((await self._backend()).end_offset())
 
+    async def rows_within(self, offset: int, nbytes: int) -> int | None:
+        """Return how many rows from ``offset`` take about ``nbytes``, None if that is not known."""
+
+        async def ask(backend: BucketBackend) -> int | None:
+            return backend.rows_within(offset, nbytes)
+
+        return await self._on_backend(ask)
+
     async def epoch(self) -> int:
         """Return how often the bucket was restored to an older version."""
         return (await self._backend()).epoch()
