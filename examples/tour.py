@@ -346,7 +346,7 @@ def main() -> None:
         for number, part in enumerate(PARTS, 1):
             print(f"\n{number}. {part.__doc__}")
             asyncio.run(part(Path(folder) / part.__name__))
-    print(f"\nAll of it held, in {time.perf_counter() - started:.0f} s.")
+    print(f"\nEvery claim held, in {time.perf_counter() - started:.0f} s.")
     print("Next: README.md, docs/ (make docs), examples/, make bench.")
 
 

@@ -97,10 +97,12 @@ class TestStored:
             found.append(record["id"])
             if len(found) == 10:
                 async with await read_queue(topic=home.topic, storage_path=str(tmp_path)) as other:
+                    read = max(version["version"] for version in await other.versions())
                     assert (await other.compact())["fragments_after"] == 1
                     await asyncio.sleep(0.15)
                     await other.create_index("id")
-                    assert (await other.compact())["versions_removed"] > 0
+                    await other.compact()
+                    assert read not in {v["version"] for v in await other.versions()}
         assert found == list(range(ROWS))
         await reader.close()
 

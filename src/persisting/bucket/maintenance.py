@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -55,6 +56,7 @@ class Maintenance(BucketPart):
         self._limit = _fragment_limit(self._limits)
         self._job = CoalescedTask(weak_callback(self, Maintenance._run))
         self._index_specs: list[IndexSpec] | None = None
+        self._specs_lock = threading.Lock()
         self._stale_indexes = False
         """Whether the table may have an index that was dropped."""
         self._pause = _pause(options.keep_versions, options.retention_seconds)
@@ -283,21 +285,27 @@ class Maintenance(BucketPart):
     def index_specs(self) -> list[IndexSpec]:
         """The indexes that users created; a reader without the lock loads them each time."""
         bucket = self._bucket
-        if self._index_specs is None or bucket.options.read_only:
-            self._index_specs = indexes.load(bucket.options.storage_path, bucket.fs)
-        return self._index_specs
+        with self._specs_lock:  # a load must not replace what is saved at the same time
+            if self._index_specs is None or bucket.options.read_only:
+                self._index_specs = indexes.load(bucket.options.storage_path, bucket.fs)
+            return self._index_specs
+
+    def _save_index_specs(self, specs: list[IndexSpec]) -> None:
+        bucket = self._bucket
+        with self._specs_lock:
+            indexes.save(bucket.options.storage_path, specs, bucket.fs)
+            self._index_specs = specs
 
     def create_index(self, spec: IndexSpec) -> dict[str, Any]:
         """Create an index; it replaces one of the same family on the same field."""
         bucket = self._bucket
         key = spec.column, spec.family
-        others = [other for other in self.index_specs if (other.column, other.family) != key]
         with self._exclusive_table() as view:
+            others = [other for other in self.index_specs if (other.column, other.family) != key]
             rebuild = spec in self.index_specs and view.dataset is not None
             if rebuild and spec.name in indexes.built(view.dataset):
                 operations.drop_index(bucket.table, spec.name)
-            indexes.save(bucket.options.storage_path, [*others, spec], bucket.fs)
-            self._index_specs = [*others, spec]
+            self._save_index_specs([*others, spec])
             if bucket.table.view.rows:
                 operations.build_indexes(bucket.table, self.index_specs)
         return self.describe_index(spec)
@@ -313,10 +321,10 @@ class Maintenance(BucketPart):
         if dropped or self._stale_indexes:
             with self._exclusive_table() as view:
                 remaining = [spec for spec in self.index_specs if spec not in dropped]
-                indexes.save(bucket.options.storage_path, remaining, bucket.fs)
-                self._index_specs, self._stale_indexes = remaining, True
+                self._save_index_specs(remaining)
+                self._stale_indexes = True
                 if view.dataset is not None:
-                    operations.build_indexes(bucket.table, self._index_specs)
+                    operations.build_indexes(bucket.table, remaining)
                 self._stale_indexes = False
             if not self._index_specs:
                 bucket.metrics.indexed(0)

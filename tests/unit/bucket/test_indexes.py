@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from support.buckets import Bucket
 
 from persisting.errors import BucketClosed, TableError
 from persisting.queue import InvalidArgument, StorageError
+from persisting.table import indexes
 from persisting.table.commit import Committer
 
 SIZE = 8
@@ -54,6 +57,32 @@ async def test_a_restore_between_an_index_and_its_checksums_leaves_nothing_unche
     report = await backend.verify()
     assert (report["ok"], report["unchecked"]) == (True, [])
     assert [one["n"] for one in await backend.lookup("n", 7)] == [7]
+    await persisting.close()
+
+
+async def test_new_index_is_not_forgotten_by_maintenance_that_loads_the_indexes(
+    persisting: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = persisting.open(**QUIET)
+    await backend.put_batch(records(50))
+    maintenance = backend._bucket.maintenance
+    maintenance._index_specs = None  # as after opening
+    load, loaded, created = indexes.load, threading.Event(), threading.Event()
+
+    def slow_load(*args: Any) -> Any:
+        found = load(*args)
+        if not loaded.is_set():
+            loaded.set()
+            created.wait(2)  # ends by itself if creating the index waits for this load
+        return found
+
+    monkeypatch.setattr(indexes, "load", slow_load)
+    loading = asyncio.create_task(asyncio.to_thread(lambda: maintenance.index_specs))
+    await asyncio.to_thread(loaded.wait, 60)
+    await backend.create_index("n")
+    created.set()
+    await loading
+    assert list(await coverage(backend)) == ["n"]
     await persisting.close()
 
 
