@@ -4,7 +4,7 @@ Write: check → (log →) acknowledge → buffer → one table commit with the 
 the log. Read: table rows, then buffer. Everything here may be called from any thread. The state is
 guarded by a lock that is never held during I/O, calls of Lance or conversions.
 
-Lock order: flush, table, state.
+Lock order: flush, then table or the log of group commit, then state.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class QueueReader(TopicTable):
 
         An explicit ``offset`` applies to every bucket and leaves the cursor alone; ``limit`` counts
         over all buckets. With ``block`` it waits for new records. Records are fetched from the
-        buckets in pages of the topic's ``batch_size``.
+        buckets in pages of the topic's ``batch_size``; on a cluster, pages are bounded by bytes.
         """
         check_window(offset or 0, limit)
         await self._prepare_read()
