@@ -5,7 +5,7 @@
 
 A subject has at most 72 characters, starts with a capital letter and does not end with a period.
 It should also be an imperative, which no program can check. Without Git, outside a clone, or in a
-shallow clone that lacks BASE, nothing is checked.
+shallow clone that lacks BASE, nothing is checked; a complete clone must have BASE.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BASE = "039eb725"
+BASE = "039eb72f4b78d7b2e9211747b4fa4612beb9fd43"
 """Subjects up to this commit were written before the rule."""
 LIMIT = 72
 AUTOSQUASH = ("fixup!", "squash!", "amend!")
@@ -53,9 +53,18 @@ def subjects_since(base: str) -> list[tuple[str, str]]:
     except FileNotFoundError:
         return []
     if done.returncode:
+        if _is_complete_clone():
+            raise SystemExit(f"cannot list the commits after {base}: {done.stderr.strip()}")
         return []
     pairs = (line.split("\t", 1) for line in done.stdout.splitlines())
     return [(commit, subject) for commit, subject in pairs]
+
+
+def _is_complete_clone() -> bool:
+    done = subprocess.run(
+        ["git", "rev-parse", "--is-shallow-repository"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() == "false"
 
 
 def main() -> int:

@@ -64,4 +64,4 @@ class NoSuchTopic(StorageError):
 
 
 class OffsetOutOfRange(StorageError):
-    """The offset lies before the first one that retention left."""
+    """Retention has removed the record at this offset."""
