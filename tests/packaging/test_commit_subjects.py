@@ -58,6 +58,38 @@ def test_bad_commit_subject_is_refused(tmp_path: Path, message: str, problem: st
     assert problem in done.stderr
 
 
-def test_nothing_is_checked_outside_a_clone_or_without_the_base_commit(tmp_path: Path) -> None:
+def git(folder: Path, *args: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+    subprocess.run(["git", *identity, *args], cwd=folder, capture_output=True, check=True)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A complete clone with two commits, the second with a bad subject."""
+    git(tmp_path, "init", "-q", "clone")
+    folder = tmp_path / "clone"
+    git(folder, "commit", "-q", "--allow-empty", "-m", "Begin")
+    git(folder, "tag", "base")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "ends with a period.")
+    return folder
+
+
+def test_commits_after_the_base_are_checked(clone: Path) -> None:
+    done = check("--base", "base", folder=clone)
+    assert done.returncode == 1
+    assert "ends with a period" in done.stderr
+    assert check("--base", "HEAD", folder=clone).returncode == 0
+
+
+def test_complete_clone_without_the_base_is_an_error(clone: Path) -> None:
+    done = check("--base", "0" * 40, folder=clone)
+    assert done.returncode == 1
+    assert "cannot list the commits after" in done.stderr
+
+
+def test_nothing_is_checked_outside_a_clone_or_in_a_shallow_one(
+    clone: Path, tmp_path: Path
+) -> None:
     assert check(folder=tmp_path).returncode == 0
-    assert check("--base", "0" * 40).returncode == 0
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{clone}", "shallow")
+    assert check(folder=tmp_path / "shallow").returncode == 0
