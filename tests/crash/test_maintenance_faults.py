@@ -162,7 +162,12 @@ async def check_one_fault(
     except StorageError:
         assert disk.fired
         allowed = [before, work.then(before, None)] if name in UNCERTAIN else [before]
-        check_state(await read_state(handle.backend), allowed)
+        try:
+            state = await read_state(handle.backend)
+        except StorageError:
+            assert lasting  # reads may need files that cannot be opened now
+        else:
+            check_state(state, allowed)
         disk.heal()
         check_state(await read_state(handle.backend), allowed)
         if name == "compact" and not lasting:  # during a lasting fault they cannot be removed
@@ -337,7 +342,7 @@ async def kill_after_rollback(tmp_path: Path, name: str, step: int = 1) -> None:
             check_state(await read_state(handle.backend), allowed)
             await handle.backend.close()
             shutil.rmtree(copy)
-    assert rolled_back or name.endswith("tag")
+    assert rolled_back or "tag" in name
 
 
 async def test_failed_background_maintenance_is_reported_and_retried(tmp_path: Path) -> None:

@@ -124,9 +124,13 @@ def load(folder: Path, fs: FileSystem) -> list[IndexSpec]:
         return json_files.decode(fs.read(folder / FILE), list[IndexSpec])
     except FileNotFoundError:
         return []
-    except (OSError, msgspec.DecodeError) as exc:
+    except OSError as exc:
         raise StorageError(
-            f"{folder / FILE} cannot be read ({exc}); remove it and create the indexes again"
+            f"cannot read {folder / FILE}: {exc.strerror or exc}; remove the cause and try again"
+        ) from exc
+    except msgspec.DecodeError as exc:
+        raise StorageError(
+            f"{folder / FILE} is damaged ({exc}); remove it and create the indexes again"
         ) from exc
 
 
