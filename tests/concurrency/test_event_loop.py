@@ -18,8 +18,8 @@ import pyarrow as pa
 import pytest
 from support.buckets import PERSISTING, WAL_SYNCED, Bucket
 
+from persisting.backends.fairness import CALLS_PER_YIELD
 from persisting.bucket.chunk import ROWS_AT_ONCE
-from persisting.bucket.fairness import CALLS_PER_YIELD
 from persisting.bucket.snapshot import Snapshot
 from persisting.records import RecordEncoder
 from persisting.table.table import Table

@@ -76,7 +76,7 @@ async def test_cancelled_close_still_completes(tmp_path: Path) -> None:
     backend = opened(tmp_path / "b")
     await backend.put({"n": 1})
     # The lock is held, as during a compaction.
-    with backend.bucket.table_lock, pytest.raises(asyncio.TimeoutError):
+    with backend.bucket.table_writer.lock, pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(backend.close(), 0.05)
     while not backend._finished:  # noqa: ASYNC110
         await asyncio.sleep(0.01)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any
 
 from persisting.backends.bucket_access import BucketAccess
-from persisting.bucket.fairness import FairYield
+from persisting.backends.fairness import FairYield
+from persisting.bucket.bucket import READER_REFRESH
 from persisting.bucket.snapshot import Page, Snapshot
+from persisting.concurrency.loop_bridge import next_wake
 from persisting.concurrency.pool import in_thread
 from persisting.errors import OffsetOutOfRange, TableError
 from persisting.options import check_window
@@ -116,14 +119,25 @@ class BucketReader:
             elif not block:
                 return
             else:
-                await self._bucket.wait_beyond(offset, epoch)
+                await self._next_change(offset, epoch)
 
     async def wait_beyond(self, offset: int, epoch: int | None) -> None:
         """Return when there may be records beyond ``offset`` or the epoch has changed."""
         while self._bucket.end <= offset and epoch in (None, self._bucket.epoch):
             self._bucket.check_open()
             await self._access.refresh()
-            await self._bucket.wait_beyond(offset, epoch)
+            await self._next_change(offset, epoch)
+
+    async def _next_change(self, offset: int, epoch: int | None) -> None:
+        """Wait until there may be records beyond ``offset``, the epoch is not ``epoch``, or the
+        bucket is closed."""
+        bucket = self._bucket
+        if bucket.options.read_only:
+            await asyncio.sleep(READER_REFRESH)
+            return
+        with next_wake(bucket.waiters) as woken:
+            if bucket.end <= offset and not bucket.closed and epoch in (None, bucket.epoch):
+                await woken
 
     async def offset_at(self, timestamp: int) -> int:
         """Return the first offset whose record arrived at ``timestamp`` or later."""

@@ -1,19 +1,19 @@
-"""Put records that need checking or conversion, and wait for room in the buffer."""
+"""Put records that need checking or conversion, and wait for room in the buffers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from persisting.backends.fairness import FairYield, KeyedLocks
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.chunk import Prepared, prepare, prepare_arrow
-from persisting.bucket.fairness import FairYield, KeyedLocks
 from persisting.bucket.producer_sequences import ProducerSequence, check_number, check_writer
 from persisting.bucket.put_cost import check_records, is_light
-from persisting.concurrency.loop_bridge import mailbox
+from persisting.concurrency.loop_bridge import LoopWaiter, mailbox
 from persisting.concurrency.pool import in_thread
 from persisting.errors import SchemaError
 from persisting.records import RecordEncoder
@@ -22,6 +22,9 @@ _FROZEN_PAUSE = 0.005
 
 Prepare = Callable[[RecordEncoder], Prepared]
 """Checks and converts the records of one put against a schema."""
+
+Targets = Sequence[tuple[Bucket, int]]
+"""Buckets of one log, and how many of the rows, which are sorted by bucket, belong to each."""
 
 
 class BucketWriter:
@@ -43,22 +46,13 @@ class BucketWriter:
         """Put rows unless the producer has stored this number, or a later one, before."""
         check_writer(writer)
         producer = writer, check_number(number)
-        records = check_records(rows) if isinstance(rows, list) else []
+        convert, small = conversion(rows)
         # Hold the lock only until the put has its place in the log, so that the producer's next
         # put can share its sync.
         async with self._producer_locks.of(writer):
             if self._bucket.is_full:
                 await self.make_room()
-            if isinstance(rows, list):
-                acknowledged = await self._accept(
-                    lambda encoder: prepare(encoder, records),
-                    small=is_light(records),
-                    producer=producer,
-                )
-            else:
-                acknowledged = await self._accept(
-                    lambda encoder: prepare_arrow(encoder, rows), small=False, producer=producer
-                )
+            acknowledged = await self._accept(convert, small=small, producer=producer)
         if acknowledged is not None:
             # A retry may wait for the same put: cancelling one must not cancel the other.
             await asyncio.shield(acknowledged)
@@ -72,39 +66,86 @@ class BucketWriter:
         """
         bucket = self._bucket
         while True:
-            bucket.check_writable()
-            if bucket.frozen:
-                await self.make_room()
-            encoder = bucket.encoder
-            try:
-                prepared = prepare(encoder) if small else await in_thread(prepare, encoder)
-            except pa.ArrowException as exc:
-                raise SchemaError(f"the records cannot be converted: {exc}") from exc
+            prepared = await prepared_for([bucket], prepare, small=small)
+            if prepared is None:
+                continue
             if not prepared.chunks:
                 return None
-            if prepared.widened:
-                await in_thread(bucket.scan_large_ints, prepared.widened)
-            if bucket.must_propose_schema(prepared) and not await in_thread(
-                bucket.propose_schema, prepared
-            ):
-                continue
             if bucket.group_commit is None:
                 if bucket.add_prepared(prepared, producer):
                     await self._fairness.checkpoint()
                     return None
             else:
-                pending = bucket.enqueue_prepared(prepared, producer)
-                if pending is not None and pending.box is not mailbox():
-                    # Another loop has queued the same producer sequence: wait for its outcome.
-                    await asyncio.wrap_future(bucket.group_commit.drain())
-                elif pending is not None:
-                    return pending.future
+                queued = await enqueued([(bucket, prepared.rows)], prepared, producer)
+                if queued is not False:
+                    return None if queued is True else queued
 
     async def make_room(self) -> None:
         """Wait until the bucket takes records again: for a flush, or the end of a restore."""
-        self._bucket.check_writable()
-        while self._bucket.is_full:
-            if self._bucket.frozen:
-                await asyncio.sleep(_FROZEN_PAUSE)
-            else:
-                await asyncio.wrap_future(self._bucket.request_flush())
+        await make_room(self._bucket)
+
+
+def conversion(rows: list[dict[str, Any]] | pa.Table) -> tuple[Prepare, bool]:
+    """Return how to prepare these rows, and whether that is quick enough for an event loop."""
+    if isinstance(rows, list):
+        records = check_records(rows)
+        return (lambda encoder: prepare(encoder, records)), is_light(records)
+    return (lambda encoder: prepare_arrow(encoder, rows)), False
+
+
+async def prepared_for(
+    buckets: Sequence[Bucket], prepare: Prepare, *, small: bool
+) -> Prepared | None:
+    """Check and convert records for buckets of one schema; None if that has to be repeated."""
+    for bucket in buckets:
+        bucket.check_writable()
+        if bucket.frozen:
+            await make_room(bucket)
+    state = buckets[0].schema_state
+    encoder = state.encoder
+    try:
+        prepared = prepare(encoder) if small else await in_thread(prepare, encoder)
+    except pa.ArrowException as exc:
+        raise SchemaError(f"the records cannot be converted: {exc}") from exc
+    if prepared.widened:
+        for bucket in buckets:
+            await in_thread(bucket.scan_large_ints, prepared.widened)
+    if prepared.chunks and state.must_propose(prepared):
+        if not await in_thread(state.propose, prepared):
+            return None
+    return prepared
+
+
+async def enqueued(
+    targets: Targets, prepared: Prepared, producer: ProducerSequence | None
+) -> asyncio.Future[None] | bool:
+    """Queue records for the log of these buckets.
+
+    Return the future of the acknowledgement, True if the producer's number is stored in all of
+    them, False if the records must be prepared again.
+    """
+    group_commit = targets[0][0].group_commit
+    assert group_commit is not None
+    waiter = LoopWaiter()
+    put = group_commit.enqueue(prepared, targets, waiter, producer)
+    if isinstance(put, bool):
+        return put
+    group_commit.start()
+    if put.waiter is waiter:
+        return waiter.future
+    if isinstance(put.waiter, LoopWaiter) and put.waiter.sink is mailbox():
+        return put.waiter.future
+    # Another loop or thread has queued the same producer sequence: wait for its outcome.
+    await asyncio.wrap_future(group_commit.drain())
+    return False
+
+
+async def make_room(bucket: Bucket) -> None:
+    """Wait until a bucket takes records again: for a flush, or the end of a restore."""
+    bucket.check_writable()
+    while bucket.is_full:
+        if bucket.frozen:
+            await asyncio.sleep(_FROZEN_PAUSE)
+        else:
+            flushes = [asyncio.wrap_future(future) for future in bucket.make_room()]
+            await asyncio.gather(*flushes)

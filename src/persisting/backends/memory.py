@@ -10,12 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from persisting.backends.fairness import FairYield, KeyedLocks
 from persisting.bucket.chunk import prepare
-from persisting.bucket.fairness import FairYield, KeyedLocks
 from persisting.bucket.producer_sequences import check_number, check_writer
 from persisting.bucket.put_cost import check_records
 from persisting.bucket.waiters import Waiters
 from persisting.concurrency.closing import AsyncClosing
+from persisting.concurrency.loop_bridge import next_wake
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketClosed, InvalidArgument, SchemaError
 from persisting.options import check_window
@@ -102,7 +103,7 @@ class MemoryBackend(AsyncClosing):
         """Return when there are records beyond ``offset``; raise once the backend is closed."""
         while len(self._records) <= offset:
             self._check_open()
-            with self._waiters.waiting() as waiter:
+            with next_wake(self._waiters) as waiter:
                 if len(self._records) <= offset and not self._closed:
                     await waiter
 
@@ -145,7 +146,7 @@ class MemoryBackend(AsyncClosing):
             elif self._closed or not block:
                 return
             else:
-                with self._waiters.waiting() as waiter:
+                with next_wake(self._waiters) as waiter:
                     if offset >= len(self._records) and not self._closed:
                         await waiter
 

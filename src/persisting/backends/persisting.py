@@ -7,7 +7,8 @@ from typing import Any
 from persisting import metrics
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.bucket import Bucket
-from persisting.bucket.group_commit import GroupCommit, has_log, recover
+from persisting.bucket.group_commit import GroupCommit
+from persisting.bucket.log_recovery import has_log, recover
 from persisting.errors import InvalidArgument, SchemaError, WALError
 from persisting.options import MIB, PersistingOptions, storage_folder, take_known
 from persisting.records import EMPTY, RecordEncoder, Rules
@@ -91,7 +92,7 @@ class PersistingBackend(TableBackend):
         return {
             **await super().stats(),
             "wal_enabled": group_commit is not None,
-            "wal_size": group_commit.size if group_commit is not None else 0,
+            "wal_size": self._bucket.log_bytes,
             "wal_sync_interval": options.wal_sync_interval,
             "wal_failed": group_commit is not None and group_commit.failed,
             "metrics_enabled": options.enable_metrics,
@@ -128,20 +129,19 @@ def _attach_log(bucket: Bucket, options: PersistingOptions) -> None:
     if not options.enable_wal and not has_log(options.storage_path):
         return
     try:
-        log = recover(bucket, bucket.fs)
+        log = recover(bucket)
     except OSError as exc:
         raise WALError(
             f"cannot read or repair the log in {options.storage_path}: {exc}; nothing is lost, fix "
             "the cause and open it again"
         ) from exc
     bucket.check_defaults()
-    group_commit = GroupCommit(bucket, log, options)
     if options.enable_wal:
-        bucket.attach(group_commit)
+        bucket.attach(GroupCommit(log, bucket.schema_state, options))
         return
     bucket.flush_recovered()
-    group_commit.restart(bucket.table.sequence)
-    group_commit.close()
+    log.reset()
+    log.close()
 
 
 def _checked_defaults(options: PersistingOptions) -> dict[str, Any]:

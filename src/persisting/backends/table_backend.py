@@ -15,17 +15,18 @@ import pyarrow as pa
 from persisting.backends.bucket_access import BucketAccess
 from persisting.backends.bucket_reader import BucketReader
 from persisting.backends.bucket_writer import BucketWriter
+from persisting.backends.fairness import FairYield
 from persisting.backends.table_maintenance import TableMaintenance
 from persisting.backends.table_search import TableSearch, ranked
 from persisting.backends.table_versions import TableVersions
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.chunk import prepare, prepare_arrow
-from persisting.bucket.fairness import FairYield
 from persisting.bucket.put_cost import check_records, is_light
 from persisting.bucket.snapshot import Page
 from persisting.bucket.snapshot_search import OFFSET
 from persisting.concurrency.closing import AsyncClosing
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
+from persisting.concurrency.loop_bridge import LoopWaiter
 from persisting.options import BucketOptions, check_window
 from persisting.table.layout import EFFECTIVE
 from persisting.table.retention import Limits
@@ -74,9 +75,9 @@ class TableBackend(AsyncClosing):
             if bucket.add_row(record):
                 return await self._fairness.checkpoint()
         else:
-            pending = bucket.enqueue_row(record)
-            if pending is not None:
-                return await pending.future
+            waiter = bucket.enqueue_row(record, LoopWaiter)
+            if waiter is not None:
+                return await waiter.future
         await self._writer.store(
             lambda encoder: prepare(encoder, [record]), small=is_light([record])
         )
@@ -383,8 +384,8 @@ class TableBackend(AsyncClosing):
             "fragments": len(snapshot.view.sizes),
             "table_bytes": sum(size.nbytes for size in snapshot.view.sizes),
             "upkeep_error": bucket.maintenance.error,
-            "flush_count": bucket.flushes,
-            "flush_error": bucket.flush_error,
+            "flush_count": bucket.flusher.count,
+            "flush_error": bucket.flusher.error,
             "compression": options.compression,
             "compression_effective": EFFECTIVE[options.compression],
             "read_only": options.read_only,

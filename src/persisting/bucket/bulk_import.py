@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def prepare(bucket: Bucket, schema: pa.Schema) -> dict[str, Any]:
     """Prepare the table for files with records of ``schema``; return what their writers need."""
-    with bucket.quiesced(), bucket.table_lock:
+    with bucket.quiesced(), bucket.table_writer.lock:
         table = bucket.table
         table.create(merge(table.view.schema, schema, Rules(evolving=True)))
         bucket.publish_table()
@@ -49,7 +49,7 @@ def adopt(
 
     ``columns`` describes the columns that the fragments were written for.
     """
-    with bucket.quiesced(), bucket.table_lock:
+    with bucket.quiesced(), bucket.table_writer.lock:
         if has(bucket, writer, number):
             return 0
         view = bucket.table.view

@@ -31,6 +31,8 @@ class Chunk:
         "arrival",
         "count",
         "encoder",
+        "first_sequence",
+        "log_bytes",
         "nbytes",
         "sequence",
         "times",
@@ -53,7 +55,11 @@ class Chunk:
         self.times: list[int] | np.ndarray | None = None
         """The same for each record, where they were accepted at different times."""
         self.sequence = 0
-        """Log sequence of the last frame that holds them, 0 without a log."""
+        """Log sequence of the last frame of their entry, 0 without a log."""
+        self.first_sequence = 0
+        """The same for the first of the records."""
+        self.log_bytes = 0
+        """Bytes that they take in the log."""
         self._open = rows is not None
 
     @property
@@ -91,6 +97,21 @@ class Chunk:
         small = self.count < ROWS_AT_ONCE and self.nbytes < _MAX_BATCH_BYTES
         return self._open and self.encoder is encoder and small
 
+    @property
+    def rows(self) -> list[dict[str, Any]] | None:
+        """The records as plain rows, None once they are Arrow."""
+        return self._rows
+
+    def slice(self, start: int, count: int) -> Chunk:
+        """Return some of the records as another chunk that shares their memory."""
+        share = self.nbytes * count // max(1, self.count)
+        return Chunk(self.encoder, batch=self.batch.slice(start, count), nbytes=max(1, share))
+
+    def logged(self, sequence: int, log_bytes: int) -> None:
+        """Note the last sequence of the entry that holds the records, and their share of it."""
+        self.sequence = self.first_sequence = sequence
+        self.log_bytes = log_bytes
+
     def add(self, row: dict[str, Any], nbytes: int, arrival: int) -> None:
         """Add a row that was accepted at ``arrival``, not before the last one."""
         assert self._rows is not None
@@ -103,12 +124,27 @@ class Chunk:
         self.count += 1
         self.nbytes += nbytes
 
-    def absorb(self, other: Chunk) -> None:
-        """Add the rows of another open chunk."""
+    def join(self, other: Chunk) -> None:
+        """Add the rows of another open chunk that is accepted at the same time."""
         assert self._rows is not None
         assert other._rows is not None
         self._rows += other._rows
         self.count += other.count
+        self.nbytes += other.nbytes
+
+    def absorb(self, other: Chunk, arrival: int) -> None:
+        """Add the rows of another open chunk, accepted at ``arrival``."""
+        assert self._rows is not None
+        assert other._rows is not None
+        if self.times is None:
+            self.times = []
+        assert isinstance(self.times, list)
+        self._rows += other._rows
+        self.times += [arrival] * other.count
+        self.arrival, self.sequence = arrival, other.sequence
+        self.first_sequence = self.first_sequence or other.first_sequence
+        self.log_bytes += other.log_bytes
+        self.count += other.count  # last: readers take as many rows as are counted
         self.nbytes += other.nbytes
 
     def seal(self) -> None:

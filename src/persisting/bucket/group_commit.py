@@ -1,102 +1,287 @@
-"""Group commit: how a bucket writes, syncs and recovers its log.
+"""Group commit: the puts of one or more buckets, written to one log and synced together.
 
 Puts queue up. One task at a time takes all queued puts, appends them as frames in one write, syncs
-once if ``wal_sync_interval`` is 0, and acknowledges them together.
+once if ``wal_sync_interval`` is 0, and acknowledges them together. The callers wait in event loops
+or threads; each brings a :class:`Waiter`, so that nothing here depends on an event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-import msgspec
-import numpy as np
 import pyarrow as pa
 
 from persisting import codec
-from persisting.bucket.bucket_part import BucketPart
-from persisting.bucket.chunk import ROWS_AT_ONCE, Chunk
+from persisting.bucket.chunk import Chunk, Prepared
+from persisting.bucket.log_records import Section, batch_payload, rows_payload, schema_payload
 from persisting.bucket.producer_sequences import ProducerSequence
+from persisting.bucket.schema_state import SchemaState
 from persisting.concurrency import loop_bridge, timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.errors import WALError
-from persisting.fs import FileSystem
+from persisting.metrics import BucketMetrics
 from persisting.options import PersistingOptions
-from persisting.records import RecordEncoder
-from persisting.wal import FOLDER, Log, Payload, Recovery
-from persisting.wal.frame import MARK, ROWS, SCHEMA, Frame
-
-if TYPE_CHECKING:
-    from persisting.bucket.bucket import Bucket
+from persisting.wal import Log, Payload
+from persisting.wal.frame import FRAME_HEADER_SIZE, START, SegmentStart, encode_start
 
 log = logging.getLogger("persisting")
 
-_MIN_COMPRESSED_BYTES = 256
-_JOINED_BYTES = 16 * 1024 * 1024
+
+class Sink(Protocol):
+    """Where the results of puts are delivered: an event loop, or waiting threads."""
+
+    def deliver(self, waiters: Sequence[Any], exc: BaseException | None) -> None:
+        """Resolve waiters of this sink; called from any thread, must not block."""
+
+
+class Waiter(Protocol):
+    """The caller of a put."""
+
+    @property
+    def sink(self) -> Sink: ...
+
+
+class LoggedBucket(Protocol):
+    """What the log needs of a bucket. The comments say which lock the caller holds."""
+
+    metrics: BucketMetrics
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def next_row(self) -> tuple[int, int]:
+        """Epoch and offset of the next acknowledged record."""  # state
+
+    @property
+    def first_sequence(self) -> int | None:
+        """The log sequence of the oldest record that the table lacks."""  # state
+
+    def check_writable(self) -> None: ...
+
+    @property
+    def frozen(self) -> bool: ...
+
+    def find_producer(self, producer: ProducerSequence) -> PendingPut | bool:
+        """Return the queued put of this number, or whether it is stored."""  # state
+
+    def accept_logged(
+        self, chunks: list[Chunk], arrival: int, producers: list[ProducerSequence]
+    ) -> None:
+        """Accept records that the log holds."""  # state
+
+    def expect(self, producer: ProducerSequence, put: PendingPut | None) -> None:
+        """Note that the put of this number is queued, or no longer is."""  # state
+
+    def after_accepting(self, rows: int) -> None:
+        """Wake readers, and flush if it is time."""
+
+    def report_log(self, unsynced: int) -> None:
+        """Update the gauges of the log; ``unsynced`` frames could be lost with the power."""
+
+    def flush_from_failed_log(self, sequence: int) -> None:
+        """Flush everything acknowledged; ``sequence`` is reached by frames that are dropped."""
+
+    def request_flush(self) -> Future[None]: ...
+
+
+class Piece(NamedTuple):
+    """Records of one schema in one frame: a chunk, and which of its rows belong to which bucket."""
+
+    whole: Chunk
+    sections: list[tuple[LoggedBucket, Chunk]]
 
 
 class PendingPut:
-    """One put in the queue: chunks, producer sequence, and the future to resolve in its loop."""
+    """One put in the queue: its pieces, its number, and who waits for it."""
 
-    __slots__ = ("box", "chunks", "future", "producer")
+    __slots__ = ("pieces", "producer", "waiter")
 
-    def __init__(self, chunks: list[Chunk], producer: ProducerSequence | None = None) -> None:
-        self.chunks, self.producer = chunks, producer
-        self.box = loop_bridge.mailbox()
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(
+        self, pieces: list[Piece], waiter: Waiter, producer: ProducerSequence | None = None
+    ) -> None:
+        self.pieces, self.waiter, self.producer = pieces, waiter, producer
 
-    @classmethod
-    def already_stored(cls) -> PendingPut:
-        """Return an acknowledged put without records, for a retry of a stored one."""
-        pending = cls([])
-        pending.future.set_result(None)
-        return pending
+    @property
+    def is_row(self) -> bool:
+        """Whether it is a plain row, which may share a frame with others."""
+        return len(self.pieces) == 1 and self.pieces[0].whole.is_open
 
 
-class GroupCommit(BucketPart):
-    """Writes the puts of one open bucket to its log."""
+class _Entry:
+    """Puts that are logged together, as one or more frames."""
 
-    def __init__(self, bucket: Bucket, log: Log, options: PersistingOptions) -> None:
-        super().__init__(bucket)
-        self._log = log
+    def __init__(self, pieces: list[Piece], producer: ProducerSequence | None) -> None:
+        self.pieces, self.producer = pieces, producer
+        self.payloads: list[Payload] = []
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.pieces[0].whole.schema
+
+    def logged(self, sequence: int) -> None:
+        """Tell all chunks the sequence of the entry and their share of its bytes."""
+        frames = self.payloads[-len(self.pieces) :]
+        for piece, payload in zip(self.pieces, frames, strict=True):
+            size = FRAME_HEADER_SIZE + len(payload.head) + len(payload.data)
+            rows = sum(chunk.count for _, chunk in piece.sections)
+            for _, chunk in piece.sections:
+                chunk.logged(sequence, max(1, size * chunk.count // rows))
+
+
+def pieces_of(chunks: Sequence[Chunk], targets: Sequence[tuple[LoggedBucket, int]]) -> list[Piece]:
+    """Divide chunks among buckets: the first rows belong to the first bucket, and so on."""
+    if len(targets) == 1:
+        return [Piece(chunk, [(targets[0][0], chunk)]) for chunk in chunks]
+    pieces = []
+    left = iter(targets)
+    bucket, rows = next(left)
+    for chunk in chunks:
+        sections, start = [], 0
+        while start < chunk.count:
+            while not rows:
+                bucket, rows = next(left)
+            count = min(rows, chunk.count - start)
+            sections.append((bucket, chunk.slice(start, count)))
+            start, rows = start + count, rows - count
+        pieces.append(Piece(chunk, sections))
+    return pieces
+
+
+class GroupCommit:
+    """Writes the puts of its buckets to one log."""
+
+    def __init__(
+        self,
+        log: Log,
+        schema: SchemaState,
+        options: PersistingOptions,
+        publish: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """``publish`` tells readers in other processes the acknowledged and the synced
+        sequence."""
+        self._log, self._schema_state = log, schema
         self._codec = codec.codec_id(options.compression)
         self._interval = options.wal_sync_interval
         self._max_bytes = options.max_wal_size
+        self._publish = publish
+        self._buckets: dict[int, weakref.ref[LoggedBucket]] = {}
+        self._last_of: dict[int, int] = {}
+        """By bucket, the last sequence in this log that holds records of it."""
         self._queue: list[PendingPut] = []
         self._writing = CoalescedTask(weak_callback(self, GroupCommit._write), short=True)
         self._syncing = CoalescedTask(weak_callback(self, GroupCommit._sync))
         self._sync_due = False
         self._schema: pa.Schema | None = None
-        self._preamble: tuple[pa.Schema, Payload] | None = None
+        self._schema_payload: tuple[pa.Schema, Payload] | None = None
+        self._acknowledged = log.last_sequence
         self._log_lock = threading.Lock()
+        self._restarting = threading.Lock()
+
+    # Buckets
+
+    def attach(self, bucket: LoggedBucket, table_sequence: int) -> None:
+        """Take puts of a bucket, whose table holds everything up to ``table_sequence``."""
+        with self._log_lock:
+            self._log.skip_to(table_sequence + 1)
+            with self._schema_state.lock:
+                self._buckets[bucket.number] = weakref.ref(bucket)
+                self._acknowledged = max(self._acknowledged, self._log.last_sequence)
+                first = bucket.first_sequence
+            # Recovered records are in this log already.
+            self._last_of[bucket.number] = 0 if first is None else self._log.last_sequence
+
+    def detach(self, bucket: LoggedBucket) -> None:
+        """Forget a bucket: everything that it acknowledged is in its table."""
+        with self._log_lock, self._schema_state.lock:
+            reference = self._buckets.get(bucket.number)
+            if reference is not None and reference() in (bucket, None):
+                del self._buckets[bucket.number]
+                self._last_of.pop(bucket.number, None)
+
+    def _alive(self) -> list[LoggedBucket]:
+        found = [reference() for reference in list(self._buckets.values())]
+        return [bucket for bucket in found if bucket is not None]
+
+    # State
 
     @property
     def failed(self) -> bool:
         return self._log.failed is not None
 
     @property
-    def size(self) -> int:
-        return self._log.size
+    def folder(self) -> Path:
+        return self._log.folder
 
     @property
-    def wants_flush(self) -> bool:
-        return self._log.size > self._max_bytes
+    def size(self) -> int:
+        """Bytes of the log on disk."""
+        return self._log.size
 
     @property
     def is_full(self) -> bool:
         """Whether puts must wait: the log has failed, or is twice as large as it should be."""
         return self.failed or self._log.size > 2 * self._max_bytes
 
-    def enqueue(self, put: PendingPut) -> None:
-        """Queue a put. Call with the bucket's ``state_lock`` held: puts are logged in the order
-        in which they were checked."""
-        self._queue.append(put)
+    def make_room(self) -> list[Future[None]]:
+        """Flush the buckets without which the oldest segment could be removed."""
+        oldest = self._log.oldest_end
+        with self._schema_state.lock:
+            firsts = [(bucket, bucket.first_sequence) for bucket in self._alive()]
+        pinning = [b for b, first in firsts if first is not None and first <= oldest]
+        return [bucket.request_flush() for bucket in pinning or [b for b, _ in firsts][:1]]
+
+    # Queueing
+
+    def enqueue_row(self, bucket: LoggedBucket, chunk: Chunk, waiter: Waiter) -> bool:
+        """Queue a plain row; False if its schema is no longer the current one."""
+        put = PendingPut([Piece(chunk, [(bucket, chunk)])], waiter)
+        with self._schema_state.lock:
+            bucket.check_writable()
+            if self._schema_state.encoder is not chunk.encoder or bucket.frozen:
+                return False
+            self._queue.append(put)
+        return True
+
+    def enqueue(
+        self,
+        prepared: Prepared,
+        targets: Sequence[tuple[LoggedBucket, int]],
+        waiter: Waiter,
+        producer: ProducerSequence | None = None,
+    ) -> PendingPut | bool:
+        """Queue prepared records for their buckets: all of them or none.
+
+        ``targets`` says how many of the rows, which are sorted by bucket, belong to each bucket.
+        Returns the put that waits (of a queued number, the one that waits already), True if the
+        number is stored, and False if the schema has changed since the records were prepared, or
+        some of the buckets have stored the number and others have not.
+        """
+        with self._schema_state.lock:
+            for bucket, _ in targets:
+                bucket.check_writable()
+            if producer is not None:
+                found = {bucket.find_producer(producer) for bucket, _ in targets}
+                if found != {False}:
+                    return found.pop() if len(found) == 1 else False
+            if self._schema_state.encoder is not prepared.base:
+                return False
+            if any(bucket.frozen for bucket, _ in targets):
+                return False
+            put = PendingPut(pieces_of(prepared.chunks, targets), waiter, producer)
+            self._schema_state.change(prepared, self._log.folder.parent)
+            if producer is not None:
+                for bucket, _ in targets:
+                    bucket.expect(producer, put)
+            self._queue.append(put)
+        return put
 
     def start(self) -> None:
         """Start writing the queue in a thread."""
@@ -114,10 +299,12 @@ class GroupCommit(BucketPart):
     # Writing
 
     def _write(self) -> None:
-        bucket = self._bucket_ref()
-        if bucket is not None:  # this reference keeps the bucket and its lock during the write
+        # These references keep the buckets and their locks during the write.
+        buckets = self._alive()
+        if buckets:
             with self._log_lock:
                 self._write_queue()
+        del buckets
 
     def write_now(self) -> None:
         """Write all queued puts in this thread."""
@@ -129,36 +316,33 @@ class GroupCommit(BucketPart):
             pass
 
     def _write_queue(self) -> None:
-        with self._bucket.state_lock:
+        with self._schema_state.lock:
             puts, self._queue = self._queue, []
         if not puts:
             return
         arrival = time.time_ns() // 1000
         try:
-            groups = _grouped(puts)
-            payloads, preamble = self._encode(groups)
+            entries = self._encode(_entries(puts))
         except BaseException as exc:
             self._schema = None
             self._fail(puts, exc)
             return
         try:
-            lasts = self._log.append(payloads, preamble, arrival)
-            for group, last in zip(groups, lasts, strict=True):
-                for chunk in group.chunks:
-                    chunk.sequence = last
+            payloads = [entry.payloads for entry in entries]
+            lasts = self._log.append(payloads, lambda: self._preamble(entries[0].schema), arrival)
+            for entry, last in zip(entries, lasts, strict=True):
+                entry.logged(last)
             if self._interval == 0:
                 self._sync_now()
         except BaseException as exc:
             self._schema = None
             self._log.retract()
-            self._bucket.metrics.log_failed()
+            for bucket in _buckets_in(puts):
+                bucket.metrics.log_failed()
             self._fail(puts, exc)
             return
-        producers = [group.producer for group in groups if group.producer is not None]
-        chunks = [chunk for group in groups for chunk in group.chunks]
         try:
-            self.report()
-            self._bucket.acknowledge(chunks, arrival, producers)
+            self._acknowledge(entries, lasts[-1], arrival)
         except BaseException as exc:  # the puts are stored, but nobody may wait forever
             _resolve(puts, exc)
             raise
@@ -167,44 +351,91 @@ class GroupCommit(BucketPart):
             self._sync_due = True
             timer.after(self._interval / 2, weak_callback(self, GroupCommit._request_sync))
 
+    def _acknowledge(self, entries: list[_Entry], last: int, arrival: int) -> None:
+        chunks: dict[LoggedBucket, list[Chunk]] = {}
+        producers: dict[LoggedBucket, list[ProducerSequence]] = {}
+        for entry in entries:
+            for piece in entry.pieces:
+                for bucket, chunk in piece.sections:
+                    chunks.setdefault(bucket, []).append(chunk)
+                    numbers = producers.setdefault(bucket, [])
+                    if entry.producer is not None and entry.producer not in numbers:
+                        numbers.append(entry.producer)
+        counts = {bucket: sum(chunk.count for chunk in part) for bucket, part in chunks.items()}
+        for bucket, part in chunks.items():
+            self._last_of[bucket.number] = part[-1].sequence
+        with self._schema_state.lock:
+            for bucket, part in chunks.items():
+                bucket.accept_logged(part, arrival, producers[bucket])
+            self._schema_state.acknowledge(entries[-1].pieces[-1].whole.encoder)
+            self._acknowledged = last
+        if self._publish is not None:
+            self._publish(last, self._log.synced_sequence)
+        for bucket, count in counts.items():
+            bucket.report_log(self._unsynced)
+            bucket.after_accepting(count)
+        if self._log.size > self._max_bytes:
+            self.make_room()
+
     def _fail(self, puts: list[PendingPut], exc: BaseException) -> None:
         """Fail these puts, and all that queued up behind them and rely on their schema."""
-        with self._bucket.state_lock:
+        with self._schema_state.lock:
             puts, self._queue = puts + self._queue, []
-            self._bucket.roll_back_pending([p.producer for p in puts if p.producer is not None])
+            self._schema_state.roll_back()
+            for put in puts:
+                if put.producer is not None:
+                    for bucket in _buckets_in([put]):
+                        bucket.expect(put.producer, None)
         if not isinstance(exc, WALError):
             wrapped = WALError(f"cannot log to {self._log.folder}: {exc}")
             wrapped.__cause__ = exc
             exc = wrapped
         _resolve(puts, exc)
         if self.failed:
-            self._bucket.request_flush()
+            for bucket in self._alive()[:1]:
+                bucket.request_flush()
 
-    def _encode(self, groups: list[PendingPut]) -> tuple[list[list[Payload]], Payload]:
-        first = groups[0].chunks[0].schema
-        if self._preamble is None or self._preamble[0] is not first:
-            self._preamble = first, _schema_payload(first)
-        preamble = self._preamble[1]
-        schema = self._schema
-        payloads = []
-        for group in groups:
-            frames = [] if group.producer is None else [_producer_payload(group.producer)]
-            for chunk in group.chunks:
-                if schema is not chunk.schema and schema != chunk.schema:
-                    schema = chunk.schema
-                    frames.append(_schema_payload(schema))
-                frames.append(self._rows_payload(chunk.batch))
-            payloads.append(frames)
-        self._schema = schema
-        return payloads, preamble
+    # Encoding
 
-    def _rows_payload(self, batch: pa.RecordBatch) -> Payload:
-        raw = memoryview(batch.serialize())
-        if self._codec != codec.NONE and len(raw) >= _MIN_COMPRESSED_BYTES:
-            packed = codec.compress(self._codec, raw)
-            if len(packed) < len(raw):
-                return Payload(ROWS, self._codec, len(raw), packed)
-        return Payload(ROWS, codec.NONE, len(raw), raw)
+    def _encode(self, entries: list[_Entry]) -> list[_Entry]:
+        """Fill in the frames of the entries."""
+        next_row: dict[LoggedBucket, tuple[int, int]] = {}
+        with self._schema_state.lock:
+            for entry in entries:
+                for piece in entry.pieces:
+                    for bucket, _ in piece.sections:
+                        if bucket not in next_row:
+                            next_row[bucket] = bucket.next_row
+        for entry in entries:
+            producers = [] if entry.producer is None else [entry.producer]
+            for piece in entry.pieces:
+                schema = piece.whole.schema
+                if self._schema is not schema and self._schema != schema:
+                    self._schema = schema
+                    entry.payloads.append(self._schema_frame(schema))
+                sections = []
+                for bucket, chunk in piece.sections:
+                    epoch, offset = next_row[bucket]
+                    next_row[bucket] = epoch, offset + chunk.count
+                    sections.append(Section(bucket.number, epoch, offset, chunk.count, producers))
+                entry.payloads.append(self._frame(piece, sections))
+        return entries
+
+    def _frame(self, piece: Piece, sections: list[Section]) -> Payload:
+        if piece.whole.is_open:
+            rows = [row for _, chunk in piece.sections for row in chunk.rows or ()]
+            return rows_payload(rows, sections, self._codec)
+        return batch_payload(piece.whole.batch, sections, self._codec)
+
+    def _schema_frame(self, schema: pa.Schema) -> Payload:
+        if self._schema_payload is None or self._schema_payload[0] is not schema:
+            self._schema_payload = schema, schema_payload(schema)
+        return self._schema_payload[1]
+
+    def _preamble(self, schema: pa.Schema) -> list[Payload]:
+        """Return the first frames of a new segment, which make it readable by itself."""
+        start = encode_start(SegmentStart(self._log.last_sequence, dict(self._last_of)))
+        return [Payload(START, codec.NONE, len(start), start), self._schema_frame(schema)]
 
     # Syncing
 
@@ -215,23 +446,36 @@ class GroupCommit(BucketPart):
     def _sync_now(self) -> None:
         started = time.perf_counter()
         self._log.sync()
-        self._bucket.metrics.log_synced(time.perf_counter() - started, self._unsynced)
+        seconds = time.perf_counter() - started
+        for bucket in self._alive():
+            bucket.metrics.log_synced(seconds, self._unsynced)
 
     def _request_sync(self) -> None:
         self._sync_due = False
         self._syncing.request()
 
     def _sync(self) -> None:
-        """Sync at the interval. If that fails, flush the records to the table instead."""
+        """Sync at the interval. If that fails, flush the records to the tables instead."""
         try:
             if not self.failed and not self._log.closed:
                 self._sync_now()
+                if self._publish is not None:
+                    self._publish(self._acknowledged, self._log.synced_sequence)
         except WALError as exc:
-            if self._log.closed:  # closed meanwhile: everything is in the table
+            if self._log.closed:  # closed meanwhile: everything is in the tables
                 return
             log.error("%s; flushing to the table instead", exc)
-            self._bucket.metrics.log_failed()
-            self._bucket.request_flush()
+            for number, bucket in enumerate(self._alive()):
+                bucket.metrics.log_failed()
+                if not number:
+                    bucket.request_flush()  # it flushes the others too
+
+    def sync_through(self, sequence: int) -> None:
+        """Sync the log up to ``sequence``, unless that is done."""
+        if self._log.synced_sequence < sequence:
+            self._sync_now()
+            if self._publish is not None:
+                self._publish(self._acknowledged, self._log.synced_sequence)
 
     def sync_at_exit(self) -> bool:
         """Sync the frames that the interval has not synced yet; False if the log has failed."""
@@ -252,186 +496,82 @@ class GroupCommit(BucketPart):
     def last_sequence(self) -> int:
         return self._log.last_sequence
 
-    def release(self, sequence: int) -> None:
-        """Delete segments up to ``sequence``, which the table holds."""
-        self._log.release(sequence)
-        self.report()
+    def release(self) -> None:
+        """Remove the segments whose records are all in the tables."""
+        with self._schema_state.lock:
+            firsts = [bucket.first_sequence for bucket in self._alive()]
+            pinned = [first for first in firsts if first is not None]
+            released = min(pinned) - 1 if pinned else self._acknowledged
+        self._log.release(released)
+        for bucket in self._alive():
+            bucket.report_log(self._unsynced)
 
-    def report(self) -> None:
-        """Update the gauges of the log."""
-        self._bucket.metrics.log_written(self._log.size, self._unsynced)
+    def restart_after_failure(self) -> None:
+        """Flush all buckets, then drop the failed log and start over.
 
-    def restart(self, sequence: int) -> None:
-        """Start a new log after a failure; the table holds everything that was acknowledged."""
-        self._log.reset(sequence)
-        self._schema = None
-        self._bucket.metrics.log_written(0, 0)
+        Call without a flush lock: this takes those of all buckets, one after the other.
+        """
+        with self._restarting:
+            if not self.failed:
+                return
+            # No append succeeds any more: after the last acknowledgement all is in the buffers.
+            self.wait_idle()
+            buckets = self._alive()
+            # The only bucket of a log skips frames that were written and never acknowledged. With
+            # several buckets a crash now must find such a put in all of them, or in none.
+            dropped = self._log.last_sequence if len(buckets) == 1 else 0
+            for bucket in buckets:
+                bucket.flush_from_failed_log(dropped)
+            self._log.reset()
+            with self._log_lock:
+                self._schema = None
+                self._acknowledged = self._log.last_sequence
+            for bucket in buckets:
+                bucket.report_log(0)
 
     @property
     def close_files(self) -> Callable[[], None]:
-        """A callable that closes the log's files and keeps neither this nor the bucket alive."""
+        """A callable that closes the log's files and keeps neither this nor a bucket alive."""
         return self._log.close
 
     def close(self) -> None:
         self._log.close()
 
 
-def recover(bucket: Bucket, fs: FileSystem) -> Log:
-    """Replay a left-over log into the bucket, each record once; return the log to append to."""
-    folder = bucket.options.storage_path / FOLDER
-    fs.make_folder(folder)
-    fs.sync_folder(folder.parent)
-    after = bucket.table.sequence
-    recovery = Recovery(folder, fs, after)
-    encoder: RecordEncoder | None = None
-    records = 0
-    chunks = RecoveredChunks(bucket)
-    for frame in recovery.frames():
-        if frame.kind == SCHEMA:
-            chunks.hand_over()
-            encoder = RecordEncoder(_read_schema(frame, folder), bucket.rules)
-        elif frame.kind == MARK and frame.sequence > after:
-            # Remember it before its rows: a flush in the middle of them leaves the rest of the
-            # rows in the log.
-            chunks.hand_over()
-            bucket.producers.remember([_read_producer(frame, folder)])
-        elif frame.kind == ROWS and frame.sequence > after:
-            chunk = _read_chunk(frame, encoder, folder)
-            records += chunk.count
-            chunks.add(chunk)
-        elif frame.kind not in (SCHEMA, ROWS, MARK):
-            raise WALError(
-                f"the log in {folder} holds a frame of unknown kind {frame.kind} at sequence "
-                f"{frame.sequence}; it was written by a newer version, upgrade persisting"
-            )
-    chunks.hand_over()
-    if records:
-        bucket.metrics.recovered(records)
-        log.info("recovered %d records from the log in %s", records, folder)
-    recovered = recovery.open_log()
-    recovered.release(bucket.table.sequence)
-    return recovered
-
-
-class RecoveredChunks:
-    """Collects recovered chunks of one schema and hands them to the bucket in larger ones."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self._chunks: list[Chunk] = []
-        self._rows = self._nbytes = 0
-
-    def add(self, chunk: Chunk) -> None:
-        if self._nbytes + chunk.nbytes > _JOINED_BYTES:
-            self.hand_over()
-        self._chunks.append(chunk)
-        self._rows += chunk.count
-        self._nbytes += chunk.nbytes
-        if self._rows >= ROWS_AT_ONCE:
-            self.hand_over()
-
-    def hand_over(self) -> None:
-        chunks, self._chunks, self._rows, self._nbytes = self._chunks, [], 0, 0
-        if chunks:
-            whole = last = chunks[-1]
-            if len(chunks) > 1:
-                whole = Chunk(last.encoder, batch=pa.concat_batches([c.batch for c in chunks]))
-                whole.sequence = last.sequence
-                whole.times = np.maximum.accumulate(
-                    np.repeat([c.arrival for c in chunks], [c.count for c in chunks])
-                )
-                whole.arrival = int(whole.times[-1])
-            self._bucket.acknowledge_recovered(whole)
-
-
-def has_log(folder: Any) -> bool:
-    """Whether a bucket folder holds log segments."""
-    path = folder / FOLDER
-    return path.is_dir() and any(name.suffix == ".wal" for name in path.iterdir())
-
-
-def _read_schema(frame: Frame, folder: Any) -> pa.Schema:
-    try:
-        return pa.ipc.read_schema(pa.py_buffer(_decompressed(frame)))
-    except (pa.ArrowException, OSError, ValueError) as exc:
-        raise WALError(
-            f"the schema at sequence {frame.sequence} of the log in {folder} cannot be read: {exc}"
-        ) from exc
-
-
-def _read_producer(frame: Frame, folder: Any) -> ProducerSequence:
-    try:
-        return msgspec.msgpack.decode(_decompressed(frame), type=ProducerSequence)
-    except msgspec.DecodeError as exc:
-        raise WALError(
-            f"the producer sequence at sequence {frame.sequence} of the log in {folder} cannot be "
-            f"read: {exc}"
-        ) from exc
-
-
-def _read_chunk(frame: Frame, encoder: RecordEncoder | None, folder: Any) -> Chunk:
-    if encoder is None:
-        raise WALError(
-            f"the log in {folder} has records at sequence {frame.sequence} without a schema before "
-            "them"
-        )
-    try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(_decompressed(frame)), encoder.schema)
-    except (pa.ArrowException, OSError, ValueError) as exc:
-        raise WALError(
-            f"the records at sequence {frame.sequence} of the log in {folder} cannot be read: {exc}"
-        ) from exc
-    chunk = Chunk(encoder, batch=batch, nbytes=frame.raw_length)
-    chunk.sequence, chunk.arrival = frame.sequence, frame.arrival
-    return chunk
-
-
-def _decompressed(frame: Frame) -> bytes:
-    return bytes(codec.decompress(frame.codec, frame.payload, frame.raw_length))
-
-
-def _schema_payload(schema: pa.Schema) -> Payload:
-    raw = memoryview(schema.serialize())
-    return Payload(SCHEMA, codec.NONE, len(raw), raw)
-
-
-def _producer_payload(producer: ProducerSequence) -> Payload:
-    raw = msgspec.msgpack.encode(producer)
-    return Payload(MARK, codec.NONE, len(raw), raw)
-
-
-def _grouped(puts: list[PendingPut]) -> list[PendingPut]:
-    """Return the puts to log; adjacent single rows of one schema join the chunk of the first."""
-    groups: list[PendingPut] = []
-    tail: Chunk | None = None
+def _entries(puts: list[PendingPut]) -> list[_Entry]:
+    """Return the entries to log; adjacent plain rows of one schema share an entry."""
+    entries: list[_Entry] = []
+    rows: dict[LoggedBucket, Chunk] = {}
     for put in puts:
-        if put.producer is None and len(put.chunks) == 1 and put.chunks[0].is_open:
-            if tail is not None and tail.can_take(put.chunks[0].encoder):
-                tail.absorb(put.chunks[0])
-                continue
-            tail = put.chunks[0]
+        if not put.is_row:
+            rows = {}
+            entries.append(_Entry(put.pieces, put.producer))
+            continue
+        ((bucket, chunk),) = put.pieces[0].sections
+        tail = rows.get(bucket)
+        first = next(iter(rows.values()), chunk)
+        if tail is not None and tail.can_take(chunk.encoder):
+            tail.join(chunk)
+        elif tail is None and rows and first.encoder is chunk.encoder:
+            rows[bucket] = chunk
+            entries[-1].pieces[0].sections.append((bucket, chunk))
         else:
-            tail = None
-        groups.append(put)
-    return groups
+            rows = {bucket: chunk}
+            entries.append(_Entry([Piece(chunk, [(bucket, chunk)])], None))
+    return entries
+
+
+def _buckets_in(puts: list[PendingPut]) -> set[LoggedBucket]:
+    return {b for put in puts for piece in put.pieces for b, _ in piece.sections}
 
 
 def _resolve(puts: list[PendingPut], exc: BaseException | None) -> None:
     if len(puts) == 1:
-        puts[0].box.post(_resolve_here, [puts[0].future], exc)
+        waiter = puts[0].waiter
+        waiter.sink.deliver([waiter], exc)
         return
-    by_box: dict[loop_bridge.LoopMailbox, list[asyncio.Future[None]]] = defaultdict(list)
+    by_sink: dict[Sink, list[Waiter]] = {}
     for put in puts:
-        by_box[put.box].append(put.future)
-    for box, futures in by_box.items():
-        box.post(_resolve_here, futures, exc)
-
-
-def _resolve_here(futures: list[asyncio.Future[None]], exc: BaseException | None) -> None:
-    for future in futures:
-        if future.done():
-            continue
-        if exc is None:
-            future.set_result(None)
-        else:
-            future.set_exception(exc)
+        by_sink.setdefault(put.waiter.sink, []).append(put.waiter)
+    for sink, waiters in by_sink.items():
+        sink.deliver(waiters, exc)

@@ -260,12 +260,12 @@ class Maintenance(BucketPart):
         table = bucket.table
         token = token or uuid.uuid4().hex
         with bucket.quiesced(), self._exclusive_table() as view:
-            before, encoder = view.end, bucket.encoder_for(view)
+            before, encoder = view.end, bucket.schema_state.encoder_for(view)
             if not table.restores or table.restores[-1].token != token:
                 if view.dataset is not None:
                     number = versions.resolve(view.dataset, version)
                     if number != versions.NOTHING:  # an empty table keeps today's fields
-                        encoder = bucket.encoder_for(table.at(number))
+                        encoder = bucket.schema_state.encoder_for(table.at(number))
                     operations.restore(table, number, token)
                 elif version != versions.NOTHING and not isinstance(version, dt.datetime):
                     raise InvalidArgument(f"{bucket.options.storage_path} has no versions yet")

@@ -1,47 +1,38 @@
-"""Consumers that wait for the next record, each in its own event loop."""
+"""Callbacks of consumers that wait for the next record."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from persisting.concurrency import loop_bridge
 
 
 class Waiters:
-    """Futures that :meth:`wake` resolves, from any thread."""
+    """Callbacks that :meth:`wake` calls once each, from any thread."""
 
     def __init__(self) -> None:
         # Reentrant: a waiter of a closed loop is removed by garbage collection, which may run in
         # a thread that holds this lock.
         self._lock = threading.RLock()
-        self._futures: dict[asyncio.Future[None], loop_bridge.LoopMailbox] = {}
+        self._callbacks: dict[object, Callable[[], None]] = {}
 
     @contextmanager
-    def waiting(self) -> Iterator[asyncio.Future[None]]:
-        """Yield a future of the next wake. Check the state inside the context, then await it."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        box = loop_bridge.mailbox()
+    def waiting(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Have the next wake call ``callback``. Check the state inside the context, then wait."""
+        key = object()
         with self._lock:
-            self._futures[future] = box
+            self._callbacks[key] = callback
         try:
-            yield future
+            yield
         finally:
             with self._lock:
-                self._futures.pop(future, None)
+                self._callbacks.pop(key, None)
 
     def wake(self) -> None:
-        """Resolve every waiting future."""
-        if not self._futures:
+        """Call every callback that waits."""
+        if not self._callbacks:
             return
         with self._lock:
-            futures, self._futures = self._futures, {}
-        for future, box in futures.items():
-            box.post(_resolve, future)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+            callbacks, self._callbacks = self._callbacks, {}
+        for callback in callbacks.values():
+            callback()

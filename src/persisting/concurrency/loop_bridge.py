@@ -13,13 +13,19 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, Protocol
 
 log = logging.getLogger("persisting")
 
 MAX_THREADS = 16
+
+
+class Waiters(Protocol):
+    """Anything that calls back when its state may have changed."""
+
+    def waiting(self, callback: Callable[[], None]) -> AbstractContextManager[None]: ...
 
 
 class NoThread(RuntimeError):
@@ -183,6 +189,10 @@ class LoopMailbox:
             calls.append((call, args))
             self._event.signal()
 
+    def deliver(self, waiters: Sequence[Any], exc: BaseException | None) -> None:
+        """Resolve the futures of callers that wait in this loop."""
+        self.post(_resolve, waiters, exc)
+
 
 class _CallSoonMailbox(LoopMailbox):
     """A mailbox for loops that cannot watch a file descriptor, or when none is available."""
@@ -195,6 +205,68 @@ class _CallSoonMailbox(LoopMailbox):
         if loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(call, *args)
+
+
+class LoopWaiter:
+    """A caller in an event loop that waits for its put; await ``future``."""
+
+    __slots__ = ("future", "sink")
+
+    def __init__(self) -> None:
+        self.sink = mailbox()
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+def _resolve(waiters: Sequence[Any], exc: BaseException | None) -> None:
+    for waiter in waiters:
+        future = waiter.future
+        if future.done():
+            continue
+        if exc is None:
+            future.set_result(None)
+        else:
+            future.set_exception(exc)
+
+
+class ThreadWaiter:
+    """A thread that waits for its put in :meth:`result`."""
+
+    __slots__ = ("_done", "_exc", "sink")
+
+    def __init__(self) -> None:
+        self.sink = _threads
+        self._done = threading.Event()
+        self._exc: BaseException | None = None
+
+    def resolve(self, exc: BaseException | None) -> None:
+        """Let the thread go on."""
+        self._exc = exc
+        self._done.set()
+
+    def result(self) -> None:
+        """Return when the put is acknowledged, or raise its error."""
+        self._done.wait()
+        if self._exc is not None:
+            raise self._exc
+
+
+class _Threads:
+    """Delivers results to threads that wait."""
+
+    def deliver(self, waiters: Sequence[Any], exc: BaseException | None) -> None:
+        for waiter in waiters:
+            waiter.resolve(exc)
+
+
+_threads = _Threads()
+
+
+@contextmanager
+def next_wake(waiters: Waiters) -> Iterator[asyncio.Future[None]]:
+    """Yield a future of the next wake, in this loop. Check the state inside, then await it."""
+    waiter = LoopWaiter()
+    with waiters.waiting(lambda: waiter.sink.deliver([waiter], None)):
+        yield waiter.future
 
 
 _mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox]

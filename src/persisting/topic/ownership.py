@@ -14,7 +14,7 @@ from typing import Any
 from persisting.backends.lance import LanceBackend
 from persisting.backends.persisting import PersistingBackend
 from persisting.backends.table_backend import TableBackend
-from persisting.bucket.group_commit import has_log
+from persisting.bucket.log_recovery import has_log
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.errors import BucketLocked, StorageError
 from persisting.lock import briefly, owner_of

@@ -11,16 +11,24 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 from zlib import crc32
 
-FORMAT_VERSION = 1
+import msgspec
+
+FORMAT_VERSION = 2
 
 SEGMENT_MAGIC = b"PSTWAL\r\n"
 FRAME_MAGIC = b"PSTf"
 
 SCHEMA = 1
 ROWS = 2
+"""Format 1: Arrow rows of one bucket. Recovery still reads it."""
 MARK = 3
+"""Format 1: a producer sequence. Recovery still reads it."""
+BATCH = 4
+RECORDS = 5
+START = 6
 
 MORE = 1
 """Flag of a frame whose entry continues in the next frame; only complete entries count."""
@@ -53,8 +61,27 @@ class SegmentHeader:
     version: int = FORMAT_VERSION
 
 
-@dataclass(frozen=True)
-class Frame:
+class SegmentStart(msgspec.Struct, array_like=True, frozen=True):
+    """The payload of a ``START`` frame, the first frame of each segment since format 2."""
+
+    previous: int
+    """The last sequence of the log before this segment. Sequences may skip numbers here."""
+    buckets: dict[int, int]
+    """By bucket, the last sequence before this segment that holds records of it."""
+
+
+def encode_start(start: SegmentStart) -> bytes:
+    return msgspec.msgpack.encode(start)
+
+
+def decode_start(payload: bytes | memoryview, position: int) -> SegmentStart:
+    try:
+        return msgspec.msgpack.decode(payload, type=SegmentStart)
+    except msgspec.DecodeError as exc:
+        raise Broken(position, f"the start frame cannot be read ({exc})") from exc
+
+
+class Frame(NamedTuple):
     """One unit of the log. ``synced`` is the last sequence known durable when it was written."""
 
     kind: int
@@ -90,24 +117,36 @@ def decode_segment_header(data: memoryview) -> SegmentHeader:
     return SegmentHeader(first_sequence, salt, version)
 
 
-def encode_frame(frame: Frame, salt: int) -> tuple[bytes, bytes | memoryview]:
+def encode_frame(frame: Frame, salt: int, head: bytes = b"") -> tuple[bytes, bytes | memoryview]:
     """Return header and payload, to be written one after the other.
 
-    A payload may be large, so it is copied only once, when all frames are joined.
+    ``head`` are bytes of the payload before ``frame.payload``. A payload may be large, so it is
+    copied only once, when all frames are joined.
     """
     body = _FRAME.pack(
         FRAME_MAGIC,
         frame.kind,
         frame.codec,
         frame.flags,
-        len(frame.payload),
+        len(head) + len(frame.payload),
         frame.raw_length,
         frame.sequence,
         frame.synced,
         frame.arrival,
-        crc32(frame.payload),
+        crc32(frame.payload, crc32(head)),
     )
-    return body + _FRAME_CRC.pack(crc32(body, salt)), frame.payload
+    return body + _FRAME_CRC.pack(crc32(body, salt)) + head, frame.payload
+
+
+def first_frame_start(data: memoryview, header: SegmentHeader) -> SegmentStart | None:
+    """Return the content of a segment's start frame; None in format 1, or if it is broken."""
+    if header.version < 2:
+        return None
+    with suppress(Broken):
+        frame, _ = decode_frame(data, SEGMENT_HEADER_SIZE, header.salt)
+        if frame.kind == START:
+            return decode_start(frame.payload, SEGMENT_HEADER_SIZE)
+    return None
 
 
 def decode_frame(data: memoryview, position: int, salt: int) -> tuple[Frame, int]:
@@ -121,7 +160,7 @@ def decode_frame(data: memoryview, position: int, salt: int) -> tuple[Frame, int
         raise Broken(position, "the frame is cut")
     if crc32(payload) != checksum:
         raise Broken(position, "the frame's payload fails its checksum")
-    return _with_payload(frame, payload), start + length
+    return frame._replace(payload=payload), start + length
 
 
 def later_headers(data: memoryview, position: int, salt: int) -> Iterator[Frame]:
@@ -145,16 +184,3 @@ def _decode_frame_header(data: memoryview, position: int, salt: int) -> tuple[Fr
     if magic != FRAME_MAGIC:
         raise Broken(position, "no frame begins here")
     return Frame(kind, codec, flags, raw_length, sequence, synced, arrival, b""), length, checksum
-
-
-def _with_payload(frame: Frame, payload: memoryview) -> Frame:
-    return Frame(
-        frame.kind,
-        frame.codec,
-        frame.flags,
-        frame.raw_length,
-        frame.sequence,
-        frame.synced,
-        frame.arrival,
-        payload,
-    )

@@ -1,12 +1,11 @@
 """The log in append mode: many segments, one of them written to.
 
-Recovery (:mod:`persisting.wal.recovery`) ends before the first append. A flush seals the active
-segment, so that it commits exactly the records of the sealed segments, and releases these when they
-are durable in the table. The next append begins a new segment.
+Recovery (:mod:`persisting.wal.recovery`) ends before the first append. Segments have a limited
+size. A segment is released, and its file removed, when the tables hold all its records.
 
 After a failed write or sync, nothing more is acknowledged on this log: a later sync that succeeds
 proves nothing about pages that the kernel has already dropped. :meth:`Log.reset` starts over, once
-the table holds everything that was acknowledged.
+the tables hold everything that was acknowledged.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +24,9 @@ from persisting.wal.segment import Segment, new_name
 
 log = logging.getLogger("persisting")
 
+SEGMENT_BYTES = 16 * 1024 * 1024
+"""A segment of this size is sealed, and the next append begins a new one."""
+
 
 class Payload(NamedTuple):
     """The content of a frame, before it has a sequence in the log."""
@@ -33,6 +35,12 @@ class Payload(NamedTuple):
     codec: int
     raw_length: int
     data: bytes | memoryview
+    head: bytes = b""
+    """Bytes before ``data``, kept apart because ``data`` may be large."""
+
+
+Preamble = Callable[[], Sequence[Payload]]
+"""Returns the first frames of a new segment, which form one entry."""
 
 
 class SealedSegment(NamedTuple):
@@ -53,6 +61,7 @@ class Log:
         *,
         next_sequence: int,
         kept: Sequence[SealedSegment] = (),
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         """``kept`` are the segments that recovery found; they are released like all others."""
         self.folder = folder
@@ -66,9 +75,13 @@ class Log:
         self._unpromised: int | None = None
         self._closed = False
         self._process = os.getpid()
+        self._segment_bytes = segment_bytes
+        self._removal_unsynced = False
+        """Whether the folder was not synced since a segment was removed from it."""
         self._size = sum(k.size for k in kept)
         self._guard = threading.Lock()
         self._syncing = threading.Lock()
+        self._releasing = threading.Lock()
 
     @property
     def last_sequence(self) -> int:
@@ -95,13 +108,32 @@ class Log:
         """Bytes of the log on disk. Read without the guard, which is held during writes."""
         return self._size
 
+    @property
+    def oldest_end(self) -> int:
+        """The last sequence of the oldest segment. Read without the guard, as :attr:`size`."""
+        sealed = [kept.last_sequence for kept in list(self._kept)]
+        return min(sealed, default=self.last_sequence)
+
+    def skip_to(self, sequence: int) -> None:
+        """Give the next frame at least this sequence: a bucket's table holds all lower ones.
+
+        The skipped numbers lie between two segments, where readers expect a gap.
+        """
+        with self._guard:
+            if self._next_sequence < sequence:
+                self._seal_active()
+                # Nothing is written at the skipped sequences, so they need no sync.
+                if self._synced == self._next_sequence - 1:
+                    self._synced = sequence - 1
+                self._next_sequence = sequence
+
     def append(
-        self, entries: Sequence[Sequence[Payload]], preamble: Payload, arrival: int
+        self, entries: Sequence[Sequence[Payload]], preamble: Preamble, arrival: int
     ) -> list[int]:
         """Write entries, each of one or more frames; return the last sequence of each.
 
-        A new segment begins with ``preamble``. When this returns, the entries survive a kill of
-        the process; after the next :meth:`sync` they survive power loss.
+        A new segment begins with the frames of ``preamble``. When this returns, the entries survive
+        a kill of the process; after the next :meth:`sync` they survive power loss.
         """
         with self._guard:
             self._unpromised = None
@@ -116,13 +148,15 @@ class Log:
                 ) from exc
 
     def _append(
-        self, entries: Sequence[Sequence[Payload]], preamble: Payload, arrival: int
+        self, entries: Sequence[Sequence[Payload]], preamble: Preamble, arrival: int
     ) -> list[int]:
-        first = self._next_sequence
+        if self._active is not None and self._active.size >= self._segment_bytes:
+            self._seal_active()
         if self._active is None:
-            self._active = self._begin_segment(first)
+            first_frames = preamble()
+            self._active = self._begin_segment(self._next_sequence)
             self._size += self._active.size
-            entries = [[preamble], *entries]
+            entries = [first_frames, *entries]
             lasts = self._write(entries, arrival, self._active)[1:]
         else:
             lasts = self._write(entries, arrival, self._active)
@@ -154,7 +188,7 @@ class Log:
                     arrival=arrival,
                     payload=payload.data,
                 )
-                chunks += encode_frame(frame, segment.salt)
+                chunks += encode_frame(frame, segment.salt, payload.head)
                 self._next_sequence += 1
             lasts.append(self._next_sequence - 1)
         data = b"".join(chunks)
@@ -191,7 +225,7 @@ class Log:
             try:
                 for segment in segments:
                     if segment.last_sequence > self._synced or not segment.named:
-                        segment.sync()
+                        self._sync_segment(segment)
             except BaseException as exc:
                 with self._guard:
                     self._failure = _reason(exc)
@@ -207,35 +241,58 @@ class Log:
                         self._unsynced.remove(segment)
                         segment.close()
 
+    def _sync_segment(self, segment: Segment) -> None:
+        names_folder = not segment.named
+        if names_folder:
+            self._removal_unsynced = False
+        try:
+            segment.sync()
+        except BaseException:
+            self._removal_unsynced |= names_folder
+            raise
+
     def seal(self) -> int:
         """End the active segment; return the last sequence in the sealed ones."""
         with self._guard:
-            if self._active is not None:
-                active, self._active = self._active, None
-                self._kept.append(SealedSegment(active.path, active.last_sequence, active.size))
-                self._unpromised = None
-                self._unsynced.append(active)
+            self._seal_active()
             return self._next_sequence - 1
 
-    def release(self, sequence: int) -> None:
-        """Remove the sealed segments up to ``sequence``, whose records the table holds.
+    def _seal_active(self) -> None:
+        if self._active is not None:
+            active, self._active = self._active, None
+            self._kept.append(SealedSegment(active.path, active.last_sequence, active.size))
+            self._unpromised = None
+            self._unsynced.append(active)
 
-        The removal is not synced: a segment that reappears after power loss holds nothing above
-        the table's sequence, and recovery skips it.
+    def release(self, sequence: int) -> None:
+        """Remove the segments up to ``sequence``, whose records the tables hold.
+
+        The last removal is not synced: a segment that reappears after power loss holds nothing
+        above the sequences of the tables, and recovery skips it. An earlier removal is synced
+        first, so that segments without a gap between them remain.
         """
+        with self._releasing:
+            for kept in self._seal_released(sequence):
+                self._remove(kept)
+
+    def _seal_released(self, sequence: int) -> list[SealedSegment]:
         with self._syncing, self._guard:
+            if self._active is not None and self._active.last_sequence <= sequence:
+                self._seal_active()
             for segment in [s for s in self._unsynced if s.last_sequence <= sequence]:
                 self._unsynced.remove(segment)
                 segment.close()
             # Not written to frames: recovery would report unsynced frames as damage.
             self._released = max(self._released, min(sequence, self._next_sequence - 1))
-            done = [kept for kept in self._kept if kept.last_sequence <= sequence]
-        for kept in done:
-            self._remove(kept)
+            return [kept for kept in self._kept if kept.last_sequence <= sequence]
 
     def _remove(self, kept: SealedSegment) -> None:
         try:
+            if self._removal_unsynced:
+                self._fs.sync_folder(self.folder)
+                self._removal_unsynced = False
             self._fs.remove(kept.path)
+            self._removal_unsynced = True
         except OSError as exc:
             raise WALError(
                 f"cannot remove the log segment {kept.path}, whose records are in the table: "
@@ -245,18 +302,22 @@ class Log:
             self._kept.remove(kept)
             self._size -= kept.size
 
-    def reset(self, sequence: int) -> None:
-        """After a failure, drop the whole log; the table holds everything up to ``sequence``."""
+    def reset(self) -> None:
+        """After a failure, drop the whole log; the tables hold everything that was acknowledged.
+
+        The newest segment goes first, so that a crash leaves a log without a gap.
+        """
         self._close_segments()
-        for kept in list(self._kept):
-            self._remove(kept)
-        try:
-            self._fs.sync_folder(self.folder)
-        except OSError as exc:
-            raise WALError(f"cannot sync the log's folder {self.folder}: {exc}") from exc
+        with self._releasing:
+            for kept in reversed(list(self._kept)):
+                self._remove(kept)
+            try:
+                self._fs.sync_folder(self.folder)
+            except OSError as exc:
+                raise WALError(f"cannot sync the log's folder {self.folder}: {exc}") from exc
         with self._guard:
-            self._next_sequence, self._synced = sequence + 1, sequence
-            self._released = sequence
+            self._removal_unsynced = False
+            self._synced = self._released = self._next_sequence - 1
             self._size = 0
             self._failure = None
 

@@ -26,8 +26,10 @@ from persisting.wal.frame import (
     Broken,
     Frame,
     SegmentHeader,
+    SegmentStart,
     decode_frame,
     decode_segment_header,
+    first_frame_start,
     later_headers,
 )
 from persisting.wal.log import Log, SealedSegment
@@ -62,6 +64,8 @@ class Recovery:
     folder: Path
     fs: FileSystem
     after: int
+    bucket: int = 0
+    """The bucket that ``after`` belongs to."""
     kept: list[SealedSegment] = field(default_factory=list)
     last_sequence: int = 0
     trimmed_bytes: int = 0
@@ -112,7 +116,8 @@ class Recovery:
             return Scan(0, self.last_sequence + 1, broken, self.last_sequence + 1)
         self._check_header(path, header)
         try:
-            sequence = self._check_begin(path, header.first_sequence, expected)
+            start = first_frame_start(data, header)
+            sequence = self._check_begin(path, header.first_sequence, start, expected)
         except Broken as broken:
             missing = max(expected or 0, self.after + 1)
             return Scan(0, missing, broken, missing)
@@ -140,11 +145,13 @@ class Recovery:
         acknowledged as durable."""
         if not later:
             return False
+        data = memoryview(self.fs.read(later[0]))
         try:
-            header = decode_segment_header(memoryview(self.fs.read(later[0])))
+            header = decode_segment_header(data)
         except Broken:
             return False
-        return header.first_sequence == sequence
+        start = first_frame_start(data, header)
+        return _previous(header.first_sequence, start) == sequence - 1
 
     def _torn_or_damaged(
         self, paths: list[Path], data: memoryview, scan: Scan, broken: Broken
@@ -217,19 +224,26 @@ class Recovery:
             copy,
         )
 
-    def _check_begin(self, path: Path, first: int, expected: int | None) -> int:
+    def _check_begin(
+        self, path: Path, first: int, start: SegmentStart | None, expected: int | None
+    ) -> int:
         """Raise if there is a gap or an overlap before a segment; the table may fill a gap."""
-        last = max(expected or 0, self.after + 1) - 1
-        if first > last + 1:
-            raise Broken(
-                0,
-                f"it begins at sequence {first}, but the one before it ends at {last}: a "
-                f"segment is missing in {self.folder}",
-            )
         if expected is not None and first < expected:
             raise WALError(
                 f"log segment {path} begins at sequence {first}, which an earlier segment holds "
                 "already: one of them was copied. Restore the original files of the log"
+            )
+        last = max(expected or 0, self.after + 1) - 1
+        if expected is None and start is not None:
+            # The segments before it were released, unless they held records of this bucket.
+            is_missing = start.buckets.get(self.bucket, 0) > self.after
+        else:
+            is_missing = _previous(first, start) > last
+        if is_missing:
+            raise Broken(
+                0,
+                f"it begins at sequence {first}, but the one before it ends at {last}: a "
+                f"segment is missing in {self.folder}",
             )
         return first
 
@@ -272,6 +286,11 @@ class Recovery:
                 f"the header of log segment {path} does not match its name: it was copied or "
                 "renamed. Restore the original files of the log"
             )
+
+
+def _previous(first: int, start: SegmentStart | None) -> int:
+    """Return the last sequence of the log before a segment that begins at ``first``."""
+    return first - 1 if start is None else start.previous
 
 
 def _first_sequence(path: Path) -> int:

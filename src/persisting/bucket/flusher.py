@@ -1,0 +1,121 @@
+"""When a bucket flushes: at a number of rows, after an interval, on request, and again after a
+failure."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+from persisting.concurrency import timer
+from persisting.concurrency.coalesced import CoalescedTask, weak_callback
+from persisting.metrics import BucketMetrics
+
+log = logging.getLogger("persisting")
+
+_RETRY_SECONDS = 1.0
+FLUSH_PAUSE = 0.1
+"""Minimum seconds between two flushes that the threshold starts."""
+
+
+class Flusher:
+    """Runs the flushes of one bucket, one at a time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        metrics: BucketMetrics,
+        interval: float | None,
+        commit: Callable[[], bool],
+        buffered: Callable[[], int],
+        after_flush: Callable[[], None],
+    ) -> None:
+        """``commit`` writes the buffer to the table and returns whether there was anything;
+        ``buffered`` returns the rows that are left. None of the callables may keep the bucket
+        alive."""
+        self.error: str | None = None
+        self.count = 0
+        self.lock = threading.Lock()
+        """Held during a flush. The first lock of all: nothing else is held when it is taken."""
+        self._folder, self._metrics, self._interval = folder, metrics, interval
+        self._commit, self._buffered, self._after_flush = commit, buffered, after_flush
+        self._task = CoalescedTask(weak_callback(self, Flusher.flush))
+        self._interval_due = self._pause_due = False
+        self._flushed_at = 0.0
+        self._stopped = False
+
+    def request(self) -> Future[None]:
+        """Return the future of a flush of everything acknowledged before this call."""
+        return self._task.request()
+
+    def stop(self) -> None:
+        """Start no flush by itself any more: the bucket is closed."""
+        self._stopped = True
+
+    def resume(self) -> None:
+        """Undo :meth:`stop`: the bucket stays open."""
+        self._stopped = False
+
+    def soon(self, *, urgent: bool) -> None:
+        """Flush at the threshold, but not right after the last flush unless it is ``urgent``.
+
+        Many small commits cost more than one, and the records that wait are no less safe.
+        """
+        if self._task.pending:
+            return
+        pause = self._flushed_at + FLUSH_PAUSE - time.monotonic()
+        if self._task.active:
+            pause = FLUSH_PAUSE  # a flush is running: the pause begins with its end
+        if pause <= 0 or urgent:
+            self.request()
+        elif not self._pause_due:
+            self._pause_due = True
+            timer.after(pause, weak_callback(self, Flusher.after_pause))
+
+    def after_pause(self) -> None:
+        """Flush what has gathered since the last flush."""
+        self._pause_due = False
+        if self._buffered() and not self._stopped:
+            self.soon(urgent=False)
+
+    def at_interval(self) -> None:
+        """Flush when the interval is over, if there is one."""
+        if not self._interval_due and self._interval is not None:
+            self._interval_due = True
+            timer.after(self._interval, weak_callback(self, Flusher._after_interval))
+
+    def _after_interval(self) -> None:
+        self._interval_due = False
+        if self._buffered() and not self._stopped:
+            self.request()
+
+    def flush(self) -> None:
+        """Flush in this thread."""
+        started = time.perf_counter()
+        with self._errors_retried():
+            flushed = self._commit()
+        self.error = None
+        self._flushed_at = time.monotonic()
+        if flushed:
+            self.count += 1
+            self._metrics.flushed(time.perf_counter() - started, self._buffered())
+            self._after_flush()
+
+    @contextmanager
+    def _errors_retried(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as exc:
+            self.error = str(exc) or type(exc).__name__
+            self._metrics.flush_failed()
+            log.error("flush of %s failed: %s", self._folder, exc)
+            timer.after(_RETRY_SECONDS, weak_callback(self, Flusher._retry))
+            raise
+
+    def _retry(self) -> None:
+        if self.error is not None and not self._stopped:
+            self.request()

@@ -1,0 +1,156 @@
+"""The payloads of log frames: records of one or more buckets, and their schema.
+
+Records of a put are logged as an Arrow batch (``BATCH``), or as plain rows (``RECORDS``) if they
+were put one by one: a row costs a few bytes and a microsecond that way, an Arrow message some
+hundred bytes and ten times the time. Both begin with a list of sections that says which of the rows
+belong to which bucket.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from persisting import codec
+from persisting.bucket.chunk import Chunk
+from persisting.bucket.producer_sequences import ProducerSequence
+from persisting.errors import WALError
+from persisting.records import RecordEncoder
+from persisting.wal import Payload
+from persisting.wal.frame import BATCH, RECORDS, SCHEMA, Frame
+
+MIN_COMPRESSED_BYTES = 256
+_HEAD = struct.Struct("<I")
+
+
+class Section(msgspec.Struct, array_like=True, frozen=True):
+    """The rows of one bucket in a frame; sections and their rows are in the same order."""
+
+    bucket: int
+    epoch: int
+    """How often the bucket had been restored to an older version."""
+    offset: int
+    """The offset of the first row in its bucket."""
+    rows: int
+    producers: list[ProducerSequence] = []
+    """The numbered puts that these rows complete."""
+
+
+_sections_decoder = msgspec.msgpack.Decoder(list[Section])
+_rows_decoder = msgspec.msgpack.Decoder(list[list[Any]])
+_encoder = msgspec.msgpack.Encoder()
+
+
+def schema_payload(schema: pa.Schema) -> Payload:
+    """Return the schema of the frames that follow."""
+    raw = memoryview(schema.serialize())
+    return Payload(SCHEMA, codec.NONE, len(raw), raw)
+
+
+def batch_payload(batch: pa.RecordBatch, sections: Sequence[Section], codec_id: int) -> Payload:
+    """Return the rows of a batch, which are sorted by section."""
+    return _packed(BATCH, memoryview(batch.serialize()), sections, codec_id)
+
+
+def rows_payload(
+    rows: Sequence[dict[str, Any]], sections: Sequence[Section], codec_id: int
+) -> Payload:
+    """Return plain rows, whose values are in the order of the schema's fields."""
+    raw = _encoder.encode([list(row.values()) for row in rows])
+    return _packed(RECORDS, raw, sections, codec_id)
+
+
+def _packed(
+    kind: int, raw: bytes | memoryview, sections: Sequence[Section], codec_id: int
+) -> Payload:
+    encoded = _encoder.encode(sections)
+    head = _HEAD.pack(len(encoded)) + encoded
+    if codec_id != codec.NONE and len(raw) >= MIN_COMPRESSED_BYTES:
+        packed = codec.compress(codec_id, raw)
+        if len(packed) < len(raw):
+            return Payload(kind, codec_id, len(raw), packed, head)
+    return Payload(kind, codec.NONE, len(raw), raw, head)
+
+
+def read_schema(frame: Frame, place: Any) -> pa.Schema:
+    """Return the schema in a frame."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(decompressed(frame, frame.payload)))
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise _unreadable("schema", frame, place, exc) from exc
+
+
+def read_sections(frame: Frame, place: Any) -> list[Section]:
+    """Return the sections of a frame."""
+    return split_payload(frame, place)[0]
+
+
+def split_payload(frame: Frame, place: Any) -> tuple[list[Section], memoryview]:
+    """Return the sections of a frame, and its rows as stored."""
+    payload = memoryview(frame.payload)
+    try:
+        (length,) = _HEAD.unpack_from(payload)
+        end = _HEAD.size + length
+        return _sections_decoder.decode(payload[_HEAD.size : end]), payload[end:]
+    except (struct.error, msgspec.DecodeError) as exc:
+        raise _unreadable("list of sections", frame, place, exc) from exc
+
+
+def read_values(frame: Frame, stored: memoryview, width: int, place: Any) -> list[list[Any]]:
+    """Return the rows of a ``RECORDS`` frame as lists of ``width`` values."""
+    try:
+        rows = _rows_decoder.decode(decompressed(frame, stored))
+    except (msgspec.DecodeError, ValueError) as exc:
+        raise _unreadable("records", frame, place, exc) from exc
+    if any(len(row) != width for row in rows):
+        raise _unreadable("records", frame, place, ValueError("a row has another number of fields"))
+    return rows
+
+
+def read_batch(
+    frame: Frame, stored: memoryview, encoder: RecordEncoder | None, place: Any
+) -> pa.RecordBatch:
+    """Return the Arrow rows of a frame."""
+    schema = checked_schema(encoder, frame, place)
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(decompressed(frame, stored)), schema)
+        batch.validate()
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise _unreadable("records", frame, place, exc) from exc
+    return batch
+
+
+def checked_schema(encoder: RecordEncoder | None, frame: Frame, place: Any) -> pa.Schema:
+    """Return the schema of a frame's rows, or raise if none came before it."""
+    if encoder is None:
+        raise WALError(
+            f"the log in {place} has records at sequence {frame.sequence} without a schema before "
+            "them"
+        )
+    return encoder.schema
+
+
+def chunk_of_values(
+    encoder: RecordEncoder, values: Sequence[Sequence[Any]], frame: Frame, place: Any
+) -> Chunk:
+    """Return rows of values as a chunk."""
+    names = encoder.schema.names
+    try:
+        batch = encoder.to_batch([dict(zip(names, row, strict=True)) for row in values])
+    except (pa.ArrowException, TypeError, ValueError) as exc:
+        raise _unreadable("records", frame, place, exc) from exc
+    return Chunk(encoder, batch=batch)
+
+
+def decompressed(frame: Frame, stored: bytes | memoryview) -> bytes:
+    return bytes(codec.decompress(frame.codec, stored, frame.raw_length))
+
+
+def _unreadable(what: str, frame: Frame, place: Any, exc: BaseException) -> WALError:
+    return WALError(
+        f"the {what} at sequence {frame.sequence} of the log in {place} cannot be read: {exc}"
+    )
