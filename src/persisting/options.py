@@ -137,6 +137,9 @@ class PersistingOptions(BucketOptions):
     enable_metrics: bool = False
     """Export Prometheus metrics, labelled by topic and bucket."""
 
+    owner_log: Any = None
+    """The log that the buckets of a topic share; set by topics. None: the bucket has its own."""
+
     schema_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values for fields that a record lacks, also in rows stored before the field appeared."""
 

@@ -133,9 +133,10 @@ async def enqueued(
     group_commit.start()
     if put.waiter is waiter:
         return waiter.future
-    if isinstance(put.waiter, LoopWaiter) and put.waiter.sink is mailbox():
-        return put.waiter.future
-    # Another loop or thread has queued the same producer sequence: wait for its outcome.
+    if put.is_for([bucket for bucket, _ in targets]) and isinstance(put.waiter, LoopWaiter):
+        if put.waiter.sink is mailbox():
+            return put.waiter.future
+    # Another loop or thread, or a put to other buckets, has the same number: wait for its outcome.
     await asyncio.wrap_future(group_commit.drain())
     return False
 

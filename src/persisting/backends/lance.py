@@ -6,7 +6,7 @@ from typing import Any
 
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.bucket import Bucket
-from persisting.bucket.log_recovery import has_log
+from persisting.bucket.owner_log import is_logged
 from persisting.errors import StorageError
 from persisting.options import BucketOptions, storage_folder, take_known
 from persisting.records import Rules
@@ -53,7 +53,7 @@ class LanceBackend(TableBackend):
             flush_threshold=flush_threshold,
             **kwargs,
         )
-        if not options.read_only and has_log(options.storage_path):
+        if not options.read_only and is_logged(options.storage_path):
             raise StorageError(
                 f"{options.storage_path} holds a write-ahead log with records that may not be in "
                 "the table yet; open and close it once with PersistingBackend, then open it here"

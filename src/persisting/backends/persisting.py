@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from persisting import metrics
@@ -9,6 +10,7 @@ from persisting.backends.table_backend import TableBackend
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.group_commit import GroupCommit
 from persisting.bucket.log_recovery import has_log, recover
+from persisting.bucket.owner_log import OwnerLog, recover_noted
 from persisting.errors import InvalidArgument, SchemaError, WALError
 from persisting.options import MIB, PersistingOptions, storage_folder, take_known
 from persisting.records import EMPTY, RecordEncoder, Rules
@@ -99,18 +101,29 @@ class PersistingBackend(TableBackend):
         }
 
 
-def _open(options: PersistingOptions) -> Bucket:
-    rules = Rules(
+def new_owner_log(topic: Path, **options: Any) -> OwnerLog:
+    """Create the log that the buckets of a topic share in this process. Blocking."""
+    checked = PersistingBackend._options(bucket_id=0, storage_path=topic, **options)
+    return OwnerLog(topic, checked, _rules(checked))
+
+
+def _rules(options: PersistingOptions) -> Rules:
+    return Rules(
         evolving=True,
         vector=vector_item(options.vector_type),
         defaults=_checked_defaults(options),
     )
+
+
+def _open(options: PersistingOptions) -> Bucket:
     bucket_metrics = metrics.NO_METRICS
     if options.enable_metrics:
         topic = metrics.topic_of(options.storage_path)
         bucket_metrics = metrics.PrometheusMetrics(topic, options.bucket_id)
+    owner_log: OwnerLog | None = options.owner_log
+    schema = owner_log.schema_state if owner_log is not None else None
     try:
-        bucket = Bucket(options, rules, bucket_metrics)
+        bucket = Bucket(options, _rules(options), bucket_metrics, schema)
     except BaseException:
         bucket_metrics.remove()
         raise
@@ -125,23 +138,28 @@ def _open(options: PersistingOptions) -> Bucket:
 
 
 def _attach_log(bucket: Bucket, options: PersistingOptions) -> None:
-    """Recover a left-over log, even with ``enable_wal=False``; keep logging if it is enabled."""
-    if not options.enable_wal and not has_log(options.storage_path):
-        return
+    """Recover what earlier owners left in logs, even with ``enable_wal=False``; then keep logging
+    if it is enabled."""
+    folder = options.storage_path
+    has_own = options.enable_wal and options.owner_log is None
     try:
-        log = recover(bucket)
+        recover_noted(bucket)
+        own = recover(bucket) if has_own or has_log(folder) else None
     except OSError as exc:
         raise WALError(
-            f"cannot read or repair the log in {options.storage_path}: {exc}; nothing is lost, fix "
-            "the cause and open it again"
+            f"cannot read or repair the log in {folder}: {exc}; nothing is lost, fix the cause and "
+            "open it again"
         ) from exc
     bucket.check_defaults()
-    if options.enable_wal:
-        bucket.attach(GroupCommit(log, bucket.schema_state, options))
+    if own is not None and has_own:
+        bucket.attach(GroupCommit(own, bucket.schema_state, options))
         return
-    bucket.flush_recovered()
-    log.reset()
-    log.close()
+    if own is not None:
+        bucket.flush_recovered()
+        own.reset()
+        own.close()
+    if options.enable_wal:
+        options.owner_log.attach(bucket)
 
 
 def _checked_defaults(options: PersistingOptions) -> dict[str, Any]:

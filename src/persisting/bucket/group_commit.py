@@ -109,6 +109,10 @@ class PendingPut:
     ) -> None:
         self.pieces, self.waiter, self.producer = pieces, waiter, producer
 
+    def is_for(self, buckets: Sequence[LoggedBucket]) -> bool:
+        """Whether these are the buckets that it stores records in."""
+        return _buckets_in([self]) == set(buckets)
+
     @property
     def is_row(self) -> bool:
         """Whether it is a plain row, which may share a frame with others."""
@@ -260,17 +264,20 @@ class GroupCommit:
         """Queue prepared records for their buckets: all of them or none.
 
         ``targets`` says how many of the rows, which are sorted by bucket, belong to each bucket.
-        Returns the put that waits (of a queued number, the one that waits already), True if the
-        number is stored, and False if the schema has changed since the records were prepared, or
-        some of the buckets have stored the number and others have not.
+        Returns the put that waits (of a queued number, the one that waits already), True if all
+        buckets have stored the number, and False if the schema has changed since the records were
+        prepared, or only some of the buckets have stored the number.
         """
         with self._schema_state.lock:
             for bucket, _ in targets:
                 bucket.check_writable()
             if producer is not None:
-                found = {bucket.find_producer(producer) for bucket, _ in targets}
-                if found != {False}:
-                    return found.pop() if len(found) == 1 else False
+                found = [bucket.find_producer(producer) for bucket, _ in targets]
+                for queued in found:
+                    if isinstance(queued, PendingPut):
+                        return queued
+                if any(found):
+                    return all(found)
             if self._schema_state.encoder is not prepared.base:
                 return False
             if any(bucket.frozen for bucket, _ in targets):

@@ -70,6 +70,11 @@ class RemoteTopic(ConfiguredTopic):
             self._clients[bucket] = RemoteBucketClient(self._transport, key, opening, self._home)
         return self._clients[bucket]
 
+    async def put_parts(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
+    ) -> None:
+        await asyncio.gather(*(self.bucket(b).put(rows, sequence) for b, rows in parts))
+
     async def close(self) -> None:
         """Finish the puts that are under way; the buckets stay with their owners."""
         for client in self._clients.values():

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from persisting import fs as filesystem
+from persisting.backends.fairness import KeyedLocks
+from persisting.backends.log_puts import put_to_log, queue_for_log, share_log
+from persisting.backends.persisting import PersistingBackend, new_owner_log
 from persisting.backends.table_backend import TableBackend
+from persisting.bucket.owner_log import OwnerLog, remove_unused
+from persisting.bucket.producer_sequences import check_number, check_writer
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.shared_schema import SharedSchema
 from persisting.bucket.snapshot import Page
@@ -51,6 +56,8 @@ class LocalTopic:
         self.closed = False
         self._reconfiguring = 0
         self._backends: dict[int, BucketBackend] = {}
+        self._log: OwnerLog | None = None
+        self._producer_locks = KeyedLocks()
         self._sequences: dict[int, dict[str, int]] = {}
         """By bucket, producer sequences for a backend that stores none; reopening keeps them."""
         self._guard = threading.Lock()
@@ -82,11 +89,74 @@ class LocalTopic:
         if self.folder is not None and issubclass(self.backend_class, TableBackend):
             options["schema_path"] = self.folder / SCHEMA_FILE
             options["groups_path"] = self.folder / GROUPS_FOLDER
+            if issubclass(self.backend_class, PersistingBackend) and options.get("enable_wal"):
+                options["owner_log"] = self._owner_log()
         size = self.config.batch_size
         backend = self.backend_class(
             bucket_id=bucket, storage_path=path, batch_size=size, **options
         )
         return adapt(backend, size, self._sequences.setdefault(bucket, {}))
+
+    def _owner_log(self) -> OwnerLog:
+        """Return the log of this topic in this process, which is created for its first bucket."""
+        assert self.folder is not None
+        if self._log is None:
+            fs = filesystem.current()
+            remove_unused(self.folder, fs)
+            options = {**self.config.options, "batch_size": self.config.batch_size}
+            options["schema_path"] = self.folder / SCHEMA_FILE
+            self._log = new_owner_log(self.folder, **options)
+        return self._log
+
+    def _retire_log(self) -> None:
+        """Remove the log once its last bucket is closed; the next bucket gets a new one."""
+        with self._guard:
+            retired, self._log = self._log, None
+        if retired is not None:
+            retired.retire()
+
+    async def put_parts(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
+    ) -> None:
+        """Store rows in several buckets; return when all are acknowledged.
+
+        Buckets with a log store all of the rows or none, also across a crash. Without a log each
+        bucket stores its part by itself.
+        """
+        while True:
+            backends = [await self.backend(bucket) for bucket, _ in parts]
+            try:
+                return await self._put_to(backends, [rows for _, rows in parts], sequence)
+            except BucketClosed:  # being reopened with other options
+                if self.closed:
+                    raise
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _put_to(
+        self, backends: list[BucketBackend], rows: list[Rows], sequence: ProducerSequence | None
+    ) -> None:
+        tables = [backend.bucket for backend in backends if isinstance(backend, TableBackend)]
+        kinds = {isinstance(part, list) for part in rows}
+        if len(tables) == len(backends) and len(kinds) == 1 and share_log(tables):
+            parts = list(zip(tables, rows, strict=True))
+            if sequence is None:
+                return await put_to_log(parts)
+            check_writer(sequence[0])
+            producer = sequence[0], check_number(sequence[1])
+            # Held until the put has its place in the log: later numbers must not overtake it.
+            async with self._producer_locks.of(producer[0]):
+                acknowledged = await queue_for_log(parts, producer)
+            if acknowledged is not None:
+                await asyncio.shield(acknowledged)
+            return None
+        puts = [
+            put_rows(backend, part) if sequence is None else backend.put_once(part, *sequence)
+            for backend, part in zip(backends, rows, strict=True)
+        ]
+        results = await asyncio.gather(*puts, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
         """Switch to another backend class or other options; buckets reopen when they are used."""
@@ -94,6 +164,7 @@ class LocalTopic:
             self._reconfiguring += 1
             try:
                 await in_thread(self._switch, config, cls)
+                await in_thread(self._retire_log)
                 await self.close_buckets()
             finally:
                 self._reconfiguring -= 1
@@ -113,6 +184,7 @@ class LocalTopic:
             with self._guard:
                 self.closed = False
             raise
+        await in_thread(self._retire_log)
 
     async def close_bucket(self, bucket: int) -> None:
         """Flush and close one bucket; the next use opens it again."""
@@ -169,6 +241,12 @@ class LocalHandle(ConfiguredTopic):
     @property
     def config(self) -> TopicConfig:
         return self._topic.config
+
+    async def put_parts(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
+    ) -> None:
+        """Store rows in several buckets; return when all are acknowledged."""
+        await self._topic.put_parts(parts, sequence)
 
     async def open_bucket(self, bucket: int) -> None:
         """Open a bucket now; raise if this process cannot own it."""
@@ -405,7 +483,7 @@ def _save(
         fs.make_folder(folder)
     except OSError as exc:
         raise StorageError(f"cannot create the topic's folder {folder}: {exc.strerror}") from exc
-    with file_lock(folder / ".topic.lock"):
+    with file_lock(folder / topics.LOCK_FILE):
         created = topics.load(folder, fs)
         final = config if created is None else spec.applied_to(created)
         if final != created:

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from persisting import fs as filesystem
 from persisting.backends.lance import LanceBackend
 from persisting.backends.persisting import PersistingBackend
 from persisting.backends.table_backend import TableBackend
-from persisting.bucket.log_recovery import has_log
+from persisting.bucket.owner_log import is_logged, remove_unused
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.errors import BucketLocked, StorageError
 from persisting.lock import briefly, owner_of
@@ -59,9 +60,10 @@ def owned(folder: Path, config: TopicConfig, bucket: int) -> Iterator[TableBacke
 def recover(folder: Path, config: TopicConfig, bucket: int) -> None:
     """Replay the log of a crashed owner into the table, if nobody owns the bucket."""
     place = bucket_folder(folder, bucket)
-    if has_log(place) and owner_of(place) is None:
+    if is_logged(place) and owner_of(place) is None:
         try:
             with owned(folder, config, bucket):
                 pass
         except BucketLocked:
             return  # its new owner replays the log
+        remove_unused(folder, filesystem.current())

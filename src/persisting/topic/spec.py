@@ -16,9 +16,12 @@ from persisting.options import storage_folder
 from persisting.topic.topic_names import check_name
 
 FILE = "topic.json"
+LOCK_FILE = ".topic.lock"
+"""Held while the topic file is changed."""
 BACKUP_FILE = "backup.json"
 """Marks a backup of a topic, which must not be opened as one."""
-FORMAT = 1
+FORMAT = 2
+"""Since format 2 the buckets of a topic share a log, which earlier versions would not read."""
 DEFAULT_ROOT = "./queue_storage"
 DEFAULT_COLUMN = "id"
 DEFAULT_BUCKETS = 4
@@ -28,7 +31,7 @@ _TABLES = ("lance", "persisting")
 
 _ARGUMENTS = ("bucket_id", "storage_path", "batch_size")
 """Arguments that a topic passes to each of its buckets."""
-_OPENER_OPTIONS = ("read_only", "schema_path", "groups_path")
+_OPENER_OPTIONS = ("read_only", "schema_path", "groups_path", "owner_log")
 """Options of the table backends that are set by the code that opens a bucket."""
 
 
@@ -41,7 +44,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     batch_size: int = DEFAULT_BATCH
     options: dict[str, Any] = {}
-    format: int = FORMAT
+    format: int = 1
     id: str = ""
     """Random: tells a recreated topic from the earlier one of the same name."""
 
@@ -90,6 +93,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
             backend=backend,
             batch_size=self.batch_size or DEFAULT_BATCH,
             options=dict(self.options or {}),
+            format=_format(backend, self.options or {}),
             id=uuid.uuid4().hex,
         )
 
@@ -99,11 +103,13 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
         self._must_equal("bucket_column", known.bucket_column)
         backend = self._backend_after(known.backend)
         self._check_for(backend)
+        options = {**known.options, **(self.options or {})}
         return msgspec.structs.replace(
             known,
             backend=backend,
             batch_size=self.batch_size or known.batch_size,
-            options={**known.options, **(self.options or {})},
+            options=options,
+            format=max(known.format, _format(backend, options)),
         )
 
     def _check_for(self, backend: str) -> None:
@@ -128,6 +134,11 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.backend!r}"
             + ("; its log and evolved schema need 'persisting'" if known == "persisting" else "")
         )
+
+
+def _format(backend: str, options: dict[str, Any]) -> int:
+    """Return the format that a topic needs: 2 if its buckets share a log."""
+    return FORMAT if backend not in ("memory", "lance") and options.get("enable_wal") else 1
 
 
 def _check_options(options: Any) -> None:

@@ -45,8 +45,6 @@ class QueueWriter(TopicTable):
         self._routing = topic.bucket_column, topic.num_buckets
         self._writer_id = writer_id or uuid.uuid4().hex
         self._numbering = asyncio.Lock()
-        self._numbered_puts: dict[int, asyncio.Lock] = {}
-        """By bucket: its numbered puts are sent one at a time, in the order of the calls."""
         self._touched: set[int] = set()
 
     @property
@@ -117,29 +115,20 @@ class QueueWriter(TopicTable):
         self, divide: Callable[[], Awaitable[dict[int, Any]]], sequence: int | None
     ) -> None:
         if sequence is None:
-            groups = await divide()
-            puts = [asyncio.ensure_future(self._put(b, rows)) for b, rows in groups.items()]
-        else:
-            numbered = self._writer_id, check_number(sequence, "sequence")
-            # In the order of the calls: once a later number is stored, an earlier one is ignored.
-            async with self._numbering:
-                groups = await divide()
-                puts = [
-                    asyncio.ensure_future(self._put(bucket, rows, numbered))
-                    for bucket, rows in groups.items()
-                ]
-        results = await asyncio.gather(*puts, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+            await self._put_parts(await divide(), None)
+            return
+        numbered = self._writer_id, check_number(sequence, "sequence")
+        # In the order of the calls: once a later number is stored, an earlier one is ignored.
+        async with self._numbering:
+            await self._put_parts(await divide(), numbered)
 
-    async def _put(self, bucket: int, rows: Rows, sequence: ProducerSequence | None = None) -> None:
-        client = self._topic.bucket(bucket)
-        if sequence is not None:
-            async with self._numbered_puts.setdefault(bucket, asyncio.Lock()):
-                await client.put(rows, sequence)
-        else:
-            await client.put(rows)
+    async def _put_parts(self, groups: dict[int, Any], numbered: ProducerSequence | None) -> None:
+        if groups:
+            self._touched.update(groups)
+            await self._topic.put_parts(sorted(groups.items()), numbered)
+
+    async def _put(self, bucket: int, rows: Rows) -> None:
+        await self._topic.bucket(bucket).put(rows)
         self._touched.add(bucket)
 
     async def last_sequence(self) -> int:

@@ -49,7 +49,7 @@ class LogReport(msgspec.Struct):
         return sum(segment.size for segment in self.segments)
 
 
-class _ReadOnly(FileSystem):
+class ReadOnlyFileSystem(FileSystem):
     """Reads from the file system, and changes nothing."""
 
     def make_folder(self, path: Path) -> None: ...
@@ -100,7 +100,7 @@ def inspect(folder: Path, after: int) -> LogReport:
 
     Its owner may be writing: then the tail may look torn, and segments may disappear.
     """
-    inspection = _Inspection(folder, _ReadOnly(), after)
+    inspection = _Inspection(folder, ReadOnlyFileSystem(), after)
     pending, problem, state = 0, None, "whole"
     try:
         for frame in inspection.frames():
@@ -184,7 +184,9 @@ def repair(folder: Path, after: int, fs: FileSystem | None) -> RepairReport:
     after it are lost to the queue, so use this only if no copy of the log is left. Without ``fs``
     this is a dry run.
     """
-    work = _DryRun(folder, _ReadOnly(), after) if fs is None else _Repair(folder, fs, after)
+    work = (
+        _DryRun(folder, ReadOnlyFileSystem(), after) if fs is None else _Repair(folder, fs, after)
+    )
     kept = sum(frame.sequence > after for frame in work.frames())
     return RepairReport(
         work.problem,

@@ -1,0 +1,78 @@
+"""Which log of a topic may hold records of a bucket: a small file in the bucket's folder.
+
+It is written durably before the first record of the bucket is acknowledged in that log, and removed
+when the bucket's table holds everything. So a bucket has at most one log besides its own folder's.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from persisting import json_files
+from persisting.errors import WALError
+from persisting.fs import FileSystem, os_errors_as
+
+FILE = "log.json"
+FORMAT = 1
+LOGS_FOLDER = "log"
+"""Folder, beside the buckets of a topic, with one folder for each log."""
+
+_NAME = re.compile(r"[0-9]{20}-[0-9a-f]{8}")
+
+
+class _Note(msgspec.Struct):
+    """The content of the file: the name of the log's folder."""
+
+    format: int
+    log: str
+
+
+def is_log_name(name: str) -> bool:
+    """Whether this can be the name of a log's folder."""
+    return _NAME.fullmatch(name) is not None
+
+
+def logs_folder(bucket: Path) -> Path:
+    """Return the folder with the logs of the topic that a bucket belongs to."""
+    return bucket.parent / LOGS_FOLDER
+
+
+def noted_log(bucket: Path, fs: FileSystem) -> Path | None:
+    """Return the folder of the log that may hold records of a bucket; None if there is none."""
+    path = bucket / FILE
+    try:
+        data = fs.read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as exc:
+        raise WALError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    json_files.check_format(data, path, FORMAT)
+    try:
+        note = json_files.decode(data, _Note)
+    except msgspec.DecodeError as exc:
+        raise WALError(
+            f"{path} is damaged ({exc}): it names the log that holds the bucket's last records. "
+            "Restore it from a copy"
+        ) from exc
+    if not is_log_name(note.log):
+        raise WALError(f"{path} names {note.log!r}, which is no log of a topic; restore it")
+    return logs_folder(bucket) / note.log
+
+
+def write(bucket: Path, log: Path, fs: FileSystem) -> None:
+    """Note durably that a log may hold records of a bucket."""
+    note = _Note(format=FORMAT, log=log.name)
+    with os_errors_as("write", bucket / FILE):
+        fs.write_file(bucket / FILE, msgspec.json.encode(note) + b"\n")
+
+
+def clear(bucket: Path, fs: FileSystem) -> None:
+    """Remove the note durably: the bucket's table holds everything."""
+    path = bucket / FILE
+    with os_errors_as("remove", path):
+        if path.exists():
+            fs.remove(path)
+            fs.sync_folder(bucket)

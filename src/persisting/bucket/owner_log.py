@@ -1,0 +1,224 @@
+"""The log of one topic in one process, shared by all buckets that the process owns.
+
+It is a folder below the topic's ``log/``, with a lock that the process holds while it lives. A log
+that its owner left behind is read by the next owners of its buckets and never changed; it is
+removed when no bucket notes it any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from persisting import fs as filesystem
+from persisting.bucket import log_index, log_note
+from persisting.bucket.bucket import Bucket
+from persisting.bucket.group_commit import GroupCommit
+from persisting.bucket.log_recovery import Replay, has_log
+from persisting.bucket.schema_state import SchemaState
+from persisting.bucket.shared_schema import SharedSchema
+from persisting.errors import StorageError
+from persisting.fs import FileSystem, os_errors_as
+from persisting.lock import LockedFile
+from persisting.options import PersistingOptions
+from persisting.records import Rules
+from persisting.wal import Log
+
+log = logging.getLogger("persisting")
+
+LOCK_FILE = ".lock"
+POSITIONS_FILE = "positions"
+POSITIONS = struct.Struct("<QQ")
+"""The acknowledged and the synced sequence, rewritten in place and never synced."""
+
+
+class OwnerLog:
+    """An open log. Buckets of the topic attach to it; all of them share its group commit."""
+
+    def __init__(self, topic: Path, options: PersistingOptions, rules: Rules) -> None:
+        """Create the folder and take its lock. Blocking."""
+        self.options, self._fs = options, filesystem.current()
+        path = options.schema_path
+        self.schema_state = SchemaState(rules, SharedSchema(path, self._fs) if path else None)
+        logs = topic / log_note.LOGS_FOLDER
+        with os_errors_as("create a log in", logs):
+            self._fs.make_folder(logs)
+            self.folder, self._lock = _new_folder(logs, self._fs)
+            positions = os.open(
+                self.folder / POSITIONS_FILE,
+                os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC,
+                filesystem.PRIVATE_FILE,
+            )
+        files = Log(self.folder, self._fs, next_sequence=1)
+        publish = _publisher(positions)
+        publish(0, 0)
+        self.group_commit = GroupCommit(files, self.schema_state, options, publish)
+        self._attached: set[int] = set()
+        self._retired = False
+        self._guard = threading.Lock()
+        self._let_go = weakref.finalize(self, _let_go, files.close, positions, self._lock)
+
+    def attach(self, bucket: Bucket) -> None:
+        """Log the records of a bucket from now on; its table holds everything so far."""
+        folder = bucket.options.storage_path
+        with self._guard:
+            if self._retired:
+                raise StorageError(f"the log {self.folder} is closed; open the bucket again")
+            self._attached.add(bucket.number)
+        try:
+            log_note.write(folder, self.folder, self._fs)
+        except BaseException:
+            self._detached(bucket.number)
+            raise
+
+        def on_close() -> None:
+            log_note.clear(folder, self._fs)
+            self.group_commit.release()
+            self._detached(bucket_number)
+
+        bucket_number = bucket.number
+        bucket.attach(self.group_commit, on_close)
+
+    def retire(self) -> None:
+        """Close and remove the log once no bucket is attached to it."""
+        with self._guard:
+            self._retired = True
+        self._close_if_unused()
+
+    def _detached(self, bucket: int) -> None:
+        with self._guard:
+            self._attached.discard(bucket)
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        with self._guard:
+            if not self._retired or self._attached or not self._let_go.alive:
+                return
+            self.group_commit.close()
+            # While the lock is held: another process could remove the folder otherwise.
+            with suppress(OSError):
+                _remove(self.folder, self._fs)
+            self._let_go()
+
+
+def _new_folder(logs: Path, fs: FileSystem) -> tuple[Path, LockedFile]:
+    """Create a folder for a log, and hold its lock."""
+    while True:
+        folder = logs / f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+        folder.mkdir(mode=filesystem.PRIVATE_FOLDER)
+        try:
+            lock = LockedFile(folder / LOCK_FILE)
+        except FileNotFoundError:
+            continue  # another process took it for the empty folder of a dead owner
+        try:
+            lock.lock()
+            if os.path.samestat(os.fstat(lock.fd), os.stat(folder / LOCK_FILE)):
+                fs.sync_folder(folder)
+                fs.sync_folder(logs)
+                return folder, lock
+        except (BlockingIOError, FileNotFoundError):
+            pass  # the same
+        except BaseException:
+            lock.free()
+            raise
+        lock.free()
+
+
+def _publisher(fd: int) -> Callable[[int, int], None]:
+    def publish(acknowledged: int, synced: int) -> None:
+        os.pwrite(fd, POSITIONS.pack(acknowledged, synced), 0)
+
+    return publish
+
+
+def _let_go(close_files: Callable[[], None], positions: int, lock: LockedFile) -> None:
+    close_files()
+    os.close(positions)
+    lock.free()
+
+
+# Logs of owners that died
+
+
+def is_logged(bucket: Path) -> bool:
+    """Whether a log may hold records that the bucket's table lacks."""
+    return has_log(bucket) or (bucket / log_note.FILE).exists()
+
+
+def recover_noted(bucket: Bucket) -> None:
+    """Bring the records that a dead owner's log holds for a bucket into its table. Blocking.
+
+    Afterwards the bucket needs no log but the one that it attaches to next.
+    """
+    folder = bucket.options.storage_path
+    noted = log_note.noted_log(folder, bucket.fs)
+    if noted is None:
+        return
+    after = bucket.table.sequence
+    index = log_index.index_of(noted, bucket.fs)
+    index.check(bucket.number, after)
+    replay = Replay(bucket, noted, after)
+    for frame, schema in index.frames(bucket.number):
+        if frame.sequence > after:
+            replay.use_schema(schema)
+            replay.add(frame)
+    replay.finish()
+    bucket.flush_recovered()
+    log_note.clear(folder, bucket.fs)
+    _remove_if_unused(noted, bucket.fs)
+
+
+def remove_unused(topic: Path, fs: FileSystem) -> None:
+    """Remove the logs of dead owners that no bucket of the topic notes. Blocking."""
+    logs = topic / log_note.LOGS_FOLDER
+    if not logs.is_dir():
+        return
+    for name in fs.list(logs):
+        if log_note.is_log_name(name):
+            _remove_if_unused(logs / name, fs)
+
+
+def _remove_if_unused(folder: Path, fs: FileSystem) -> None:
+    try:
+        lock = LockedFile(folder / LOCK_FILE, os.O_RDWR)
+    except FileNotFoundError:
+        with suppress(OSError):
+            folder.rmdir()  # its owner died right after it had created the folder
+        return
+    except OSError:
+        return
+    try:
+        lock.lock()
+        if not _is_noted(folder, fs):
+            _remove(folder, fs)
+            log_index.forget(folder)
+    except BlockingIOError:
+        return  # its owner is alive
+    except OSError as exc:
+        log.warning("cannot remove the log %s, whose records are in the tables: %s", folder, exc)
+    finally:
+        lock.free()
+
+
+def _is_noted(folder: Path, fs: FileSystem) -> bool:
+    """Whether a bucket of the topic still needs a log."""
+    topic = folder.parent.parent
+    buckets = [path.parent for path in topic.glob(f"bucket_*/{log_note.FILE}")]
+    return any(log_note.noted_log(bucket, fs) == folder for bucket in buckets)
+
+
+def _remove(folder: Path, fs: FileSystem) -> None:
+    """Remove a log whose lock is held; the lock file goes last."""
+    for name in fs.list(folder):
+        if name != LOCK_FILE:
+            filesystem.remove_all(folder / name)
+    fs.remove(folder / LOCK_FILE)
+    folder.rmdir()
