@@ -129,7 +129,7 @@ HEADER = (
 def line(row: Row) -> str:
     form = _VALUE.get(row.unit, "{:,.2f}")
     theirs = "" if row.beside_value is None else form.format(row.beside_value)
-    ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
+    ratio = "" if row.ratio is None else f"{row.ratio:.{2 if row.ratio < 1000 else 0}f}x"
     verdict = {None: "", True: "met", False: "MISSED"}[row.met]
     if row.median_ratio is not None:
         verdict += f" (median {row.median_ratio:.2f}x)"

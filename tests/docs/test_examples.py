@@ -64,7 +64,7 @@ def test_core_benchmark_runs_and_writes_its_results(tmp_path):
 
 
 def test_peers_benchmark_runs_and_writes_its_results(tmp_path):
-    small = ["--records", "300", "--repeat", "2", "--kind", "small", "--results", str(tmp_path)]
+    small = ["--records", "300", "--repeat", "1", "--kind", "small", "--results", str(tmp_path)]
     parts = [f"--only={name}" for name in ("disk", "sqlite", "topics", "backends")]
     output = run_example("../benchmarks/peers.py", *small, *parts, "--seconds=1")
     (result,) = tmp_path.glob("peers-*.json")
