@@ -221,6 +221,11 @@ class GroupCommit:
         return self._log.failed is not None
 
     @property
+    def bucket_count(self) -> int:
+        """How many buckets write to this log."""
+        return len(self._buckets)
+
+    @property
     def folder(self) -> Path:
         return self._log.folder
 

@@ -85,5 +85,8 @@ class Topic(Protocol):
     ) -> None:
         """Store rows in several buckets; return when all are acknowledged."""
 
+    def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
+        """Store a record from a thread that may block; False if only a coroutine can."""
+
     async def close(self) -> None:
         """Release this handle on the topic."""

@@ -20,6 +20,7 @@ from persisting.bucket.producer_sequences import check_number, check_writer
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.shared_schema import SharedSchema
 from persisting.bucket.snapshot import Page
+from persisting.concurrency.loop_bridge import ThreadWaiter
 from persisting.concurrency.pool import in_thread, in_thread_or_undo
 from persisting.errors import BucketClosed, InvalidArgument, SchemaError, StorageError
 from persisting.fs import FileSystem
@@ -74,6 +75,10 @@ class LocalTopic:
         if backend is not None:
             return backend
         return await in_thread(self._open, bucket)
+
+    def open_backend(self, bucket: int) -> BucketBackend | None:
+        """Return the bucket's backend if it is open and stays so."""
+        return None if self._reconfiguring else self._backends.get(bucket)
 
     def _open(self, bucket: int) -> BucketBackend:
         with self._guard:
@@ -247,6 +252,23 @@ class LocalHandle(ConfiguredTopic):
     ) -> None:
         """Store rows in several buckets; return when all are acknowledged."""
         await self._topic.put_parts(parts, sequence)
+
+    def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
+        """Store a plain record in an open bucket with a log, and wait for it."""
+        backend = self._topic.open_backend(bucket)
+        if not isinstance(backend, TableBackend):
+            return False
+        core = backend.bucket
+        try:
+            if core.group_commit is None or core.is_full:
+                return False
+            waiter = core.enqueue_row(record, ThreadWaiter)
+        except BucketClosed:  # it is being reopened with other options
+            return False
+        if waiter is None:
+            return False
+        waiter.result()
+        return True
 
     async def open_bucket(self, bucket: int) -> None:
         """Open a bucket now; raise if this process cannot own it."""

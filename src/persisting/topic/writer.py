@@ -77,6 +77,20 @@ class QueueWriter(TopicTable):
         else:
             await self._put_all(lambda: self._grouped([record]), sequence)
 
+    def put_from_thread(self, record: Any, *, sequence: int | None = None) -> bool:
+        """Store a plain record from a thread without an event loop, and wait for it.
+
+        Returns False, without having stored anything, if only :meth:`put` can store it.
+        """
+        self._buckets.check_open()
+        if sequence is not None or type(record) is not dict:
+            return False
+        bucket = self.bucket_of(record)
+        stored = self._topic.put_from_thread(bucket, record)
+        if stored:
+            self._touched.add(bucket)
+        return stored
+
     async def put_batch(
         self, records: list[dict[str, Any]], *, sequence: int | None = None
     ) -> None:
