@@ -166,10 +166,7 @@ def recover_noted(bucket: Bucket) -> None:
     index = log_index.index_of(noted, bucket.fs)
     index.check(bucket.number, after)
     replay = Replay(bucket, noted, after)
-    for frame, schema in index.frames(bucket.number):
-        if frame.sequence > after:
-            replay.use_schema(schema)
-            replay.add(frame)
+    replay.add_sections(index.sections(bucket.number, after))
     replay.finish()
     bucket.flush_recovered()
     log_note.clear(folder, bucket.fs)

@@ -131,12 +131,17 @@ class Recovery:
                     raise Broken(position, f"sequence {frame.sequence} follows {sequence - 1}")
             except Broken as broken:
                 return Scan(whole, next_sequence, broken, sequence)
-            entry.append(frame)
             sequence, position = sequence + 1, following
-            if not frame.flags & MORE:
+            if frame.flags & MORE:
+                entry.append(frame)
+                continue
+            if entry:
                 yield from entry
-                entry, whole, next_sequence = [], position, sequence
-                self.last_sequence = max(self.last_sequence, sequence - 1)
+                entry = []
+            yield frame
+            whole, next_sequence = position, sequence
+            if self.last_sequence < sequence:
+                self.last_sequence = sequence - 1
         broken_entry = Broken(whole, "the last entry is incomplete") if entry else None
         return Scan(whole, next_sequence, broken_entry, sequence)
 
