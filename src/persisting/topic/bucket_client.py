@@ -80,5 +80,14 @@ class Topic(Protocol):
     def bucket(self, bucket: int) -> BucketClient:
         """Return the client of a bucket."""
 
+    async def put_parts(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
+    ) -> None:
+        """Store rows in several buckets; return when all are acknowledged.
+
+        ``parts`` has each bucket at most once. A bucket that has stored ``sequence`` before
+        ignores its part. ``BucketClosed`` and ``BucketLocked`` mean that nothing was stored.
+        """
+
     async def close(self) -> None:
         """Release this handle on the topic."""

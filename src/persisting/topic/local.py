@@ -31,6 +31,7 @@ from persisting.topic.backend_adapter import (
     run_table_call,
 )
 from persisting.topic.bucket_client import ProducerSequence, Rows
+from persisting.topic.bucket_set import all_results
 from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.groups import FOLDER as GROUPS_FOLDER
 from persisting.topic.registry import get_backend_class
@@ -87,6 +88,16 @@ class LocalTopic:
             bucket_id=bucket, storage_path=path, batch_size=size, **options
         )
         return adapt(backend, size, self._sequences.setdefault(bucket, {}))
+
+    async def put_parts(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
+    ) -> None:
+        """Store rows in several buckets; raise the first error after all puts have ended."""
+        if len(parts) > 1:
+            # A bucket that cannot be opened raises before anything is stored.
+            for bucket, _ in parts:
+                await self.backend(bucket)
+        await all_results([LocalBucketClient(self, b).put(rows, sequence) for b, rows in parts])
 
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
         """Switch to another backend class or other options; buckets reopen when they are used."""
@@ -181,6 +192,11 @@ class LocalHandle(ConfiguredTopic):
         if bucket not in self._clients:
             self._clients[bucket] = LocalBucketClient(self._topic, bucket)
         return self._clients[bucket]
+
+    async def put_parts(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
+    ) -> None:
+        await self._topic.put_parts(parts, sequence)
 
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
         await self._topic.reconfigure(config, cls)

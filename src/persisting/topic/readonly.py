@@ -49,6 +49,11 @@ class ReadonlyTopic(ConfiguredTopic):
             self._clients[bucket] = ReadonlyBucketClient(self.folder, self._config, bucket)
         return self._clients[bucket]
 
+    async def put_parts(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
+    ) -> None:
+        raise StorageError(f"topic {self.name!r} is open for reading only")
+
     async def close(self) -> None:
         for client in self._clients.values():
             await client.close()
