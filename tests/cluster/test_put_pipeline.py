@@ -133,6 +133,20 @@ async def test_schema_error_fails_only_the_put_that_has_it(is_atomic: bool) -> N
     assert stored(owners) == [[1, 5], [1, 3, 5], [3, 4, 5]]
 
 
+async def test_put_with_a_schema_error_is_found_in_few_calls() -> None:
+    owners = Owners(1, 4)
+    pipeline = await owned_by(owners, n0=[0, 1, 2, 3])
+    puts = [pipeline.start(parts(n % 4, number=n)) for n in range(50)]
+    failing = pipeline.start(parts(2, number=50, bad=True))
+    puts += [pipeline.start(parts(n % 4, number=n)) for n in range(51, 200)]
+    with pytest.raises(SchemaError):
+        await failing
+    await asyncio.gather(*puts)
+    assert len(owners.calls) <= 20
+    expected = [[n for n in range(b, 200, 4) if n != 50] for b in range(4)]
+    assert stored(owners) == expected
+
+
 async def test_put_that_no_message_holds_is_staged_and_stored_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -75,9 +75,9 @@ class _WaitingPut:
 class _Job:
     """The parts of a put that are in one queue."""
 
-    def __init__(self, put: _WaitingPut, buckets: list[int], is_alone: bool = False) -> None:
-        """``is_alone`` keeps it from sharing a message with other puts."""
-        self.put, self.buckets, self.is_alone = put, buckets, is_alone
+    def __init__(self, put: _WaitingPut, buckets: list[int], group: object = None) -> None:
+        """Only jobs of the same group share a message."""
+        self.put, self.buckets, self.group = put, buckets, group
 
 
 class _Message:
@@ -96,9 +96,9 @@ class _Message:
                     pieces, is_arrow = packed[bucket]
                     self.rows[bucket] = PackedRows(list(pieces), is_arrow)
 
-    def jobs_of(self, buckets: Collection[int], is_alone: bool = False) -> list[_Job]:
+    def jobs_of(self, buckets: Collection[int]) -> list[_Job]:
         """Return the jobs as far as they go to some buckets."""
-        jobs = [_Job(j.put, [b for b in j.buckets if b in buckets], is_alone) for j in self.jobs]
+        jobs = [_Job(j.put, [b for b in j.buckets if b in buckets], j.group) for j in self.jobs]
         return [job for job in jobs if job.buckets]
 
 
@@ -214,9 +214,9 @@ class PutPipeline:
             self._finish(first, first.buckets, exc)
             return None
         jobs = [queue.jobs.popleft()]
-        if not first.is_alone and not _has_arrow(packed, first.buckets):
+        if not _has_arrow(packed, first.buckets):
             size = _size(packed, first.buckets)
-            while queue.jobs and not queue.jobs[0].is_alone:
+            while queue.jobs and queue.jobs[0].group is first.group:
                 packed_next = queue.jobs[0].put.packed_so_far()
                 if packed_next is None or _has_arrow(packed_next, queue.jobs[0].buckets):
                     break
@@ -265,7 +265,7 @@ class PutPipeline:
         for job in source.jobs:
             moving = [bucket for bucket in job.buckets if bucket in buckets]
             if moving:
-                target.jobs.append(_Job(job.put, moving, job.is_alone))
+                target.jobs.append(_Job(job.put, moving, job.group))
                 job.buckets = [bucket for bucket in job.buckets if bucket not in buckets]
             if job.buckets:
                 kept.append(job)
@@ -279,15 +279,14 @@ class PutPipeline:
         self, queue: _Queue, message: _Message, buckets: list[int], exc: Exception
     ) -> None:
         """Fail the puts of a message. If these are several and one of them does not fit the
-        schema, each is sent by itself, so that only that one fails."""
-        jobs = message.jobs_of(buckets)
-        if len(jobs) > 1:
+        schema, each half is sent by itself, until only that one fails."""
+        if len(message.jobs_of(buckets)) > 1:
             stored = await self._stored(message, buckets)
             if stored is not None:
                 self._acknowledge(message, stored)
                 buckets = [bucket for bucket in buckets if bucket not in stored]
                 if isinstance(exc, SchemaError):
-                    queue.jobs.extendleft(reversed(message.jobs_of(buckets, is_alone=True)))
+                    queue.jobs.extendleft(reversed(_halved(message.jobs_of(buckets))))
                     return
         for job in message.jobs_of(buckets):
             self._finish(job, job.buckets, exc)
@@ -316,6 +315,13 @@ class PutPipeline:
                 for ended in self._draining.pop(bucket, []):
                     if not ended.done():
                         ended.set_result(None)
+
+
+def _halved(jobs: list[_Job]) -> list[_Job]:
+    """Return the jobs as two groups."""
+    middle = (len(jobs) + 1) // 2
+    groups = [object()] * middle + [object()] * (len(jobs) - middle)
+    return [_Job(job.put, job.buckets, group) for job, group in zip(jobs, groups, strict=True)]
 
 
 def _are_light(parts: Parts) -> bool:
