@@ -18,6 +18,7 @@ from support.topic_places import ids, numbered, streamed
 
 from persisting.cluster import wire
 from persisting.cluster.host import serve
+from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.pulsing_transport import PulsingConnection
 from persisting.errors import SchemaError
 from persisting.queue import read_queue
@@ -88,7 +89,7 @@ async def test_list_put_goes_to_buckets_of_this_process_and_of_another_node(
     cluster.start(1)
     system = await join(cluster)
     host = await serve(system)
-    writer = await synced_writer(system, tmp_path, num_buckets=8)
+    writer = await synced_writer(system, tmp_path, num_buckets=16)
     await writer.put(numbered(100))
     other = cluster.nodes[0].id
     assert set(owners(await writer.stats())) == {host.node, other}
@@ -150,10 +151,13 @@ async def test_order_holds_while_buckets_move_to_joining_nodes(
     puts = OrderedPuts(writer)
     await puts.run_until(500)
     await asyncio.to_thread(cluster.start, 2)
+    place = str((tmp_path / "t").resolve())
+    names = [node.id for node in cluster.nodes]
+    preferred = [ranked(bucket_key(place, bucket), names)[0] for bucket in range(8)]
     deadline = time.monotonic() + 60
-    while len(set(owners(await writer.stats()))) < 3 and time.monotonic() < deadline:
+    while owners(await writer.stats()) != preferred and time.monotonic() < deadline:
         await puts.run_until(puts.acknowledged + 200)
-    assert len(set(owners(await writer.stats()))) == 3
+    assert owners(await writer.stats()) == preferred
     await puts.run_until(puts.acknowledged + 500)
     await puts.check(system, tmp_path)
 
