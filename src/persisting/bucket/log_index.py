@@ -72,6 +72,12 @@ class _Indexing(Recovery):
             position += FRAME_HEADER_SIZE + len(frame.payload)
             yield frame
 
+    def _check_begin(
+        self, path: Path, first: int, start: SegmentStart | None, expected: int | None
+    ) -> int:
+        # Each bucket checks for itself whether it needs the segments before the first one.
+        return first if expected is None else super()._check_begin(path, first, start, expected)
+
     def _torn_or_damaged(
         self, paths: list[Path], data: memoryview, scan: Scan, broken: Broken
     ) -> None:
@@ -108,7 +114,7 @@ class LogIndex:
         self._start: SegmentStart | None = None
         self._problem: WALError | None = None
         self.last_sequence = 0
-        scan = _Indexing(folder, ReadOnlyFileSystem(), 0, bucket=-1)
+        scan = _Indexing(folder, ReadOnlyFileSystem(), 0)
         try:
             for frame in scan.frames():
                 self._add(frame, len(scan.segments) - 1, scan.position)

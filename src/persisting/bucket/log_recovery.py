@@ -45,7 +45,7 @@ def recover(bucket: Bucket) -> Log:
     folder = bucket.options.storage_path / FOLDER
     bucket.fs.make_folder(folder)
     bucket.fs.sync_folder(folder.parent)
-    recovery = Recovery(folder, bucket.fs, bucket.table.sequence, bucket.number)
+    recovery = Recovery(folder, bucket.fs, bucket.table.sequence)
     replay = Replay(bucket, folder, bucket.table.sequence)
     replay.add_frames(recovery.frames())
     replay.finish()
@@ -99,23 +99,22 @@ class Replay:
             self._encoder = RecordEncoder(schema, self._bucket.rules)
 
     def _add_sections(self, frame: Frame) -> None:
+        """Replay a frame of the bucket's own log: all its sections are of this bucket."""
         sections, _ = split_payload(frame, self._folder)
         first = 0
         for section in sections:
-            if section.bucket == self._bucket.number:
-                place = section.epoch, section.offset
-                stored = StoredSection(
-                    frame.sequence,
-                    frame.arrival,
-                    place,
-                    first,
-                    section.rows,
-                    section.producers,
-                    None,
-                    None,
-                    frame,
-                )
-                self._add_frame(stored, frame)
+            stored = StoredSection(
+                frame.sequence,
+                frame.arrival,
+                (section.epoch, section.offset),
+                first,
+                section.rows,
+                section.producers,
+                None,
+                None,
+                frame,
+            )
+            self._add_frame(stored, frame)
             first += section.rows
 
     def _add_frame(self, section: StoredSection, frame: Frame) -> None:

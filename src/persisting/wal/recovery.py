@@ -64,8 +64,6 @@ class Recovery:
     folder: Path
     fs: FileSystem
     after: int
-    bucket: int = 0
-    """The bucket that ``after`` belongs to."""
     kept: list[SealedSegment] = field(default_factory=list)
     last_sequence: int = 0
     trimmed_bytes: int = 0
@@ -240,8 +238,8 @@ class Recovery:
             )
         last = max(expected or 0, self.after + 1) - 1
         if expected is None and start is not None:
-            # The segments before it were released, unless they held records of this bucket.
-            is_missing = start.buckets.get(self.bucket, 0) > self.after
+            # The segments before it were released, unless they held records above ``after``.
+            is_missing = max(start.buckets.values(), default=0) > self.after
         else:
             is_missing = _previous(first, start) > last
         if is_missing:
