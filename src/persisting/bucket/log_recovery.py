@@ -45,7 +45,7 @@ def recover(bucket: Bucket) -> Log:
     folder = bucket.options.storage_path / FOLDER
     bucket.fs.make_folder(folder)
     bucket.fs.sync_folder(folder.parent)
-    recovery = Recovery(folder, bucket.fs, bucket.table.sequence, bucket.number)
+    recovery = Recovery(folder, bucket.fs, bucket.table.sequence)
     replay = Replay(bucket, folder, bucket.table.sequence)
     replay.add_all(recovery.frames())
     replay.finish()
@@ -57,9 +57,11 @@ def recover(bucket: Bucket) -> Log:
 class Replay:
     """Brings the frames of a log into one bucket, in order and each record once."""
 
-    def __init__(self, bucket: Bucket, folder: Path, after: int) -> None:
-        """``after`` is the last sequence that the bucket's table holds."""
-        self._bucket, self._folder, self._after = bucket, folder, after
+    def __init__(self, bucket: Bucket, folder: Path, after: int, number: int | None = None) -> None:
+        """``after`` is the last sequence that the bucket's table holds. ``number`` is the bucket's
+        number in a shared log; the log in a bucket's folder holds no other bucket, and its records
+        belong to the bucket even if that was opened under another number before."""
+        self._bucket, self._folder, self._after, self._number = bucket, folder, after, number
         self._encoder: RecordEncoder | None = None
         self._rows = RecoveredRows(bucket, folder)
         self.records = 0
@@ -78,7 +80,7 @@ class Replay:
             sections, stored = split_payload(frame, self._folder)
             first = 0
             for section in sections:
-                if section.bucket == self._bucket.number:
+                if self._number in (None, section.bucket):
                     self._add_section(frame, section, first, stored)
                 first += section.rows
         elif frame.kind == MARK:

@@ -165,7 +165,7 @@ def recover_noted(bucket: Bucket) -> None:
     after = bucket.table.sequence
     index = log_index.index_of(noted, bucket.fs)
     index.check(bucket.number, after)
-    replay = Replay(bucket, noted, after)
+    replay = Replay(bucket, noted, after, bucket.number)
     for frame, schema in index.frames(bucket.number):
         if frame.sequence > after:
             replay.use_schema(schema)

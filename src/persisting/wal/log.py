@@ -67,6 +67,7 @@ class Log:
         self.folder = folder
         self._fs = fs
         self._next_sequence = next_sequence
+        self._last_written = next_sequence - 1
         self._kept = list(kept)
         self._unsynced: list[Segment] = []
         self._active: Segment | None = None
@@ -87,6 +88,11 @@ class Log:
     def last_sequence(self) -> int:
         """The last sequence that was assigned."""
         return self._next_sequence - 1
+
+    @property
+    def last_written(self) -> int:
+        """The last sequence before the next segment; :attr:`last_sequence` may be a skipped one."""
+        return self._last_written
 
     @property
     def synced_sequence(self) -> int:
@@ -193,7 +199,8 @@ class Log:
             lasts.append(self._next_sequence - 1)
         data = b"".join(chunks)
         self._unpromised = segment.size
-        segment.append(data, self._next_sequence - 1)
+        self._last_written = self._next_sequence - 1
+        segment.append(data, self._last_written)
         self._size += len(data)
         return lasts
 
