@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.log_builder import content, segments_in
+from support.log_builder import FailingFileSystem, content, segments_in
+from support.waiting import until
 
+from persisting import fs
 from persisting.backends.log_puts import put_to_log
 from persisting.backends.persisting import new_owner_log
 from persisting.bucket import log_note
@@ -36,15 +40,18 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def open_bucket(topic: Path, number: int, log: OwnerLog) -> PersistingBackend:
-    return PersistingBackend(number, str(topic / f"bucket_{number}"), owner_log=log, **OPTIONS)
+def open_bucket(topic: Path, number: int, log: OwnerLog, **options: Any) -> PersistingBackend:
+    given = {**OPTIONS, **options}
+    return PersistingBackend(number, str(topic / f"bucket_{number}"), owner_log=log, **given)
 
 
 @asynccontextmanager
-async def owner(topic: Path, *numbers: int) -> AsyncIterator[tuple[OwnerLog, list[Any]]]:
+async def owner(
+    topic: Path, *numbers: int, **options: Any
+) -> AsyncIterator[tuple[OwnerLog, list[Any]]]:
     """Open a log and buckets that write to it; close them at the end."""
-    log = new_owner_log(topic, **OPTIONS)
-    backends = [open_bucket(topic, number, log) for number in numbers]
+    log = new_owner_log(topic, **{**OPTIONS, **options})
+    backends = [open_bucket(topic, number, log, **options) for number in numbers]
     try:
         yield log, backends
     finally:
@@ -298,6 +305,90 @@ async def test_index_yields_the_frames_of_one_bucket_in_order(tmp_path: Path) ->
         assert sequences == sorted(sequences)
         assert len(sequences) == count
     assert index.last_sequence == max(frame.sequence for frame, _ in index.frames(0))
+
+
+# Failures
+
+
+class FailingLog(FailingFileSystem):
+    """Fails calls on segments of a shared log, and no others."""
+
+    def fail_log(self, name: str) -> None:
+        self.fail = lambda call, what: (
+            OSError(errno.EIO, "Input/output error") if call == name and is_segment(what) else None
+        )
+
+
+def is_segment(what: object) -> bool:
+    path = Path(os.readlink(f"/proc/self/fd/{what}")) if isinstance(what, int) else Path(str(what))
+    return path.suffix == ".wal"
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+@pytest.mark.parametrize("buckets", [(0,), (0, 1)])
+async def test_failed_log_stores_nothing_of_a_put_and_goes_on_afterwards(
+    tmp_path: Path, call: str, buckets: tuple[int, ...]
+) -> None:
+    topic, disk = tmp_path / "topic", FailingLog()
+    with fs.use(disk):
+        async with owner(topic, *buckets) as (log, backends):
+            await put_list(backends, *(1 for _ in buckets))
+            disk.fail_log(call)
+            with pytest.raises(WALError):
+                await put_list(backends, *(2 for _ in buckets))
+            disk.heal()
+            copy = crashed(topic)
+            for backend in backends:
+                await backend.flush()
+            assert not log.group_commit.failed
+            await put_list(backends, *(3 for _ in buckets))
+            again = crashed(topic, "again")
+    for number in buckets:
+        assert await ids_in(copy, number) == [1]
+        assert await ids_in(again, number) == [1, 3]
+
+
+async def test_failed_sync_at_the_interval_moves_the_records_of_all_buckets_to_their_tables(
+    tmp_path: Path,
+) -> None:
+    topic, disk = tmp_path / "topic", FailingLog()
+    with fs.use(disk):
+        async with owner(topic, 0, 1, wal_sync_interval=0.05) as (log, backends):
+            disk.fail_log("sync")
+            await put_list(backends, 1, 2)
+
+            async def flushed() -> bool:
+                stats = [await backend.stats() for backend in backends]
+                return all(found["buffer_count"] == 0 for found in stats)
+
+            await until(flushed)
+            disk.heal()
+            await until(lambda: restarted(log))
+            await put_list(backends, 3, 4)
+            copy = crashed(topic)
+    assert await ids_in(copy, 0) == [1, 3]
+    assert await ids_in(copy, 1) == [2, 4]
+
+
+async def restarted(log: OwnerLog) -> bool:
+    return not log.group_commit.failed
+
+
+async def test_log_of_a_killed_owner_is_synced_before_its_records_reach_a_table(
+    tmp_path: Path,
+) -> None:
+    """Its frames may be only in the page cache, where power loss could take the other buckets'."""
+    copy = await rotated_topic(tmp_path / "topic")
+    disk = FailingLog()
+    disk.fail_log("sync_file")
+    with fs.use(disk):
+        await refuses(copy, 0, "cannot read or repair the log")
+    disk.heal()
+    synced: list[str] = []
+    disk.fail = lambda call, what: synced.append(Path(what).name) if call == "sync_file" else None
+    LogIndex(log_folder(copy), disk)
+    assert synced == [path.name for path in segments_in(log_folder(copy))]
+    assert disk.calls[-1] == "sync_folder"
 
 
 # The log in a bucket's own folder

@@ -37,8 +37,18 @@ def size_of(*data: bytes) -> int:
     return sum(FRAME_HEADER_SIZE + len(d) for d in data)
 
 
-def new_log(folder: Path, fs: FileSystem | None = None, **options: Any) -> Log:
-    return Log(folder, fs or QuickFileSystem(), next_sequence=1, **options)
+def new_log(
+    folder: Path, fs: FileSystem | None = None, kind: type[Log] = Log, **options: Any
+) -> Log:
+    return kind(folder, fs or QuickFileSystem(), next_sequence=1, **options)
+
+
+class UnsyncedLog(Log):
+    """Begins a segment before the ones before it are synced, as versions up to 0.5 did."""
+
+    def _must_sync_first(self) -> bool:
+        super()._must_sync_first()  # seals a full segment
+        return False
 
 
 def append(log: Log, *entries: Sequence[Payload]) -> list[int]:
@@ -67,7 +77,7 @@ def write(log: Log, *entries: Sequence[bytes] | bytes, sync: bool = True) -> lis
 def make_log(folder: Path, *segments: Sequence[Any], sync: bool = True) -> list[Path]:
     """Write and close a log of these segments, each a list of entries; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    log = new_log(folder)
+    log = new_log(folder, kind=Log if sync else UnsyncedLog)
     for entries in segments:
         write(log, *entries, sync=sync)
         log.seal()

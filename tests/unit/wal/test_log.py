@@ -12,6 +12,7 @@ from support.log_builder import (
     PREAMBLE_END,
     FailingFileSystem,
     QuickFileSystem,
+    UnsyncedLog,
     append,
     entry,
     new_log,
@@ -82,14 +83,43 @@ def test_appended_entries_are_in_the_file_before_any_sync(tmp_path: Path) -> Non
 def test_a_sync_covers_everything_appended_before_it(tmp_path: Path) -> None:
     fs = FailingFileSystem()
     log = new_log(tmp_path, fs)
-    write(log, b"a", b"b", sync=False)
-    log.seal()
-    write(log, b"c", sync=False)
+    write(log, b"a", sync=False)
+    write(log, b"b", sync=False)
     fs.calls.clear()
     log.sync()
-    assert log.synced_sequence == log.last_sequence == 5
-    assert fs.calls.count("sync") == 2
-    assert "sync_folder" in fs.calls
+    assert log.synced_sequence == log.last_sequence == 3
+    assert fs.calls == ["sync", "sync_folder"]
+    write(log, b"c", sync=False)
+    log.seal()
+    fs.calls.clear()
+    log.sync()
+    assert log.synced_sequence == log.last_sequence == 4
+    assert fs.calls == ["sync"]
+
+
+def test_segment_begins_only_after_the_ones_before_it_are_synced(tmp_path: Path) -> None:
+    """Power loss must not take a segment and leave the next one."""
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs, segment_bytes=1)
+    write(log, b"a", sync=False)
+    fs.calls.clear()
+    write(log, b"b", sync=False)
+    assert fs.calls == ["sync", "sync_folder", "create", "write", "write"]
+    assert log.synced_sequence == 2
+    log.close()
+    assert recover(tmp_path)[0] == [b"a", b"b"]
+
+
+def test_failed_sync_before_a_new_segment_keeps_acknowledged_entries(tmp_path: Path) -> None:
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs, segment_bytes=1)
+    write(log, b"a", sync=False)
+    fs.fail_on("sync")
+    with pytest.raises(WALError, match="cannot sync"):
+        write(log, b"b", sync=False)
+    log.retract()
+    log.close()
+    assert recover(tmp_path)[0] == [b"a"]
 
 
 def test_a_sync_without_new_frames_makes_no_calls(tmp_path: Path) -> None:
@@ -193,7 +223,7 @@ def test_release_removes_segments_whose_records_are_all_in_the_table(tmp_path: P
 
 def test_frames_made_durable_only_by_the_table_are_no_evidence_of_damage(tmp_path: Path) -> None:
     """A flush took a and b; c was appended before its seal and d after it; nothing was synced."""
-    log = new_log(tmp_path)
+    log = new_log(tmp_path, kind=UnsyncedLog)
     last = write(log, b"a" * 5000, b"b" * 5000, sync=False)[-1]
     write(log, b"c", sync=False)
     log.seal()
@@ -384,7 +414,6 @@ def test_a_failed_sync_of_a_sealed_segment_fails_the_log(tmp_path: Path) -> None
     log = new_log(tmp_path, fs)
     write(log, b"a", sync=False)
     log.seal()
-    write(log, b"b", sync=False)
     fs.fail_on("sync")
     with pytest.raises(WALError):
         log.sync()

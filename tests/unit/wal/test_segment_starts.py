@@ -12,6 +12,7 @@ from support.log_builder import (
     PREAMBLE_END,
     FailingFileSystem,
     QuickFileSystem,
+    UnsyncedLog,
     append,
     content,
     entry,
@@ -133,7 +134,7 @@ def test_skipped_sequences_count_as_synced_only_if_all_before_them_are(tmp_path:
 
 
 def test_torn_unsynced_entry_before_a_gap_ends_the_log_there(tmp_path: Path) -> None:
-    log = new_log(tmp_path)
+    log = new_log(tmp_path, kind=UnsyncedLog)
     write(log, A)
     write(log, B, sync=False)
     log.skip_to(50)
