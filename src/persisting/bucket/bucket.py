@@ -83,7 +83,6 @@ class Bucket:
         self._refreshed_at = 0.0
         self._lock: BucketLock | None = None
         self._on_close: Callable[[], None] | None = None
-        self.maintenance = Maintenance(self)
         self.buffer_view = BufferView()
         self.table = Table(
             options.storage_path, self.fs, compression=options.compression, defaults=rules.defaults
@@ -93,6 +92,7 @@ class Bucket:
             weak_callback(self, Bucket.check_open),
             _weak_publish(self),
         )
+        self.maintenance = Maintenance(self, self.table_writer, schema, options, metrics, self.fs)
         self.flusher = Flusher(
             options.storage_path,
             metrics,

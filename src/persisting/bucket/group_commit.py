@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from persisting import codec
-from persisting.bucket.chunk import Chunk, Prepared
+from persisting.bucket.chunk import MAX_BATCH_BYTES, Chunk, Prepared
 from persisting.bucket.log_records import Section, batch_payload, rows_payload, schema_payload
 from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.bucket.schema_state import SchemaState
@@ -446,7 +446,7 @@ class GroupCommit:
 
     def _preamble(self, schema: pa.Schema) -> list[Payload]:
         """Return the first frames of a new segment, which make it readable by itself."""
-        start = encode_start(SegmentStart(self._log.last_sequence, dict(self._last_of)))
+        start = encode_start(SegmentStart(self._log.last_written, dict(self._last_of)))
         return [Payload(START, codec.NONE, len(start), start), self._schema_frame(schema)]
 
     # Syncing
@@ -511,7 +511,10 @@ class GroupCommit:
     def release(self) -> None:
         """Remove the segments whose records are all in the tables."""
         with self._schema_state.lock:
-            firsts = [bucket.first_sequence for bucket in self._alive()]
+            buckets = self._alive()
+            if len(buckets) < len(self._buckets):
+                return  # a bucket was dropped without a close: only the log has its last records
+            firsts = [bucket.first_sequence for bucket in buckets]
             pinned = [first for first in firsts if first is not None]
             released = min(pinned) - 1 if pinned else self._acknowledged
         self._log.release(released)
@@ -554,6 +557,7 @@ def _entries(puts: list[PendingPut]) -> list[_Entry]:
     """Return the entries to log; adjacent plain rows of one schema share an entry."""
     entries: list[_Entry] = []
     rows: dict[LoggedBucket, Chunk] = {}
+    nbytes = 0
     for put in puts:
         if not put.is_row:
             rows = {}
@@ -562,13 +566,15 @@ def _entries(puts: list[PendingPut]) -> list[_Entry]:
         ((bucket, chunk),) = put.pieces[0].sections
         tail = rows.get(bucket)
         first = next(iter(rows.values()), chunk)
-        if tail is not None and tail.can_take(chunk.encoder):
+        nbytes += chunk.nbytes
+        fits = nbytes < MAX_BATCH_BYTES and first.encoder is chunk.encoder
+        if tail is not None and fits and tail.can_take(chunk.encoder, chunk.count, chunk.nbytes):
             tail.join(chunk)
-        elif tail is None and rows and first.encoder is chunk.encoder:
+        elif tail is None and rows and fits:
             rows[bucket] = chunk
             entries[-1].pieces[0].sections.append((bucket, chunk))
         else:
-            rows = {bucket: chunk}
+            rows, nbytes = {bucket: chunk}, chunk.nbytes
             entries.append(_Entry([Piece(chunk, [(bucket, chunk)])], None))
     return entries
 
