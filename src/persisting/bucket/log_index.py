@@ -7,6 +7,7 @@ never changed: a torn tail is skipped.
 
 from __future__ import annotations
 
+import os
 import threading
 from array import array
 from bisect import bisect_right
@@ -48,8 +49,9 @@ class _Indexing(Recovery):
     position: int = 0
     """Where the last frame begins in its segment."""
     segments: list[Path] = field(default_factory=list)
-    last_header: int = 0
-    """The last sequence that any intact header has, torn or not."""
+    last_header: int | None = None
+    """Behind broken bytes, the last sequence that any intact header has; None if nothing is
+    broken."""
 
     def _scan(
         self, path: Path, data: memoryview, expected: int | None
@@ -123,9 +125,14 @@ class LogIndex:
         elif frame.kind == START and self._start is None:
             self._start = decode_start(frame.payload, position)
 
+    @property
+    def is_damaged(self) -> bool:
+        return self._problem is not None
+
     def check(self, bucket: int, after: int) -> None:
         """Raise if the log may have lost records of a bucket above sequence ``after``."""
-        if self._problem is not None and self._last_header > after:
+        # Damage below the last sequence of the bucket's table is no loss for it.
+        if self._problem is not None and (self._last_header is None or self._last_header > after):
             raise self._problem
         if self._start is not None and self._start.buckets.get(bucket, 0) > after:
             raise WALError(
@@ -166,7 +173,10 @@ def index_of(folder: Path, fs: FileSystem) -> LogIndex:
         key = folder, _signature(folder)
         index = _indexes.get(key)
         if index is None:
-            index = _indexes[key] = LogIndex(folder, fs)
+            index = LogIndex(folder, fs)
+            if index.is_damaged:  # read again when it is needed again: it may have been restored
+                return index
+            _indexes[key] = index
         _indexes.move_to_end(key)
         while len(_indexes) > _CACHED:
             _indexes.popitem(last=False)
@@ -178,6 +188,16 @@ def forget(folder: Path) -> None:
     with _guard:
         for key in [key for key in _indexes if key[0] == folder]:
             del _indexes[key]
+
+
+def _reset_after_fork() -> None:
+    """A thread of the parent may have held the guard."""
+    global _guard
+    _guard = threading.Lock()
+    _indexes.clear()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _signature(folder: Path) -> tuple[tuple[str, int, int], ...]:

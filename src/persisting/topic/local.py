@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from persisting import fs as filesystem
 from persisting.backends.fairness import KeyedLocks
-from persisting.backends.log_puts import put_to_log, queue_for_log, share_log
+from persisting.backends.log_puts import Part, put_to_log, queue_for_log, share_log
 from persisting.backends.persisting import PersistingBackend, new_owner_log
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.owner_log import OwnerLog, remove_unused
@@ -105,7 +105,7 @@ class LocalTopic:
     def _owner_log(self) -> OwnerLog:
         """Return the log of this topic in this process, which is created for its first bucket."""
         assert self.folder is not None
-        if self._log is None:
+        if self._log is None or self._log.process != os.getpid():  # a fork gets its own
             fs = filesystem.current()
             remove_unused(self.folder, fs)
             options = {**self.config.options, "batch_size": self.config.batch_size}
@@ -130,38 +130,39 @@ class LocalTopic:
         """
         while True:
             backends = [await self.backend(bucket) for bucket, _ in parts]
+            tables = [backend.bucket for backend in backends if isinstance(backend, TableBackend)]
+            if len(tables) < len(backends):
+                break
             try:
-                return await self._put_to(backends, [rows for _, rows in parts], sequence)
+                for table in tables:
+                    table.check_open()
+                if not share_log(tables):
+                    break
+                logged = list(zip(tables, [rows for _, rows in parts], strict=True))
+                return await self._put_to_log(logged, sequence)
             except BucketClosed:  # being reopened with other options
                 if self.closed:
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
-
-    async def _put_to(
-        self, backends: list[BucketBackend], rows: list[Rows], sequence: ProducerSequence | None
-    ) -> None:
-        tables = [backend.bucket for backend in backends if isinstance(backend, TableBackend)]
-        kinds = {isinstance(part, list) for part in rows}
-        if len(tables) == len(backends) and len(kinds) == 1 and share_log(tables):
-            parts = list(zip(tables, rows, strict=True))
-            if sequence is None:
-                return await put_to_log(parts)
-            check_writer(sequence[0])
-            producer = sequence[0], check_number(sequence[1])
-            # Held until the put has its place in the log: later numbers must not overtake it.
-            async with self._producer_locks.of(producer[0]):
-                acknowledged = await queue_for_log(parts, producer)
-            if acknowledged is not None:
-                await asyncio.shield(acknowledged)
-            return None
-        puts = [
-            put_rows(backend, part) if sequence is None else backend.put_once(part, *sequence)
-            for backend, part in zip(backends, rows, strict=True)
-        ]
+        # Each part waits by itself for a bucket that is being reopened: repeating all of them would
+        # store some twice.
+        puts = [LocalBucketClient(self, bucket).put(rows, sequence) for bucket, rows in parts]
         results = await asyncio.gather(*puts, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    async def _put_to_log(self, parts: list[Part], sequence: ProducerSequence | None) -> None:
+        if sequence is None:
+            return await put_to_log(parts)
+        check_writer(sequence[0])
+        producer = sequence[0], check_number(sequence[1])
+        # Held until the put has its place in the log: later numbers must not overtake it.
+        async with self._producer_locks.of(producer[0]):
+            acknowledged = await queue_for_log(parts, producer)
+        if acknowledged is not None:
+            await asyncio.shield(acknowledged)
+        return None
 
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
         """Switch to another backend class or other options; buckets reopen when they are used."""
@@ -196,7 +197,13 @@ class LocalTopic:
         backend = self._backends.get(bucket)
         if backend is not None:
             await backend.close()
-            self._backends.pop(bucket, None)
+            await in_thread(self._discard, bucket, backend)
+
+    def _discard(self, bucket: int, backend: BucketBackend) -> None:
+        """Forget a closed backend, unless the bucket has been opened again since."""
+        with self._guard:
+            if self._backends.get(bucket) is backend:
+                del self._backends[bucket]
 
     async def close_buckets(self) -> None:
         """Flush and close every open bucket; a bucket that fails to close stays open."""
