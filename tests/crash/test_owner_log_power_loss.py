@@ -31,6 +31,7 @@ from support.crash.topics import (
     RecordedTopic,
     Story,
     TopicExplorer,
+    random_story,
 )
 from support.crash.workloads import Durable
 
@@ -381,39 +382,6 @@ async def test_unsynced_list_put_is_whole_or_absent_after_power_loss_at_every_ca
     await check_power_loss(
         tmp_path, long_lists, Durable.FLUSHED, losses=FIXED_LOSSES, samples=6, **INTERVAL
     )
-
-
-def random_story(seed: int, steps: int) -> Story:
-    async def run(topic: RecordedTopic) -> None:
-        rng = random.Random(seed)
-        fields: dict[str, Any] = {"v": 1}
-        buckets = list(range(topic.expected.buckets))
-        number = 0
-        for step in range(steps):
-            choice = rng.randrange(16)
-            some = rng.sample(buckets, k=rng.randint(1, len(buckets)))
-            if choice < 4:
-                await topic.put(*some, rows=rng.randint(1, 4), **fields)
-            elif choice < 6:
-                await topic.put(*some, sequence=("writer", number), **fields)
-                number += 1
-            elif choice < 7:
-                await topic.single(some[0], **fields)
-            elif choice < 9:
-                await topic.together(rng.randint(2, 6), **fields)
-            elif choice < 12:
-                await topic.flush(*some[:2])
-            elif choice == 12:
-                fields[f"f{step}"] = rng.choice([1, "x" * 200, [1.5, 2.5], {"a": 1}, None])
-                if rng.random() < 0.3:
-                    fields["v"] = 1.5
-            elif choice == 13:
-                await topic.close_bucket(some[0])
-            else:
-                await topic.reopen(cleanly=choice == 14)
-        await topic.close()
-
-    return run
 
 
 @pytest.mark.nightly
