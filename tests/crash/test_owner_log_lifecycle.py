@@ -363,6 +363,33 @@ async def test_list_puts_are_stored_once_while_the_options_change(
         assert sorted(r["id"] for r in rows) == sorted(f"{name}.{bucket}" for name in done)
 
 
+async def test_list_put_is_in_one_log_after_a_change_of_options_that_failed_half_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(tmp_path)
+    await topic.put()
+    stuck = (await topic.topic.backend(1)).bucket
+    monkeypatch.setattr(stuck.table, "append", _no_space)
+    config = msgspec.structs.replace(topic.topic.topic.config, batch_size=7)
+    with pytest.raises(StorageError, match="no space"):
+        await topic.topic.topic.reconfigure(config, PersistingBackend)
+    await topic.put(0, 2)
+    with pytest.raises(StorageError, match="no space"):
+        await topic.topic.put({0: [{"id": "refused", "n": 0}], 1: [{"id": "refused", "n": 0}]})
+    monkeypatch.undo()
+    del stuck
+    await topic.put()
+    logs = {(await topic.topic.backend(b)).bucket.group_commit for b in range(BUCKETS)}
+    assert len(logs) == 1
+    logs.clear()
+    await topic.topic.drop()
+    await check(topic)
+
+
+def _no_space(*_: Any) -> None:
+    raise StorageError("no space left")
+
+
 async def test_restore_of_one_bucket_leaves_the_puts_around_it(tmp_path: Path) -> None:
     topic = new_topic(tmp_path)
     await topic.put()

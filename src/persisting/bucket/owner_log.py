@@ -215,9 +215,11 @@ def recover_noted(bucket: Bucket) -> None:
 def remove_unused(topic: Path, fs: FileSystem) -> None:
     """Remove the logs of dead owners that no bucket of the topic notes. Blocking."""
     logs = topic / log_note.LOGS_FOLDER
-    if not logs.is_dir():
+    try:
+        names = fs.list(logs)
+    except OSError:  # there is none, or a later owner removes them
         return
-    for name in fs.list(logs):
+    for name in names:
         if log_note.is_log_name(name):
             _remove_if_unused(logs / name, fs)
 

@@ -15,6 +15,7 @@ from persisting.backends.fairness import KeyedLocks
 from persisting.backends.log_puts import Part, put_to_log, queue_for_log, share_log
 from persisting.backends.persisting import PersistingBackend, new_owner_log
 from persisting.backends.table_backend import TableBackend
+from persisting.bucket.bucket import Bucket
 from persisting.bucket.owner_log import OwnerLog, remove_unused
 from persisting.bucket.producer_sequences import check_number, check_writer
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
@@ -137,7 +138,10 @@ class LocalTopic:
                 for table in tables:
                     table.check_open()
                 if not share_log(tables):
-                    break
+                    if self._log is None:
+                        break
+                    await self._close_stale(parts, tables)
+                    continue
                 logged = list(zip(tables, [rows for _, rows in parts], strict=True))
                 return await self._put_to_log(logged, sequence)
             except BucketClosed:  # being reopened with other options
@@ -151,6 +155,16 @@ class LocalTopic:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    async def _close_stale(self, parts: list[tuple[int, Rows]], tables: list[Bucket]) -> None:
+        """Close buckets that are not in this topic's log: a change of options could not close them.
+
+        If that fails again the put fails too: it could not be stored in all buckets or none.
+        """
+        for (bucket, _), table in zip(parts, tables, strict=True):
+            log = self._log
+            if log is not None and table.group_commit is not log.group_commit:
+                await self.close_bucket(bucket)
 
     async def _put_to_log(self, parts: list[Part], sequence: ProducerSequence | None) -> None:
         if sequence is None:
