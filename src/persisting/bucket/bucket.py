@@ -169,6 +169,8 @@ class Bucket:
     def abandon(self) -> None:
         """Release the lock after a failed opening, still marked clean if nothing was written."""
         self.closed = self._released = True  # recovered records stay in the log
+        if self.group_commit is not None:
+            self.group_commit.detach(self)
         if self._lock is not None and self._unlock.detach() is not None:
             untouched = self._lock.left_clean and not self.table.touched
             signature = {k: v for k, v in self._lock.note.items() if k in SIGNATURE}
@@ -208,9 +210,11 @@ class Bucket:
         self._released = True
         self.table_writer.wait_idle()
         try:
-            if self.group_commit is not None and self._on_close is not None:
+            # Once: after this the bucket may have another owner.
+            on_close, self._on_close = self._on_close, None
+            if self.group_commit is not None and on_close is not None:
                 self.group_commit.detach(self)
-                self._on_close()
+                on_close()
         finally:
             self.metrics.remove()
             if self._lock is not None and self._unlock.detach() is not None:

@@ -210,6 +210,11 @@ class GroupCommit:
                 del self._buckets[bucket.number]
                 self._last_of.pop(bucket.number, None)
 
+    def _dropped_buckets(self) -> list[int]:
+        """Return the buckets that were dropped without a close: this log may be the only place of
+        their last records until they are opened again."""
+        return [number for number, bucket in list(self._buckets.items()) if bucket() is None]
+
     def _alive(self) -> list[LoggedBucket]:
         found = [reference() for reference in list(self._buckets.values())]
         return [bucket for bucket in found if bucket is not None]
@@ -517,7 +522,9 @@ class GroupCommit:
             firsts = [bucket.first_sequence for bucket in buckets]
             pinned = [first for first in firsts if first is not None]
             released = min(pinned) - 1 if pinned else self._acknowledged
-        self._log.release(released)
+            is_needed = bool(self._dropped_buckets())
+        if not is_needed:
+            self._log.release(released)
         for bucket in self._alive():
             bucket.report_log(self._unsynced)
 
@@ -532,6 +539,12 @@ class GroupCommit:
             # No append succeeds any more: after the last acknowledgement all is in the buffers.
             self.wait_idle()
             buckets = self._alive()
+            if gone := self._dropped_buckets():
+                raise WALError(
+                    f"the log in {self._log.folder} failed ({self._log.failed}) and cannot start "
+                    f"over: buckets {gone} were dropped without close(), and it may be "
+                    "the only place of their last records. Open them again"
+                )
             # The only bucket of a log skips frames that were written and never acknowledged. With
             # several buckets a crash now must find such a put in all of them, or in none.
             dropped = self._log.last_sequence if len(buckets) == 1 else 0

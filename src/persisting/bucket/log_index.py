@@ -7,6 +7,7 @@ never changed: a torn tail is skipped.
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 from bisect import bisect_right
@@ -173,6 +174,10 @@ class LogIndex:
                 f"read: {exc}"
             ) from exc
 
+    @property
+    def is_damaged(self) -> bool:
+        return self._problem is not None
+
     def check(self, bucket: int, after: int) -> None:
         """Raise if the log may have lost records of a bucket above sequence ``after``."""
         if self._problem is not None:
@@ -268,7 +273,10 @@ def index_of(folder: Path, fs: FileSystem) -> LogIndex:
         key = folder, _signature(folder)
         index = _indexes.get(key)
         if index is None:
-            index = _indexes[key] = LogIndex(folder, fs)
+            index = LogIndex(folder, fs)
+            if index.is_damaged:  # read again when it is needed again: it may have been restored
+                return index
+            _indexes[key] = index
         _indexes.move_to_end(key)
         while len(_indexes) > _CACHED:
             _indexes.popitem(last=False)
@@ -280,6 +288,16 @@ def forget(folder: Path) -> None:
     with _guard:
         for key in [key for key in _indexes if key[0] == folder]:
             del _indexes[key]
+
+
+def _reset_after_fork() -> None:
+    """A thread of the parent may have held the guard."""
+    global _guard
+    _guard = threading.Lock()
+    _indexes.clear()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _signature(folder: Path) -> tuple[tuple[str, int, int], ...]:

@@ -77,8 +77,8 @@ class Log:
         self._closed = False
         self._process = os.getpid()
         self._segment_bytes = segment_bytes
-        self._removal_unsynced = False
-        """Whether the folder was not synced since a segment was removed from it."""
+        self._removals = self._removals_synced = 0
+        """How many segments were removed, and how many of the removals are durable."""
         self._size = sum(k.size for k in kept)
         self._guard = threading.Lock()
         self._syncing = threading.Lock()
@@ -267,14 +267,10 @@ class Log:
                         segment.close()
 
     def _sync_segment(self, segment: Segment) -> None:
-        names_folder = not segment.named
-        if names_folder:
-            self._removal_unsynced = False
-        try:
-            segment.sync()
-        except BaseException:
-            self._removal_unsynced |= names_folder
-            raise
+        removals, syncs_folder = self._removals, not segment.named
+        segment.sync()
+        if syncs_folder:
+            self._removals_synced = max(self._removals_synced, removals)
 
     def seal(self) -> int:
         """End the active segment; return the last sequence in the sealed ones."""
@@ -313,11 +309,11 @@ class Log:
 
     def _remove(self, kept: SealedSegment) -> None:
         try:
-            if self._removal_unsynced:
+            if self._removals_synced < self._removals:
                 self._fs.sync_folder(self.folder)
-                self._removal_unsynced = False
+                self._removals_synced = self._removals
             self._fs.remove(kept.path)
-            self._removal_unsynced = True
+            self._removals += 1
         except OSError as exc:
             raise WALError(
                 f"cannot remove the log segment {kept.path}, whose records are in the table: "
@@ -341,7 +337,7 @@ class Log:
             except OSError as exc:
                 raise WALError(f"cannot sync the log's folder {self.folder}: {exc}") from exc
         with self._guard:
-            self._removal_unsynced = False
+            self._removals_synced = self._removals
             self._synced = self._released = self._next_sequence - 1
             self._size = 0
             self._failure = None
