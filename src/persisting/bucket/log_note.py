@@ -62,11 +62,32 @@ def noted_log(bucket: Path, fs: FileSystem) -> Path | None:
     return logs_folder(bucket) / note.log
 
 
+def notes_in(topic: Path, fs: FileSystem) -> dict[int, Path]:
+    """Return, by bucket, the log that each bucket of a topic notes."""
+    notes = {}
+    for path in topic.glob(f"bucket_*/{FILE}"):
+        number = path.parent.name.removeprefix("bucket_")
+        noted = noted_log(path.parent, fs) if number.isdecimal() else None
+        if noted is not None:
+            notes[int(number)] = noted
+    return dict(sorted(notes.items()))
+
+
+def logs_in(topic: Path, fs: FileSystem) -> list[Path]:
+    """Return the folders of all logs of a topic, oldest first."""
+    folder = topic / LOGS_FOLDER
+    return [folder / n for n in fs.list(folder) if is_log_name(n)] if folder.is_dir() else []
+
+
 def write(bucket: Path, log: Path, fs: FileSystem) -> None:
     """Note durably that a log may hold records of a bucket."""
-    note = _Note(format=FORMAT, log=log.name)
     with os_errors_as("write", bucket / FILE):
-        fs.write_file(bucket / FILE, msgspec.json.encode(note) + b"\n")
+        fs.write_file(bucket / FILE, content(log))
+
+
+def content(log: Path) -> bytes:
+    """Return the content of a note that names this log."""
+    return msgspec.json.encode(_Note(format=FORMAT, log=log.name)) + b"\n"
 
 
 def clear(bucket: Path, fs: FileSystem) -> None:

@@ -71,6 +71,8 @@ class Recovery:
     trimmed_bytes: int = 0
     copies: list[Path] = field(default_factory=list)
     """The files that hold the parts cut off."""
+    trimmed: Path | None = None
+    """Folder for these files; by default beside the segments."""
 
     def frames(self) -> Iterator[Frame]:
         """Yield every frame of every complete entry, in order; then cut off a torn tail.
@@ -210,7 +212,7 @@ class Recovery:
         """Copy a part that is about to be cut off a segment."""
         if not rest:
             return
-        folder = self.folder / TRIMMED
+        folder = self.trimmed or self.folder / TRIMMED
         self.fs.make_folder(folder)
         copy = folder / f"{path.name}.{position}.{time.time_ns()}"
         self.fs.write_file(copy, rest)
