@@ -110,7 +110,8 @@ def test_repair_of_a_damaged_log_reports_what_each_bucket_loses(tmp_path: Path, 
     for bucket in describe(find("t", topic.parent)).buckets:
         first, last = lost[bucket.bucket]
         assert first == bucket.end_offset
-        assert last is not None and last > first
+        assert last is not None
+        assert last > first
     assert all(Path(copy).exists() for copy in done.copies)
     assert [path.name for path in (topic / "log").iterdir()] == ["trimmed"]
     assert asked(call, 0, "verify", storage=topic.parent).ok
@@ -159,7 +160,7 @@ def test_missing_first_segments_cost_only_the_buckets_that_need_them(
     (done,) = asked(call, 0, "wal repair", "--yes", storage=topic.parent)
     assert [(part.bucket, part.first_offset) for part in done.lost] == [(0, 0)]
     buckets = describe(find("t", topic.parent)).buckets
-    assert [bucket.rows for bucket in buckets if bucket.bucket == 1][0] > 0
+    assert next(bucket.rows for bucket in buckets if bucket.bucket == 1) > 0
     assert 0 < len(numbers(topic)) < 30
 
 

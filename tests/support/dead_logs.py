@@ -1,4 +1,4 @@
-"""Topics whose owner died: copies of a topic that is open, with a log that several buckets share."""
+"""Topics whose owner died: copies of an open topic, with a log that its buckets share."""
 
 from __future__ import annotations
 

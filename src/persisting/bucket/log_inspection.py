@@ -77,6 +77,10 @@ class OwnerLogReport(msgspec.Struct):
     """The note of the process that has it open, or had it open last."""
     owned: bool = False
     problem: str | None = None
+    """The error that opening a bucket would raise; None if the buckets that note it can be
+    opened."""
+    damage: str | None = None
+    """The same without advice."""
     segments: list[SegmentReport] = []
     torn_bytes: int = 0
     pending_frames: int = 0
@@ -139,11 +143,15 @@ def inspect_log(
 
 
 def _missing(folder: Path, sequences: Mapping[int, int]) -> OwnerLogReport:
+    damage = (
+        f"the log {folder} is missing: it holds records that were acknowledged and are not in the "
+        f"tables of {numbered(sequences)} yet"
+    )
     return OwnerLogReport(
         folder,
         "missing",
-        problem=f"the log {folder} is missing: it holds records that were acknowledged and are not "
-        f"in the tables of {numbered(sequences)} yet. Restore the folder from a copy",
+        problem=f"{damage}. Restore the folder from a copy",
+        damage=damage,
         buckets=[
             LoggedBucket(bucket, True, after, lost=LostRecords(after + 1, None))
             for bucket, after in sequences.items()
@@ -166,7 +174,11 @@ class _Pass(Inspection):
     ) -> None:
         last = max((h.sequence for _, h in self._later(paths, data, broken.position)), default=0)
         readable = scan.whole == 0 and _has_header(data)
-        self.damage = _Damage(paths[0].name, scan.whole, scan.next_sequence, last, readable)
+        text = (
+            f"log segment {paths[0]} is damaged: {broken}, where sequence {scan.missing} was "
+            "stored durably"
+        )
+        self.damage = _Damage(paths[0].name, scan.whole, scan.next_sequence, last, readable, text)
         super()._torn_or_damaged(paths, data, scan, broken)
 
 
@@ -179,6 +191,7 @@ class _Damage:
     """The last sequence of any intact header from the damage on."""
     is_gap: bool
     """Whether the segment itself can be read, and those before it are missing."""
+    text: str
 
 
 def _has_header(data: memoryview) -> bool:
@@ -269,8 +282,8 @@ class _Reading:
         return bucket.lost
 
     def report(self) -> OwnerLogReport:
-        problem = self._problem()
-        if problem is not None:
+        damage, advice = self._problem() or (None, "")
+        if damage is not None:
             state = "damaged"
         elif not self.segments:
             state = "empty"
@@ -282,7 +295,8 @@ class _Reading:
             state,
             owner or last_note(self.folder) or None,
             owner is not None,
-            problem,
+            None if damage is None else damage + advice,
+            damage,
             sorted(self.segments, key=lambda segment: segment.file),
             self.torn_bytes,
             self.pending_frames,
@@ -291,11 +305,12 @@ class _Reading:
             self.intact_from,
         )
 
-    def _problem(self) -> str | None:
-        """Return why a bucket that notes the log cannot be opened, None if all can."""
+    def _problem(self) -> tuple[str, str] | None:
+        """Return why a bucket that notes the log cannot be opened and what to do; None if all
+        can."""
         noting = [bucket for bucket in self.buckets.values() if bucket.noted]
         if self.problem is not None and self.damage is None:
-            return str(self.problem)
+            return str(self.problem), ""
         if self.problem is not None and self.damage is not None:
             # Damaged records that the tables hold are no loss.
             lacking = [b for b in noting if b.table_sequence < self.damage.last_sequence]
@@ -303,11 +318,14 @@ class _Reading:
                 for bucket in lacking:
                     self._lost(bucket, self.damage)
                 self.cut = self.damage.file, self.damage.whole
-                return str(self.problem)
+                return self.damage.text, (
+                    ". Nothing was changed; restore the file from a copy, or cut the log off there "
+                    "with 'persisting wal repair'"
+                )
         self.intact_from = None
         return self._missing_begin(noting)
 
-    def _missing_begin(self, noting: list[LoggedBucket]) -> str | None:
+    def _missing_begin(self, noting: list[LoggedBucket]) -> tuple[str, str] | None:
         begin = {} if self.first is None else self.first.buckets
         lacking = [b for b in noting if begin.get(b.bucket, 0) > b.table_sequence]
         if not lacking:
@@ -319,8 +337,8 @@ class _Reading:
         return (
             f"the first segments of the log {self.folder} are missing: they hold records of "
             f"{numbered([b.bucket for b in lacking])} above sequence "
-            f"{min(b.table_sequence for b in lacking)}. Restore them from a copy, or give the log "
-            "up with 'persisting wal repair'"
+            f"{min(b.table_sequence for b in lacking)}",
+            ". Restore them from a copy, or give the log up with 'persisting wal repair'",
         )
 
 

@@ -408,7 +408,7 @@ def _repaired_shared(source: TopicFolder, done: LogRepair, *, dry_run: bool) -> 
     return RepairedLog(
         None,
         str(done.report.folder),
-        done.report.problem,
+        done.report.damage,
         done.report.pending_frames if done.report.intact_from is None else 0,
         done.cut_bytes,
         (min(first for first, _ in sequences), max(last for _, last in sequences))
