@@ -86,6 +86,11 @@ def read_schema(frame: Frame, place: Any) -> pa.Schema:
         raise _unreadable("schema", frame.sequence, place, exc) from exc
 
 
+def read_sections(frame: Frame, place: Any) -> list[Section]:
+    """Return the sections of a frame."""
+    return split_payload(frame, place)[0]
+
+
 def split_payload(frame: Frame, place: Any) -> tuple[list[Section], memoryview]:
     """Return the sections of a frame, and its rows as stored."""
     payload = memoryview(frame.payload)

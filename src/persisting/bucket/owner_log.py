@@ -27,14 +27,13 @@ from persisting.bucket.schema_state import SchemaState
 from persisting.bucket.shared_schema import SharedSchema
 from persisting.errors import StorageError, WALError
 from persisting.fs import FileSystem, os_errors_as
-from persisting.lock import LockedFile
+from persisting.lock import LOCK_FILE, LockedFile, this_process
 from persisting.options import PersistingOptions
 from persisting.records import Rules
 from persisting.wal import Log
 
 log = logging.getLogger("persisting")
 
-LOCK_FILE = ".lock"
 POSITIONS_FILE = "positions"
 POSITIONS = struct.Struct("<QQ")
 """The acknowledged and the synced sequence, rewritten in place and never synced."""
@@ -130,6 +129,7 @@ def _new_folder(logs: Path, fs: FileSystem) -> tuple[Path, LockedFile]:
         try:
             lock.lock()
             if os.path.samestat(os.fstat(lock.fd), os.stat(folder / LOCK_FILE)):
+                lock.write_note(this_process())
                 fs.sync_folder(folder)
                 fs.sync_folder(logs)
                 return folder, lock
