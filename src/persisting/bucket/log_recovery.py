@@ -15,6 +15,7 @@ from persisting.bucket.bucket import Bucket
 from persisting.bucket.chunk import ROWS_AT_ONCE, Chunk
 from persisting.bucket.log_records import (
     Section,
+    check_rows,
     checked_schema,
     chunk_of_values,
     decompressed,
@@ -109,11 +110,11 @@ class Replay:
         last = first + section.rows
         if frame.kind == RECORDS:
             values = read_values(frame, stored, len(schema), self._folder)
-            _check_rows(frame, last, len(values), self._folder)
+            check_rows(frame, last, len(values), self._folder)
             self._rows.add_values(frame, self._encoder, values[first:last], place)
         else:
             batch = read_batch(frame, stored, self._encoder, self._folder)
-            _check_rows(frame, last, batch.num_rows, self._folder)
+            check_rows(frame, last, batch.num_rows, self._folder)
             part = batch.slice(first, section.rows)
             self._rows.add(frame, Chunk(self._encoder, batch=part), place)
         self.records += section.rows
@@ -227,14 +228,6 @@ def _joined(chunks: list[Chunk]) -> Chunk:
         whole.times = np.maximum.accumulate(times)
         whole.arrival = int(whole.times[-1])
     return whole
-
-
-def _check_rows(frame: Frame, needed: int, rows: int, folder: Path) -> None:
-    if needed > rows:
-        raise WALError(
-            f"the frame at sequence {frame.sequence} of the log in {folder} has {rows} rows, but "
-            f"its sections have {needed}: the log was not written by persisting"
-        )
 
 
 def _read_producer(frame: Frame, folder: Path) -> ProducerSequence:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import struct
 import threading
 import time
 import weakref
@@ -22,6 +21,7 @@ from persisting import fs as filesystem
 from persisting.bucket import log_index, log_note
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.group_commit import GroupCommit
+from persisting.bucket.log_positions import LOCK_FILE, POSITIONS_FILE, publisher
 from persisting.bucket.log_recovery import Replay, has_log
 from persisting.bucket.schema_state import SchemaState
 from persisting.bucket.shared_schema import SharedSchema
@@ -33,11 +33,6 @@ from persisting.records import Rules
 from persisting.wal import Log
 
 log = logging.getLogger("persisting")
-
-LOCK_FILE = ".lock"
-POSITIONS_FILE = "positions"
-POSITIONS = struct.Struct("<QQ")
-"""The acknowledged and the synced sequence, rewritten in place and never synced."""
 
 
 class OwnerLog:
@@ -58,7 +53,7 @@ class OwnerLog:
                 filesystem.PRIVATE_FILE,
             )
         files = Log(self.folder, self._fs, next_sequence=1)
-        publish = _publisher(positions)
+        publish = publisher(positions)
         publish(0, 0)
         self.group_commit = GroupCommit(files, self.schema_state, options, publish)
         self._attached: set[int] = set()
@@ -130,13 +125,6 @@ def _new_folder(logs: Path, fs: FileSystem) -> tuple[Path, LockedFile]:
             lock.free()
             raise
         lock.free()
-
-
-def _publisher(fd: int) -> Callable[[int, int], None]:
-    def publish(acknowledged: int, synced: int) -> None:
-        os.pwrite(fd, POSITIONS.pack(acknowledged, synced), 0)
-
-    return publish
 
 
 def _let_go(close_files: Callable[[], None], positions: int, lock: LockedFile) -> None:
