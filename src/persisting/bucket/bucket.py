@@ -98,6 +98,7 @@ class Bucket:
             commit=weak_callback(self, Bucket._flush),
             buffered=weak_callback(self, lambda bucket: bucket.counts[1]),
             after_flush=weak_callback(self, lambda bucket: bucket.maintenance.schedule_if_needed()),
+            sharing=weak_callback(self, Bucket._buckets_of_log),
         )
         self._pending_by_producer: dict[ProducerSequence, PendingPut] = {}
         try:
@@ -146,7 +147,6 @@ class Bucket:
     def _follow_log(self) -> None:
         self._log_view = LogView(
             self.options.storage_path,
-            self.number,
             self.table,
             self._buffer,
             self.schema_state,
@@ -639,6 +639,9 @@ class Bucket:
         sequence = max(self.table.sequence, chunks[-1].sequence, at_least)
         self.table_writer.append(chunks, encoder, self.rules, sequence, producers)
         return True
+
+    def _buckets_of_log(self) -> int:
+        return 1 if self.group_commit is None else self.group_commit.bucket_count
 
     def publish_table(self, flushed: int = 0) -> None:
         """Show the table's newest version to readers; drop the ``flushed`` first chunks.

@@ -221,6 +221,11 @@ class GroupCommit:
         return self._log.failed is not None
 
     @property
+    def bucket_count(self) -> int:
+        """How many buckets write to this log."""
+        return len(self._buckets)
+
+    @property
     def folder(self) -> Path:
         return self._log.folder
 
@@ -441,7 +446,7 @@ class GroupCommit:
 
     def _preamble(self, schema: pa.Schema) -> list[Payload]:
         """Return the first frames of a new segment, which make it readable by itself."""
-        start = encode_start(SegmentStart(self._log.last_sequence, dict(self._last_of)))
+        start = encode_start(SegmentStart(self._log.last_written, dict(self._last_of)))
         return [Payload(START, codec.NONE, len(start), start), self._schema_frame(schema)]
 
     # Syncing

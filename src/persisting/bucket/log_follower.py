@@ -16,7 +16,7 @@ import weakref
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +25,19 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from persisting.bucket.chunk import Chunk
+from persisting.bucket.log_index import StoredSection
 from persisting.bucket.log_positions import POSITIONS_FILE, Positions, read_positions
 from persisting.bucket.log_records import (
-    Section,
     check_rows,
+    decompressed,
     read_batch,
     read_schema,
-    read_sections,
     read_values,
     split_payload,
+    unknown_kind,
 )
 from persisting.bucket.path_watch import CHANGED, CLOSED, path_watch
+from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.bucket.waiters import Waiters
 from persisting.errors import WALError
 from persisting.fs import FileSystem, os_errors_as
@@ -59,6 +61,8 @@ _POSITION_BITS = 40
 _READ_BYTES = 1 << 20
 _CACHED_BYTES = 16 * 1024 * 1024
 """Frames kept in memory, so that the readers of several buckets decode them once."""
+_VALUE_BYTES = 32
+"""A rough size of a plain value in memory."""
 _EVOLVING = Rules(evolving=True)
 
 
@@ -69,17 +73,14 @@ class Released(Exception):
 class LoggedRows(NamedTuple):
     """The records of one bucket in one frame."""
 
-    frame: Frame
-    section: Section
+    sequence: int
+    arrival: int
+    place: tuple[int, int]
+    """Epoch and offset of the first record."""
+    producers: Sequence[ProducerSequence]
     encoder: RecordEncoder
     data: Any
     """Rows of values, or an Arrow batch."""
-    nbytes: int
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The epoch of the records, and the offset of the first one."""
-        return self.section.epoch, self.section.offset
 
     def chunk(self) -> Chunk:
         """Return the records as a chunk of its own; readers change their chunks."""
@@ -88,9 +89,26 @@ class LoggedRows(NamedTuple):
         else:
             names = self.encoder.schema.names
             rows = [dict(zip(names, values, strict=True)) for values in self.data]
-            chunk = Chunk(self.encoder, rows=rows, nbytes=self.nbytes)
-        chunk.logged(self.frame.sequence, self.nbytes)
+            chunk = Chunk(self.encoder, rows=rows, nbytes=_VALUE_BYTES * len(names) * len(rows))
+        chunk.logged(self.sequence, max(1, chunk.nbytes))
         return chunk
+
+
+def stored_rows(
+    section: StoredSection, bucket: int, encoder: RecordEncoder, folder: Path
+) -> Iterator[LoggedRows]:
+    """Yield the records of a section that the index of a dead log holds."""
+    if section.frame is not None:
+        yield from DecodedFrame(section.frame, encoder, folder).rows_of(bucket)
+        return
+    assert section.values is not None
+    values = read_values(section.values, section.sequence, folder)
+    last = section.first + section.rows
+    check_rows(section.sequence, last, len(values), folder)
+    part = values[section.first : last]
+    yield LoggedRows(
+        section.sequence, section.arrival, section.place, section.producers, encoder, part
+    )
 
 
 class DecodedFrame:
@@ -100,13 +118,13 @@ class DecodedFrame:
         self.frame, self._encoder = frame._replace(payload=b""), encoder
         self._sections, stored = split_payload(frame, folder)
         if frame.kind == RECORDS:
-            self._data: Any = read_values(frame, stored, len(encoder.schema), folder)
+            self._data: Any = read_values(decompressed(frame, stored), frame.sequence, folder)
             rows = len(self._data)
         else:
             self._data = read_batch(frame, stored, encoder, folder)
             rows = self._data.num_rows
-        check_rows(frame, sum(section.rows for section in self._sections), rows, folder)
-        self._row_bytes = max(1, frame.raw_length // max(1, rows))
+        needed = sum(section.rows for section in self._sections)
+        check_rows(frame.sequence, needed, rows, folder)
 
     def rows_of(self, bucket: int) -> Iterator[LoggedRows]:
         """Yield the rows of one bucket."""
@@ -117,8 +135,14 @@ class DecodedFrame:
                 data = self._data
                 batch = isinstance(data, pa.RecordBatch)
                 part = data.slice(first, section.rows) if batch else data[first:last]
-                nbytes = self._row_bytes * section.rows
-                yield LoggedRows(self.frame, section, self._encoder, part, nbytes)
+                yield LoggedRows(
+                    self.frame.sequence,
+                    self.frame.arrival,
+                    (section.epoch, section.offset),
+                    section.producers,
+                    self._encoder,
+                    part,
+                )
             first = last
 
 
@@ -274,7 +298,7 @@ class LogFollower:
         elif frame.kind == SCHEMA:
             self._use_schema(place, read_schema(frame, self.folder))
         elif frame.kind in (BATCH, RECORDS):
-            buckets = {section.bucket for section in read_sections(frame, self.folder)}
+            buckets = {section.bucket for section in split_payload(frame, self.folder)[0]}
             for bucket in buckets:
                 self._places[bucket].append(place)
                 self._sequences[bucket].append(frame.sequence)
@@ -282,10 +306,7 @@ class LogFollower:
             if any(len(self._waiters.get(bucket, ())) for bucket in buckets):
                 self._remember(place, self._decoded(frame, place))
         elif frame.kind != START:
-            raise WALError(
-                f"the log in {self.folder} holds a frame of unknown kind {frame.kind} at sequence "
-                f"{frame.sequence}; it was written by a newer version, upgrade persisting"
-            )
+            raise unknown_kind(frame, self.folder)
         self._sequence = frame.sequence
 
     def _use_schema(self, place: int, schema: pa.Schema) -> None:

@@ -7,6 +7,7 @@ owner lives, which the log's lock shows: a dead owner's log is read to its last 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import struct
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from persisting.lock import LockedFile
+
+log = logging.getLogger("persisting")
 
 LOCK_FILE = ".lock"
 POSITIONS_FILE = "positions"
@@ -32,7 +35,10 @@ def publisher(fd: int) -> Callable[[int, int], None]:
     """Return a callable that publishes both sequences in an open file."""
 
     def publish(acknowledged: int, synced: int) -> None:
-        os.pwrite(fd, POSITIONS.pack(acknowledged, synced), 0)
+        try:
+            os.pwrite(fd, POSITIONS.pack(acknowledged, synced), 0)
+        except OSError as exc:  # the records are stored; readers see them after the next flush
+            log.warning("cannot tell readers of other processes about new records: %s", exc)
 
     return publish
 

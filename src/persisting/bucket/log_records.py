@@ -81,12 +81,7 @@ def read_schema(frame: Frame, place: Any) -> pa.Schema:
     try:
         return pa.ipc.read_schema(pa.py_buffer(decompressed(frame, frame.payload)))
     except (pa.ArrowException, OSError, ValueError) as exc:
-        raise _unreadable("schema", frame, place, exc) from exc
-
-
-def read_sections(frame: Frame, place: Any) -> list[Section]:
-    """Return the sections of a frame."""
-    return split_payload(frame, place)[0]
+        raise _unreadable("schema", frame.sequence, place, exc) from exc
 
 
 def split_payload(frame: Frame, place: Any) -> tuple[list[Section], memoryview]:
@@ -97,18 +92,15 @@ def split_payload(frame: Frame, place: Any) -> tuple[list[Section], memoryview]:
         end = _HEAD.size + length
         return _sections_decoder.decode(payload[_HEAD.size : end]), payload[end:]
     except (struct.error, msgspec.DecodeError) as exc:
-        raise _unreadable("list of sections", frame, place, exc) from exc
+        raise _unreadable("list of sections", frame.sequence, place, exc) from exc
 
 
-def read_values(frame: Frame, stored: memoryview, width: int, place: Any) -> list[list[Any]]:
-    """Return the rows of a ``RECORDS`` frame as lists of ``width`` values."""
+def read_values(raw: bytes | memoryview, sequence: int, place: Any) -> list[list[Any]]:
+    """Return the rows of a ``RECORDS`` frame as lists of values."""
     try:
-        rows = _rows_decoder.decode(decompressed(frame, stored))
+        return _rows_decoder.decode(raw)
     except (msgspec.DecodeError, ValueError) as exc:
-        raise _unreadable("records", frame, place, exc) from exc
-    if any(len(row) != width for row in rows):
-        raise _unreadable("records", frame, place, ValueError("a row has another number of fields"))
-    return rows
+        raise _unreadable("records", sequence, place, exc) from exc
 
 
 def read_batch(
@@ -120,16 +112,16 @@ def read_batch(
         batch = pa.ipc.read_record_batch(pa.py_buffer(decompressed(frame, stored)), schema)
         batch.validate()
     except (pa.ArrowException, OSError, ValueError) as exc:
-        raise _unreadable("records", frame, place, exc) from exc
+        raise _unreadable("records", frame.sequence, place, exc) from exc
     return batch
 
 
-def check_rows(frame: Frame, needed: int, rows: int, place: Any) -> None:
+def check_rows(sequence: int, needed: int, rows: int, place: Any) -> None:
     """Raise if a frame has fewer rows than its sections need."""
     if needed > rows:
         raise WALError(
-            f"the frame at sequence {frame.sequence} of the log in {place} has {rows} rows, but "
-            f"its sections have {needed}: the log was not written by persisting"
+            f"the frame at sequence {sequence} of the log in {place} has {rows} rows, but its "
+            f"sections need {needed}: the log was not written by persisting"
         )
 
 
@@ -144,22 +136,34 @@ def checked_schema(encoder: RecordEncoder | None, frame: Frame, place: Any) -> p
 
 
 def chunk_of_values(
-    encoder: RecordEncoder, values: Sequence[Sequence[Any]], frame: Frame, place: Any
+    encoder: RecordEncoder, values: Sequence[Sequence[Any]], sequence: int, place: Any
 ) -> Chunk:
     """Return rows of values as a chunk."""
-    names = encoder.schema.names
+    schema = encoder.schema
     try:
-        batch = encoder.to_batch([dict(zip(names, row, strict=True)) for row in values])
-    except (pa.ArrowException, TypeError, ValueError) as exc:
-        raise _unreadable("records", frame, place, exc) from exc
+        columns = list(zip(*values, strict=True)) or [()] * len(schema)
+        if len(columns) != len(schema):
+            raise ValueError("a row has another number of fields than its schema")
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as exc:
+        raise _unreadable("records", sequence, place, exc) from exc
     return Chunk(encoder, batch=batch)
+
+
+def unknown_kind(frame: Frame, place: Any) -> WALError:
+    """Return the error for a frame that this version does not know."""
+    return WALError(
+        f"the log in {place} holds a frame of unknown kind {frame.kind} at sequence "
+        f"{frame.sequence}; it was written by a newer version, upgrade persisting"
+    )
 
 
 def decompressed(frame: Frame, stored: bytes | memoryview) -> bytes:
     return bytes(codec.decompress(frame.codec, stored, frame.raw_length))
 
 
-def _unreadable(what: str, frame: Frame, place: Any, exc: BaseException) -> WALError:
+def _unreadable(what: str, sequence: int, place: Any, exc: BaseException) -> WALError:
     return WALError(
-        f"the {what} at sequence {frame.sequence} of the log in {place} cannot be read: {exc}"
+        f"the {what} at sequence {sequence} of the log in {place} cannot be read: {exc}"
     )

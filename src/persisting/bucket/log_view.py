@@ -18,13 +18,14 @@ from persisting.bucket import log_index, log_note
 from persisting.bucket.buffer import Buffer
 from persisting.bucket.chunk import Chunk
 from persisting.bucket.log_follower import (
-    DecodedFrame,
     LogFollower,
     LoggedRows,
     Released,
     follower_of,
+    stored_rows,
 )
 from persisting.bucket.log_index import LogIndex
+from persisting.bucket.log_note import LogNote
 from persisting.bucket.log_positions import is_alive
 from persisting.bucket.path_watch import ENTRIES, path_watch
 from persisting.bucket.producer_sequences import WRITERS, ProducerSequence, ProducerSequences
@@ -64,17 +65,16 @@ class LogView:
     def __init__(
         self,
         folder: Path,
-        number: int,
         table: Table,
         buffer: Buffer,
         schema: SchemaState,
         fs: FileSystem,
         waiters: Waiters,
     ) -> None:
-        self._folder, self._number, self._fs = folder, number, fs
+        self._folder, self._fs = folder, fs
         self._table, self._buffer, self._schema = table, buffer, schema
         self._waiters = waiters
-        self._log: Path | None = None
+        self._log: LogNote | None = None
         self._follower: LogFollower | None = None
         self._index: LogIndex | None = None
         self._probed = 0.0
@@ -130,12 +130,12 @@ class LogView:
             except (_OutOfStep, Released, FileNotFoundError) as exc:
                 problem = exc
             except WALError as exc:
-                if log_note.noted_log(self._folder, self._fs) == self._log:
+                if log_note.read(self._folder, self._fs) == self._log:
                     raise
                 problem = exc  # a new owner has just removed the log
         raise WALError(
-            f"{self._folder} and its log {self._log} do not fit together ({problem}): a part of "
-            "the log or of the table is missing. Restore the missing files from a copy"
+            f"the table and the log of {self._folder} do not fit together ({problem}): a part of "
+            "one of them is missing. Restore the missing files from a copy"
         ) from problem
 
     def _find_log(self) -> bool:
@@ -143,7 +143,7 @@ class LogView:
 
         When the note changes, the table holds all records of the log before.
         """
-        noted = log_note.noted_log(self._folder, self._fs)
+        noted = log_note.read(self._folder, self._fs)
         if noted == self._log:
             return False
         self._log, self._follower, self._index = noted, None, None
@@ -155,28 +155,28 @@ class LogView:
         """Read the log on; return up to which sequence it may be shown."""
         if self._log is None:
             return 0
+        folder = self._log.folder
         if self._index is None and self._follower is None:
-            if is_alive(self._log):
-                self._follower = follower_of(self._log, self._fs)
-                self._follower.subscribe(self._number, self._waiters)
+            if is_alive(folder):
+                self._follower = follower_of(folder, self._fs)
+                self._follower.subscribe(self._log.bucket, self._waiters)
                 self._gaps = self._follower.gaps
             else:
-                self._index = log_index.index_of(self._log, self._fs)
+                self._index = log_index.index_of(folder, self._fs)
         if self._follower is not None:
             through = self._follower.advance()
-            if through > self._taken or not self._has_lost_owner():
+            if through > self._taken or not self._has_lost_owner(folder):
                 return through
-            self._follower, self._index = None, log_index.index_of(self._log, self._fs)
+            self._follower, self._index = None, log_index.index_of(folder, self._fs)
         assert self._index is not None
         return self._index.last_sequence
 
-    def _has_lost_owner(self) -> bool:
+    def _has_lost_owner(self, log: Path) -> bool:
         """Whether the owner of a log that brings nothing new is dead."""
         if time.monotonic() - self._probed < _PROBE_SECONDS:
             return False
         self._probed = time.monotonic()
-        assert self._log is not None
-        return not is_alive(self._log)
+        return not is_alive(log)
 
     def _missed_segments(self) -> bool:
         """Whether segments were released before they were read, since the last call."""
@@ -219,8 +219,8 @@ class LogView:
                     f"at offset {end} (epoch {epoch})"
                 )
             chunk = rows.chunk()
-            chunks.append((chunk, rows.frame.arrival))
-            producers += rows.section.producers
+            chunks.append((chunk, rows.arrival))
+            producers += rows.producers
             end += chunk.count
             encoder = self._including(encoder, chunk)
         self._taken = max(taken, through)
@@ -252,18 +252,18 @@ class LogView:
         return RecordEncoder(merged, encoder.rules)
 
     def _rows(self, after: int, through: int) -> Iterator[LoggedRows]:
-        if self._follower is not None:
-            yield from self._follower.rows(self._number, after, through)
-        elif self._index is not None and after < through:
-            self._index.check(self._number, after)
+        if self._log is None:
+            return
+        bucket = self._log.bucket
+        if self._follower is not None and after < through:
+            yield from self._follower.rows(bucket, after, through)
+        elif self._index is not None:
+            self._index.check(bucket, after)
             encoder: RecordEncoder | None = None
-            for frame, schema in self._index.frames(self._number):
-                if frame.sequence > after:
-                    if encoder is None or encoder.schema is not schema:
-                        encoder = RecordEncoder(schema, EVOLVING)
-                    yield from DecodedFrame(frame, encoder, self._index.folder).rows_of(
-                        self._number
-                    )
+            for section in self._index.sections(bucket, after):
+                if encoder is None or encoder.schema is not section.schema:
+                    encoder = RecordEncoder(section.schema, EVOLVING)
+                yield from stored_rows(section, bucket, encoder, self._index.folder)
 
     # Durability
 

@@ -69,7 +69,7 @@ class OwnerLog:
                 raise StorageError(f"the log {self.folder} is closed; open the bucket again")
             self._attached.add(bucket.number)
         try:
-            log_note.write(folder, self.folder, self._fs)
+            log_note.write(folder, self.folder, bucket.number, self._fs)
         except BaseException:
             self._detached(bucket.number)
             raise
@@ -147,21 +147,18 @@ def recover_noted(bucket: Bucket) -> None:
     Afterwards the bucket needs no log but the one that it attaches to next.
     """
     folder = bucket.options.storage_path
-    noted = log_note.noted_log(folder, bucket.fs)
-    if noted is None:
+    note = log_note.read(folder, bucket.fs)
+    if note is None:
         return
     after = bucket.table.sequence
-    index = log_index.index_of(noted, bucket.fs)
-    index.check(bucket.number, after)
-    replay = Replay(bucket, noted, after)
-    for frame, schema in index.frames(bucket.number):
-        if frame.sequence > after:
-            replay.use_schema(schema)
-            replay.add(frame)
+    index = log_index.index_of(note.folder, bucket.fs)
+    index.check(note.bucket, after)
+    replay = Replay(bucket, note.folder, after)
+    replay.add_sections(index.sections(note.bucket, after))
     replay.finish()
     bucket.flush_recovered()
     log_note.clear(folder, bucket.fs)
-    _remove_if_unused(noted, bucket.fs)
+    _remove_if_unused(note.folder, bucket.fs)
 
 
 def remove_unused(topic: Path, fs: FileSystem) -> None:
@@ -199,8 +196,8 @@ def _remove_if_unused(folder: Path, fs: FileSystem) -> None:
 def _is_noted(folder: Path, fs: FileSystem) -> bool:
     """Whether a bucket of the topic still needs a log."""
     topic = folder.parent.parent
-    buckets = [path.parent for path in topic.glob(f"bucket_*/{log_note.FILE}")]
-    return any(log_note.noted_log(bucket, fs) == folder for bucket in buckets)
+    notes = [log_note.read(p.parent, fs) for p in topic.glob(f"bucket_*/{log_note.FILE}")]
+    return any(note is not None and note.folder == folder for note in notes)
 
 
 def _remove(folder: Path, fs: FileSystem) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from persisting import fs as filesystem
 from persisting.backends.fairness import KeyedLocks
-from persisting.backends.log_puts import put_to_log, queue_for_log, share_log
+from persisting.backends.log_puts import Part, put_to_log, queue_for_log, share_log
 from persisting.backends.persisting import PersistingBackend, new_owner_log
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.owner_log import OwnerLog, remove_unused
@@ -20,6 +20,7 @@ from persisting.bucket.producer_sequences import check_number, check_writer
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.shared_schema import SharedSchema
 from persisting.bucket.snapshot import Page
+from persisting.concurrency.loop_bridge import ThreadWaiter
 from persisting.concurrency.pool import in_thread, in_thread_or_undo
 from persisting.errors import BucketClosed, InvalidArgument, SchemaError, StorageError
 from persisting.fs import FileSystem
@@ -36,6 +37,7 @@ from persisting.topic.backend_adapter import (
     run_table_call,
 )
 from persisting.topic.bucket_client import ProducerSequence, Rows
+from persisting.topic.bucket_set import all_results
 from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.groups import FOLDER as GROUPS_FOLDER
 from persisting.topic.registry import get_backend_class
@@ -74,6 +76,10 @@ class LocalTopic:
         if backend is not None:
             return backend
         return await in_thread(self._open, bucket)
+
+    def open_backend(self, bucket: int) -> BucketBackend | None:
+        """Return the bucket's backend if it is open and stays so."""
+        return None if self._reconfiguring else self._backends.get(bucket)
 
     def _open(self, bucket: int) -> BucketBackend:
         with self._guard:
@@ -123,40 +129,28 @@ class LocalTopic:
         Buckets with a log store all of the rows or none, also across a crash. Without a log each
         bucket stores its part by itself.
         """
-        while True:
-            backends = [await self.backend(bucket) for bucket, _ in parts]
+        backends = [await self.backend(bucket) for bucket, _ in parts]
+        while (log_parts := _of_one_log(backends, [rows for _, rows in parts])) is not None:
             try:
-                return await self._put_to(backends, [rows for _, rows in parts], sequence)
-            except BucketClosed:  # being reopened with other options
+                return await self._put_to_log(log_parts, sequence)
+            except BucketClosed:  # being reopened with other options; nothing was stored
                 if self.closed:
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
+            backends = [await self.backend(bucket) for bucket, _ in parts]
+        await all_results([LocalBucketClient(self, b).put(rows, sequence) for b, rows in parts])
 
-    async def _put_to(
-        self, backends: list[BucketBackend], rows: list[Rows], sequence: ProducerSequence | None
-    ) -> None:
-        tables = [backend.bucket for backend in backends if isinstance(backend, TableBackend)]
-        kinds = {isinstance(part, list) for part in rows}
-        if len(tables) == len(backends) and len(kinds) == 1 and share_log(tables):
-            parts = list(zip(tables, rows, strict=True))
-            if sequence is None:
-                return await put_to_log(parts)
-            check_writer(sequence[0])
-            producer = sequence[0], check_number(sequence[1])
-            # Held until the put has its place in the log: later numbers must not overtake it.
-            async with self._producer_locks.of(producer[0]):
-                acknowledged = await queue_for_log(parts, producer)
-            if acknowledged is not None:
-                await asyncio.shield(acknowledged)
-            return None
-        puts = [
-            put_rows(backend, part) if sequence is None else backend.put_once(part, *sequence)
-            for backend, part in zip(backends, rows, strict=True)
-        ]
-        results = await asyncio.gather(*puts, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+    async def _put_to_log(self, parts: list[Part], sequence: ProducerSequence | None) -> None:
+        if sequence is None:
+            await put_to_log(parts)
+            return
+        check_writer(sequence[0])
+        producer = sequence[0], check_number(sequence[1])
+        # Held until the put has its place in the log: later numbers must not overtake it.
+        async with self._producer_locks.of(producer[0]):
+            acknowledged = await queue_for_log(parts, producer)
+        if acknowledged is not None:
+            await asyncio.shield(acknowledged)
 
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
         """Switch to another backend class or other options; buckets reopen when they are used."""
@@ -205,6 +199,15 @@ class LocalTopic:
             raise failures[0]
 
 
+def _of_one_log(backends: list[BucketBackend], rows: list[Rows]) -> list[Part] | None:
+    """Return the rows with their buckets if these share a log, so that one entry can hold all."""
+    tables = [backend.bucket for backend in backends if isinstance(backend, TableBackend)]
+    kinds = {isinstance(part, list) for part in rows}
+    if len(tables) < len(backends) or len(kinds) > 1 or not share_log(tables):
+        return None
+    return list(zip(tables, rows, strict=True))
+
+
 _live: dict[TopicAddress, LocalTopic] = {}
 _live_guard = threading.Lock()
 """Held briefly, without I/O: event loops take it."""
@@ -242,11 +245,22 @@ class LocalHandle(ConfiguredTopic):
     def config(self) -> TopicConfig:
         return self._topic.config
 
-    async def put_parts(
-        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
-    ) -> None:
-        """Store rows in several buckets; return when all are acknowledged."""
-        await self._topic.put_parts(parts, sequence)
+    def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
+        """Store a plain record in an open bucket with a log, and wait for it."""
+        backend = self._topic.open_backend(bucket)
+        if not isinstance(backend, TableBackend):
+            return False
+        core = backend.bucket
+        try:
+            if core.group_commit is None or core.is_full:
+                return False
+            waiter = core.enqueue_row(record, ThreadWaiter)
+        except BucketClosed:  # it is being reopened with other options
+            return False
+        if waiter is None:
+            return False
+        waiter.result()
+        return True
 
     async def open_bucket(self, bucket: int) -> None:
         """Open a bucket now; raise if this process cannot own it."""
@@ -259,6 +273,11 @@ class LocalHandle(ConfiguredTopic):
         if bucket not in self._clients:
             self._clients[bucket] = LocalBucketClient(self._topic, bucket)
         return self._clients[bucket]
+
+    async def put_parts(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
+    ) -> None:
+        await self._topic.put_parts(parts, sequence)
 
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
         await self._topic.reconfigure(config, cls)

@@ -53,7 +53,7 @@ class ReadonlyTopic(ConfiguredTopic):
     async def put_parts(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
     ) -> None:
-        raise StorageError(f"topic {self._config.topic!r} is open for reading only")
+        raise StorageError(f"topic {self.name!r} is open for reading only")
 
     async def close(self) -> None:
         for client in self._clients.values():

@@ -67,6 +67,8 @@ class Log:
         self.folder = folder
         self._fs = fs
         self._next_sequence = next_sequence
+        self.last_written = next_sequence - 1
+        """The last sequence that a segment holds; later ones may have been skipped."""
         self._kept = list(kept)
         self._unsynced: list[Segment] = []
         self._active: Segment | None = None
@@ -194,6 +196,7 @@ class Log:
         data = b"".join(chunks)
         self._unpromised = segment.size
         segment.append(data, self._next_sequence - 1)
+        self.last_written = self._next_sequence - 1
         self._size += len(data)
         return lasts
 

@@ -64,8 +64,6 @@ class Recovery:
     folder: Path
     fs: FileSystem
     after: int
-    bucket: int = 0
-    """The bucket that ``after`` belongs to."""
     kept: list[SealedSegment] = field(default_factory=list)
     last_sequence: int = 0
     trimmed_bytes: int = 0
@@ -131,12 +129,17 @@ class Recovery:
                     raise Broken(position, f"sequence {frame.sequence} follows {sequence - 1}")
             except Broken as broken:
                 return Scan(whole, next_sequence, broken, sequence)
-            entry.append(frame)
             sequence, position = sequence + 1, following
-            if not frame.flags & MORE:
+            if frame.flags & MORE:
+                entry.append(frame)
+                continue
+            if entry:
                 yield from entry
-                entry, whole, next_sequence = [], position, sequence
-                self.last_sequence = max(self.last_sequence, sequence - 1)
+                entry = []
+            yield frame
+            whole, next_sequence = position, sequence
+            if self.last_sequence < sequence:
+                self.last_sequence = sequence - 1
         broken_entry = Broken(whole, "the last entry is incomplete") if entry else None
         return Scan(whole, next_sequence, broken_entry, sequence)
 
@@ -235,8 +238,8 @@ class Recovery:
             )
         last = max(expected or 0, self.after + 1) - 1
         if expected is None and start is not None:
-            # The segments before it were released, unless they held records of this bucket.
-            is_missing = start.buckets.get(self.bucket, 0) > self.after
+            # The segments before it were released, unless they held records above ``after``.
+            is_missing = max(start.buckets.values(), default=0) > self.after
         else:
             is_missing = _previous(first, start) > last
         if is_missing:
