@@ -38,8 +38,10 @@ from persisting.records.arrow import merge
 from persisting.table.files import VERSIONS
 from persisting.table.table import Table
 
-TABLE_SECONDS = 0.05
-"""Seconds between two checks of the table, unless the log shows that it has changed."""
+_TABLE_SECONDS = 0.05
+_BUSY_TABLE_SECONDS = 0.5
+"""Seconds between two checks of the table, unless the log shows that it has changed. A check may
+take longer than the log's news should wait, so it waits for a pause in them."""
 
 _PROBE_SECONDS = 0.1
 """Seconds between two checks whether a silent owner lives."""
@@ -123,7 +125,8 @@ class LogView:
             try:
                 moved = self._find_log()
                 through = self._advance()
-                if moved or attempt or self._missed_segments() or self._table_is_due():
+                is_due = self._table_is_due(busy=through > self._taken)
+                if moved or attempt or self._missed_segments() or is_due:
                     self._refresh_table()
                 self._show(through)
                 return
@@ -185,8 +188,9 @@ class LogView:
         self._gaps = self._follower.gaps
         return True
 
-    def _table_is_due(self) -> bool:
-        return time.monotonic() - self._refreshed_at > TABLE_SECONDS
+    def _table_is_due(self, *, busy: bool) -> bool:
+        seconds = _BUSY_TABLE_SECONDS if busy else _TABLE_SECONDS
+        return time.monotonic() - self._refreshed_at > seconds
 
     def _refresh_table(self) -> None:
         before = self._table.view
