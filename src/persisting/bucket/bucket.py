@@ -25,6 +25,7 @@ from persisting.bucket.buffer import Buffer
 from persisting.bucket.chunk import Chunk, Prepared, copy_row
 from persisting.bucket.flusher import Flusher
 from persisting.bucket.group_commit import GroupCommit, PendingPut, Waiter
+from persisting.bucket.log_view import LogView
 from persisting.bucket.maintenance import Maintenance
 from persisting.bucket.producer_sequences import WRITERS, ProducerSequence, ProducerSequences
 from persisting.bucket.schema_state import EVOLVING, SchemaState
@@ -49,9 +50,6 @@ from persisting.table.versions import Version
 log = logging.getLogger("persisting")
 
 _W = TypeVar("_W", bound=Waiter)
-
-READER_REFRESH = 0.05
-"""Seconds between two checks for a new version by a reader without the lock."""
 
 
 class Bucket:
@@ -80,7 +78,7 @@ class Bucket:
         """Puts wait while the bucket is being restored or files are imported."""
         self.waiters = Waiters()
         self._scanned_fields: set[str] = set()
-        self._refreshed_at = 0.0
+        self._log_view: LogView | None = None
         self._lock: BucketLock | None = None
         self._on_close: Callable[[], None] | None = None
         self.buffer_view = BufferView()
@@ -121,6 +119,8 @@ class Bucket:
             )
             schema.include(encoder)
             self.check_defaults()
+            if options.read_only:
+                self._follow_log()
             self.metrics.table_is(len(view.sizes), view.start)
         except OSError as exc:
             self.abandon()
@@ -143,6 +143,17 @@ class Bucket:
         if not folder.is_dir():
             raise InvalidArgument(f"storage_path {folder} does not exist; there is nothing to read")
         self.table.refresh()
+
+    def _follow_log(self) -> None:
+        self._log_view = LogView(
+            self.options.storage_path,
+            self.table,
+            self._buffer,
+            self.schema_state,
+            self.fs,
+            self.waiters,
+        )
+        self._log_view.refresh()
 
     def _open_for_writing(self) -> None:
         folder = self.options.storage_path
@@ -249,7 +260,8 @@ class Bucket:
         """Warn if acknowledged records without a log are lost with this object."""
         buffer = getattr(self, "_buffer", None)
         rows = buffer.rows if buffer is not None else 0
-        if rows and self.group_commit is None and not self.closed and os.getpid() == self._process:
+        owned = not self.options.read_only and os.getpid() == self._process
+        if rows and self.group_commit is None and not self.closed and owned:
             log.warning(
                 "%s was dropped without close(): %d unflushed records are lost",
                 self.options.storage_path,
@@ -527,20 +539,44 @@ class Bucket:
 
     def expire_view(self) -> None:
         """Make the next :meth:`refresh` check for a new version, however recent the last was."""
-        self._refreshed_at = 0.0
+        if self._log_view is not None:
+            self._log_view.expire()
 
-    def refresh(self) -> None:
-        """Check for a new version if this is a reader without the lock, at most every 50 ms."""
-        if self.options.read_only and time.monotonic() - self._refreshed_at > READER_REFRESH:
+    def refresh(self, *, watch: bool = False) -> None:
+        """Look for new records in the log and for a new version of the table, if this is a reader
+        without the lock; with ``watch``, later changes wake those who wait already."""
+        if self._log_view is not None:
             with self.table_writer.lock:
-                if time.monotonic() - self._refreshed_at <= READER_REFRESH:
-                    return  # another thread has just refreshed
-                self.table.refresh()
-                encoder = self.schema_state.encoder_for(self.table.view)
-                with self.state_lock:
-                    self._buffer.publish(self.table.view, len(self.table.restores), 0)
-                    self._buffer.encoder = encoder
-                self._refreshed_at = time.monotonic()
+                if watch:
+                    self._log_view.watch()
+                self._log_view.refresh()
+                if watch:
+                    self._log_view.watch()  # the log, or the table, may be a new one
+
+    @property
+    def wait_seconds(self) -> float | None:
+        """How long to wait for a wake before looking again, None for as long as it takes."""
+        return None if self._log_view is None else self._log_view.wait_seconds
+
+    def sync_through(self, offset: int) -> int:
+        """Make the acknowledged records before ``offset`` durable; return up to which offset they
+        are. Without a log only a flush makes records durable: nothing is done then. Blocking."""
+        self.check_open()
+        if self._log_view is not None:
+            with self.table_writer.lock:
+                return self._log_view.sync_through(offset)
+        with self.state_lock:
+            persisted, end = self._buffer.view.end, self._buffer.end
+            chunks = self._buffer.chunks
+            sequence = chunks[-1].sequence if chunks else 0
+        if offset <= persisted or self.group_commit is None:
+            return end if self.group_commit is None else persisted
+        try:
+            self.group_commit.sync_through(sequence)
+        except WALError as exc:
+            log.error("%s; flushing to the table instead", exc)
+            self.flush_now()
+        return end
 
     # Flushing
 

@@ -99,6 +99,27 @@ class Buffer:
         self.nbytes -= sum(chunk.nbytes for chunk in done)
         self.log_bytes -= sum(chunk.log_bytes for chunk in done)
 
+    def show(self, view: TableView, epoch: int) -> None:
+        """Show a new view of the table, which may hold the first buffered rows."""
+        left = view.end - self.view.end
+        flushed = 0
+        for chunk in self.chunks:
+            if chunk.count > left:
+                break
+            left -= chunk.count
+            flushed += 1
+        rest = self.chunks[flushed].without(left) if left and flushed < len(self.chunks) else None
+        if rest is not None:
+            self.rows -= left
+            self.nbytes -= self.chunks[flushed].nbytes - rest.nbytes
+            self.log_bytes -= self.chunks[flushed].log_bytes - rest.log_bytes
+            self.chunks[flushed] = rest
+        self.publish(view, epoch, flushed)
+
+    def replace(self, view: TableView, epoch: int) -> None:
+        """Show another view of the table, and drop all buffered rows."""
+        self.publish(view, epoch, len(self.chunks))
+
     def snapshot(self, defaults: Mapping[str, Any]) -> Snapshot:
         """Return the records at this point in time."""
         chunks = [(chunk, chunk.count) for chunk in self.chunks]

@@ -109,6 +109,20 @@ class Chunk:
         share = self.nbytes * count // max(1, self.count)
         return Chunk(self.encoder, batch=self.batch.slice(start, count), nbytes=max(1, share))
 
+    def without(self, count: int) -> Chunk:
+        """Return the records after the first ``count``, as a chunk that takes no more rows."""
+        kept = self.count - count
+        share = max(1, self.nbytes * kept // self.count)
+        if self._rows is not None:
+            rest = Chunk(self.encoder, rows=self._rows[count : self.count], nbytes=share)
+            rest.seal()
+        else:
+            rest = Chunk(self.encoder, batch=self.batch.slice(count, kept), nbytes=share)
+        rest.arrival = self.arrival
+        rest.times = None if self.times is None else self.times[count : self.count]
+        rest.logged(self.sequence, max(1, self.log_bytes * kept // self.count))
+        return rest
+
     def logged(self, sequence: int, log_bytes: int) -> None:
         """Note the last sequence of the entry that holds the records, and their share of it."""
         self.sequence = self.first_sequence = sequence

@@ -125,6 +125,15 @@ def read_batch(
     return batch
 
 
+def check_rows(sequence: int, needed: int, rows: int, place: Any) -> None:
+    """Raise if a frame has fewer rows than its sections need."""
+    if needed > rows:
+        raise WALError(
+            f"the frame at sequence {sequence} of the log in {place} has {rows} rows, but its "
+            f"sections need {needed}: the log was not written by persisting"
+        )
+
+
 def checked_schema(encoder: RecordEncoder | None, frame: Frame, place: Any) -> pa.Schema:
     """Return the schema of a frame's rows, or raise if none came before it."""
     if encoder is None:

@@ -15,6 +15,7 @@ from persisting.bucket.bucket import Bucket
 from persisting.bucket.chunk import ROWS_AT_ONCE, Chunk
 from persisting.bucket.log_index import StoredSection
 from persisting.bucket.log_records import (
+    check_rows,
     chunk_of_values,
     decompressed,
     read_batch,
@@ -153,12 +154,7 @@ class Replay:
         self._records += batch.num_rows
 
     def _check_rows(self, section: StoredSection, rows: int) -> None:
-        if section.first + section.rows > rows:
-            raise WALError(
-                f"the frame at sequence {section.sequence} of the log in {self._folder} has {rows} "
-                f"rows, but its sections need {section.first + section.rows}: the log was not "
-                "written by persisting"
-            )
+        check_rows(section.sequence, section.first + section.rows, rows, self._folder)
 
     def finish(self) -> None:
         """Hand over the last rows, and report what was replayed."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import struct
 import threading
 import time
 import weakref
@@ -22,6 +21,7 @@ from persisting import fs as filesystem
 from persisting.bucket import log_index, log_note
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.group_commit import GroupCommit
+from persisting.bucket.log_positions import LOCK_FILE, POSITIONS_FILE, PositionsFile
 from persisting.bucket.log_recovery import Replay, has_log
 from persisting.bucket.schema_state import SchemaState
 from persisting.bucket.shared_schema import SharedSchema
@@ -33,10 +33,6 @@ from persisting.records import Rules
 from persisting.wal import Log
 
 log = logging.getLogger("persisting")
-
-POSITIONS_FILE = "positions"
-POSITIONS = struct.Struct("<QQ")
-"""The acknowledged and the synced sequence, rewritten in place and never synced."""
 
 
 class OwnerLog:
@@ -53,7 +49,7 @@ class OwnerLog:
             self._fs.make_folder(logs)
             self.folder, self._lock = _new_folder(logs, self._fs)
             try:
-                positions = _Positions(self.folder / POSITIONS_FILE)
+                positions = PositionsFile(self.folder / POSITIONS_FILE)
             except BaseException:
                 self._lock.free()  # the folder is removed by the next owner
                 raise
@@ -141,41 +137,7 @@ def _new_folder(logs: Path, fs: FileSystem) -> tuple[Path, LockedFile]:
         lock.free()
 
 
-class _Positions:
-    """The file that tells readers in other processes how far the log is valid."""
-
-    def __init__(self, path: Path) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-        self._fd = os.open(path, flags, filesystem.PRIVATE_FILE)
-        self._acknowledged = self._synced = 0
-        # Reentrant: the garbage collector may close this while its thread publishes.
-        self._guard = threading.RLock()
-        self.publish(0, 0)
-
-    def publish(self, acknowledged: int, synced: int) -> None:
-        """Rewrite the file; a position that another thread has already passed does not go back.
-
-        Nothing durable depends on the file, so a failure delays readers and fails no put.
-        """
-        with self._guard:
-            self._acknowledged = max(self._acknowledged, acknowledged)
-            self._synced = max(self._synced, synced)
-            data = POSITIONS.pack(self._acknowledged, self._synced)
-            if self._fd < 0:  # the number may be another file's by now
-                return
-            try:
-                os.pwrite(self._fd, data, 0)
-            except OSError as exc:
-                log.warning("cannot publish the positions of a log to readers: %s", exc)
-
-    def close(self) -> None:
-        with self._guard:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
-
-
-def _let_go(close_files: Callable[[], None], positions: _Positions, lock: LockedFile) -> None:
+def _let_go(close_files: Callable[[], None], positions: PositionsFile, lock: LockedFile) -> None:
     close_files()
     positions.close()
     lock.free()
