@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from persisting.fs import PRIVATE_FILE
-from persisting.lock import LockedFile
+from persisting.lock import LOCK_FILE, LockedFile
 
 log = logging.getLogger("persisting")
 
-LOCK_FILE = ".lock"
 POSITIONS_FILE = "positions"
 POSITIONS = struct.Struct("<QQ")
 """The acknowledged and the synced sequence, rewritten in place and never synced."""

@@ -21,7 +21,7 @@ from persisting import fs as filesystem
 from persisting.bucket import log_index, log_note
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.group_commit import GroupCommit
-from persisting.bucket.log_positions import LOCK_FILE, POSITIONS_FILE, PositionsFile
+from persisting.bucket.log_positions import POSITIONS_FILE, PositionsFile
 from persisting.bucket.log_recovery import Replay, has_log
 from persisting.bucket.schema_state import SchemaState
 from persisting.bucket.shared_schema import SharedSchema
