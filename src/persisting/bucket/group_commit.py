@@ -516,15 +516,12 @@ class GroupCommit:
     def release(self) -> None:
         """Remove the segments whose records are all in the tables."""
         with self._schema_state.lock:
-            buckets = self._alive()
-            if len(buckets) < len(self._buckets):
-                return  # a bucket was dropped without a close: only the log has its last records
-            firsts = [bucket.first_sequence for bucket in buckets]
+            if self._dropped_buckets():
+                return
+            firsts = [bucket.first_sequence for bucket in self._alive()]
             pinned = [first for first in firsts if first is not None]
             released = min(pinned) - 1 if pinned else self._acknowledged
-            is_needed = bool(self._dropped_buckets())
-        if not is_needed:
-            self._log.release(released)
+        self._log.release(released)
         for bucket in self._alive():
             bucket.report_log(self._unsynced)
 
