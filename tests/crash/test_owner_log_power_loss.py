@@ -266,6 +266,12 @@ async def test_unsynced_list_put_is_whole_or_absent_after_power_loss(tmp_path: P
     )
 
 
+async def test_unsynced_list_put_in_several_segments_is_whole_or_absent_after_power_loss(
+    tmp_path: Path, small_segments: None
+) -> None:
+    await check_power_loss(tmp_path, cold_bucket, Durable.FLUSHED, samples=3, every=9, **INTERVAL)
+
+
 async def test_unsynced_list_put_of_several_frames_is_whole_or_absent_after_power_loss(
     tmp_path: Path, several_frames: None
 ) -> None:
@@ -372,6 +378,16 @@ async def test_released_segments_cost_no_record_after_power_loss_at_every_call(
     tmp_path: Path, small_segments: None
 ) -> None:
     await check_power_loss(tmp_path, cold_bucket, losses=FIXED_LOSSES, samples=3)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+async def test_unsynced_list_put_in_several_segments_is_whole_or_absent_at_every_call(
+    tmp_path: Path, small_segments: None
+) -> None:
+    await check_power_loss(
+        tmp_path, cold_bucket, Durable.FLUSHED, losses=FIXED_LOSSES, samples=6, **INTERVAL
+    )
 
 
 @pytest.mark.nightly
