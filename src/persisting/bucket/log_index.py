@@ -63,6 +63,11 @@ class _Indexing(Recovery):
     def _scan(
         self, path: Path, data: memoryview, expected: int | None
     ) -> Generator[Frame, None, Scan]:
+        if expected is None:
+            # The segments before the first one were released: all their records are in the tables.
+            name = parse_name(path.name)
+            assert name is not None
+            self.last_sequence = name.first_sequence - 1
         self.segments.append(path)
         self.contents.append((len(data), crc32(data)))
         position = SEGMENT_HEADER_SIZE
