@@ -23,7 +23,7 @@ RECORDER = TESTS / "support" / "crash" / "recorder.c"
 
 PROGRAM = """
 import asyncio, os, sys
-from persisting.queue import LanceBackend, PersistingBackend
+from persisting.queue import LanceBackend, PersistingBackend, write_queue
 
 def mark(name):
     os.close(os.open(os.path.join(sys.argv[2], "mark-" + name), os.O_CREAT | os.O_WRONLY))
@@ -54,6 +54,12 @@ async def main(folder):
     off = PersistingBackend(1, folder + "/made/topic/bucket_off", flush_interval=None)
     await fill(off, "off", False)
     await fill(LanceBackend(2, folder + "/made/topic/bucket_lance"), "lance", False)
+    writer = await write_queue("shared", storage_path=folder + "/made", num_buckets=3,
+                               backend="persisting", backend_options=log)
+    for number in (1, 2):
+        await writer.put([{"id": f"{number}.{n}", "n": n} for n in range(30)])
+        mark(f"shared-put-{number}")
+    await writer.close()
 
 asyncio.run(main(sys.argv[1]))
 """
@@ -220,3 +226,22 @@ def test_acknowledged_put_is_synced_after_its_last_write(recorded: tuple[Path, P
             assert calls[-1] == "sync", f"{path}: {calls}"
             named = next(i for i, line in enumerate(before) if line[4] == path)
             assert any(line[1] == "sync" and line[4] == log for line in before[named:])
+
+
+def test_acknowledged_list_is_synced_in_the_log_that_its_buckets_share(
+    recorded: tuple[Path, Path],
+) -> None:
+    disk, record = recorded
+    topic = disk / "made" / "shared"
+    lines = [line.split("\t") for line in record.read_text().splitlines()]
+    by_number = sorted(lines, key=lambda line: int(line[0]))
+    for name in ("shared-put-1", "shared-put-2"):
+        end = next(i for i, line in enumerate(by_number) if line[4].endswith(f"mark-{name}"))
+        calls = [(call, path) for _, call, _, _, path in by_number[:end]]
+        written = {path for _, path in calls if path.startswith(f"{topic}/log/")}
+        (segment,) = [path for path in written if path.endswith(".wal")]
+        assert [call for call, path in calls if path == segment][-1] == "sync"
+        log = os.path.dirname(segment)
+        for path in (segment, log, *(f"{topic}/bucket_{n}/log.json" for n in range(3))):
+            appeared = next(i for i, (_, used) in enumerate(calls) if used == path)
+            assert ("sync", os.path.dirname(path)) in calls[appeared:], f"{path} is not durable"
