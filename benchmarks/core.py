@@ -52,9 +52,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     given = arguments()
-    before = report.machine()
-    print(f"{given.records:,} records, best of {given.repeat}, load average", end=" ")
-    print(", ".join(f"{load:.1f}" for load in before["load_average"]))
+    before = report.announce(given.records, given.repeat)
     print(report.HEADER)
     with tempfile.TemporaryDirectory(prefix="persisting-bench-", dir=given.folder) as folder:
         run = report.Run(given.records, given.repeat, Path(folder))

@@ -2,13 +2,20 @@
 
     make bench
     .venv/bin/python benchmarks/peers.py --records 20000 --repeat 1
-    .venv/bin/python benchmarks/peers.py --only ours --only sqlite --kind small
+    .venv/bin/python benchmarks/peers.py --only topics --only sqlite --kind small
+    .venv/bin/python benchmarks/peers.py --only recovery --only latency
 
-Systems that are not installed are skipped with a note. All systems run each workload in turns and
-the best run of each counts; what was put is read back and compared. A slow system is stopped after
-``--seconds``; its rate is that of the records stored until then. The column "durable" says what
-survives power loss when a put returns: rates of systems that do not sync are not comparable with
-those that do. Absolute numbers depend on the machine and its load; compare the ratios.
+Measures topics through ``write_queue`` in one process, our bare backends, the other systems, and
+the floor of the disk: the same bytes written and synced by themselves. In each round all systems
+run the workload one after the other in the same folder, so that a busy machine hurts all of them;
+the best round of each counts, and the median of the ratios within a round is printed beside it.
+What was put is read back and compared. A slow system is stopped after ``--seconds``; its rate is
+that of the records stored until then. Systems that are not installed are skipped with a note.
+
+The column "durable" says what survives power loss when a put returns: rates of systems that do not
+sync are not comparable with those that do. "recovery" opens a topic whose owner was killed before
+any flush; "latency" runs from the call of a put until a reader in another process has the record,
+without a cluster. Absolute numbers depend on the machine and its load; compare the ratios.
 """
 
 from __future__ import annotations
@@ -24,7 +31,11 @@ from peersbench import registry
 from peersbench.comparison import Comparison
 from peersbench.peer import Peer
 from peersbench.record_kinds import KINDS, Kind, Record
-from peersbench.workload import CROWD, INGEST, PRODUCERS, SINGLES
+from peersbench.topic_processes import latency, recovery
+from peersbench.workload import CROWD, INGEST, PRODUCERS, SINGLES, WARM_UP
+
+PROCESSES = {"recovery": recovery, "latency": latency}
+PARTS = (*registry.PEERS, *PROCESSES)
 
 
 def arguments() -> argparse.Namespace:
@@ -32,7 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_count("--records", 100_000)
     parser.add_repeat()
     parser.add_argument("--seconds", type=float, default=5.0, help="time limit of a measurement")
-    parser.add_only(registry.PEERS, "system to measure")
+    parser.add_only(PARTS, "system or question to measure")
     parser.add_argument(
         "--kind", action="append", choices=KINDS, help="kind of record; default: all"
     )
@@ -54,7 +65,7 @@ def sizes(records: int) -> dict[str, int]:
 
 
 def measure(run: report.Run, outcome: Comparison, kind: Kind, count: int, seconds: float) -> None:
-    rows = kind.rows(count)
+    rows = kind.rows(count + WARM_UP)
     for work, number in sizes(count).items():
 
         def of(peer: Peer, work: str, some: list[Record]) -> Callable[[Path], float]:
@@ -66,27 +77,30 @@ def measure(run: report.Run, outcome: Comparison, kind: Kind, count: int, second
 
             return measured
 
-        run.best(*(of(peer, work, rows[:number]) for peer in outcome.peers))
+        run.best(*(of(peer, work, rows[: number + WARM_UP]) for peer in outcome.peers))
 
 
 def main() -> None:
     given = arguments()
-    outcome = Comparison(registry.chosen(given.only))
-    before = report.machine()
+    parts = given.only or PARTS
+    outcome = Comparison(registry.chosen(parts))
+    before = report.announce(given.records, given.repeat)
     before["peers"] = {peer.name: peer.version() for peer in outcome.peers}
-    print(f"{given.records:,} records, best of {given.repeat}, load average", end=" ")
-    print(", ".join(f"{load:.1f}" for load in before["load_average"]), flush=True)
     with tempfile.TemporaryDirectory(prefix="persisting-bench-", dir=given.folder) as folder:
         run = report.Run(given.records, given.repeat, Path(folder))
-        for kind in (KINDS[name] for name in given.kind or KINDS):
+        for kind in (KINDS[name] for name in given.kind or KINDS if outcome.peers):
             count = max(100, given.records // kind.share)
             measure(run, outcome, kind, count, given.seconds)
             print(outcome.table(kind, count), flush=True)
-    outcome.compare_all(run)
-    if targets := [row for row in run.rows if row.target is not None]:
+        outcome.compare_all(run)
+        for part in (part for part in PROCESSES if part in parts):
+            PROCESSES[part](run)
+    if targets := [row for row in run.rows if row.target or row.group in PROCESSES]:
         print(f"\n{report.HEADER}")
         print("\n".join(map(report.line, targets)))
-    path = report.write_json(run, given.results, before, "peers", rates=outcome.rates)
+    path = report.write_json(
+        run, given.results, before, "peers", rates=outcome.best(), rounds=outcome.rounds
+    )
     outcome.draw(path.with_suffix(".html"), before)
     print(f"\nwritten to {path} and {path.with_suffix('.html').name}")
 

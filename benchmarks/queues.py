@@ -25,7 +25,7 @@ from typing import Any
 
 import pulsing as pul
 from corebench import records, report
-from corebench.arguments import RESULTS, BenchParser
+from corebench.arguments import BenchParser
 from corebench.report import Run, Target, rate
 
 from persisting.cluster.host import host_here, serve
@@ -33,17 +33,25 @@ from persisting.queue import read_queue, write_queue
 
 LIST = 10_000
 CONCURRENT = 1000
-BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "memory": ("memory", {}),
-    "lance": ("lance", {"flush_threshold": 50_000}),
-    "persisting, log 1 s": (
-        "persisting",
-        {"enable_wal": True, "wal_sync_interval": 1.0, "flush_threshold": 50_000},
-    ),
+WARM_UP = 256
+"""Records put before the clock starts: enough to open 16 buckets."""
+_LOGGED = {"enable_wal": True, "wal_sync_interval": 1.0, "flush_threshold": 50_000}
+TOPICS: dict[str, dict[str, Any]] = {
+    "memory": {"backend": "memory"},
+    "lance": {"backend": "lance", "backend_options": {"flush_threshold": 50_000}},
+    **{
+        f"log 1 s, {buckets} buckets": {
+            "backend": "persisting",
+            "backend_options": _LOGGED,
+            "num_buckets": buckets,
+        }
+        for buckets in (4, 16)
+    },
 }
+"""The arguments of ``write_queue``, by label."""
 PLACES = ("embedded", "local", "remote")
 TARGETS = {
-    ("remote", "list"): Target("value", at_least=200_000),
+    ("remote", "list"): Target("value", at_least=300_000),
     ("remote", "stream"): Target("value", at_least=250_000),
     ("remote", "concurrent"): Target("value", at_least=20_000),
 }
@@ -66,19 +74,16 @@ class Measured:
         self.rates[name] = max(self.rates.get(name, 0.0), rate(count, took))
 
 
-async def measure_ours(
-    system: Any, folder: Path, backend: str, options: dict[str, Any], run: Run
-) -> Measured:
+async def measure_ours(system: Any, folder: Path, options: dict[str, Any], run: Run) -> Measured:
     found = Measured()
     rows = list(records.stream(run.records))
     lists = [rows[start : start + LIST] for start in range(0, len(rows), LIST)]
     for _ in range(run.repeat):
-        topic = f"bench-{uuid.uuid4().hex[:8]}"
-        arguments: dict[str, Any] = {"topic": topic, "backend": backend, "backend_options": options}
-        if backend != "memory":
-            arguments["storage_path"] = str(folder)
-        writer = await write_queue(system, **arguments)
-        await writer.put(rows[:8])
+        place: dict[str, Any] = {"topic": f"bench-{uuid.uuid4().hex[:8]}"}
+        if options["backend"] != "memory":
+            place["storage_path"] = str(folder)
+        writer = await write_queue(system, **place, **options)
+        await writer.put(rows[:WARM_UP])
         singles = rows[: 200 if system is not None else 2000]
         found.keep("single", len(singles), await seconds(_one_by_one(writer, singles)))
         for _ in range(5):
@@ -86,7 +91,7 @@ async def measure_ours(
             took = await seconds(asyncio.gather(*(writer.put(record) for record in some)))
             found.keep("concurrent", CONCURRENT, took)
         found.keep("list", len(rows), await seconds(_lists(writer, lists)))
-        reader = await read_queue(system, topic=topic, storage_path=arguments.get("storage_path"))
+        reader = await read_queue(system, **place)
         total = (await writer.stats())["total_count"]
         found.keep("stream", total, await seconds(_drain(reader, total)))
         await reader.close()
@@ -225,9 +230,9 @@ async def measure(where: str, run: Run) -> None:
             topic = await topic_on(system, node)
             pulsing_rates = (await measure_pulsing(system, topic, count)).rates
     async with place(where) as (system, _):
-        for label, (backend, options) in BACKENDS.items():
+        for label, options in TOPICS.items():
             with run.scratch() as folder:
-                found = await measure_ours(system, folder, backend, options, run)
+                found = await measure_ours(system, folder, options, run)
             for kind, name in NAMES.items():
                 run.add(
                     where,
@@ -247,6 +252,7 @@ def arguments() -> argparse.Namespace:
     parser.add_repeat()
     parser.add_only(PLACES, "place to measure")
     parser.add_folder()
+    parser.add_results()
     parser.add_argument("--node", choices=("ours", "pulsing"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.records < LIST or given.repeat < 1:
@@ -261,17 +267,13 @@ def main() -> None:
     if given.node:
         asyncio.run(run_node(given.node))
         return
-    before = report.machine()
-    print(f"{given.records:,} records, best of {given.repeat}, load average", end=" ")
-    print(", ".join(f"{load:.1f}" for load in before["load_average"]))  # type: ignore[attr-defined]
+    before = report.announce(given.records, given.repeat)
     print(report.HEADER)
     with tempfile.TemporaryDirectory(prefix="persisting-bench-", dir=given.folder) as folder:
         run = Run(given.records, given.repeat, Path(folder))
         for where in given.only or PLACES:
             asyncio.run(measure(where, run))
-    path = report.write_json(run, RESULTS, before)
-    path = path.rename(path.with_name(path.name.replace("core-", "queues-")))
-    print(f"\nwritten to {path}")
+    print(f"\nwritten to {report.write_json(run, given.results, before, 'queues')}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ on the same disk is measured too: one waiting producer cannot be faster.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import subprocess
@@ -21,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from corebench import records, report
+from corebench.arguments import BenchParser
+from corebench.disk import synced_writes
 from corebench.report import Run, rate
 
 from persisting.queue import write_queue
 
-RESULTS = Path(__file__).parent / "results"
 OPTIONS = {"enable_wal": True, "wal_sync_interval": 0.0}
 ONE = "1 bucket, 1 process"
 
@@ -95,15 +95,7 @@ def child(folder: Path, count: int) -> None:
 
 def bare_sync(folder: Path) -> float:
     """Return how many synced writes of 100 bytes the disk does per second."""
-    fd = os.open(folder / "file", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    try:
-        started = time.perf_counter()
-        for _ in range(500):
-            os.write(fd, b"x" * 100)
-            os.fdatasync(fd)
-        return rate(500, time.perf_counter() - started)
-    finally:
-        os.close(fd)
+    return rate(500, synced_writes(folder, [b"x" * 100] * 500))
 
 
 def measure(run: Run) -> None:
@@ -129,21 +121,13 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         child(Path(sys.argv[2]), int(sys.argv[3]))
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--records", type=int, default=20_000, help="default: 20,000")
-    parser.add_argument(
-        "--repeat", type=int, default=3, help="number of measurements; the best counts"
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="folder for the data (default: a temporary one)"
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
+    parser = BenchParser(__doc__)
+    parser.add_count("--records", 20_000)
+    parser.add_repeat()
+    parser.add_folder()
+    parser.add_results()
     given = parser.parse_args()
-    before = report.machine()
-    print(f"{given.records:,} records, best of {given.repeat}, load average", end=" ")
-    print(", ".join(f"{load:.1f}" for load in before["load_average"]))
+    before = report.announce(given.records, given.repeat)
     print(report.HEADER)
     with tempfile.TemporaryDirectory(prefix="persisting-bench-", dir=given.folder) as folder:
         run = Run(given.records, given.repeat, Path(folder))

@@ -49,6 +49,8 @@ class Row:
     beside: str = ""
     beside_value: float | None = None
     target: Target | None = None
+    median_ratio: float | None = None
+    """The median of the ratios within a round, where systems took turns."""
 
     @property
     def ratio(self) -> float | None:
@@ -127,12 +129,22 @@ HEADER = (
 def line(row: Row) -> str:
     form = _VALUE.get(row.unit, "{:,.2f}")
     theirs = "" if row.beside_value is None else form.format(row.beside_value)
-    ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
+    ratio = "" if row.ratio is None else f"{row.ratio:.{2 if row.ratio < 1000 else 0}f}x"
     verdict = {None: "", True: "met", False: "MISSED"}[row.met]
+    if row.median_ratio is not None:
+        verdict += f" (median {row.median_ratio:.2f}x)"
     return (
         f"{row.group:13}{row.name:47}{form.format(row.value):>12} {row.unit:7} "
         f"{row.beside:33}{theirs:>12}{ratio:>8}  {row.target or ''} {verdict}".rstrip()
     )
+
+
+def announce(records: int, repeat: int) -> dict[str, object]:
+    """Print what a run measures and how busy the machine is; return the machine."""
+    before = machine()
+    loads = ", ".join(f"{load:.1f}" for load in os.getloadavg())
+    print(f"{records:,} records, best of {repeat}, load average {loads}", flush=True)
+    return before
 
 
 def machine() -> dict[str, object]:

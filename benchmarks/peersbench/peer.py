@@ -23,6 +23,7 @@ class Peer:
     missing: Callable[[], str | None] = lambda: None
     """Returns why it cannot be measured on this machine, or None."""
     version: Callable[[], str] = lambda: ""
+    ours: bool = False
 
 
 def in_process(opener: workload.Opener) -> Measure:

@@ -1,4 +1,4 @@
-"""Our backends: with a log synced at every put or every second, and without a log."""
+"""Our bare backends: with a log synced at every put or every second, and without a log."""
 
 from __future__ import annotations
 
@@ -71,10 +71,15 @@ def _unlogged(folder: Path, kind: Kind) -> PersistingStore:
     return UnloggedStore(LanceBackend, folder, {"flush_threshold": _FLUSH})
 
 
-def _version() -> str:
+def version() -> str:
     return f"persisting {persisting.__version__}"
 
 
-SYNCED = Peer("ours, synced", "synced before each ack", in_process(_logged(0.0)), version=_version)
-DEFAULT = Peer("ours, 1 s", "synced within 1 s", in_process(_logged(1.0)), version=_version)
-UNLOGGED = Peer("ours, no log", "synced at flush", in_process(_unlogged), version=_version)
+def _peer(name: str, durability: str, opener: Opener) -> Peer:
+    return Peer(name, durability, in_process(opener), version=version, ours=True)
+
+
+SYNCED = _peer("backend, synced", "synced before each ack", _logged(0.0))
+DEFAULT = _peer("backend, 1 s", "synced within 1 s", _logged(1.0))
+UNLOGGED = _peer("backend, no log", "synced at flush", _unlogged)
+PEERS = (SYNCED, DEFAULT, UNLOGGED)

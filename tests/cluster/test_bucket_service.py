@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from support.topic_places import ids
 
 from persisting.bucket.snapshot import Page
 from persisting.cluster import service, wire
+from persisting.cluster.owned_topic import OwnedTopic
 from persisting.cluster.page_size import PAGE_ROWS, READ_ROWS
 from persisting.cluster.service import BucketService
 from persisting.cluster.transport import ReplyStream
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, BucketLocked, OffsetOutOfRange, StorageError
-from persisting.topic.local import open_for_writing
+from persisting.queue import LanceBackend
+from persisting.topic.local import live_topic, open_for_writing
 from persisting.topic.spec import TopicSpec
 
 MIB = 1 << 20
@@ -335,6 +338,79 @@ async def test_a_put_whose_first_messages_are_missing_is_sent_again() -> None:
     await owner.answer(staged(1, small(1, 1)))
     assert await put_of_three(owner) == "resend"
     assert bucket.puts == []
+
+
+@pytest.fixture
+async def owned(tmp_path: Path) -> AsyncIterator[OwnedTopic]:
+    """A topic of two buckets, both of them on this node."""
+    spec = TopicSpec(topic="t", num_buckets=2, backend="lance")
+    topic = OwnedTopic(await open_for_writing(spec, str(tmp_path), None))
+    for bucket in range(2):
+        client = topic.handle.bucket(bucket)
+        topic.services[bucket] = BucketService(client, "place", bucket, topic.put_parts)
+    yield topic
+    await topic.handle.close()
+
+
+async def put_parts(to: BucketService, *buckets: int) -> Any:
+    parts = [wire.pack_records(small(2)) for _ in buckets]
+    args = {"mark": ["producer", 0], "buckets": [[bucket, 1, False] for bucket in buckets]}
+    answer = await to.answer(Request("put_parts", args, parts))
+    assert isinstance(answer, Reply)
+    return wire.raise_error(answer).value
+
+
+async def stored_rows(topic: OwnedTopic) -> list[int]:
+    return [await topic.handle.bucket(bucket).end() for bucket in range(2)]
+
+
+async def test_any_bucket_takes_a_put_to_several_buckets_of_its_topic(owned: OwnedTopic) -> None:
+    for bucket in (0, 1, 1):
+        assert await put_parts(owned.services[bucket], 0, 1) == "stored"
+    assert await stored_rows(owned) == [2, 2]
+
+
+async def test_put_to_a_bucket_that_is_not_here_stores_nothing(owned: OwnedTopic) -> None:
+    await owned.services[1].close()
+    assert await put_parts(owned.services[0], 0, 1, 7) == {"missing": [1, 7]}
+    assert await stored_rows(owned) == [0, 0]
+
+
+async def test_put_to_a_bucket_that_another_process_took_stores_nothing(
+    owned: OwnedTopic, tmp_path: Path
+) -> None:
+    await owned.handle.open_bucket(1)
+    live = live_topic(tmp_path / "t")
+    assert live is not None
+    await live.close_buckets()  # as new options do; the next use reopens the buckets
+    other = LanceBackend(1, str(tmp_path / "t" / "bucket_1"))
+    assert await put_parts(owned.services[0], 0, 1) == {"missing": [1]}
+    assert owned.services[1].closed
+    assert not owned.services[0].closed
+    await other.close()
+    assert await stored_rows(owned) == [0, 0]
+
+
+async def test_a_bucket_stays_open_while_a_put_to_several_buckets_uses_it(
+    owned: OwnedTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = asyncio.Event()
+    stored = owned.handle.put_parts
+
+    async def held(*args: Any) -> None:
+        await released.wait()
+        await stored(*args)
+
+    monkeypatch.setattr(owned.handle, "put_parts", held)
+    put = asyncio.create_task(put_parts(owned.services[0], 0, 1))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(owned.services[1].close())
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    released.set()
+    assert await put == "stored"
+    await closing
+    assert await stored_rows(owned) == [2, 2]
 
 
 async def test_an_unknown_request_names_the_likely_cause() -> None:

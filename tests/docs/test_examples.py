@@ -65,15 +65,29 @@ def test_core_benchmark_runs_and_writes_its_results(tmp_path):
 
 def test_peers_benchmark_runs_and_writes_its_results(tmp_path):
     small = ["--records", "300", "--repeat", "1", "--kind", "small", "--results", str(tmp_path)]
-    output = run_example(
-        "../benchmarks/peers.py", *small, "--only=sqlite", "--only=ours", "--seconds=1"
-    )
+    parts = [f"--only={name}" for name in ("disk", "sqlite", "topics", "backends")]
+    output = run_example("../benchmarks/peers.py", *small, *parts, "--seconds=1")
     (result,) = tmp_path.glob("peers-*.json")
     found = json.loads(result.read_text())
     assert set(found["rates"]["small"]) == {"ingest", "singles", "crowd", "drain"}
-    for rates in found["rates"]["small"].values():
-        assert set(rates) == {"SQLite", "ours, synced", "ours, 1 s", "ours, no log"}
+    topics = {"topic, 1 bucket", "topic, 4 buckets", "topic, 16 buckets"}
+    topics |= {"topic, 4, sync API", "topic, 4, 1 s"}
+    backends = {"backend, synced", "backend, 1 s", "backend, no log"}
+    for work, rates in found["rates"]["small"].items():
+        floor = {"write + fdatasync"} if work != "drain" else set()
+        assert set(rates) == floor | {"SQLite"} | topics | backends
         assert all(rate > 0 for rate in rates.values())
-    assert len([row for row in found["rows"] if row["target"]]) == 4
-    assert output.count("met") + output.count("MISSED") >= 4
+    targets = [row for row in found["rows"] if row["target"]]
+    assert len(targets) == 11
+    assert all(row["median_ratio"] > 0 for row in targets)
+    assert output.count(" met ") + output.count(" MISSED ") == 11
     assert result.with_suffix(".html").read_text().count("<svg") == 4
+
+
+def test_peers_benchmark_measures_recovery_and_latency_between_processes(tmp_path):
+    small = ["--records", "300", "--repeat", "1", "--results", str(tmp_path)]
+    output = run_example("../benchmarks/peers.py", *small, "--only=recovery", "--only=latency")
+    (result,) = tmp_path.glob("peers-*.json")
+    rows = json.loads(result.read_text())["rows"]
+    assert [row["group"] for row in rows] == ["recovery"] * 3 + ["latency"] * 4
+    assert all(row["value"] > 0 and row["name"] in output for row in rows)

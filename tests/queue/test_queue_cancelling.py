@@ -81,3 +81,31 @@ async def test_upgrade_concurrent_with_the_first_puts_reaches_every_bucket(
     await new.close()
     assert [bucket.get("wal_enabled") for bucket in stats["buckets"]] == [True] * 8
     assert stats["total_count"] == 200
+
+
+async def test_a_later_number_does_not_overtake_when_one_between_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = await write_queue(
+        topic="t", storage_path=str(tmp_path), backend="persisting", backend_options=WAL
+    )
+    first_may_go = asyncio.Event()
+    stored: list[int] = []
+    put_parts = writer._topic.put_parts
+
+    async def held(parts: Any, sequence: Any) -> None:
+        if sequence[1] == 1:
+            await first_may_go.wait()
+        await put_parts(parts, sequence)
+        stored.append(sequence[1])
+
+    monkeypatch.setattr(writer._topic, "put_parts", held)
+    puts = [asyncio.create_task(writer.put(numbered(20), sequence=n)) for n in (1, 2, 3)]
+    await asyncio.sleep(0.01)
+    puts[1].cancel()
+    await asyncio.sleep(0.05)
+    assert stored == []
+    first_may_go.set()
+    await asyncio.gather(*puts, return_exceptions=True)
+    assert stored == [1, 2, 3]
+    await writer.close()

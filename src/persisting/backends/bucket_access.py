@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from persisting.bucket.bucket import Bucket
@@ -20,10 +21,11 @@ class BucketAccess:
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
 
-    async def refresh(self) -> None:
-        """Look for a new version if the bucket is open without its lock."""
+    async def refresh(self, *, watch: bool = False) -> None:
+        """Look for new records if the bucket is open without its lock; with ``watch``, later ones
+        wake those who wait already."""
         if self.bucket.options.read_only:
-            await in_thread(self.bucket.refresh)
+            await in_thread(partial(self.bucket.refresh, watch=watch))
 
     async def read(self, read: Callable[[Snapshot], _T]) -> _T:
         """Call ``read`` with a snapshot in a thread.
@@ -36,6 +38,7 @@ class BucketAccess:
             try:
                 return await in_thread(read, snapshot)
             except TableError:
+                self.bucket.expire_view()
                 await self.refresh()
                 if self.bucket.snapshot().view.version == snapshot.view.version:
                     raise

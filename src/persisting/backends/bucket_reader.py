@@ -10,7 +10,6 @@ from typing import Any
 
 from persisting.backends.bucket_access import BucketAccess
 from persisting.backends.fairness import FairYield
-from persisting.bucket.bucket import READER_REFRESH
 from persisting.bucket.snapshot import Page, Snapshot
 from persisting.concurrency.loop_bridge import next_wake
 from persisting.concurrency.pool import in_thread
@@ -106,6 +105,7 @@ class BucketReader:
                     try:
                         rows = next(blocks, None) if quick else await in_thread(_next, blocks)
                     except TableError:
+                        self._bucket.expire_view()
                         await self._access.refresh()
                         if self._bucket.snapshot().view.version == snapshot.view.version:
                             raise
@@ -125,19 +125,19 @@ class BucketReader:
         """Return when there may be records beyond ``offset`` or the epoch has changed."""
         while self._bucket.end <= offset and epoch in (None, self._bucket.epoch):
             self._bucket.check_open()
-            await self._access.refresh()
             await self._next_change(offset, epoch)
 
     async def _next_change(self, offset: int, epoch: int | None) -> None:
         """Wait until there may be records beyond ``offset``, the epoch is not ``epoch``, or the
         bucket is closed."""
         bucket = self._bucket
-        if bucket.options.read_only:
-            await asyncio.sleep(READER_REFRESH)
-            return
         with next_wake(bucket.waiters) as woken:
+            await self._access.refresh(watch=True)
             if bucket.end <= offset and not bucket.closed and epoch in (None, bucket.epoch):
-                await woken
+                if bucket.wait_seconds is None:
+                    await woken
+                else:
+                    await asyncio.wait([woken], timeout=bucket.wait_seconds)
 
     async def offset_at(self, timestamp: int) -> int:
         """Return the first offset whose record arrived at ``timestamp`` or later."""

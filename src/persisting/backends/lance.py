@@ -44,8 +44,10 @@ class LanceBackend(TableBackend):
             Number of records before auto-flush (default: 1000).
         **kwargs
             Further options of :class:`~persisting.options.BucketOptions`; unknown ones are ignored
-            with a warning.
+            with a warning. With ``read_only`` also ``schema_defaults``, of a bucket whose owner is
+            a ``PersistingBackend``: records that are read from its log need them.
         """
+        defaults = kwargs.pop("schema_defaults", None) if kwargs.get("read_only") else None
         options = self._options(
             bucket_id=bucket_id,
             storage_path=storage_path,
@@ -58,7 +60,8 @@ class LanceBackend(TableBackend):
                 f"{options.storage_path} holds a write-ahead log with records that may not be in "
                 "the table yet; open and close it once with PersistingBackend, then open it here"
             )
-        super().__init__(Bucket(options, Rules(vector=vector_item(options.vector_type))))
+        rules = Rules(vector=vector_item(options.vector_type), defaults=defaults)
+        super().__init__(Bucket(options, rules))
 
     @classmethod
     def _options(cls, **given: Any) -> BucketOptions:

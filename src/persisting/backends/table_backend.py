@@ -27,6 +27,7 @@ from persisting.bucket.snapshot_search import OFFSET
 from persisting.concurrency.closing import AsyncClosing
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.concurrency.loop_bridge import LoopWaiter
+from persisting.concurrency.pool import in_thread
 from persisting.options import BucketOptions, check_window
 from persisting.table.layout import EFFECTIVE
 from persisting.table.retention import Limits
@@ -112,6 +113,14 @@ class TableBackend(AsyncClosing):
     async def flush(self) -> None:
         """Persist buffered data; returns when it is in the table and synced."""
         await self._access.flush()
+
+    async def make_durable(self, offset: int) -> int:
+        """Have the records before ``offset`` survive power loss, without a flush if there is a log.
+
+        Returns up to which offset all records do. Without a log nothing is done.
+        """
+        durable: int = await in_thread(self._bucket.sync_through, offset)
+        return durable
 
     # Reading
 

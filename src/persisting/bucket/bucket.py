@@ -25,6 +25,7 @@ from persisting.bucket.buffer import Buffer
 from persisting.bucket.chunk import Chunk, Prepared, copy_row
 from persisting.bucket.flusher import Flusher
 from persisting.bucket.group_commit import GroupCommit, PendingPut, Waiter
+from persisting.bucket.log_view import LogView
 from persisting.bucket.maintenance import Maintenance
 from persisting.bucket.producer_sequences import WRITERS, ProducerSequence, ProducerSequences
 from persisting.bucket.schema_state import EVOLVING, SchemaState
@@ -49,9 +50,6 @@ from persisting.table.versions import Version
 log = logging.getLogger("persisting")
 
 _W = TypeVar("_W", bound=Waiter)
-
-READER_REFRESH = 0.05
-"""Seconds between two checks for a new version by a reader without the lock."""
 
 
 class Bucket:
@@ -80,10 +78,9 @@ class Bucket:
         """Puts wait while the bucket is being restored or files are imported."""
         self.waiters = Waiters()
         self._scanned_fields: set[str] = set()
-        self._refreshed_at = 0.0
+        self._log_view: LogView | None = None
         self._lock: BucketLock | None = None
         self._on_close: Callable[[], None] | None = None
-        self.maintenance = Maintenance(self)
         self.buffer_view = BufferView()
         self.table = Table(
             options.storage_path, self.fs, compression=options.compression, defaults=rules.defaults
@@ -93,6 +90,7 @@ class Bucket:
             weak_callback(self, Bucket.check_open),
             _weak_publish(self),
         )
+        self.maintenance = Maintenance(self, self.table_writer, schema, options, metrics, self.fs)
         self.flusher = Flusher(
             options.storage_path,
             metrics,
@@ -100,6 +98,7 @@ class Bucket:
             commit=weak_callback(self, Bucket._flush),
             buffered=weak_callback(self, lambda bucket: bucket.counts[1]),
             after_flush=weak_callback(self, lambda bucket: bucket.maintenance.schedule_if_needed()),
+            sharing=weak_callback(self, Bucket._buckets_of_log),
         )
         self._pending_by_producer: dict[ProducerSequence, PendingPut] = {}
         try:
@@ -120,6 +119,8 @@ class Bucket:
             )
             schema.include(encoder)
             self.check_defaults()
+            if options.read_only:
+                self._follow_log()
             self.metrics.table_is(len(view.sizes), view.start)
         except OSError as exc:
             self.abandon()
@@ -142,6 +143,17 @@ class Bucket:
         if not folder.is_dir():
             raise InvalidArgument(f"storage_path {folder} does not exist; there is nothing to read")
         self.table.refresh()
+
+    def _follow_log(self) -> None:
+        self._log_view = LogView(
+            self.options.storage_path,
+            self.table,
+            self._buffer,
+            self.schema_state,
+            self.fs,
+            self.waiters,
+        )
+        self._log_view.refresh()
 
     def _open_for_writing(self) -> None:
         folder = self.options.storage_path
@@ -168,6 +180,8 @@ class Bucket:
     def abandon(self) -> None:
         """Release the lock after a failed opening, still marked clean if nothing was written."""
         self.closed = self._released = True  # recovered records stay in the log
+        if self.group_commit is not None:
+            self.group_commit.detach(self)
         if self._lock is not None and self._unlock.detach() is not None:
             untouched = self._lock.left_clean and not self.table.touched
             signature = {k: v for k, v in self._lock.note.items() if k in SIGNATURE}
@@ -207,9 +221,11 @@ class Bucket:
         self._released = True
         self.table_writer.wait_idle()
         try:
-            if self.group_commit is not None and self._on_close is not None:
+            # Once: after this the bucket may have another owner.
+            on_close, self._on_close = self._on_close, None
+            if self.group_commit is not None and on_close is not None:
                 self.group_commit.detach(self)
-                self._on_close()
+                on_close()
         finally:
             self.metrics.remove()
             if self._lock is not None and self._unlock.detach() is not None:
@@ -244,7 +260,8 @@ class Bucket:
         """Warn if acknowledged records without a log are lost with this object."""
         buffer = getattr(self, "_buffer", None)
         rows = buffer.rows if buffer is not None else 0
-        if rows and self.group_commit is None and not self.closed and os.getpid() == self._process:
+        owned = not self.options.read_only and os.getpid() == self._process
+        if rows and self.group_commit is None and not self.closed and owned:
             log.warning(
                 "%s was dropped without close(): %d unflushed records are lost",
                 self.options.storage_path,
@@ -522,20 +539,44 @@ class Bucket:
 
     def expire_view(self) -> None:
         """Make the next :meth:`refresh` check for a new version, however recent the last was."""
-        self._refreshed_at = 0.0
+        if self._log_view is not None:
+            self._log_view.expire()
 
-    def refresh(self) -> None:
-        """Check for a new version if this is a reader without the lock, at most every 50 ms."""
-        if self.options.read_only and time.monotonic() - self._refreshed_at > READER_REFRESH:
+    def refresh(self, *, watch: bool = False) -> None:
+        """Look for new records in the log and for a new version of the table, if this is a reader
+        without the lock; with ``watch``, later changes wake those who wait already."""
+        if self._log_view is not None:
             with self.table_writer.lock:
-                if time.monotonic() - self._refreshed_at <= READER_REFRESH:
-                    return  # another thread has just refreshed
-                self.table.refresh()
-                encoder = self.schema_state.encoder_for(self.table.view)
-                with self.state_lock:
-                    self._buffer.publish(self.table.view, len(self.table.restores), 0)
-                    self._buffer.encoder = encoder
-                self._refreshed_at = time.monotonic()
+                if watch:
+                    self._log_view.watch()
+                self._log_view.refresh()
+                if watch:
+                    self._log_view.watch()  # the log, or the table, may be a new one
+
+    @property
+    def wait_seconds(self) -> float | None:
+        """How long to wait for a wake before looking again, None for as long as it takes."""
+        return None if self._log_view is None else self._log_view.wait_seconds
+
+    def sync_through(self, offset: int) -> int:
+        """Make the acknowledged records before ``offset`` durable; return up to which offset they
+        are. Without a log only a flush makes records durable: nothing is done then. Blocking."""
+        self.check_open()
+        if self._log_view is not None:
+            with self.table_writer.lock:
+                return self._log_view.sync_through(offset)
+        with self.state_lock:
+            persisted, end = self._buffer.view.end, self._buffer.end
+            chunks = self._buffer.chunks
+            sequence = chunks[-1].sequence if chunks else 0
+        if offset <= persisted or self.group_commit is None:
+            return end if self.group_commit is None else persisted
+        try:
+            self.group_commit.sync_through(sequence)
+        except WALError as exc:
+            log.error("%s; flushing to the table instead", exc)
+            self.flush_now()
+        return end
 
     # Flushing
 
@@ -602,6 +643,9 @@ class Bucket:
         sequence = max(self.table.sequence, chunks[-1].sequence, at_least)
         self.table_writer.append(chunks, encoder, self.rules, sequence, producers)
         return True
+
+    def _buckets_of_log(self) -> int:
+        return 1 if self.group_commit is None else self.group_commit.bucket_count
 
     def publish_table(self, flushed: int = 0) -> None:
         """Show the table's newest version to readers; drop the ``flushed`` first chunks.

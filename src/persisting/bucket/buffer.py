@@ -45,7 +45,7 @@ class Buffer:
     ) -> None:
         """Accept a plain row."""
         self._last_arrival = max(self._last_arrival, arrival)
-        self._open_tail(encoder).add(row, nbytes, self._last_arrival)
+        self._open_tail(encoder, 1, nbytes).add(row, nbytes, self._last_arrival)
         self.rows += 1
         self.nbytes += nbytes
 
@@ -57,7 +57,8 @@ class Buffer:
             self.nbytes += chunk.nbytes
             self.log_bytes += chunk.log_bytes
             if chunk.is_open:
-                self._open_tail(chunk.encoder).absorb(chunk, self._last_arrival)
+                tail = self._open_tail(chunk.encoder, chunk.count, chunk.nbytes)
+                tail.absorb(chunk, self._last_arrival)
                 continue
             chunk.arrival = self._last_arrival
             if chunk.times is not None:  # recovered: the clock may have gone back since
@@ -66,10 +67,10 @@ class Buffer:
             self.chunks.append(chunk)
             self.encoder = chunk.encoder
 
-    def _open_tail(self, encoder: RecordEncoder) -> Chunk:
-        """Return a chunk at the end that takes plain rows."""
+    def _open_tail(self, encoder: RecordEncoder, count: int, nbytes: int) -> Chunk:
+        """Return a chunk at the end that takes so many plain rows."""
         tail = self.chunks[-1] if self.chunks else None
-        if tail is None or not tail.can_take(encoder):
+        if tail is None or not tail.can_take(encoder, count, nbytes):
             self._seal_tail()
             tail = Chunk(encoder, rows=[])
             self.chunks.append(tail)
@@ -97,6 +98,27 @@ class Buffer:
         self.rows -= sum(chunk.count for chunk in done)
         self.nbytes -= sum(chunk.nbytes for chunk in done)
         self.log_bytes -= sum(chunk.log_bytes for chunk in done)
+
+    def show(self, view: TableView, epoch: int) -> None:
+        """Show a new view of the table, which may hold the first buffered rows."""
+        left = view.end - self.view.end
+        flushed = 0
+        for chunk in self.chunks:
+            if chunk.count > left:
+                break
+            left -= chunk.count
+            flushed += 1
+        rest = self.chunks[flushed].without(left) if left and flushed < len(self.chunks) else None
+        if rest is not None:
+            self.rows -= left
+            self.nbytes -= self.chunks[flushed].nbytes - rest.nbytes
+            self.log_bytes -= self.chunks[flushed].log_bytes - rest.log_bytes
+            self.chunks[flushed] = rest
+        self.publish(view, epoch, flushed)
+
+    def replace(self, view: TableView, epoch: int) -> None:
+        """Show another view of the table, and drop all buffered rows."""
+        self.publish(view, epoch, len(self.chunks))
 
     def snapshot(self, defaults: Mapping[str, Any]) -> Snapshot:
         """Return the records at this point in time."""

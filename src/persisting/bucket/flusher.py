@@ -19,7 +19,8 @@ log = logging.getLogger("persisting")
 
 _RETRY_SECONDS = 1.0
 FLUSH_PAUSE = 0.1
-"""Minimum seconds between two flushes that the threshold starts."""
+"""Minimum seconds between two flushes that the threshold starts, times the number of buckets that
+share a log: all flushes of a process compete for the same processors and the same disk."""
 
 
 class Flusher:
@@ -33,16 +34,18 @@ class Flusher:
         commit: Callable[[], bool],
         buffered: Callable[[], int],
         after_flush: Callable[[], None],
+        sharing: Callable[[], int],
     ) -> None:
         """``commit`` writes the buffer to the table and returns whether there was anything;
-        ``buffered`` returns the rows that are left. None of the callables may keep the bucket
-        alive."""
+        ``buffered`` returns the rows that are left, ``sharing`` how many buckets use the log. None
+        of the callables may keep the bucket alive."""
         self.error: str | None = None
         self.count = 0
         self.lock = threading.Lock()
         """Held during a flush. The first lock of all: nothing else is held when it is taken."""
         self._folder, self._metrics, self._interval = folder, metrics, interval
         self._commit, self._buffered, self._after_flush = commit, buffered, after_flush
+        self._sharing = sharing
         self._task = CoalescedTask(weak_callback(self, Flusher.flush))
         self._interval_due = self._pause_due = False
         self._flushed_at = 0.0
@@ -67,9 +70,10 @@ class Flusher:
         """
         if self._task.pending:
             return
-        pause = self._flushed_at + FLUSH_PAUSE - time.monotonic()
+        pause_after = FLUSH_PAUSE * max(1, self._sharing())
+        pause = self._flushed_at + pause_after - time.monotonic()
         if self._task.active:
-            pause = FLUSH_PAUSE  # a flush is running: the pause begins with its end
+            pause = pause_after  # a flush is running: the pause begins with its end
         if pause <= 0 or urgent:
             self.request()
         elif not self._pause_due:

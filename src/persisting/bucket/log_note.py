@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,10 +25,18 @@ _NAME = re.compile(r"[0-9]{20}-[0-9a-f]{8}")
 
 
 class _Note(msgspec.Struct):
-    """The content of the file: the name of the log's folder."""
+    """The content of the file: the name of the log's folder, and the bucket's number in it."""
 
     format: int
     log: str
+    bucket: int
+
+
+class LogNote(NamedTuple):
+    """The log that may hold records of a bucket, and the number that the bucket has there."""
+
+    folder: Path
+    bucket: int
 
 
 def is_log_name(name: str) -> bool:
@@ -40,8 +49,8 @@ def logs_folder(bucket: Path) -> Path:
     return bucket.parent / LOGS_FOLDER
 
 
-def noted_log(bucket: Path, fs: FileSystem) -> Path | None:
-    """Return the folder of the log that may hold records of a bucket; None if there is none."""
+def read(bucket: Path, fs: FileSystem) -> LogNote | None:
+    """Return the log that may hold records of a bucket; None if there is none."""
     path = bucket / FILE
     try:
         data = fs.read(path)
@@ -59,7 +68,13 @@ def noted_log(bucket: Path, fs: FileSystem) -> Path | None:
         ) from exc
     if not is_log_name(note.log):
         raise WALError(f"{path} names {note.log!r}, which is no log of a topic; restore it")
-    return logs_folder(bucket) / note.log
+    return LogNote(logs_folder(bucket) / note.log, note.bucket)
+
+
+def noted_log(bucket: Path, fs: FileSystem) -> Path | None:
+    """Return the folder of the log that may hold records of a bucket; None if there is none."""
+    note = read(bucket, fs)
+    return None if note is None else note.folder
 
 
 def notes_in(topic: Path, fs: FileSystem) -> dict[int, Path]:
@@ -79,15 +94,15 @@ def logs_in(topic: Path, fs: FileSystem) -> list[Path]:
     return [folder / n for n in fs.list(folder) if is_log_name(n)] if folder.is_dir() else []
 
 
-def write(bucket: Path, log: Path, fs: FileSystem) -> None:
-    """Note durably that a log may hold records of a bucket."""
+def write(bucket: Path, log: Path, number: int, fs: FileSystem) -> None:
+    """Note durably that a log may hold records of a bucket, under this number."""
     with os_errors_as("write", bucket / FILE):
-        fs.write_file(bucket / FILE, content(log))
+        fs.write_file(bucket / FILE, content(log, number))
 
 
-def content(log: Path) -> bytes:
-    """Return the content of a note that names this log."""
-    return msgspec.json.encode(_Note(format=FORMAT, log=log.name)) + b"\n"
+def content(log: Path, number: int) -> bytes:
+    """Return the content of a note that names this log, and the bucket's number in it."""
+    return msgspec.json.encode(_Note(format=FORMAT, log=log.name, bucket=number)) + b"\n"
 
 
 def clear(bucket: Path, fs: FileSystem) -> None:

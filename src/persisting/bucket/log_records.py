@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -26,16 +26,18 @@ from persisting.wal.frame import BATCH, RECORDS, SCHEMA, Frame
 MIN_COMPRESSED_BYTES = 256
 _HEAD = struct.Struct("<I")
 
+_Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
 
 class Section(msgspec.Struct, array_like=True, frozen=True):
     """The rows of one bucket in a frame; sections and their rows are in the same order."""
 
-    bucket: int
-    epoch: int
+    bucket: _Natural
+    epoch: _Natural
     """How often the bucket had been restored to an older version."""
-    offset: int
+    offset: _Natural
     """The offset of the first row in its bucket."""
-    rows: int
+    rows: _Natural
     producers: list[ProducerSequence] = []
     """The numbered puts that these rows complete."""
 
@@ -80,8 +82,8 @@ def read_schema(frame: Frame, place: Any) -> pa.Schema:
     """Return the schema in a frame."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(decompressed(frame, frame.payload)))
-    except (pa.ArrowException, OSError, ValueError) as exc:
-        raise _unreadable("schema", frame, place, exc) from exc
+    except (pa.ArrowException, EOFError, OSError, ValueError) as exc:
+        raise _unreadable("schema", frame.sequence, place, exc) from exc
 
 
 def read_sections(frame: Frame, place: Any) -> list[Section]:
@@ -95,20 +97,19 @@ def split_payload(frame: Frame, place: Any) -> tuple[list[Section], memoryview]:
     try:
         (length,) = _HEAD.unpack_from(payload)
         end = _HEAD.size + length
+        if end > len(payload):
+            raise ValueError("it is longer than its frame")
         return _sections_decoder.decode(payload[_HEAD.size : end]), payload[end:]
-    except (struct.error, msgspec.DecodeError) as exc:
-        raise _unreadable("list of sections", frame, place, exc) from exc
+    except (struct.error, ValueError, RecursionError) as exc:
+        raise _unreadable("list of sections", frame.sequence, place, exc) from exc
 
 
-def read_values(frame: Frame, stored: memoryview, width: int, place: Any) -> list[list[Any]]:
-    """Return the rows of a ``RECORDS`` frame as lists of ``width`` values."""
+def read_values(raw: bytes | memoryview, sequence: int, place: Any) -> list[list[Any]]:
+    """Return the rows of a ``RECORDS`` frame as lists of values."""
     try:
-        rows = _rows_decoder.decode(decompressed(frame, stored))
-    except (msgspec.DecodeError, ValueError) as exc:
-        raise _unreadable("records", frame, place, exc) from exc
-    if any(len(row) != width for row in rows):
-        raise _unreadable("records", frame, place, ValueError("a row has another number of fields"))
-    return rows
+        return _rows_decoder.decode(raw)
+    except (ValueError, RecursionError) as exc:
+        raise _unreadable("records", sequence, place, exc) from exc
 
 
 def read_batch(
@@ -119,9 +120,18 @@ def read_batch(
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(decompressed(frame, stored)), schema)
         batch.validate()
-    except (pa.ArrowException, OSError, ValueError) as exc:
-        raise _unreadable("records", frame, place, exc) from exc
+    except (pa.ArrowException, EOFError, OSError, ValueError) as exc:
+        raise _unreadable("records", frame.sequence, place, exc) from exc
     return batch
+
+
+def check_rows(sequence: int, needed: int, rows: int, place: Any) -> None:
+    """Raise if a frame has fewer rows than its sections need."""
+    if needed > rows:
+        raise WALError(
+            f"the frame at sequence {sequence} of the log in {place} has {rows} rows, but its "
+            f"sections need {needed}: the log was not written by persisting"
+        )
 
 
 def checked_schema(encoder: RecordEncoder | None, frame: Frame, place: Any) -> pa.Schema:
@@ -135,22 +145,34 @@ def checked_schema(encoder: RecordEncoder | None, frame: Frame, place: Any) -> p
 
 
 def chunk_of_values(
-    encoder: RecordEncoder, values: Sequence[Sequence[Any]], frame: Frame, place: Any
+    encoder: RecordEncoder, values: Sequence[Sequence[Any]], sequence: int, place: Any
 ) -> Chunk:
     """Return rows of values as a chunk."""
-    names = encoder.schema.names
+    schema = encoder.schema
     try:
-        batch = encoder.to_batch([dict(zip(names, row, strict=True)) for row in values])
-    except (pa.ArrowException, TypeError, ValueError) as exc:
-        raise _unreadable("records", frame, place, exc) from exc
+        columns = list(zip(*values, strict=True)) or [()] * len(schema)
+        if len(columns) != len(schema):
+            raise ValueError("a row has another number of fields than its schema")
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as exc:
+        raise _unreadable("records", sequence, place, exc) from exc
     return Chunk(encoder, batch=batch)
+
+
+def unknown_kind(frame: Frame, place: Any) -> WALError:
+    """Return the error for a frame that this version does not know."""
+    return WALError(
+        f"the log in {place} holds a frame of unknown kind {frame.kind} at sequence "
+        f"{frame.sequence}; it was written by a newer version, upgrade persisting"
+    )
 
 
 def decompressed(frame: Frame, stored: bytes | memoryview) -> bytes:
     return bytes(codec.decompress(frame.codec, stored, frame.raw_length))
 
 
-def _unreadable(what: str, frame: Frame, place: Any, exc: BaseException) -> WALError:
+def _unreadable(what: str, sequence: int, place: Any, exc: BaseException) -> WALError:
     return WALError(
-        f"the {what} at sequence {frame.sequence} of the log in {place} cannot be read: {exc}"
+        f"the {what} at sequence {sequence} of the log in {place} cannot be read: {exc}"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,16 @@ import pyarrow as pa
 
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.chunk import ROWS_AT_ONCE, Chunk
+from persisting.bucket.log_index import StoredSection
 from persisting.bucket.log_records import (
-    Section,
-    checked_schema,
+    check_rows,
     chunk_of_values,
     decompressed,
     read_batch,
     read_schema,
     read_values,
     split_payload,
+    unknown_kind,
 )
 from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.errors import WALError
@@ -45,9 +46,9 @@ def recover(bucket: Bucket) -> Log:
     folder = bucket.options.storage_path / FOLDER
     bucket.fs.make_folder(folder)
     bucket.fs.sync_folder(folder.parent)
-    recovery = Recovery(folder, bucket.fs, bucket.table.sequence, bucket.number)
+    recovery = Recovery(folder, bucket.fs, bucket.table.sequence)
     replay = Replay(bucket, folder, bucket.table.sequence)
-    replay.add_all(recovery.frames())
+    replay.add_frames(recovery.frames())
     replay.finish()
     recovered = recovery.open_log()
     recovered.release(bucket.table.sequence)
@@ -55,76 +56,113 @@ def recover(bucket: Bucket) -> Log:
 
 
 class Replay:
-    """Brings the frames of a log into one bucket, in order and each record once."""
+    """Brings the records of a log into one bucket, in order and each record once."""
 
     def __init__(self, bucket: Bucket, folder: Path, after: int) -> None:
         """``after`` is the last sequence that the bucket's table holds."""
         self._bucket, self._folder, self._after = bucket, folder, after
         self._encoder: RecordEncoder | None = None
         self._rows = RecoveredRows(bucket, folder)
-        self.records = 0
+        self._records = 0
 
-    def add_all(self, frames: Iterable[Frame]) -> None:
+    def add_frames(self, frames: Iterable[Frame]) -> None:
+        """Replay all frames that hold records of the bucket and are not in its table."""
         for frame in frames:
-            self.add(frame)
+            if frame.kind == SCHEMA:
+                self._use_schema(read_schema(frame, self._folder))
+            elif frame.kind == START or frame.sequence <= self._after:
+                continue
+            elif frame.kind in (BATCH, RECORDS):
+                self._add_sections(frame)
+            elif frame.kind == MARK:
+                self._rows.add_producers([_read_producer(frame, self._folder)])
+            elif frame.kind == ROWS:
+                self._add_rows_of_format_1(frame)
+            else:
+                raise unknown_kind(frame, self._folder)
 
-    def add(self, frame: Frame) -> None:
-        """Replay a frame, unless the table holds its records."""
-        if frame.kind == SCHEMA:
-            self.use_schema(read_schema(frame, self._folder))
-        elif frame.kind == START or frame.sequence <= self._after:
-            return
-        elif frame.kind in (BATCH, RECORDS):
-            sections, stored = split_payload(frame, self._folder)
-            first = 0
-            for section in sections:
-                if section.bucket == self._bucket.number:
-                    self._add_section(frame, section, first, stored)
-                first += section.rows
-        elif frame.kind == MARK:
-            self._rows.add_producer(_read_producer(frame, self._folder))
-        elif frame.kind == ROWS:
-            batch = read_batch(frame, memoryview(frame.payload), self._encoder, self._folder)
-            assert self._encoder is not None
-            self._rows.add(frame, Chunk(self._encoder, batch=batch, nbytes=frame.raw_length), None)
-            self.records += batch.num_rows
-        else:
-            raise WALError(
-                f"the log in {self._folder} holds a frame of unknown kind {frame.kind} at sequence "
-                f"{frame.sequence}; it was written by a newer version, upgrade persisting"
-            )
+    def add_sections(self, sections: Iterable[StoredSection]) -> None:
+        """Replay sections of an indexed log."""
+        for section in sections:
+            self._use_schema(section.schema)
+            if section.values is not None:
+                values = read_values(section.values, section.sequence, self._folder)
+                self._add_values(section, values)
+            elif section.frame is not None:
+                self._add_frame(section, section.frame)
 
-    def use_schema(self, schema: pa.Schema) -> None:
+    def _use_schema(self, schema: pa.Schema) -> None:
         """Read the following rows with this schema."""
-        if self._encoder is None or not self._encoder.schema.equals(schema):
+        if self._encoder is None or not (
+            self._encoder.schema is schema or self._encoder.schema.equals(schema)
+        ):
             self._rows.hand_over()
             self._encoder = RecordEncoder(schema, self._bucket.rules)
 
-    def _add_section(self, frame: Frame, section: Section, first: int, stored: memoryview) -> None:
-        schema = checked_schema(self._encoder, frame, self._folder)
-        assert self._encoder is not None
-        for producer in section.producers:
-            self._rows.add_producer(producer)
-        place = section.epoch, section.offset
-        last = first + section.rows
+    def _add_sections(self, frame: Frame) -> None:
+        """Replay a frame of the bucket's own log: all its sections are of this bucket."""
+        sections, _ = split_payload(frame, self._folder)
+        first = 0
+        for section in sections:
+            stored = StoredSection(
+                frame.sequence,
+                frame.arrival,
+                (section.epoch, section.offset),
+                first,
+                section.rows,
+                section.producers,
+                None,
+                None,
+                frame,
+            )
+            self._add_frame(stored, frame)
+            first += section.rows
+
+    def _add_frame(self, section: StoredSection, frame: Frame) -> None:
+        _, stored = split_payload(frame, self._folder)
         if frame.kind == RECORDS:
-            values = read_values(frame, stored, len(schema), self._folder)
-            _check_rows(frame, last, len(values), self._folder)
-            self._rows.add_values(frame, self._encoder, values[first:last], place)
-        else:
-            batch = read_batch(frame, stored, self._encoder, self._folder)
-            _check_rows(frame, last, batch.num_rows, self._folder)
-            part = batch.slice(first, section.rows)
-            self._rows.add(frame, Chunk(self._encoder, batch=part), place)
-        self.records += section.rows
+            raw = decompressed(frame, stored)
+            self._add_values(section, read_values(raw, frame.sequence, self._folder))
+            return
+        batch = read_batch(frame, stored, self._encoder, self._folder)
+        self._check_rows(section, batch.num_rows)
+        assert self._encoder is not None
+        part = Chunk(self._encoder, batch=batch.slice(section.first, section.rows))
+        self._rows.add_producers(section.producers)
+        self._rows.add(part, section.sequence, section.arrival, section.place)
+        self._records += section.rows
+
+    def _add_values(self, section: StoredSection, values: list[list[Any]]) -> None:
+        if section.rows != len(values):
+            self._check_rows(section, len(values))
+            values = values[section.first : section.first + section.rows]
+        if self._encoder is None:
+            raise WALError(
+                f"the log in {self._folder} has records at sequence {section.sequence} without a "
+                "schema before them"
+            )
+        if section.producers:
+            self._rows.add_producers(section.producers)
+        self._rows.add_values(self._encoder, values, section)
+        self._records += section.rows
+
+    def _add_rows_of_format_1(self, frame: Frame) -> None:
+        batch = read_batch(frame, memoryview(frame.payload), self._encoder, self._folder)
+        assert self._encoder is not None
+        chunk = Chunk(self._encoder, batch=batch, nbytes=frame.raw_length)
+        self._rows.add(chunk, frame.sequence, frame.arrival, None)
+        self._records += batch.num_rows
+
+    def _check_rows(self, section: StoredSection, rows: int) -> None:
+        check_rows(section.sequence, section.first + section.rows, rows, self._folder)
 
     def finish(self) -> None:
         """Hand over the last rows, and report what was replayed."""
         self._rows.hand_over()
         self._bucket.finish_recovery()
-        if self.records:
-            self._bucket.metrics.recovered(self.records)
-            log.info("recovered %d records from the log in %s", self.records, self._folder)
+        if self._records:
+            self._bucket.metrics.recovered(self._records)
+            log.info("recovered %d records from the log in %s", self._records, self._folder)
 
 
 class RecoveredRows:
@@ -134,25 +172,26 @@ class RecoveredRows:
         self._bucket, self._folder = bucket, folder
         self._chunks: list[Chunk] = []
         self._values: list[list[Any]] = []
-        self._value_frames: list[tuple[Frame, int]] = []
+        self._arrivals: list[int] = []
+        self._first_sequence = self._sequence = 0
         self._producers: list[ProducerSequence] = []
         self._place: tuple[int, int] | None = None
         self._rows = self._nbytes = 0
-        self._value_encoder: RecordEncoder | None = None
+        self._encoder: RecordEncoder | None = None
 
-    def add_producer(self, producer: ProducerSequence) -> None:
-        """Remember a numbered put with the rows that follow: a flush in the middle of them leaves
+    def add_producers(self, producers: Sequence[ProducerSequence]) -> None:
+        """Remember numbered puts with the rows that follow: a flush in the middle of them leaves
         the rest of the rows in the log."""
-        if producer not in self._producers:
-            self._producers.append(producer)
+        self._producers += [p for p in producers if p not in self._producers[-16:]]
 
-    def add(self, frame: Frame, chunk: Chunk, place: tuple[int, int] | None) -> None:
+    def add(self, chunk: Chunk, sequence: int, arrival: int, place: tuple[int, int] | None) -> None:
+        """Add rows of a chunk; ``place`` is their epoch and offset, None if it is not known."""
         self._convert_values()
         if self._nbytes + chunk.nbytes > _JOINED_BYTES:
             self._deliver()
         self._begin(place)
-        chunk.logged(frame.sequence, max(1, chunk.nbytes))
-        chunk.arrival = frame.arrival
+        chunk.logged(sequence, max(1, chunk.nbytes))
+        chunk.arrival = arrival
         self._chunks.append(chunk)
         self._rows += chunk.count
         self._nbytes += chunk.nbytes
@@ -160,25 +199,25 @@ class RecoveredRows:
             self._deliver()
 
     def add_values(
-        self,
-        frame: Frame,
-        encoder: RecordEncoder,
-        values: list[list[Any]],
-        place: tuple[int, int],
+        self, encoder: RecordEncoder, values: list[list[Any]], section: StoredSection
     ) -> None:
-        if self._value_encoder is not encoder:
+        """Add plain rows."""
+        if self._encoder is not encoder:
             self._convert_values()
-            self._value_encoder = encoder
-        self._begin(place)
+            self._encoder = encoder
+        self._begin(section.place)
+        if not self._values:
+            self._first_sequence = section.sequence
         self._values += values
-        self._value_frames.append((frame, len(values)))
+        self._arrivals += [section.arrival] * len(values)
+        self._sequence = section.sequence
         self._rows += len(values)
-        self._nbytes += frame.raw_length
+        self._nbytes += len(section.values or ())
         if self._rows >= ROWS_AT_ONCE or self._nbytes > _JOINED_BYTES:
             self.hand_over()
 
     def _begin(self, place: tuple[int, int] | None) -> None:
-        """Check that rows follow those before them; ``place`` is their epoch and offset."""
+        """Check that rows follow those before them."""
         if not self._rows:
             self._place = place
         elif place is not None and self._place is not None:
@@ -188,33 +227,30 @@ class RecoveredRows:
                 self._place = place
 
     def _convert_values(self) -> None:
-        """Convert all rows of values in one step."""
+        """Convert all plain rows in one step."""
         if not self._values:
             return
         values, self._values = self._values, []
-        frames, self._value_frames = self._value_frames, []
-        assert self._value_encoder is not None
-        chunk = chunk_of_values(self._value_encoder, values, frames[-1][0], self._folder)
-        chunk.logged(frames[-1][0].sequence, max(1, sum(f.raw_length for f, _ in frames)))
-        chunk.first_sequence = frames[0][0].sequence
-        if len(frames) > 1:
-            times = np.repeat([f.arrival for f, _ in frames], [count for _, count in frames])
-            chunk.times = np.maximum.accumulate(times)
-        chunk.arrival = max(f.arrival for f, _ in frames)
+        arrivals, self._arrivals = self._arrivals, []
+        assert self._encoder is not None
+        chunk = chunk_of_values(self._encoder, values, self._sequence, self._folder)
+        chunk.logged(self._sequence, max(1, chunk.nbytes))
+        chunk.first_sequence = self._first_sequence
+        chunk.times = np.maximum.accumulate(np.array(arrivals, "int64"))
+        chunk.arrival = int(chunk.times[-1])
         self._chunks.append(chunk)
 
     def hand_over(self) -> None:
+        """Give everything collected so far to the bucket."""
         self._convert_values()
         self._deliver()
 
     def _deliver(self) -> None:
         chunks, self._chunks, self._rows, self._nbytes = self._chunks, [], 0, 0
-        producers, self._producers = self._producers, []
-        place, self._place = self._place, None
         if chunks:
+            producers, self._producers = self._producers, []
+            place, self._place = self._place, None
             self._bucket.accept_recovered(_joined(chunks), producers, place)
-        else:
-            self._producers = producers
 
 
 def _joined(chunks: list[Chunk]) -> Chunk:
@@ -227,14 +263,6 @@ def _joined(chunks: list[Chunk]) -> Chunk:
         whole.times = np.maximum.accumulate(times)
         whole.arrival = int(whole.times[-1])
     return whole
-
-
-def _check_rows(frame: Frame, needed: int, rows: int, folder: Path) -> None:
-    if needed > rows:
-        raise WALError(
-            f"the frame at sequence {frame.sequence} of the log in {folder} has {rows} rows, but "
-            f"its sections have {needed}: the log was not written by persisting"
-        )
 
 
 def _read_producer(frame: Frame, folder: Path) -> ProducerSequence:

@@ -60,6 +60,10 @@ class ProducerSequences:
         """Return the last number of a producer, -1 if there is none."""
         return self._last.get(producer, -1)
 
+    def all(self) -> list[ProducerSequence]:
+        """Return the last put of each producer, the most recent producer last."""
+        return list(self._last.items())
+
     def remember(self, sequences: list[ProducerSequence]) -> None:
         """Note puts as stored; forget the oldest producers beyond the maximum."""
         for producer, number in sequences:

@@ -28,6 +28,11 @@ class Waiters:
             with self._lock:
                 self._callbacks.pop(key, None)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits."""
+        return not self._callbacks
+
     def wake(self) -> None:
         """Call every callback that waits."""
         if not self._callbacks:

@@ -73,6 +73,13 @@ def find_recovered(topic: str, storage: str) -> TopicFolder:
     return source
 
 
+def find_followed(topic: str, storage: str) -> TopicFolder:
+    """Find a topic to read by snapshots, which include its owner's log."""
+    source = find_topic(topic, storage)
+    source.recover_own_logs()
+    return source
+
+
 def note_unflushed(source: TopicFolder) -> None:
     """Print a note if an owner has the topic open and may hold records outside the table."""
     from persisting.bucket.log_note import noted_log

@@ -13,9 +13,11 @@ import pyarrow as pa
 
 from persisting.bucket.snapshot import Page
 from persisting.cluster import wire
+from persisting.cluster.host import host_on
 from persisting.cluster.locator import LOST, OwnerLocator, Patience
 from persisting.cluster.placement import bucket_key
 from persisting.cluster.put_pipeline import PutPipeline
+from persisting.cluster.service import BucketService
 from persisting.cluster.transport import Transport
 from persisting.cluster.watcher import EndWatcher
 from persisting.cluster.wire import Reply, Request
@@ -45,7 +47,9 @@ class RemoteTopic(ConfiguredTopic):
         """``home`` is the node that holds a topic in memory, which cannot move."""
         self._transport, self._place, self._config, self._home = transport, place, config, home
         self._storage_path = storage_path
+        self._locators: dict[int, OwnerLocator] = {}
         self._clients: dict[int, RemoteBucketClient] = {}
+        self._puts = PutPipeline(self._locator)
 
     @property
     def config(self) -> TopicConfig:
@@ -55,8 +59,8 @@ class RemoteTopic(ConfiguredTopic):
     def folder(self) -> Path | None:
         return None if self._home is not None else Path(self._place)
 
-    def bucket(self, bucket: int) -> RemoteBucketClient:
-        if bucket not in self._clients:
+    def _locator(self, bucket: int) -> OwnerLocator:
+        if bucket not in self._locators:
             opening = Request(
                 "open",
                 {
@@ -67,13 +71,66 @@ class RemoteTopic(ConfiguredTopic):
                 },
             )
             key = bucket_key(self._place, bucket)
-            self._clients[bucket] = RemoteBucketClient(self._transport, key, opening, self._home)
+            self._locators[bucket] = OwnerLocator(self._transport, key, opening, self._home)
+        return self._locators[bucket]
+
+    def bucket(self, bucket: int) -> RemoteBucketClient:
+        if bucket not in self._clients:
+            client = RemoteBucketClient(bucket, self._locator(bucket), self._puts)
+            self._clients[bucket] = client
         return self._clients[bucket]
 
     async def put_parts(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
     ) -> None:
-        await asyncio.gather(*(self.bucket(b).put(rows, sequence) for b, rows in parts))
+        """Store rows in several buckets, with one call per owner.
+
+        Each owner stores its part as a whole, independently of the other owners.
+        """
+        if len(parts) == 1:
+            ((bucket, rows),) = parts
+            await self.bucket(bucket).put(rows, sequence)
+            return
+        owned: list[tuple[int, Rows]] = []
+        others: list[tuple[int, Rows]] = []
+        for part in parts:
+            is_direct = self.bucket(part[0]).direct_service() is not None
+            (owned if is_direct else others).append(part)
+        if not others:
+            await self._put_directly(owned, sequence)
+            return
+        under_way = self._start(others, sequence)
+        if not owned:
+            await under_way
+            return
+        try:
+            await self._put_directly(owned, sequence)
+        except Exception:
+            await asyncio.gather(under_way, return_exceptions=True)
+            raise
+        except BaseException:
+            under_way.cancel()
+            raise
+        await under_way
+
+    def _start(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None
+    ) -> asyncio.Future[None]:
+        if sequence is None:
+            return self._puts.start(parts)
+        return asyncio.ensure_future(self._puts.put_sequenced(parts, sequence))
+
+    async def _put_directly(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None
+    ) -> None:
+        """Store rows in buckets that this process owns."""
+        host = host_on(self._transport.node)
+        topic = host.topics.get(self._place) if host is not None else None
+        if topic is not None:
+            with suppress(BucketClosed):  # the topic is being closed; nothing was stored
+                if not await topic.put_parts(parts, sequence):
+                    return
+        await self._start(parts, sequence)  # a bucket has just moved; nothing was stored
 
     async def close(self) -> None:
         """Finish the puts that are under way; the buckets stay with their owners."""
@@ -88,29 +145,35 @@ class RemoteTopic(ConfiguredTopic):
 class RemoteBucketClient:
     """A bucket of a cluster, reached directly while this process owns it."""
 
-    def __init__(self, transport: Transport, key: str, opening: Request, home: str | None) -> None:
-        self._locator = OwnerLocator(transport, key, opening, home)
-        self._puts = PutPipeline(self._locator)
-        self._watcher = EndWatcher(self._locator)
+    def __init__(self, bucket: int, locator: OwnerLocator, puts: PutPipeline) -> None:
+        """``puts`` is shared by all buckets of the topic."""
+        self._bucket, self._locator, self._puts = bucket, locator, puts
+        self._watcher = EndWatcher(locator)
 
-    async def put(self, rows: Rows, mark: ProducerSequence | None = None) -> None:
+    def direct_service(self) -> BucketService | None:
+        """Return the bucket itself if this process owns it and a put to it can go directly:
+        none that was called earlier is still on its way."""
         service = self._locator.local_service()
-        if service is not None and not self._puts.is_busy:
+        return service if service is not None and not self._puts.is_busy(self._bucket) else None
+
+    async def put(self, rows: Rows, sequence: ProducerSequence | None = None) -> None:
+        service = self.direct_service()
+        if service is not None:
             with suppress(BucketClosed):  # it has just moved; nothing was stored
-                await service.direct(lambda client: client.put(rows, mark))
+                await service.direct(lambda client: client.put(rows, sequence))
                 return
-        if mark is not None:
-            await self._puts.put_sequenced(rows, mark)
+        if sequence is not None:
+            await self._puts.put_sequenced([(self._bucket, rows)], sequence)
         else:
-            await self._puts.put(rows)
+            await self._puts.start([(self._bucket, rows)])
 
     async def drain(self) -> None:
-        """Return when no put is under way."""
-        await self._puts.drain()
+        """Return when the puts to the bucket that are under way have ended."""
+        await self._puts.drain(self._bucket)
 
     async def close(self) -> None:
         """Finish the puts that are under way and stop watching."""
-        await self._puts.drain()
+        await self.drain()
         await self._watcher.close()
 
     async def reopen(self) -> None:

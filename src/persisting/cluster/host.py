@@ -16,6 +16,7 @@ import msgspec
 from persisting import fs as filesystem
 from persisting import lock
 from persisting.cluster import interpreter_exit, wire
+from persisting.cluster.owned_topic import OwnedTopic
 from persisting.cluster.placement import LANES, bucket_key, lane_endpoint, ranked
 from persisting.cluster.service import BucketService
 from persisting.cluster.transport import HOST_ENDPOINT, HostTransport, Unreachable
@@ -24,7 +25,7 @@ from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.topic import spec as topics
 from persisting.topic.address import TopicAddress
-from persisting.topic.local import LocalHandle, open_for_writing
+from persisting.topic.local import open_for_writing
 from persisting.topic.registry import list_backends
 from persisting.topic.spec import TopicConfig, TopicSpec
 
@@ -43,7 +44,7 @@ class Host:
         self.node = transport.node
         self.buckets: dict[str, BucketService] = {}
         self.closed = False
-        self._topics: dict[str, LocalHandle] = {}
+        self.topics: dict[str, OwnedTopic] = {}
         self._opening = asyncio.Lock()
         self._rebalancer: asyncio.Task[None] | None = None
 
@@ -65,12 +66,12 @@ class Host:
                     await self._close_bucket(key)
                 except Exception as exc:
                     failures.append(exc)
-            for handle in self._topics.values():
+            for topic in self.topics.values():
                 try:
-                    await handle.close()
+                    await topic.handle.close()
                 except Exception as exc:
                     failures.append(exc)
-            self._topics.clear()
+            self.topics.clear()
         if all(host.closed for host in _hosts.values()):
             lock.IDENTITY.clear()
         if failures:
@@ -98,9 +99,9 @@ class Host:
     def topics_named(self, topic: str) -> list[dict[str, Any]]:
         """Return the open topics of this name: where each is and how it is configured."""
         return [
-            {"place": place, "config": msgspec.to_builtins(handle.config), "node": self.node}
-            for place, handle in self._topics.items()
-            if handle.name == topic
+            {"place": place, "config": msgspec.to_builtins(owned.handle.config), "node": self.node}
+            for place, owned in self.topics.items()
+            if owned.handle.name == topic
         ]
 
     async def open_bucket(
@@ -111,12 +112,14 @@ class Host:
         async with self._opening:
             if self.closed:
                 raise StorageError(f"node {self.node} is shutting down")
-            handle = await self._topic(place, storage_path, config)
+            topic = await self._topic(place, storage_path, config)
             if key in self.buckets and self.buckets[key].closed:
                 await self._close_bucket(key)
             if key not in self.buckets:
-                await handle.open_bucket(bucket)
-                self.buckets[key] = BucketService(handle.bucket(bucket), place, bucket)
+                await topic.handle.open_bucket(bucket)
+                client = topic.handle.bucket(bucket)
+                service = BucketService(client, place, bucket, topic.put_parts)
+                self.buckets[key] = topic.services[bucket] = service
                 try:
                     await self._publish_lanes(key)
                 except BaseException:
@@ -126,15 +129,15 @@ class Host:
 
     async def _topic(
         self, place: str, storage_path: str | None, config: dict[str, Any]
-    ) -> LocalHandle:
+    ) -> OwnedTopic:
         """Return the topic, opened or reopened if its configuration is new."""
         wanted = msgspec.convert(config, TopicConfig)
         if storage_path is not None:
             # The topic file as it is now: the client may have read it long ago.
             stored = await in_thread(topics.load, Path(place), filesystem.current())
             wanted = stored if stored is not None else wanted
-        current = self._topics.get(place)
-        if current is not None and current.config == wanted:
+        current = self.topics.get(place)
+        if current is not None and current.handle.config == wanted:
             return current
         if wanted.backend not in list_backends():
             raise InvalidArgument(
@@ -153,10 +156,12 @@ class Host:
             storage_path,
             None,
         )
-        self._topics[place] = handle
-        if current is not None:
-            await current.close()
-        return handle
+        if current is None:
+            self.topics[place] = OwnedTopic(handle)
+        else:
+            previous, current.handle = current.handle, handle
+            await previous.close()
+        return self.topics[place]
 
     async def _publish_lanes(self, key: str) -> None:
         for lane in range(LANES):
@@ -165,10 +170,13 @@ class Host:
 
     async def _close_bucket(self, key: str) -> None:
         service = self.buckets.pop(key)
+        topic = self.topics[service.place]
+        if topic.services.get(service.bucket) is service:
+            del topic.services[service.bucket]
         await service.close()
         for lane in range(LANES):
             await self._transport.withdraw(lane_endpoint(key, lane))
-        await self._topics[service.place].close_bucket(service.bucket)
+        await topic.handle.close_bucket(service.bucket)
 
     async def _rebalance_forever(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from persisting.cluster.transport import (
     HOST_ENDPOINT,
     Connection,
     ReplyStream,
+    RequestTarget,
     Transport,
     Unreachable,
 )
@@ -75,15 +76,23 @@ class OwnerLocator:
         service = host.buckets.get(self._key) if host is not None else None
         return service if service is not None and not service.closed else None
 
+    def connection(self) -> RequestTarget | None:
+        """Return the way to the owner, None while the owner is not known."""
+        service = self.local_service()
+        if service is not None:
+            return _LocalTarget(service, self._transport.node)
+        return self._owner
+
+    async def locate(self, patience: Patience) -> str:
+        """Return the node that owns the bucket; if it is not known, find it first."""
+        return self.node or (await self._find(patience)).node
+
     async def ask(self, request: Request) -> Reply:
         """Send a request to the owner until it answers or patience runs out."""
         patience = Patience()
         while True:
             try:
-                service = self.local_service()
-                if service is not None:
-                    return _checked(await service.answer(request))
-                return await (await self._find(patience)).ask(request)
+                return await (self.connection() or await self._find(patience)).ask(request)
             except LOST as exc:
                 await self.lost(exc, patience)
 
@@ -104,14 +113,18 @@ class OwnerLocator:
 
     async def lost(self, exc: Exception, patience: Patience) -> None:
         """Forget the owner and pause, or raise if patience is exhausted."""
-        self._owner = None
+        self.forget()
         if patience.exhausted:
             raise self._unavailable(str(exc)) from exc
         await asyncio.sleep(_PAUSE)
 
+    def forget(self) -> None:
+        """Look for the owner again at the next call."""
+        self._owner = None
+
     async def reopen(self) -> None:
         """Have a node open the bucket with the topic's present configuration."""
-        self._owner = None
+        self.forget()
         await self._find(Patience())
 
     async def _find(self, patience: Patience) -> Connection:
@@ -163,6 +176,16 @@ class OwnerLocator:
             + (f" (node {holder} holds it)" if holder else "")
             + f": {self._holder or failure}"
         )
+
+
+class _LocalTarget:
+    """A bucket of this process, asked as if it were on another node."""
+
+    def __init__(self, service: BucketService, node: str) -> None:
+        self._service, self.node = service, node
+
+    async def ask(self, request: Request, timeout: float | None = None) -> Reply:
+        return _checked(await self._service.answer(request))
 
 
 def _checked(answer: Reply | ReplyStream) -> Reply:

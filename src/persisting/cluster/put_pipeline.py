@@ -1,147 +1,344 @@
-"""Puts on their way to a bucket's owner: in order, several in one call, stored exactly once."""
+"""Puts on their way to the owners of their buckets: in order, several in one call, stored once.
+
+A bucket's puts keep the order of their calls because of three rules:
+
+- All unsent puts of a bucket are in one queue, and a queue has one message under way. So a bucket
+  never has two messages under way, wherever its owner is.
+- Messages are numbered when they are composed. The numbers that a bucket sees only rise, and a
+  message that is sent again keeps its number and its rows.
+- A bucket whose owner is lost leaves the queue of that owner, with its unsent puts, in one step.
+  Its message is sent again before any of them. The other buckets of the queue do not wait for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import deque
-from typing import Any
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable
+from contextlib import aclosing
 
+from persisting.bucket.chunk import ROWS_AT_ONCE
 from persisting.bucket.producer_sequences import ANONYMOUS
 from persisting.bucket.put_cost import is_light
 from persisting.cluster import wire
-from persisting.cluster.locator import OwnerLocator
+from persisting.cluster.locator import OwnerLocator, Patience
+from persisting.cluster.put_delivery import PackedRows, PutDelivery
 from persisting.cluster.wire import Request
 from persisting.errors import SchemaError, StorageError
 from persisting.topic.bucket_client import ProducerSequence, Rows
 
-_UPLOAD_ATTEMPTS = 5
+Parts = list[tuple[int, Rows]]
 
 
 class _WaitingPut:
-    """A put that waits for its turn while its rows are encoded."""
+    """A put until all its buckets have answered. Packing many rows takes a while."""
 
-    def __init__(self, rows: Rows) -> None:
-        self.encoding = asyncio.ensure_future(_encoded(rows))
-        self.acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def finish(self, exc: BaseException | None = None) -> None:
-        if self.acknowledged.done():
-            return
-        if exc is None:
-            self.acknowledged.set_result(None)
+    def __init__(self, parts: Parts) -> None:
+        self.packed: dict[int, PackedRows] | None = None
+        self.packing: asyncio.Task[dict[int, PackedRows]] | None = None
+        if _are_light(parts):
+            self.packed = _pack(parts)
         else:
-            self.acknowledged.set_exception(exc)
+            self.packing = asyncio.ensure_future(asyncio.to_thread(_pack, parts))
+        self.acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unfinished = {bucket for bucket, _ in parts}
+        self._failure: BaseException | None = None
+
+    def packed_so_far(self) -> dict[int, PackedRows] | None:
+        """Return the packed rows, None while they are being packed or if that failed."""
+        if self.packed is None and self.packing is not None and self.packing.done():
+            if not self.packing.cancelled() and self.packing.exception() is None:
+                self.packed = self.packing.result()
+        return self.packed
+
+    async def wait_packed(self) -> dict[int, PackedRows]:
+        if self.packed is None:
+            assert self.packing is not None
+            self.packed = await asyncio.shield(self.packing)
+        return self.packed
+
+    def finish(self, bucket: int, failure: BaseException | None) -> bool:
+        """Note the end for a bucket; return False if it was noted before."""
+        if bucket not in self._unfinished:
+            return False
+        self._unfinished.remove(bucket)
+        self._failure = self._failure or failure
+        if not self._unfinished and not self.acknowledged.done():
+            if self._failure is None:
+                self.acknowledged.set_result(None)
+            else:
+                self.acknowledged.set_exception(self._failure)
+        return True
+
+
+class _Job:
+    """The parts of a put that are in one queue."""
+
+    def __init__(self, put: _WaitingPut, buckets: list[int], group: object = None) -> None:
+        """Only jobs of the same group share a message."""
+        self.put, self.buckets, self.group = put, buckets, group
+
+
+class _Message:
+    """Rows of one or several jobs that are sent together."""
+
+    def __init__(self, jobs: list[_Job], sequence: ProducerSequence, patience: Patience) -> None:
+        self.jobs, self.sequence, self.patience = jobs, sequence, patience
+        self.rows: dict[int, PackedRows] = {}
+        for job in jobs:
+            packed = job.put.packed
+            assert packed is not None
+            for bucket in job.buckets:
+                if bucket in self.rows:
+                    self.rows[bucket].pieces.extend(packed[bucket].pieces)
+                else:
+                    pieces, is_arrow = packed[bucket]
+                    self.rows[bucket] = PackedRows(list(pieces), is_arrow)
+
+    def jobs_of(self, buckets: Collection[int]) -> list[_Job]:
+        """Return the jobs as far as they go to some buckets."""
+        jobs = [_Job(j.put, [b for b in j.buckets if b in buckets], j.group) for j in self.jobs]
+        return [job for job in jobs if job.buckets]
+
+
+class _Queue:
+    """Puts for buckets of one owner, or for buckets whose owner must be found first."""
+
+    def __init__(self, node: str | None) -> None:
+        self.node = node
+        self.jobs: deque[_Job] = deque()
+        self.under_way: _Message | None = None
+        self.sender: asyncio.Task[None] | None = None
 
 
 class PutPipeline:
-    """Sends puts in the order of their calls.
+    """Sends the puts of one topic handle, in the order of their calls.
 
-    Every message has a producer sequence, so that one that is sent again, also to another owner,
-    is stored once. Puts that wait at the same time go out as one message.
+    Puts that wait at the same time for buckets of one owner go out as one message.
     """
 
-    def __init__(self, locator: OwnerLocator) -> None:
-        self._locator = locator
+    def __init__(self, locator_of: Callable[[int], OwnerLocator]) -> None:
+        self._locator_of = locator_of
+        self._delivery = PutDelivery(locator_of)
         self._producer = ANONYMOUS + uuid.uuid4().hex
-        self._sequence = -1
-        self._queue: deque[_WaitingPut] = deque()
-        self._sending: asyncio.Task[None] | None = None
+        self._number = -1
+        self._queues: dict[str, _Queue] = {}
+        """By owner."""
+        self._queue_of: dict[int, _Queue] = {}
+        """By bucket: where its unsent puts are, if it has any."""
+        self._started: defaultdict[int, int] = defaultdict(int)
+        self._finished: defaultdict[int, int] = defaultdict(int)
+        """By bucket: how many puts to it were started, and how many of these have ended."""
+        self._draining: dict[int, list[asyncio.Future[None]]] = {}
 
-    @property
-    def is_busy(self) -> bool:
-        return self._sending is not None and not self._sending.done()
+    def is_busy(self, bucket: int) -> bool:
+        """Whether puts to a bucket are under way."""
+        return self._started[bucket] != self._finished[bucket]
 
-    async def put(self, rows: Rows) -> None:
-        """Store rows after those of earlier calls; return when they are acknowledged."""
-        put = _WaitingPut(rows)
-        self._queue.append(put)
-        if not self.is_busy:
-            self._sending = asyncio.create_task(self._send_queue())
-        await put.acknowledged
+    def start(self, parts: Parts) -> asyncio.Future[None]:
+        """Queue a put after those of earlier calls; the future ends when it is acknowledged."""
+        put = _WaitingPut(parts)
+        unlocated = _Queue(None)
+        jobs: dict[_Queue, list[int]] = {}
+        for bucket, _ in parts:
+            if not self.is_busy(bucket):
+                node = self._locator_of(bucket).node
+                self._queue_of[bucket] = unlocated if node is None else self._queue_at(node)
+            self._started[bucket] += 1
+            jobs.setdefault(self._queue_of[bucket], []).append(bucket)
+        for queue, buckets in jobs.items():
+            queue.jobs.append(_Job(put, buckets))
+            self._wake(queue)
+        return put.acknowledged
 
-    async def put_sequenced(self, rows: Rows, sequence: ProducerSequence) -> None:
-        """Store rows under a producer's own sequence."""
-        await self._send(*await _encoded(rows), sequence)
+    async def put_sequenced(self, parts: Parts, sequence: ProducerSequence) -> None:
+        """Store rows under a producer's own sequence; the caller keeps these puts in order."""
+        rows = _pack(parts) if _are_light(parts) else await asyncio.to_thread(_pack, parts)
+        failure: Exception | None = None
+        delivery = self._delivery.everywhere(rows, sequence, Patience())
+        async with aclosing(delivery) as outcomes:
+            async for outcome in outcomes:
+                failure = failure or outcome.error
+        if failure is not None:
+            raise failure
 
-    async def drain(self) -> None:
-        """Return when no put is under way."""
-        if self._sending is not None and not self._sending.done():
-            await asyncio.gather(self._sending, return_exceptions=True)
+    async def drain(self, bucket: int) -> None:
+        """Return when the puts to a bucket that are under way now have ended."""
+        last = self._started[bucket]
+        while self._finished[bucket] < last:
+            ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._draining.setdefault(bucket, []).append(ended)
+            await ended
 
-    async def _send_queue(self) -> None:
-        while self._queue:
-            group = [self._queue.popleft()]
-            failure: BaseException | None = None
-            try:
-                encoded, is_arrow = await group[0].encoding
-                parts = list(encoded)
-                if not is_arrow:
-                    self._join_waiting(group, parts)
-                await self._send_next(parts, is_arrow)
-            except SchemaError as exc:
-                if len(group) > 1:
-                    await self._send_singly(group)
+    def _queue_at(self, node: str) -> _Queue:
+        if node not in self._queues:
+            self._queues[node] = _Queue(node)
+        return self._queues[node]
+
+    def _wake(self, queue: _Queue) -> None:
+        if queue.sender is None or queue.sender.done():
+            queue.sender = asyncio.create_task(self._send_queue(queue))
+
+    async def _send_queue(self, queue: _Queue, lost: dict[int, Exception] | None = None) -> None:
+        """Send a queue's messages one at a time.
+
+        With ``lost``, the owners of the message under way were lost, and it is sent again first.
+        """
+        try:
+            if queue.under_way is not None:
+                await self._send_everywhere(queue, queue.under_way, lost)
+            while queue.jobs:
+                queue.under_way = await self._compose(queue)
+                if queue.under_way is None:
                     continue
-                failure = exc
-            except BaseException as exc:
-                failure = exc
-            for put in group:
-                put.finish(failure)
-            if isinstance(failure, asyncio.CancelledError):
-                raise failure
+                if queue.node is None:
+                    await self._send_everywhere(queue, queue.under_way)
+                else:
+                    await self._send_to_owner(queue, queue.under_way, queue.node)
+            queue.under_way = None
+        except BaseException as exc:
+            # The event loop ends: nobody may wait for an answer that never comes.
+            unfinished = queue.under_way.jobs if queue.under_way is not None else []
+            for job in [*unfinished, *queue.jobs]:
+                self._finish(job, job.buckets, exc)
+            raise
 
-    def _join_waiting(self, group: list[_WaitingPut], parts: list[bytes]) -> None:
-        """Add the puts that wait next and are encoded, as far as one message holds them."""
-        size = sum(map(len, parts))
-        while self._queue and size < wire.MESSAGE_BYTES:
-            encoding = self._queue[0].encoding
-            if not encoding.done() or encoding.exception() is not None:
-                return
-            more, is_arrow = encoding.result()
-            size += sum(map(len, more))
-            if is_arrow or size > wire.MESSAGE_BYTES:
-                return
-            group.append(self._queue.popleft())
-            parts += more
+    async def _compose(self, queue: _Queue) -> _Message | None:
+        """Take the next puts from a queue as one message; None if the first cannot be packed."""
+        first = queue.jobs[0]
+        try:
+            packed = await first.put.wait_packed()
+        except Exception as exc:
+            queue.jobs.popleft()
+            self._finish(first, first.buckets, exc)
+            return None
+        jobs = [queue.jobs.popleft()]
+        if not _has_arrow(packed, first.buckets):
+            size = _size(packed, first.buckets)
+            while queue.jobs and queue.jobs[0].group is first.group:
+                packed_next = queue.jobs[0].put.packed_so_far()
+                if packed_next is None or _has_arrow(packed_next, queue.jobs[0].buckets):
+                    break
+                size += _size(packed_next, queue.jobs[0].buckets)
+                if size > wire.MESSAGE_BYTES:
+                    break
+                jobs.append(queue.jobs.popleft())
+        self._number += 1
+        return _Message(jobs, (self._producer, self._number), Patience())
 
-    async def _send_singly(self, group: list[_WaitingPut]) -> None:
-        """Send each put of a group by itself, so that only the one that does not fit fails."""
-        for put in group:
-            try:
-                await self._send_next(*await put.encoding)
-            except Exception as exc:
-                put.finish(exc)
-            else:
-                put.finish()
+    async def _send_to_owner(self, queue: _Queue, message: _Message, node: str) -> None:
+        try:
+            lost = await self._delivery.to_owner(
+                node, message.rows, message.sequence, message.patience
+            )
+        except Exception as exc:
+            await self._fail(queue, message, list(message.rows), exc)
+            return
+        self._acknowledge(message, [b for b in message.rows if b not in lost])
+        if lost:
+            searching = _Queue(None)
+            self._move(list(lost), queue, searching)
+            searching.under_way = _Message(
+                message.jobs_of(lost), message.sequence, message.patience
+            )
+            searching.sender = asyncio.create_task(self._send_queue(searching, lost))
 
-    async def _send_next(self, parts: list[bytes], is_arrow: bool) -> None:
-        self._sequence += 1
-        await self._send(parts, is_arrow, (self._producer, self._sequence))
+    async def _send_everywhere(
+        self, queue: _Queue, message: _Message, lost: dict[int, Exception] | None = None
+    ) -> None:
+        """Send a message to owners that must be found first; each bucket then goes on in the
+        queue of its owner."""
+        delivery = self._delivery.everywhere(message.rows, message.sequence, message.patience, lost)
+        async with aclosing(delivery) as outcomes:
+            async for buckets, node, error in outcomes:
+                if error is None:
+                    self._acknowledge(message, buckets)
+                else:
+                    await self._fail(queue, message, buckets, error)
+                if node is not None:
+                    self._move(buckets, queue, self._queue_at(node))
 
-    async def _send(self, parts: list[bytes], is_arrow: bool, sequence: ProducerSequence) -> None:
-        """Send one put, in several messages if one cannot hold it; it is stored as a whole."""
-        *before, last = wire.in_messages(parts)
-        for _ in range(_UPLOAD_ATTEMPTS):
-            args: dict[str, Any] = {"mark": list(sequence)}
-            if before:
-                upload = uuid.uuid4().hex
-                for number, message in enumerate(before):
-                    staging = {"upload": upload, "number": number}
-                    await self._locator.ask(Request("stage", staging, message, is_arrow))
-                args |= {"upload": upload, "staged": len(before)}
-            reply = await self._locator.ask(Request("put", args, last, is_arrow))
-            if reply.value != "resend":
-                return
-        raise StorageError(
-            f"a put of {len(before) + 1} messages did not arrive as a whole in "
-            f"{_UPLOAD_ATTEMPTS} attempts: the bucket's owner changed, or dropped the first "
-            "messages, each time; put fewer rows at once"
-        )
+    def _move(self, buckets: list[int], source: _Queue, target: _Queue) -> None:
+        """Let buckets, with their unsent puts, go from one queue to another."""
+        kept: deque[_Job] = deque()
+        for job in source.jobs:
+            moving = [bucket for bucket in job.buckets if bucket in buckets]
+            if moving:
+                target.jobs.append(_Job(job.put, moving, job.group))
+                job.buckets = [bucket for bucket in job.buckets if bucket not in buckets]
+            if job.buckets:
+                kept.append(job)
+        source.jobs = kept
+        for bucket in buckets:
+            self._queue_of[bucket] = target
+        if target.jobs and target.node is not None:
+            self._wake(target)
+
+    async def _fail(
+        self, queue: _Queue, message: _Message, buckets: list[int], exc: Exception
+    ) -> None:
+        """Fail the puts of a message. If these are several and one of them does not fit the
+        schema, each half is sent by itself, until only that one fails."""
+        if len(message.jobs_of(buckets)) > 1:
+            stored = await self._stored(message, buckets)
+            if stored is not None:
+                self._acknowledge(message, stored)
+                buckets = [bucket for bucket in buckets if bucket not in stored]
+                if isinstance(exc, SchemaError):
+                    queue.jobs.extendleft(reversed(_halved(message.jobs_of(buckets))))
+                    return
+        for job in message.jobs_of(buckets):
+            self._finish(job, job.buckets, exc)
+
+    async def _stored(self, message: _Message, buckets: list[int]) -> list[int] | None:
+        """Return the buckets that have stored their part of a message that failed, None if that
+        cannot be found out. Topics without a log store the parts independently."""
+        if len(buckets) == 1:
+            return []
+        producer, number = message.sequence
+        request = Request("last_number", {"writer": producer})
+        try:
+            replies = await asyncio.gather(*(self._locator_of(b).ask(request) for b in buckets))
+        except StorageError:
+            return None
+        return [b for b, r in zip(buckets, replies, strict=True) if int(r.value) >= number]
+
+    def _acknowledge(self, message: _Message, buckets: Collection[int]) -> None:
+        for job in message.jobs:
+            self._finish(job, [b for b in job.buckets if b in buckets], None)
+
+    def _finish(self, job: _Job, buckets: Iterable[int], failure: BaseException | None) -> None:
+        for bucket in buckets:
+            if job.put.finish(bucket, failure):
+                self._finished[bucket] += 1
+                for ended in self._draining.pop(bucket, []):
+                    if not ended.done():
+                        ended.set_result(None)
 
 
-async def _encoded(rows: Rows) -> tuple[list[bytes], bool]:
-    """Return rows as bytes, and whether these are Arrow; much work goes to a thread."""
-    if isinstance(rows, list) and is_light(rows):
-        return wire.pack_parts(rows)
-    return await asyncio.to_thread(wire.pack_parts, rows)
+def _halved(jobs: list[_Job]) -> list[_Job]:
+    """Return the jobs as two groups."""
+    middle = (len(jobs) + 1) // 2
+    groups = [object()] * middle + [object()] * (len(jobs) - middle)
+    return [_Job(job.put, job.buckets, group) for job, group in zip(jobs, groups, strict=True)]
+
+
+def _are_light(parts: Parts) -> bool:
+    """Whether packing takes a millisecond at most."""
+    rows = [part for _, part in parts]
+    if not all(isinstance(part, list) for part in rows):
+        return False
+    return sum(map(len, rows)) <= ROWS_AT_ONCE and all(map(is_light, rows))
+
+
+def _pack(parts: Parts) -> dict[int, PackedRows]:
+    return {bucket: PackedRows(*wire.pack_parts(rows)) for bucket, rows in parts}
+
+
+def _size(packed: dict[int, PackedRows], buckets: list[int]) -> int:
+    return sum(len(piece) for bucket in buckets for piece in packed[bucket].pieces)
+
+
+def _has_arrow(packed: dict[int, PackedRows], buckets: list[int]) -> bool:
+    return any(packed[bucket].is_arrow for bucket in buckets)

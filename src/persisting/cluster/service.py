@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -17,10 +18,14 @@ from persisting.cluster.staged_uploads import StagedUploads
 from persisting.cluster.transport import KEEPALIVE_SECONDS, Answer, ReplyStream
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, BucketLocked, OffsetOutOfRange
+from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.local import LocalBucketClient
 from persisting.topic.table_calls import parse_call
 
 _T = TypeVar("_T")
+
+PutParts: TypeAlias = "Callable[[list[tuple[int, Rows]], ProducerSequence], Awaitable[list[int]]]"
+"""Store rows in several buckets of a topic; return those that are not on this node."""
 
 STREAM_SECONDS = 240.0
 """An idle stream ends itself after this, and its consumer asks for the next one. Pulsing would
@@ -30,8 +35,16 @@ end it after 300 s without a word."""
 class BucketService:
     """Answers for a bucket while this node owns it."""
 
-    def __init__(self, client: LocalBucketClient, place: str, bucket: int) -> None:
+    def __init__(
+        self,
+        client: LocalBucketClient,
+        place: str,
+        bucket: int,
+        put_parts: PutParts | None = None,
+    ) -> None:
+        """``put_parts`` stores puts to several buckets of the topic, which any of them takes."""
         self.client, self.place, self.bucket = client, place, bucket
+        self._put_parts = put_parts
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._row_size = RowSizeEstimate()
         self._uploads = StagedUploads()
@@ -54,7 +67,7 @@ class BucketService:
             self._closing.set_result(None)
 
     @contextmanager
-    def _in_use(self) -> Iterator[None]:
+    def kept_open(self) -> Iterator[None]:
         """Keep the bucket open meanwhile.
 
         Whatever touches ``client`` does it in here: after ``close`` a call would open the bucket
@@ -66,14 +79,29 @@ class BucketService:
         self._idle.clear()
         try:
             yield
-        except BucketLocked as exc:
-            # Closed to be reopened with new options, and another node took the lock first.
-            self._refuse_requests()
-            raise self._no_longer_here() from exc
         finally:
             self._uses -= 1
             if not self._uses:
                 self._idle.set()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Keep the bucket open meanwhile, and close it if another node has taken it."""
+        with self.kept_open():
+            try:
+                yield
+            except BucketLocked as exc:
+                # Closed to be reopened with new options, and another node took the lock first.
+                self._refuse_requests()
+                raise self._no_longer_here() from exc
+
+    async def is_still_here(self) -> bool:
+        """Whether the bucket is open, or can be reopened; otherwise it is closed from now on."""
+        try:
+            await self.direct(lambda client: client.keeps_schema())
+        except BucketClosed:
+            return False
+        return True
 
     def _no_longer_here(self) -> BucketClosed:
         return BucketClosed(f"bucket {self.bucket} is no longer on this node")
@@ -117,17 +145,46 @@ class BucketService:
         staged: int = 0,
     ) -> str:
         """Store rows; answer "resend" if messages that were sent before are missing."""
-        if upload is not None:
-            before = self._uploads.take(upload)
-            if len(before) != staged:
-                return "resend"
-            parts = [part for message in before for part in message] + parts
-        if sum(map(len, parts)) > wire.MESSAGE_BYTES:
-            rows = await asyncio.to_thread(wire.unpack_parts, parts, arrow)
-        else:
-            rows = wire.unpack_parts(parts, arrow)
+        pieces = self._with_staged(parts, upload, staged)
+        if pieces is None:
+            return "resend"
+        ((_, rows),) = await _unpacked(pieces, [(self.bucket, len(pieces), arrow)])
         await self.client.put(rows, (mark[0], mark[1]))
         return "stored"
+
+    async def _do_put_parts(
+        self,
+        parts: list[bytes],
+        arrow: bool,
+        mark: list[Any],
+        buckets: list[tuple[int, int, bool]],
+        upload: str | None = None,
+        staged: int = 0,
+    ) -> str | dict[str, list[int]]:
+        """Store rows in several buckets of the topic.
+
+        ``buckets`` has, for each, its number, the count of its pieces, and whether these are
+        Arrow. If buckets are not on this node, answer which; nothing is stored then.
+        """
+        if self._put_parts is None:
+            raise wire.unknown_request("put_parts")
+        pieces = self._with_staged(parts, upload, staged)
+        if pieces is None:
+            return "resend"
+        rows = await _unpacked(pieces, buckets)
+        missing = await self._put_parts(rows, (mark[0], mark[1]))
+        return {"missing": missing} if missing else "stored"
+
+    def _with_staged(
+        self, pieces: list[bytes], upload: str | None, staged: int
+    ) -> list[bytes] | None:
+        """Return all pieces of a put, None if some of its first messages are missing."""
+        if upload is None:
+            return pieces
+        before = self._uploads.take(upload)
+        if len(before) != staged:
+            return None
+        return [piece for message in before for piece in message] + pieces
 
     # Calls with one reply
 
@@ -275,6 +332,23 @@ class BucketService:
                 return False
             change.result()
             return True
+
+
+async def _unpacked(
+    pieces: list[bytes], buckets: list[tuple[int, int, bool]]
+) -> list[tuple[int, Rows]]:
+    """Return the rows of each bucket; much work goes to a thread."""
+    if sum(map(len, pieces)) > wire.MESSAGE_BYTES:
+        return await asyncio.to_thread(_divided, pieces, buckets)
+    return _divided(pieces, buckets)
+
+
+def _divided(pieces: list[bytes], buckets: list[tuple[int, int, bool]]) -> list[tuple[int, Rows]]:
+    left = iter(pieces)
+    return [
+        (bucket, wire.unpack_parts(list(islice(left, count)), is_arrow))
+        for bucket, count, is_arrow in buckets
+    ]
 
 
 async def _errors_as_replies(

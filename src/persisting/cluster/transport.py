@@ -38,9 +38,9 @@ Answering: TypeAlias = "Callable[[Request], Awaitable[Answer]]"
 StopHook: TypeAlias = "Callable[[], Awaitable[None]]"
 
 
-class Connection(Protocol):
-    """A way to one endpoint. Errors of Persisting arrive as the class they were raised as, every
-    other failure as :class:`Unreachable`."""
+class RequestTarget(Protocol):
+    """A way to ask one endpoint. Errors of Persisting arrive as the class they were raised as,
+    every other failure as :class:`Unreachable`."""
 
     @property
     def node(self) -> str:
@@ -48,6 +48,10 @@ class Connection(Protocol):
 
     async def ask(self, request: Request, timeout: float | None = None) -> Reply:
         """Return the reply to a request."""
+
+
+class Connection(RequestTarget, Protocol):
+    """A way to one endpoint that also streams."""
 
     def stream(self, request: Request) -> AsyncGenerator[Reply, None]:
         """Yield the replies to a request.

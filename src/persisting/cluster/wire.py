@@ -89,6 +89,11 @@ def unknown_request(op: str) -> StorageError:
     return StorageError(f"unknown request {op!r}; {_CHECK_VERSIONS}")
 
 
+def is_unknown_request(exc: StorageError, op: str) -> bool:
+    """Whether an error says that a node, of an older version, does not know a request."""
+    return str(exc).startswith(f"unknown request {op!r}")
+
+
 def error_reply(exc: BaseException) -> Reply:
     """Return a reply that carries an error: the nearest class of our own, and its text."""
     text = str(exc) or repr(exc)

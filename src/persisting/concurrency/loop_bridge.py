@@ -235,17 +235,22 @@ class ThreadWaiter:
 
     def __init__(self) -> None:
         self.sink = _threads
-        self._done = threading.Event()
+        self._done = threading.Lock()  # a lock wakes its thread sooner than an Event
+        self._done.acquire()
         self._exc: BaseException | None = None
 
     def resolve(self, exc: BaseException | None) -> None:
         """Let the thread go on."""
         self._exc = exc
-        self._done.set()
+        self._done.release()
 
     def result(self) -> None:
         """Return when the put is acknowledged, or raise its error."""
-        self._done.wait()
+        try:
+            self._done.acquire()
+        except BaseException:  # Ctrl-C: the put is under way, so wait for its outcome first
+            self._done.acquire()
+            raise
         if self._exc is not None:
             raise self._exc
 

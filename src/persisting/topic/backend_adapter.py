@@ -16,7 +16,7 @@ import pyarrow as pa
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.snapshot import Page
 from persisting.errors import StorageError
-from persisting.topic.table_calls import T, TableCall
+from persisting.topic.table_calls import MakeDurable, T, TableCall
 
 _BLOCK_ROWS = 1000
 _POLL_SECONDS = 0.05
@@ -129,6 +129,8 @@ class AdaptedBackend:
     async def call(self, call: TableCall[T]) -> T:
         """Run a table call if the backend has a method of that name, else raise."""
         if not hasattr(self._backend, call.op):
+            if isinstance(call, MakeDurable):
+                return call.offset  # type: ignore[return-value]
             raise StorageError(
                 f"{type(self._backend).__name__} has no table, so it offers no versions, search "
                 "or maintenance; use the backend 'lance' or 'persisting'"

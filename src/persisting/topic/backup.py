@@ -383,9 +383,9 @@ def _forget_bucket(copy: _Copy, bucket: int) -> None:
 
 def _copy_once(copy: _Copy, folder: Path, bucket: int, logs: dict[str, int]) -> BucketCopy:
     name = folder.name
-    noted = log_note.noted_log(folder, filesystem.current())
-    if noted is not None and f"{log_note.LOGS_FOLDER}/{noted.name}" in logs:
-        copy.write(f"{name}/{log_note.FILE}", log_note.content(noted))
+    noted = log_note.read(folder, filesystem.current())
+    if noted is not None and f"{log_note.LOGS_FOLDER}/{noted.folder.name}" in logs:
+        copy.write(f"{name}/{log_note.FILE}", log_note.content(noted.folder, noted.bucket))
     table = Table(folder, filesystem.current())
     table.refresh()
     view = table.view

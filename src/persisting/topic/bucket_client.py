@@ -83,7 +83,14 @@ class Topic(Protocol):
     async def put_parts(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
     ) -> None:
-        """Store rows in several buckets; return when all are acknowledged."""
+        """Store rows in several buckets; return when all are acknowledged.
+
+        ``parts`` has each bucket at most once. A bucket that has stored ``sequence`` before
+        ignores its part. ``BucketClosed`` and ``BucketLocked`` mean that nothing was stored.
+        """
+
+    def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
+        """Store a record from a thread that may block; False if only a coroutine can."""
 
     async def close(self) -> None:
         """Release this handle on the topic."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from persisting.topic.spec import TopicConfig
 
@@ -30,3 +31,7 @@ class ConfiguredTopic(ABC):
     @property
     def batch_size(self) -> int:
         return self.config.batch_size
+
+    def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
+        """Store a record from a thread that may block; False if only a coroutine can."""
+        return False

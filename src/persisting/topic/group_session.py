@@ -10,9 +10,10 @@ from persisting.concurrency.pool import in_thread
 from persisting.errors import StorageError
 from persisting.metrics import GroupMetrics
 from persisting.topic.bucket_client import Topic
+from persisting.topic.bucket_set import all_results
 from persisting.topic.cursor import Cursor
 from persisting.topic.groups import Membership
-from persisting.topic.table_calls import Restores
+from persisting.topic.table_calls import MakeDurable, Restores
 
 REBALANCE_SECONDS = 0.3
 """How often a member checks whether other members have joined or left."""
@@ -38,6 +39,8 @@ class GroupSession:
         self.auto_commit = auto_commit
         self._generations: dict[int, int] = {}
         """By bucket of the cursor, the generation of its assignment."""
+        self._durable: dict[int, tuple[int, int]] = {}
+        """By bucket, the epoch and the offset up to which its records survive power loss."""
         self._rebalanced = 0.0
         self._committed = 0.0
 
@@ -57,21 +60,30 @@ class GroupSession:
     async def commit(self) -> dict[int, int]:
         """Make the cursor durable for the group; return the offsets that were committed.
 
-        A bucket that was assigned to another member meanwhile is left out.
+        The records before it are made durable first: a log may be synced only at intervals, and
+        after power loss an offset beyond the end would skip the records that are put next. A bucket
+        that was assigned to another member meanwhile is left out.
         """
-        committed: dict[int, int] = await in_thread(
-            self._membership.commit,
-            {
-                bucket: (self._generations[bucket], offset, self._cursor.epoch(bucket) or 0)
-                for bucket, offset in self._cursor.offsets().items()
-            },
+        offsets = {
+            bucket: (self._generations[bucket], offset, self._cursor.epoch(bucket) or 0)
+            for bucket, offset in self._cursor.offsets().items()
+        }
+        await all_results(
+            [self._make_durable(b, offset, epoch) for b, (_, offset, epoch) in offsets.items()]
         )
+        committed: dict[int, int] = await in_thread(self._membership.commit, offsets)
         if self._metrics is not None:
             for bucket, offset in committed.items():
                 stats = await self._topic.bucket(bucket).stats()
                 end = stats.get("end_offset", stats.get("total_count", 0))
                 self._metrics.lag(bucket, max(0, end - max(offset, stats.get("start_offset", 0))))
         return committed
+
+    async def _make_durable(self, bucket: int, offset: int, epoch: int) -> None:
+        known_epoch, durable = self._durable.get(bucket, (epoch, 0))
+        if epoch != known_epoch or offset > durable:
+            durable = await self._topic.bucket(bucket).call(MakeDurable(offset))
+            self._durable[bucket] = epoch, durable
 
     async def rebalance(self) -> None:
         """Follow members that joined or left: adopt newly assigned buckets, drop lost ones."""

@@ -12,14 +12,16 @@ from typing import Any, TypeVar
 
 from persisting import fs as filesystem
 from persisting.backends.fairness import KeyedLocks
-from persisting.backends.log_puts import put_to_log, queue_for_log, share_log
+from persisting.backends.log_puts import Part, put_to_log, queue_for_log, share_log
 from persisting.backends.persisting import PersistingBackend, new_owner_log
 from persisting.backends.table_backend import TableBackend
+from persisting.bucket.bucket import Bucket
 from persisting.bucket.owner_log import OwnerLog, remove_unused
 from persisting.bucket.producer_sequences import check_number, check_writer
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.shared_schema import SharedSchema
 from persisting.bucket.snapshot import Page
+from persisting.concurrency.loop_bridge import ThreadWaiter
 from persisting.concurrency.pool import in_thread, in_thread_or_undo
 from persisting.errors import BucketClosed, InvalidArgument, SchemaError, StorageError
 from persisting.fs import FileSystem
@@ -36,6 +38,7 @@ from persisting.topic.backend_adapter import (
     run_table_call,
 )
 from persisting.topic.bucket_client import ProducerSequence, Rows
+from persisting.topic.bucket_set import all_results
 from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.groups import FOLDER as GROUPS_FOLDER
 from persisting.topic.registry import get_backend_class
@@ -75,6 +78,10 @@ class LocalTopic:
             return backend
         return await in_thread(self._open, bucket)
 
+    def open_backend(self, bucket: int) -> BucketBackend | None:
+        """Return the bucket's backend if it is open and stays so."""
+        return None if self._reconfiguring else self._backends.get(bucket)
+
     def _open(self, bucket: int) -> BucketBackend:
         with self._guard:
             if self.closed:
@@ -100,7 +107,7 @@ class LocalTopic:
     def _owner_log(self) -> OwnerLog:
         """Return the log of this topic in this process, which is created for its first bucket."""
         assert self.folder is not None
-        if self._log is None:
+        if self._log is None or self._log.process != os.getpid():  # a fork gets its own
             fs = filesystem.current()
             remove_unused(self.folder, fs)
             options = {**self.config.options, "batch_size": self.config.batch_size}
@@ -125,38 +132,49 @@ class LocalTopic:
         """
         while True:
             backends = [await self.backend(bucket) for bucket, _ in parts]
+            tables = [backend.bucket for backend in backends if isinstance(backend, TableBackend)]
+            kinds = {isinstance(rows, list) for _, rows in parts}
+            if len(tables) < len(backends) or len(kinds) > 1:
+                break
             try:
-                return await self._put_to(backends, [rows for _, rows in parts], sequence)
+                for table in tables:
+                    table.check_open()
+                if not share_log(tables):
+                    if self._log is None:
+                        break
+                    await self._close_stale(parts, tables)
+                    continue
+                logged = list(zip(tables, [rows for _, rows in parts], strict=True))
+                return await self._put_to_log(logged, sequence)
             except BucketClosed:  # being reopened with other options
                 if self.closed:
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
+        # Each part waits by itself for a bucket that is being reopened: repeating all of them would
+        # store some twice.
+        await all_results([LocalBucketClient(self, b).put(rows, sequence) for b, rows in parts])
 
-    async def _put_to(
-        self, backends: list[BucketBackend], rows: list[Rows], sequence: ProducerSequence | None
-    ) -> None:
-        tables = [backend.bucket for backend in backends if isinstance(backend, TableBackend)]
-        kinds = {isinstance(part, list) for part in rows}
-        if len(tables) == len(backends) and len(kinds) == 1 and share_log(tables):
-            parts = list(zip(tables, rows, strict=True))
-            if sequence is None:
-                return await put_to_log(parts)
-            check_writer(sequence[0])
-            producer = sequence[0], check_number(sequence[1])
-            # Held until the put has its place in the log: later numbers must not overtake it.
-            async with self._producer_locks.of(producer[0]):
-                acknowledged = await queue_for_log(parts, producer)
-            if acknowledged is not None:
-                await asyncio.shield(acknowledged)
-            return None
-        puts = [
-            put_rows(backend, part) if sequence is None else backend.put_once(part, *sequence)
-            for backend, part in zip(backends, rows, strict=True)
-        ]
-        results = await asyncio.gather(*puts, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+    async def _close_stale(self, parts: list[tuple[int, Rows]], tables: list[Bucket]) -> None:
+        """Close buckets that are not in this topic's log: a change of options could not close them.
+
+        If that fails again the put fails too: it could not be stored in all buckets or none.
+        """
+        for (bucket, _), table in zip(parts, tables, strict=True):
+            log = self._log
+            if log is not None and table.group_commit is not log.group_commit:
+                await self.close_bucket(bucket)
+
+    async def _put_to_log(self, parts: list[Part], sequence: ProducerSequence | None) -> None:
+        if sequence is None:
+            return await put_to_log(parts)
+        check_writer(sequence[0])
+        producer = sequence[0], check_number(sequence[1])
+        # Held until the put has its place in the log: later numbers must not overtake it.
+        async with self._producer_locks.of(producer[0]):
+            acknowledged = await queue_for_log(parts, producer)
+        if acknowledged is not None:
+            await asyncio.shield(acknowledged)
+        return None
 
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
         """Switch to another backend class or other options; buckets reopen when they are used."""
@@ -191,7 +209,13 @@ class LocalTopic:
         backend = self._backends.get(bucket)
         if backend is not None:
             await backend.close()
-            self._backends.pop(bucket, None)
+            await in_thread(self._discard, bucket, backend)
+
+    def _discard(self, bucket: int, backend: BucketBackend) -> None:
+        """Forget a closed backend, unless the bucket has been opened again since."""
+        with self._guard:
+            if self._backends.get(bucket) is backend:
+                del self._backends[bucket]
 
     async def close_buckets(self) -> None:
         """Flush and close every open bucket; a bucket that fails to close stays open."""
@@ -242,11 +266,22 @@ class LocalHandle(ConfiguredTopic):
     def config(self) -> TopicConfig:
         return self._topic.config
 
-    async def put_parts(
-        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
-    ) -> None:
-        """Store rows in several buckets; return when all are acknowledged."""
-        await self._topic.put_parts(parts, sequence)
+    def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
+        """Store a plain record in an open bucket with a log, and wait for it."""
+        backend = self._topic.open_backend(bucket)
+        if not isinstance(backend, TableBackend):
+            return False
+        core = backend.bucket
+        try:
+            if core.group_commit is None or core.is_full:
+                return False
+            waiter = core.enqueue_row(record, ThreadWaiter)
+        except BucketClosed:  # it is being reopened with other options
+            return False
+        if waiter is None:
+            return False
+        waiter.result()
+        return True
 
     async def open_bucket(self, bucket: int) -> None:
         """Open a bucket now; raise if this process cannot own it."""
@@ -259,6 +294,11 @@ class LocalHandle(ConfiguredTopic):
         if bucket not in self._clients:
             self._clients[bucket] = LocalBucketClient(self._topic, bucket)
         return self._clients[bucket]
+
+    async def put_parts(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
+    ) -> None:
+        await self._topic.put_parts(parts, sequence)
 
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
         await self._topic.reconfigure(config, cls)

@@ -15,6 +15,7 @@ from persisting import fs as filesystem
 from persisting.backends.lance import LanceBackend
 from persisting.backends.persisting import PersistingBackend
 from persisting.backends.table_backend import TableBackend
+from persisting.bucket.log_recovery import has_log
 from persisting.bucket.owner_log import is_logged, remove_unused
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.errors import BucketLocked, StorageError
@@ -58,9 +59,25 @@ def owned(folder: Path, config: TopicConfig, bucket: int) -> Iterator[TableBacke
 
 
 def recover(folder: Path, config: TopicConfig, bucket: int) -> None:
-    """Replay the log of a crashed owner into the table, if nobody owns the bucket."""
-    place = bucket_folder(folder, bucket)
-    if is_logged(place) and owner_of(place) is None:
+    """Replay the log of a crashed owner into the table, if nobody owns the bucket.
+
+    Needed by those who read only tables, and to repair a table that power loss has torn.
+    """
+    if is_logged(bucket_folder(folder, bucket)):
+        _own_briefly(folder, config, bucket)
+
+
+def recover_own_log(folder: Path, config: TopicConfig, bucket: int) -> None:
+    """As :func:`recover`, for a log in the bucket's own folder: readers do not follow those.
+
+    Version 0.4.0 had a log in each bucket; a backend that is used alone still has one.
+    """
+    if has_log(bucket_folder(folder, bucket)):
+        _own_briefly(folder, config, bucket)
+
+
+def _own_briefly(folder: Path, config: TopicConfig, bucket: int) -> None:
+    if owner_of(bucket_folder(folder, bucket)) is None:
         try:
             with owned(folder, config, bucket):
                 pass

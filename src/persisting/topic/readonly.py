@@ -1,7 +1,8 @@
-"""Topics that this process only reads: it reads their tables and takes no lock.
+"""Topics that this process only reads: their tables and their owner's log, without a lock.
 
-Another process may own the topic; its flushed rows become visible within 100 ms. If this process
-opens the topic for writing, readers switch to its live buckets and see buffered rows too.
+Another process may own the topic; what it has acknowledged in its log is visible at once, and
+without a log what it has flushed. If this process opens the topic for writing, readers switch to
+its live buckets.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from persisting.backends.table_backend import TableBackend
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.snapshot import Page
 from persisting.concurrency.pool import in_thread
-from persisting.errors import BucketClosed, BucketLocked, StorageError
+from persisting.errors import BucketClosed, BucketLocked, StorageError, TableError
 from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.local import LocalBucketClient, live_topic
-from persisting.topic.ownership import open_owner, recover
+from persisting.topic.ownership import open_owner, recover, recover_own_log
 from persisting.topic.spec import TopicConfig, bucket_folder
 from persisting.topic.stream_position import StreamPosition
 from persisting.topic.table_calls import T, TableCall, TableRead
@@ -52,7 +53,7 @@ class ReadonlyTopic(ConfiguredTopic):
     async def put_parts(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
     ) -> None:
-        raise StorageError(f"topic {self._config.topic!r} is open for reading only")
+        raise StorageError(f"topic {self.name!r} is open for reading only")
 
     async def close(self) -> None:
         for client in self._clients.values():
@@ -79,14 +80,22 @@ class ReadonlyBucketClient:
     def _open(self) -> TableBackend | None:
         if not self._folder.is_dir():
             return None
-        recover(self._topic_folder, self._config, self._bucket)
-        schema_path = self._topic_folder / SCHEMA_FILE
+        place = self._topic_folder, self._config, self._bucket
+        recover_own_log(*place)
+        try:
+            return self._open_reader()
+        except TableError:
+            recover(*place)  # if power loss has torn the table, its next owner repairs it
+            return self._open_reader()
+
+    def _open_reader(self) -> TableBackend:
         return LanceBackend(
             self._bucket,
             str(self._folder),
             batch_size=self._config.batch_size,
             read_only=True,
-            schema_path=schema_path,
+            schema_path=self._topic_folder / SCHEMA_FILE,
+            schema_defaults=self._config.options.get("schema_defaults") or {},
         )
 
     async def put(self, rows: Rows, sequence: ProducerSequence | None = None) -> None:
@@ -175,7 +184,7 @@ class ReadonlyBucketClient:
                 await self.wait(position.offset, position.epoch or 0)
 
     async def wait(self, offset: int, epoch: int = 0) -> None:
-        """Return when there is more; unless this process owns the topic, it polls."""
+        """Return when there is more."""
         while True:
             source = await self._source()
             if isinstance(source, LocalBucketClient):
@@ -183,10 +192,21 @@ class ReadonlyBucketClient:
                     return await source.wait(offset, epoch)
                 except BucketClosed:
                     pass
-            elif source is not None:
-                if await in_thread(source.end_offset) > offset or source.epoch() != epoch:
-                    return
+            elif source is not None and await self._wait_unless_live(source, offset, epoch):
+                return
             await asyncio.sleep(_POLL_SECONDS)
+
+    async def _wait_unless_live(self, source: TableBackend, offset: int, epoch: int) -> bool:
+        """Wait for more in the files; False once this process owns the topic."""
+        waiting = asyncio.ensure_future(source.wait_beyond(offset, epoch))
+        try:
+            while live_topic(self._topic_folder) is None:
+                if (await asyncio.wait([waiting], timeout=_POLL_SECONDS))[0]:
+                    waiting.result()
+                    return True
+            return False
+        finally:
+            waiting.cancel()
 
     async def find(self, timestamp: int) -> int:
         source = await self._source()

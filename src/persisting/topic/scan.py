@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from persisting import fs as filesystem
+from persisting.bucket.snapshot import Snapshot
 from persisting.bucket.snapshot_search import laid_out, typed
 from persisting.errors import OffsetOutOfRange, StorageError
 from persisting.records.field_names import ARRIVAL
@@ -74,6 +75,25 @@ def read(
     if where is None:
         return _plain(view, part, wanted, metadata=metadata)
     return _filtered(view, part, wanted, where, metadata=metadata)
+
+
+def read_snapshot(
+    snapshot: Snapshot, bucket: int, first: int, end: int, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """As :func:`read` with metadata, for offsets ``first`` to ``end`` of a snapshot of a bucket,
+    whose last records may not be in the table yet."""
+    part = Slice("", bucket, first, min(end, snapshot.persisted))
+    if part.start < part.end:
+        yield from _plain(snapshot.view, part, list(names), metadata=True)
+    first = max(first, snapshot.persisted)
+    if first < end:
+        fields = [name for name in names if name in snapshot.schema.names]
+        times = snapshot.buffered_arrivals()[first - snapshot.persisted :]
+        for batch in snapshot.batches(first, end - first, fields):
+            arrivals = pa.array(times[: batch.num_rows]).cast(layout.ARRIVAL_FIELD.type)
+            batch = batch.append_column(layout.ARRIVAL_FIELD, arrivals)
+            yield _described(batch, bucket, first)
+            first, times = first + batch.num_rows, times[batch.num_rows :]
 
 
 def divided(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array, pa.Array, pa.Array]:

@@ -25,14 +25,18 @@ class SyncQueue:
         member = getattr(self._queue, name)
         if not callable(member):
             return member
+        direct = getattr(self._queue, f"{name}_from_thread", None)
 
         @wraps(member)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if direct is not None and _running_loop() is None and direct(*args, **kwargs):
+                return None
             result = member(*args, **kwargs)
             if isinstance(result, AsyncIterator):
                 return _iterate(result, self._run)
             return self._run(result) if asyncio.iscoroutine(result) else result
 
+        setattr(self, name, call)
         return call
 
     def __enter__(self) -> SyncQueue:

@@ -200,6 +200,24 @@ class Verify(TableRead[Record]):
 
 
 @dataclass(frozen=True)
+class MakeDurable(TableRead[int]):
+    """Have the records before an offset survive power loss; returns up to which offset all do.
+
+    A consumer asks for this before it stores its position. Nothing is done in a bucket without a
+    log, whose records become durable with a flush.
+    """
+
+    op = "make_durable"
+    offset: int
+
+    async def run(self, backend: TableBackend) -> int:
+        return await backend.make_durable(self.offset)
+
+    def without_bucket(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
 class Tag(TableChange[Record]):
     op = "tag"
     name: str
@@ -284,6 +302,7 @@ _CALLS: dict[str, type[TableCall[Any]]] = {
         Take,
         Query,
         Verify,
+        MakeDurable,
         Tag,
         DeleteTag,
         Restore,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from persisting import fs as filesystem
+from persisting.bucket.bucket import Bucket
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.shared_schema import SharedSchema
 from persisting.bucket.snapshot import Snapshot
-from persisting.errors import InvalidArgument, NoSuchTopic
+from persisting.errors import InvalidArgument, NoSuchTopic, TableError
+from persisting.options import BucketOptions
 from persisting.records import EMPTY, Rules
 from persisting.records.arrow import merge
 from persisting.table import versions
@@ -21,18 +23,19 @@ from persisting.table.table import Table
 from persisting.table.view import TableView
 from persisting.topic import spec as topics
 from persisting.topic import tags
-from persisting.topic.ownership import recover
+from persisting.topic.ownership import recover, recover_own_log
 from persisting.topic.spec import TopicConfig, bucket_folder
 
 _EVOLVING = Rules(evolving=True)
 
 
 class TopicFolder:
-    """The tables of a topic, read without a lock; nothing is changed."""
+    """The tables and the logs of a topic, read without a lock; nothing is changed."""
 
     def __init__(self, folder: Path, config: TopicConfig) -> None:
         self.folder, self.config = folder, config
         self._tables: dict[int, Table] = {}
+        self._readers: dict[int, Bucket] = {}
 
     @classmethod
     def open(cls, folder: Path) -> TopicFolder:
@@ -55,6 +58,11 @@ class TopicFolder:
             if bucket_folder(self.folder, bucket).is_dir():
                 recover(self.folder, self.config, bucket)
 
+    def recover_own_logs(self) -> None:
+        """Replay the logs in the buckets' own folders, which :meth:`snapshot` does not read."""
+        for bucket in self.buckets:  # a bucket without a folder has no log either
+            recover_own_log(self.folder, self.config, bucket)
+
     @property
     def buckets(self) -> range:
         return range(self.config.num_buckets)
@@ -69,6 +77,38 @@ class TopicFolder:
 
     def view(self, bucket: int) -> TableView:
         return self.table(bucket).view
+
+    def snapshot(self, bucket: int) -> Snapshot:
+        """Return all acknowledged records: the table's, then those of its owner's log."""
+        reader = self.reader(bucket)
+        if reader is None:
+            return Snapshot(self.view(bucket), [], EMPTY, {})
+        reader.refresh()
+        return reader.snapshot()
+
+    def at(self, bucket: int, versions: Mapping[int, int]) -> Snapshot:
+        """Return the records of a bucket in one of :meth:`versions`."""
+        view = self.table(bucket).at(versions[bucket])
+        return Snapshot(view, [], view.schema, {})
+
+    def reader(self, bucket: int) -> Bucket | None:
+        """Return the bucket, open for reading; None while it does not exist."""
+        folder = bucket_folder(self.folder, bucket)
+        if bucket not in self._readers and folder.is_dir():
+            options = BucketOptions(
+                bucket_id=bucket,
+                storage_path=folder,
+                read_only=True,
+                schema_path=self.folder / SCHEMA_FILE,
+            )
+            rules = Rules(defaults=self.config.options.get("schema_defaults"))
+            try:
+                self._readers[bucket] = Bucket(options, rules)
+            except TableError:
+                # If power loss has torn the table, its next owner repairs it.
+                recover(self.folder, self.config, bucket)
+                self._readers[bucket] = Bucket(options, rules)
+        return self._readers.get(bucket)
 
     def schema(self, buckets: Iterable[int] | None = None) -> pa.Schema:
         """Return the fields of the topic: those of its schema file and of these buckets."""

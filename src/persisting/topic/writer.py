@@ -35,7 +35,7 @@ class QueueWriter(TopicTable):
 
     A put returns when every record is acknowledged by its bucket; whether it is durable then
     depends on the backend's settings. Within a bucket the order of puts is kept. Of a list, each
-    bucket stores its part as one unit, independently of the other buckets.
+    bucket stores its part as one unit.
     """
 
     def __init__(self, topic: Topic, *, writer_id: str | None = None) -> None:
@@ -45,6 +45,8 @@ class QueueWriter(TopicTable):
         self._routing = topic.bucket_column, topic.num_buckets
         self._writer_id = writer_id or uuid.uuid4().hex
         self._numbering = asyncio.Lock()
+        self._numbered_puts: dict[int, asyncio.Task[None]] = {}
+        """By bucket: the last numbered put to it. The next one waits for it."""
         self._touched: set[int] = set()
 
     @property
@@ -73,9 +75,25 @@ class QueueWriter(TopicTable):
         if isinstance(record, list):
             await self.put_batch(record, sequence=sequence)
         elif sequence is None:
-            await self._put(self.bucket_of(record), [record])
+            bucket = self.bucket_of(record)
+            await self._topic.bucket(bucket).put([record])
+            self._touched.add(bucket)
         else:
             await self._put_all(lambda: self._grouped([record]), sequence)
+
+    def put_from_thread(self, record: Any, *, sequence: int | None = None) -> bool:
+        """Store a plain record from a thread without an event loop, and wait for it.
+
+        Returns False, without having stored anything, if only :meth:`put` can store it.
+        """
+        self._buckets.check_open()
+        if sequence is not None or type(record) is not dict:
+            return False
+        bucket = self.bucket_of(record)
+        stored = self._topic.put_from_thread(bucket, record)
+        if stored:
+            self._touched.add(bucket)
+        return stored
 
     async def put_batch(
         self, records: list[dict[str, Any]], *, sequence: int | None = None
@@ -115,21 +133,36 @@ class QueueWriter(TopicTable):
         self, divide: Callable[[], Awaitable[dict[int, Any]]], sequence: int | None
     ) -> None:
         if sequence is None:
-            await self._put_parts(await divide(), None)
+            await self._put_parts(list((await divide()).items()))
             return
         numbered = self._writer_id, check_number(sequence, "sequence")
         # In the order of the calls: once a later number is stored, an earlier one is ignored.
         async with self._numbering:
-            await self._put_parts(await divide(), numbered)
+            groups = await divide()
+            earlier = {self._numbered_puts[b] for b in groups if b in self._numbered_puts}
+            put = asyncio.create_task(self._put_after(earlier, list(groups.items()), numbered))
+            self._numbered_puts |= dict.fromkeys(groups, put)
+        put.add_done_callback(_retrieve_failure)
+        # A put that is cancelled goes on: the next one must not overtake it.
+        await asyncio.shield(put)
 
-    async def _put_parts(self, groups: dict[int, Any], numbered: ProducerSequence | None) -> None:
-        if groups:
-            self._touched.update(groups)
-            await self._topic.put_parts(sorted(groups.items()), numbered)
+    async def _put_after(
+        self,
+        earlier: set[asyncio.Task[None]],
+        parts: list[tuple[int, Rows]],
+        sequence: ProducerSequence,
+    ) -> None:
+        """Put rows when earlier puts have ended."""
+        if earlier:
+            await asyncio.wait(earlier)
+        await self._put_parts(parts, sequence)
 
-    async def _put(self, bucket: int, rows: Rows) -> None:
-        await self._topic.bucket(bucket).put(rows)
-        self._touched.add(bucket)
+    async def _put_parts(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
+    ) -> None:
+        if parts:
+            await self._topic.put_parts(parts, sequence)
+            self._touched.update(bucket for bucket, _ in parts)
 
     async def last_sequence(self) -> int:
         """Return the highest sequence of this ``writer_id`` that any bucket has stored, or -1."""
@@ -181,3 +214,9 @@ class QueueWriter(TopicTable):
             except BaseException:
                 self._buckets.closed = False
                 raise
+
+
+def _retrieve_failure(put: asyncio.Task[None]) -> None:
+    """Keep asyncio from reporting the failure of a put whose caller was cancelled."""
+    if not put.cancelled():
+        put.exception()

@@ -40,6 +40,7 @@ SEGMENT_HEADER_SIZE = _SEGMENT.size + _SEGMENT_CRC.size
 _FRAME = struct.Struct("<4sBBHIIQQqI")
 _FRAME_CRC = struct.Struct("<I")
 FRAME_HEADER_SIZE = _FRAME.size + _FRAME_CRC.size
+_WHOLE_HEADER = struct.Struct(_FRAME.format + "I")
 _HEADER_BEGINS = re.compile(re.escape(FRAME_MAGIC) + rb"[\x00-\x0f][\x00-\x0f][\x00-\x0f]\x00")
 
 
@@ -154,13 +155,20 @@ def decode_frame(data: memoryview, position: int, salt: int) -> tuple[Frame, int
     start = position + FRAME_HEADER_SIZE
     if start > len(data):
         raise Broken(position, "the frame header is cut")
-    frame, length, checksum = _decode_frame_header(data, position, salt)
-    payload = data[start : start + length]
-    if len(payload) < length:
+    magic, kind, codec, flags, length, raw_length, sequence, synced, arrival, checksum, own = (
+        _WHOLE_HEADER.unpack_from(data, position)
+    )
+    if crc32(data[position : position + _FRAME.size], salt) != own:
+        raise Broken(position, "the frame header fails its checksum")
+    if magic != FRAME_MAGIC:
+        raise Broken(position, "no frame begins here")
+    end = start + length
+    if end > len(data):
         raise Broken(position, "the frame is cut")
+    payload = data[start:end]
     if crc32(payload) != checksum:
         raise Broken(position, "the frame's payload fails its checksum")
-    return frame._replace(payload=payload), start + length
+    return Frame(kind, codec, flags, raw_length, sequence, synced, arrival, payload), end
 
 
 def later_headers(data: memoryview, position: int, salt: int) -> Iterator[Frame]:
@@ -171,16 +179,14 @@ def later_headers(data: memoryview, position: int, salt: int) -> Iterator[Frame]
     for match in _HEADER_BEGINS.finditer(data, position):
         if match.start() + FRAME_HEADER_SIZE <= len(data):
             with suppress(Broken):
-                yield _decode_frame_header(data, match.start(), salt)[0]
+                yield _decode_frame_header(data, match.start(), salt)
 
 
-def _decode_frame_header(data: memoryview, position: int, salt: int) -> tuple[Frame, int, int]:
+def _decode_frame_header(data: memoryview, position: int, salt: int) -> Frame:
     body = data[position : position + _FRAME.size]
     if _FRAME_CRC.unpack_from(data, position + _FRAME.size)[0] != crc32(body, salt):
         raise Broken(position, "the frame header fails its checksum")
-    magic, kind, codec, flags, length, raw_length, sequence, synced, arrival, checksum = (
-        _FRAME.unpack(body)
-    )
+    magic, kind, codec, flags, _, raw_length, sequence, synced, arrival, _ = _FRAME.unpack(body)
     if magic != FRAME_MAGIC:
         raise Broken(position, "no frame begins here")
-    return Frame(kind, codec, flags, raw_length, sequence, synced, arrival, b""), length, checksum
+    return Frame(kind, codec, flags, raw_length, sequence, synced, arrival, b"")

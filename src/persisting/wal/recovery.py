@@ -64,8 +64,8 @@ class Recovery:
     folder: Path
     fs: FileSystem
     after: int
-    bucket: int = 0
-    """The bucket that ``after`` belongs to."""
+    bucket: int | None = None
+    """The bucket that ``after`` belongs to; None if all records are of one bucket."""
     kept: list[SealedSegment] = field(default_factory=list)
     last_sequence: int = 0
     trimmed_bytes: int = 0
@@ -133,12 +133,17 @@ class Recovery:
                     raise Broken(position, f"sequence {frame.sequence} follows {sequence - 1}")
             except Broken as broken:
                 return Scan(whole, next_sequence, broken, sequence)
-            entry.append(frame)
             sequence, position = sequence + 1, following
-            if not frame.flags & MORE:
+            if frame.flags & MORE:
+                entry.append(frame)
+                continue
+            if entry:
                 yield from entry
-                entry, whole, next_sequence = [], position, sequence
-                self.last_sequence = max(self.last_sequence, sequence - 1)
+                entry = []
+            yield frame
+            whole, next_sequence = position, sequence
+            if self.last_sequence < sequence:
+                self.last_sequence = sequence - 1
         broken_entry = Broken(whole, "the last entry is incomplete") if entry else None
         return Scan(whole, next_sequence, broken_entry, sequence)
 
@@ -237,8 +242,8 @@ class Recovery:
             )
         last = max(expected or 0, self.after + 1) - 1
         if expected is None and start is not None:
-            # The segments before it were released, unless they held records of this bucket.
-            is_missing = start.buckets.get(self.bucket, 0) > self.after
+            # The segments before it were released, unless they held records above ``after``.
+            is_missing = self._last_before(start) > self.after
         else:
             is_missing = _previous(first, start) > last
         if is_missing:
@@ -248,6 +253,12 @@ class Recovery:
                 f"segment is missing in {self.folder}",
             )
         return first
+
+    def _last_before(self, start: SegmentStart) -> int:
+        """Return the last sequence before a segment that holds records of the bucket."""
+        if self.bucket is None:
+            return max(start.buckets.values(), default=0)
+        return start.buckets.get(self.bucket, 0)
 
     def _segments(self) -> list[Path]:
         if not self.folder.is_dir():

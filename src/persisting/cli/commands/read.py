@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-import time
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from persisting.cli.parameters import Timestamp
 from persisting.cli.records import brief
 
 if TYPE_CHECKING:
+    from persisting.bucket.snapshot import Snapshot
     from persisting.topic.topic_files import TopicFolder
 
 _FOLLOW_SECONDS = 0.2
@@ -62,13 +64,12 @@ def head(
       persisting head events -n 3
       persisting head events --json | jq -c .record
     """
-    source = topics_access.find_recovered(chosen.topic, chosen.storage)
+    source = topics_access.find_followed(chosen.topic, chosen.storage)
     topics_access.note_unflushed(source)
-    found = [
-        record
-        for number in topics_access.buckets(source, chosen.bucket)
-        for record in _window(source, number, source.view(number).start, lines, chosen.columns)
-    ]
+    found: list[Found] = []
+    for number in topics_access.buckets(source, chosen.bucket):
+        snapshot = source.snapshot(number)
+        found += _window(source, number, snapshot, snapshot.start, lines, chosen.columns)
     _print(sorted(found, key=_by_arrival)[:lines], chosen.as_json)
 
 
@@ -90,7 +91,8 @@ def tail(
 ) -> None:
     """Show the newest records, in order of arrival; follow the topic with -f.
 
-    Records of another process that writes the topic appear when they are flushed to the table.
+    Records that another process writes appear when they are acknowledged; without a write-ahead
+    log, when they are flushed to the table.
 
     \b
     Examples:
@@ -98,24 +100,38 @@ def tail(
       persisting tail events -f --columns id,score
       persisting tail events --since 15m -n 1000
     """
-    source = topics_access.find_recovered(chosen.topic, chosen.storage)
+    source = topics_access.find_followed(chosen.topic, chosen.storage)
     if not follow:
         topics_access.note_unflushed(source)
     positions = {}
     found: list[Found] = []
     for number in topics_access.buckets(source, chosen.bucket):
-        view = source.view(number)
-        first = max(view.start, view.end - lines)
+        snapshot = source.snapshot(number)
+        first = max(snapshot.start, snapshot.end - lines)
         if since is not None:
-            first = max(first, source.offset_at(number, since))
-        found += _window(source, number, first, view.end - first, chosen.columns)
-        positions[number] = (view.end, len(source.table(number).restores))
+            first = max(first, snapshot.offset_at(round(since.timestamp() * 1e6)))
+        found += _window(source, number, snapshot, first, snapshot.end - first, chosen.columns)
+        positions[number] = (snapshot.end, snapshot.epoch)
     _print(sorted(found, key=_by_arrival)[-lines:] if lines else [], chosen.as_json)
     while follow:
-        time.sleep(_FOLLOW_SECONDS)
-        _print(
-            sorted(_new_records(source, positions, chosen.columns), key=_by_arrival), chosen.as_json
-        )
+        with _change_in(source, positions) as changed:
+            new = sorted(_new_records(source, positions, chosen.columns), key=_by_arrival)
+            if not new:
+                changed.wait(_FOLLOW_SECONDS)
+        _print(new, chosen.as_json)
+
+
+@contextmanager
+def _change_in(source: TopicFolder, buckets: Iterable[int]) -> Iterator[threading.Event]:
+    """Yield an event that is set when a bucket may have changed since the beginning."""
+    changed = threading.Event()
+    with ExitStack() as stack:
+        for number in buckets:
+            reader = source.reader(number)
+            if reader is not None:
+                stack.enter_context(reader.waiters.waiting(changed.set))
+                reader.refresh(watch=True)
+        yield changed
 
 
 def _new_records(
@@ -123,16 +139,16 @@ def _new_records(
 ) -> Iterator[Found]:
     """Yield the records since the last call and advance ``positions`` (offset, restores)."""
     for number, (offset, restores) in positions.items():
-        table = source.table(number)
-        view, ends = table.view, [restore.end for restore in table.restores]
-        if len(ends) > restores:
-            offset = min([offset, *ends[restores:]])
+        snapshot = source.snapshot(number)
+        if snapshot.epoch > restores:
+            ends = [restore.end for restore in source.table(number).restores]
+            offset = min([offset, *ends[restores : snapshot.epoch]])
             output.say(f"bucket {number} was restored to an older version that ends at {offset}")
-        first = max(offset, view.start)
-        count = max(0, min(_FOLLOW_ROWS, view.end - first))
+        first = max(offset, snapshot.start)
+        count = max(0, min(_FOLLOW_ROWS, snapshot.end - first))
         if count:
-            yield from _window(source, number, first, count, columns)
-        positions[number] = (first + count, len(ends))
+            yield from _window(source, number, snapshot, first, count, columns)
+        positions[number] = (first + count, snapshot.epoch)
 
 
 @click.command()
@@ -161,29 +177,18 @@ def get(
     """
     if tag is not None and timestamp is not None:
         raise click.UsageError("Pass either --tag or --at, not both.")
-    source = topics_access.find_recovered(chosen.topic, chosen.storage)
     version = tag if tag is not None else timestamp
+    find = topics_access.find_followed if version is None else topics_access.find_recovered
+    source = find(chosen.topic, chosen.storage)
     versions = None if version is None else source.versions(version)
     if versions is None:
         topics_access.note_unflushed(source)
     for number in topics_access.buckets(source, chosen.bucket):
-        view = (
-            source.view(number) if versions is None else source.table(number).at(versions[number])
-        )
-        first = view.start if offset is None else offset
-        if first < view.start:
-            _raise_removed(number, first, view.start)
-        _print(
-            _window(
-                source,
-                number,
-                first,
-                limit,
-                chosen.columns,
-                None if versions is None else versions[number],
-            ),
-            chosen.as_json,
-        )
+        snapshot = source.snapshot(number) if versions is None else source.at(number, versions)
+        first = snapshot.start if offset is None else offset
+        if first < snapshot.start:
+            _raise_removed(number, first, snapshot.start)
+        _print(_window(source, number, snapshot, first, limit, chosen.columns), chosen.as_json)
 
 
 def _raise_removed(bucket: int, offset: int, start: int) -> None:
@@ -198,25 +203,22 @@ def _raise_removed(bucket: int, offset: int, start: int) -> None:
 def _window(
     source: TopicFolder,
     bucket: int,
+    snapshot: Snapshot,
     first: int,
     count: int,
     columns: list[str] | None,
-    version: int | None = None,
 ) -> list[Found]:
     """Return records of a bucket with their positions and timestamps."""
     from persisting.cli.records import records
-    from persisting.topic.scan import Slice, divided, read
+    from persisting.topic.scan import divided, read_snapshot
 
-    table = source.table(bucket)
-    view = table.view if version is None else table.at(version)
-    end = min(view.end, first + count)
+    end = min(snapshot.end, first + count)
     if first >= end:
         return []
-    part = Slice(str(source.folder), bucket, first, end, len(table.restores), version)
     schema = source.schema()
     names = topics_access.columns(source, columns)
     found = []
-    for batch in read(part, names, metadata=True):
+    for batch in read_snapshot(snapshot, bucket, first, end, names):
         rows, *metadata = divided(batch)
         kept = records(rows, schema, names, source.config)
         found += [

@@ -1,0 +1,41 @@
+"""The buckets of one topic that a node owns, and puts to several of them at once."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from persisting.cluster.service import BucketService
+from persisting.errors import BucketLocked
+from persisting.topic.bucket_client import ProducerSequence, Rows
+from persisting.topic.local import LocalHandle
+
+
+class OwnedTopic:
+    """An open topic and the services of its buckets on this node."""
+
+    def __init__(self, handle: LocalHandle) -> None:
+        self.handle = handle
+        self.services: dict[int, BucketService] = {}
+
+    async def put_parts(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
+    ) -> list[int]:
+        """Store rows in several buckets and return an empty list.
+
+        If some of the buckets are not on this node, return those instead; nothing is stored then.
+        """
+        services = {bucket: self.services.get(bucket) for bucket, _ in parts}
+        missing = [b for b, service in services.items() if service is None or service.closed]
+        if missing:
+            return missing
+        with ExitStack() as keeping_open:
+            for service in services.values():
+                assert service is not None
+                keeping_open.enter_context(service.kept_open())
+            try:
+                await self.handle.put_parts(parts, sequence)
+            except BucketLocked:
+                # One was closed to be reopened with new options, and another node took its lock.
+                taken = [b for b, s in services.items() if s and not await s.is_still_here()]
+                return taken or list(services)
+        return []

@@ -1,0 +1,232 @@
+"""Puts to several owners that are simulated: order, shared calls, moves and lost replies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from support.simulated_owners import Owners
+
+from persisting.cluster import locator, put_delivery, wire
+from persisting.cluster.put_pipeline import PutPipeline
+from persisting.errors import SchemaError, StorageError
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locator, "_PAUSE", 0.001)
+    monkeypatch.setattr(put_delivery, "_TOGETHER_SECONDS", 0.02)
+
+
+def pipeline_to(owners: Owners) -> PutPipeline:
+    locators = {bucket: owners.locator(bucket) for bucket in owners.stored}
+    return PutPipeline(locators.__getitem__)
+
+
+def parts(*buckets: int, number: int = 0, **fields: Any) -> list[tuple[int, Any]]:
+    return [(bucket, [{"id": number, **fields}]) for bucket in buckets]
+
+
+async def owned_by(owners: Owners, **buckets: list[int]) -> PutPipeline:
+    """Give each node its buckets; return a pipeline that has put a record into all of them."""
+    for node, numbers in buckets.items():
+        for bucket in numbers:
+            owners.owner[bucket] = node
+    pipeline = pipeline_to(owners)
+    await pipeline.start(parts(*owners.stored, number=-1))
+    owners.calls.clear()
+    return pipeline
+
+
+def stored(owners: Owners) -> list[list[int]]:
+    """Return the ids of every bucket, without those of :func:`owned_by`."""
+    return [[n for n in bucket.ids if n >= 0] for bucket in owners.stored.values()]
+
+
+async def test_first_put_reaches_each_owner_in_one_call() -> None:
+    owners = Owners(2, 4)
+    for bucket in range(4):
+        owners.owner[bucket] = f"n{bucket % 2}"
+    await pipeline_to(owners).start(parts(0, 1, 2, 3))
+    assert sorted(owners.calls) == [("n0", "put_parts"), ("n1", "put_parts")]
+    assert stored(owners) == [[0]] * 4
+
+
+async def test_list_put_costs_one_call_per_owner() -> None:
+    owners = Owners(3, 6)
+    pipeline = await owned_by(owners, n0=[0, 1, 2], n1=[3, 4], n2=[5])
+    await pipeline.start(parts(0, 1, 2, 3, 4, 5))
+    assert sorted(owners.calls) == [("n0", "put_parts"), ("n1", "put_parts"), ("n2", "put")]
+
+
+async def test_waiting_puts_to_buckets_of_one_owner_share_a_call() -> None:
+    owners = Owners(1, 4)
+    pipeline = await owned_by(owners, n0=[0, 1, 2, 3])
+    await asyncio.gather(*(pipeline.start(parts(n % 4, number=n)) for n in range(100)))
+    assert owners.calls == [("n0", "put_parts")]
+    assert stored(owners) == [list(range(bucket, 100, 4)) for bucket in range(4)]
+
+
+async def test_bucket_that_moves_keeps_the_order_of_its_puts() -> None:
+    owners = Owners(2, 2)
+    pipeline = await owned_by(owners, n0=[0, 1])
+    await owners.move(1, "n1")
+    puts = [pipeline.start(parts(0, 1, number=5)), pipeline.start(parts(1, number=6))]
+    await asyncio.sleep(0)
+    puts += [pipeline.start(parts(0, number=7)), pipeline.start(parts(0, 1, number=8))]
+    await asyncio.gather(*puts)
+    assert stored(owners) == [[5, 7, 8], [5, 6, 8]]
+
+
+async def test_buckets_of_one_message_may_move_to_different_owners() -> None:
+    owners = Owners(3, 3)
+    pipeline = await owned_by(owners, n0=[0, 1, 2])
+    await owners.move(1, "n1")
+    await owners.move(2, "n2")
+    await pipeline.start(parts(0, 1, 2, number=1))
+    await pipeline.start(parts(0, 1, 2, number=2))
+    assert stored(owners) == [[1, 2]] * 3
+    assert sorted(owners.calls[-3:]) == [("n0", "put"), ("n1", "put"), ("n2", "put")]
+
+
+async def test_put_to_another_bucket_does_not_wait_for_a_bucket_without_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 0.3)
+    owners = Owners(1, 2)
+    pipeline = await owned_by(owners, n0=[0, 1])
+    await owners.move(1, "gone")
+    failing = pipeline.start(parts(0, 1, number=1))
+    await asyncio.wait_for(pipeline.start(parts(0, number=2)), 0.2)
+    assert not failing.done()
+    with pytest.raises(StorageError, match=r"bucket 1 of topic 't'.*node gone"):
+        await failing
+    assert stored(owners) == [[1, 2], []]
+
+
+async def test_old_owner_gets_one_call_per_bucket() -> None:
+    owners = Owners(2, 4)
+    owners.old_nodes.add("n0")
+    pipeline = await owned_by(owners, n0=[0, 1], n1=[2, 3])
+    await pipeline.start(parts(0, 1, 2, 3, number=1))
+    assert sorted(owners.calls) == [("n0", "put"), ("n0", "put"), ("n1", "put_parts")]
+    await pipeline.put_sequenced(parts(0, 1, number=2), ("writer", 1))
+    assert stored(owners) == [[1, 2], [1, 2], [1], [1]]
+
+
+@pytest.mark.parametrize("is_atomic", [True, False], ids=["atomic", "bucket by bucket"])
+async def test_schema_error_fails_only_the_put_that_has_it(is_atomic: bool) -> None:
+    owners = Owners(1, 3, is_atomic=is_atomic)
+    pipeline = await owned_by(owners, n0=[0, 1, 2])
+    puts = [
+        pipeline.start(parts(0, 1, number=1)),
+        pipeline.start(parts(1, number=2, bad=True)),
+        pipeline.start(parts(1, 2, number=3)),
+        pipeline.start(parts(2, number=4)),
+    ]
+    results = await asyncio.gather(*puts, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), SchemaError, type(None), type(None)]
+    assert stored(owners) == [[1], [1, 3], [3, 4]]
+    await pipeline.start(parts(0, 1, 2, number=5))
+    assert stored(owners) == [[1, 5], [1, 3, 5], [3, 4, 5]]
+
+
+async def test_put_with_a_schema_error_is_found_in_few_calls() -> None:
+    owners = Owners(1, 4)
+    pipeline = await owned_by(owners, n0=[0, 1, 2, 3])
+    puts = [pipeline.start(parts(n % 4, number=n)) for n in range(50)]
+    failing = pipeline.start(parts(2, number=50, bad=True))
+    puts += [pipeline.start(parts(n % 4, number=n)) for n in range(51, 200)]
+    with pytest.raises(SchemaError):
+        await failing
+    await asyncio.gather(*puts)
+    assert len(owners.calls) <= 20
+    expected = [[n for n in range(b, 200, 4) if n != 50] for b in range(4)]
+    assert stored(owners) == expected
+
+
+async def test_put_that_no_message_holds_is_staged_and_stored_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "MESSAGE_BYTES", 1000)
+    owners = Owners(1, 2)
+    pipeline = await owned_by(owners, n0=[0, 1])
+    rows = [{"id": number, "text": "x" * 300} for number in range(20)]
+    await pipeline.start([(0, rows), (1, rows)])
+    assert owners.calls == [("n0", "put_parts")]
+    assert stored(owners) == [list(range(20))] * 2
+
+
+async def test_repeated_numbered_put_is_stored_only_where_it_is_missing() -> None:
+    owners = Owners(2, 3)
+    pipeline = await owned_by(owners, n0=[0, 1, 2])
+    await pipeline.put_sequenced(parts(0, 1, number=1), ("writer", 1))
+    await owners.move(1, "n1")
+    await pipeline.put_sequenced(parts(0, 1, 2, number=1), ("writer", 1))
+    assert stored(owners) == [[1], [1], [1]]
+
+
+async def test_drain_waits_only_for_earlier_puts_to_its_bucket() -> None:
+    owners = Owners(1, 2)
+    pipeline = await owned_by(owners, n0=[0, 1])
+    put = pipeline.start(parts(0, number=1))
+    await pipeline.drain(1)
+    assert not put.done()
+    await pipeline.drain(0)
+    assert put.done()
+    assert not pipeline.is_busy(0)
+
+
+async def test_cancelled_put_does_not_hold_up_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owners = Owners(1, 1)
+    pipeline = await owned_by(owners, n0=[0])
+    put = pipeline.start(parts(0, number=1))
+    put.cancel()
+    await pipeline.start(parts(0, number=2))
+    assert stored(owners) == [[1, 2]]
+    assert not pipeline.is_busy(0)
+
+
+@pytest.mark.parametrize("is_atomic", [True, False], ids=["atomic", "bucket by bucket"])
+@pytest.mark.parametrize("seed", range(12))
+async def test_no_put_is_lost_doubled_or_reordered_while_buckets_move_and_replies_get_lost(
+    seed: int, is_atomic: bool
+) -> None:
+    chance = random.Random(seed)
+    owners = Owners(3, 5, seed=seed, is_atomic=is_atomic)
+    if chance.random() < 0.3:
+        owners.old_nodes.add("n1")
+    pipeline = pipeline_to(owners)
+    owners.lossiness = chance.choice([0.0, 0.1, 0.3])
+    expected: dict[int, list[int]] = {bucket: [] for bucket in owners.stored}
+    puts: list[asyncio.Future[None]] = []
+    wrong: set[int] = set()
+    mover = asyncio.create_task(_move_forever(owners, chance))
+    for number in range(250):
+        buckets = chance.sample(range(5), chance.choice([1, 1, 1, 2, 5]))
+        if chance.random() < 0.03:
+            wrong.add(number)
+            puts.append(pipeline.start(parts(*buckets, number=number, bad=True)))
+        else:
+            puts.append(pipeline.start(parts(*buckets, number=number)))
+            for bucket in buckets:
+                expected[bucket].append(number)
+        if chance.random() < 0.3:
+            await asyncio.sleep(chance.choice([0, 0, 0.001, 0.003]))
+    results = await asyncio.wait_for(asyncio.gather(*puts, return_exceptions=True), 60)
+    mover.cancel()
+    await owners.finish_late_requests()
+    assert {n for n, result in enumerate(results) if isinstance(result, SchemaError)} == wrong
+    assert [r for n, r in enumerate(results) if n not in wrong and r is not None] == []
+    assert {bucket: found.ids for bucket, found in owners.stored.items()} == expected
+    assert not any(pipeline.is_busy(bucket) for bucket in owners.stored)
+
+
+async def _move_forever(owners: Owners, chance: random.Random) -> None:
+    while True:
+        await asyncio.sleep(chance.choice([0, 0.001, 0.01]))
+        await owners.move(chance.randrange(5), chance.choice(list(owners.topics)))
