@@ -262,6 +262,8 @@ async def test_backup_is_complete_whatever_happens_to_the_log_meanwhile(
     found = await numbers_in(tmp_path, "again")
     assert len(found) == len(set(found))
     assert set(range(40)) <= set(found)
+    await asyncio.to_thread(TopicFolder.open(tmp_path / "again").recover)
+    assert await numbers_in(tmp_path, "again") == found
     assert list((tmp_path / "again" / "log").glob("*")) == []
 
 
@@ -288,7 +290,7 @@ async def test_backup_of_a_damaged_log_keeps_the_damage_for_a_repair(tmp_path: P
 async def test_backup_leaves_out_logs_that_no_bucket_needs(tmp_path: Path) -> None:
     topic = await dead_topic(tmp_path / "queues", records(0, 10))
     shutil.copytree(logs_of(topic)[0], tmp_path / "aside")
-    assert await numbers_in(topic.parent, "t") == list(range(10))
+    await asyncio.to_thread(TopicFolder.open(topic).recover)
     shutil.copytree(tmp_path / "aside", topic / "log" / ("1" * 20 + "-00000000"))
     done = backup.create(TopicFolder.open(topic), tmp_path / "copy")
     assert not [name for name in done.files if name.startswith("log/")]
