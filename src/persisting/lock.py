@@ -57,6 +57,11 @@ class LockedFile:
         """Take the lock, or raise ``BlockingIOError``."""
         fcntl.flock(self.fd, how)
 
+    def write_note(self, note: dict[str, Any]) -> None:
+        """Replace the content of the file, without a sync."""
+        os.ftruncate(self.fd, 0)
+        os.pwrite(self.fd, msgspec.json.encode(note) + b"\n", 0)
+
     def free(self) -> None:
         """Unlock and close; may be called twice."""
         with _opening:
@@ -117,7 +122,7 @@ class BucketLock:
         self.note = _read(self._file.fd)
         """The last owner's note; it counts only if that owner left cleanly."""
         self.left_clean = self.note.get("clean") is True
-        self._owner = {"pid": os.getpid(), "host": socket.gethostname(), **IDENTITY, **owner}
+        self._owner = {**this_process(), **owner}
         if _brief.get():
             self._owner["passing"] = True
         try:
@@ -168,10 +173,13 @@ class BucketLock:
             return False
 
     def _write(self, note: dict[str, Any]) -> None:
-        data, fd = msgspec.json.encode(note) + b"\n", self._file.fd
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, data, 0)
-        os.fdatasync(fd)
+        self._file.write_note(note)
+        os.fdatasync(self._file.fd)
+
+
+def this_process() -> dict[str, Any]:
+    """Return what identifies this process in the note of a lock."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), **IDENTITY}
 
 
 @contextmanager
@@ -207,15 +215,20 @@ def briefly() -> Iterator[None]:
 
 def left_note(folder: Path) -> dict[str, Any]:
     """The note that the last owner of a bucket left; empty unless it left cleanly."""
+    note = last_note(folder)
+    return note if note.get("clean") is True else {}
+
+
+def last_note(folder: Path) -> dict[str, Any]:
+    """The note in a lock file, of the present owner or of the last one."""
     try:
         fd = os.open(folder / LOCK_FILE, os.O_RDONLY)
     except OSError:
         return {}
     try:
-        note = _read(fd)
+        return _read(fd)
     finally:
         os.close(fd)
-    return note if note.get("clean") is True else {}
 
 
 def owner_of(folder: Path) -> dict[str, Any] | None:

@@ -33,7 +33,8 @@ class BucketMetrics:
         """A flush raised."""
 
     def log_written(self, size: int, unsynced: int) -> None:
-        """The log was written: its bytes, and the frames that power loss would take."""
+        """The log was written: the bytes that the bucket has unflushed in it, and the frames that
+        power loss would take."""
 
     def log_synced(self, seconds: float, unsynced: int) -> None:
         """The log was synced."""
@@ -83,7 +84,11 @@ def _families() -> SimpleNamespace:
         flush=Histogram(
             "persisting_flush_duration_seconds", "Flush latency", _LABELS, buckets=_SECONDS
         ),
-        wal_size=Gauge("persisting_wal_size_bytes", "WAL file size", _LABELS),
+        wal_size=Gauge(
+            "persisting_wal_size_bytes",
+            "Bytes of the log that hold records which the table lacks",
+            _LABELS,
+        ),
         wal_unsynced=Gauge(
             "persisting_wal_unsynced_frames",
             "Log frames written but not yet synced: what power loss would take",

@@ -210,7 +210,7 @@ def _flip(path: Path, position: int) -> None:
 
 
 def _log(storage: Path) -> Path:
-    (segment,) = (storage / "t" / "bucket_0" / "wal").glob("*.wal")
+    (segment,) = (storage / "t" / "log").glob("*/*.wal")
     return segment
 
 
@@ -235,7 +235,7 @@ def test_damaged_log_is_reported_by_every_command_and_repaired_only_with_yes(
 ) -> None:
     log = _log(crashed)
     size = log.stat().st_size
-    _flip(log, size * 3 // 5)
+    _flip(log, size * 4 // 5)
     before = files_in(crashed)
     (found,) = decoded(
         "wal inspect", _ended(call, 5, "wal", "inspect", "t", "--json", "-s", crashed)

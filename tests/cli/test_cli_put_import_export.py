@@ -149,7 +149,7 @@ def _until_stored(storage: Path) -> None:
     """Wait until a log contains records."""
     for _ in range(3000):
         with suppress(FileNotFoundError):
-            if any(one.stat().st_size > 1000 for one in storage.glob("t/bucket_*/wal/*.wal")):
+            if any(one.stat().st_size > 1000 for one in storage.glob("t/log/*/*.wal")):
                 return
         time.sleep(0.01)
     raise AssertionError("nothing was stored")

@@ -10,10 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from persisting.bucket import log_note
 from persisting.errors import StorageError, WALError
 from persisting.fs import FileSystem
 from persisting.queue import PersistingBackend
@@ -24,9 +27,37 @@ from persisting.wal.segment import SegmentName
 SALT = 0x1234
 MOST_BYTES = 256 << 20
 
+KINDS = [frame.SCHEMA, frame.ROWS, frame.MARK, frame.BATCH, frame.RECORDS, frame.START]
+
+
+def with_sections(sections: list[Any], rows: bytes) -> bytes:
+    """Return the payload of a frame with these sections."""
+    encoded = msgspec.msgpack.encode(sections)
+    return len(encoded).to_bytes(4, "little") + encoded + rows
+
+
+NUMBERS = st.sampled_from([0, 1, 2, -1, 2**32, 2**63, 2**64 - 1])
+SECTIONED = st.builds(
+    with_sections,
+    st.lists(st.lists(NUMBERS, min_size=3, max_size=6), max_size=3),
+    st.lists(
+        st.lists(st.none() | st.integers(0, 9) | st.text(max_size=3), max_size=2), max_size=3
+    ).map(msgspec.msgpack.encode)
+    | st.binary(max_size=20),
+)
+STARTS = st.tuples(NUMBERS, st.dictionaries(NUMBERS, NUMBERS, max_size=2)).map(
+    msgspec.msgpack.encode
+)
+SCHEMAS = st.sampled_from(
+    [
+        pa.schema(fields).serialize().to_pybytes()
+        for fields in ({}, {"n": pa.int64()}, {"n": pa.float32(), "t": pa.string()})
+    ]
+)
+
 FRAMES = st.builds(
     Frame,
-    kind=st.sampled_from([frame.SCHEMA, frame.ROWS, frame.MARK, 0, 9, 255]),
+    kind=st.sampled_from([*KINDS, 0, 9, 255]),
     codec=st.integers(0, 5),
     flags=st.sampled_from([0, frame.MORE, 2, 65535]),
     raw_length=st.sampled_from([0, 1, 8, 100, 2**31 - 1, 2**32 - 1]) | st.integers(0, 2**32 - 1),
@@ -36,8 +67,27 @@ FRAMES = st.builds(
     payload=st.one_of(
         st.binary(max_size=60),
         st.sampled_from([bytes(9), b"\x90", b"\xdd\xff\xff\xff\xff", b"\x91" * 5000, b"{}" * 9]),
+        SECTIONED,
+        STARTS,
+        SCHEMAS,
     ),
 )
+WELL_FORMED = st.one_of(
+    *(
+        st.builds(
+            lambda kind, payload: Frame(kind, 0, 0, len(payload), 1, 0, 7, payload),
+            st.just(kind),
+            payloads,
+        )
+        for kind, payloads in (
+            (frame.SCHEMA, SCHEMAS),
+            (frame.START, STARTS),
+            (frame.RECORDS, SECTIONED),
+            (frame.BATCH, SECTIONED),
+        )
+    )
+)
+"""Frames of the right kind and length, whose contents may contradict each other."""
 GARBAGE = st.binary(max_size=40)
 
 
@@ -45,13 +95,15 @@ def segment(frames: list[Frame], *, counted: bool, first: int = 1) -> bytes:
     """Write a segment with whole frames; ``counted`` gives them consecutive sequences."""
     parts = [frame.encode_segment_header(SegmentHeader(first, SALT))]
     for number, one in enumerate(frames, first):
-        due: dict[str, Any] = {"sequence": number} if counted else {}
-        parts += frame.encode_frame(Frame(**{**vars(one), **due}), SALT)
+        parts += frame.encode_frame(one._replace(sequence=number) if counted else one, SALT)
     return b"".join(parts)
 
 
 COUNTED = st.builds(segment, st.lists(FRAMES, min_size=1, max_size=4), counted=st.just(True))
-LOGS = st.builds(segment, st.lists(FRAMES, min_size=1, max_size=4), counted=st.booleans())
+LOGS = st.one_of(
+    st.builds(segment, st.lists(FRAMES, min_size=1, max_size=4), counted=st.booleans()),
+    st.builds(segment, st.lists(WELL_FORMED, min_size=1, max_size=5), counted=st.just(True)),
+)
 
 
 @given(st.one_of(GARBAGE, LOGS), st.integers(0, 200))
@@ -122,6 +174,46 @@ def test_a_bucket_with_any_log_opens_or_refuses(data: bytes) -> None:
     opened(data)
 
 
+def indexed(data: bytes) -> None:
+    """Open a bucket whose note names this log of a dead owner, and read it; the log must stay as
+    it is unless the bucket opens."""
+    with tempfile.TemporaryDirectory() as name:
+        bucket = Path(name) / "bucket_0"
+        bucket.mkdir()
+        log = Path(name) / log_note.LOGS_FOLDER / f"{1:020d}-00000001"
+        log.mkdir(parents=True)
+        segment_path = log / str(SegmentName(1, SALT))
+        segment_path.write_bytes(data)
+        log_note.write(bucket, log, FileSystem())
+
+        async def use() -> None:
+            backend = PersistingBackend(0, str(bucket), flush_interval=None)
+            try:
+                await backend.get()
+            finally:
+                await backend.close()
+
+        try:
+            asyncio.run(use())
+        except StorageError:
+            assert segment_path.read_bytes() == data
+            assert (bucket / log_note.FILE).exists()
+
+
+@settings(max_examples=60)
+@given(LOGS)
+def test_a_bucket_that_notes_any_log_opens_or_refuses(data: bytes) -> None:
+    indexed(data)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@settings(max_examples=3000, derandomize=False)
+@given(LOGS)
+def test_a_bucket_that_notes_any_log_opens_or_refuses_at_length(data: bytes) -> None:
+    indexed(data)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @settings(max_examples=3000, derandomize=False)
@@ -131,10 +223,13 @@ def test_a_bucket_with_any_log_opens_or_refuses_at_length(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("codec", range(1, 5))
-@pytest.mark.parametrize("kind", [frame.SCHEMA, frame.ROWS])
+@pytest.mark.parametrize("kind", [frame.SCHEMA, frame.ROWS, frame.RECORDS])
 def test_frame_with_a_huge_declared_length_allocates_little_memory(kind: int, codec: int) -> None:
     """The frame declares the largest possible length."""
-    promising = Frame(kind, codec, 0, 2**32 - 1, 1, 0, 0, b"\x28\xb5\x2f\xfd" + bytes(20))
+    payload = b"\x28\xb5\x2f\xfd" + bytes(20)
+    if kind == frame.RECORDS:
+        payload = with_sections([[0, 0, 0, 1]], payload)
+    promising = Frame(kind, codec, 0, 2**32 - 1, 1, 0, 0, payload)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tracemalloc.start()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 from support.children import python
+from support.dead_logs import dead_topic, flip_bit, logs_of, segments_of
 
 from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import read_queue, write_queue
 from persisting.topic import backup
 from persisting.topic.topic_files import TopicFolder
+from persisting.wal import Log
+from persisting.wal.inspection import inspect
 
 LOGGED = {"enable_wal": True, "wal_sync_interval": 0.0}
 
@@ -95,13 +99,15 @@ async def test_backup_contains_offsets_tags_groups_indexes_and_tagged_versions(
         assert (await reader.verify())["ok"]
 
 
-@pytest.mark.parametrize("keep", [600.0, 0.01])
+@pytest.mark.parametrize(("keep", "interval"), [(600.0, 0.0), (0.01, 0.0), (600.0, 0.02)])
 async def test_backups_made_while_the_owner_writes_are_complete(
-    tmp_path: Path, keep: float
+    tmp_path: Path, keep: float, interval: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``keep`` is how long the owner keeps old versions: with 0.01 s, files are removed while they
-    are copied."""
-    async with await writer_of(tmp_path, flush_threshold=20, keep_versions=keep) as writer:
+    are copied. Small segments are released while they are copied."""
+    monkeypatch.setitem(Log.__init__.__kwdefaults__, "segment_bytes", 2000)
+    options = {"flush_threshold": 20, "keep_versions": keep, "wal_sync_interval": interval}
+    async with await writer_of(tmp_path, **options) as writer:
         put = 0
 
         async def write() -> None:
@@ -190,6 +196,103 @@ async def test_backup_of_a_topic_with_a_killed_owner_contains_its_log(tmp_path: 
     backup.restore(copy, tmp_path / "again")
     assert await numbers_in(tmp_path, "again") == list(range(100))
     assert await numbers_in(tmp_path, "t") == list(range(100))
+
+
+async def segmented_writer(home: Path) -> Any:
+    """Return a writer of a topic with 10 flushed and 30 logged records in 3 segments; the first two
+    hold records of one bucket only."""
+    writer = await writer_of(home, flush_interval=None)
+    await writer.put(records(0, 10))
+    await writer.flush()
+    for first, same in ((10, {"id": "x"}), (20, {"id": "x"}), (30, {})):
+        await writer.put([record | same for record in records(first, 10)])
+        writer._topic._topic._log.group_commit.seal()
+    return writer
+
+
+async def flush_one_bucket(home: Path, writer: Any) -> Any:
+    """Release the first two segments."""
+    local = writer._topic._topic
+    before = len(segments_of(home / "t"))
+    for bucket in range(2):
+        (await local.backend(bucket)).bucket.flush_now()
+        if len(segments_of(home / "t")) < before:
+            return writer
+    raise AssertionError("no segment was released")
+
+
+async def flush_and_put(home: Path, writer: Any) -> Any:
+    await writer.flush()
+    await writer.put(records(40, 10))
+    return writer
+
+
+async def move_to_another_log(home: Path, writer: Any) -> Any:
+    await writer.close()
+    writer = await writer_of(home, flush_interval=None)
+    await writer.put(records(40, 10))
+    return writer
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 5, 8])
+@pytest.mark.parametrize("event", [flush_one_bucket, flush_and_put, move_to_another_log])
+async def test_backup_is_complete_whatever_happens_to_the_log_meanwhile(
+    tmp_path: Path, event: Any, step: int
+) -> None:
+    """The event happens after the ``step``-th block has been copied."""
+    writer = await segmented_writer(tmp_path)
+    loop, blocks = asyncio.get_running_loop(), 0
+
+    def count(_: int) -> None:
+        nonlocal blocks, writer
+        if blocks == step:
+            happening = asyncio.run_coroutine_threadsafe(event(tmp_path, writer), loop)
+            writer = happening.result(30)
+        blocks += 1
+
+    source = TopicFolder.open(tmp_path / "t")
+    done = await asyncio.to_thread(backup.create, source, tmp_path / "copy", count)
+    await writer.close()
+    assert blocks > step
+    names = {name for name in done.files if name.startswith("log/")}
+    logged = sum(done.files[name].bytes for name in names)
+    assert sum(bucket.log_bytes for bucket in done.buckets) == logged
+    assert backup.damage_in(tmp_path / "copy") == []
+    backup.restore(tmp_path / "copy", tmp_path / "again")
+    found = await numbers_in(tmp_path, "again")
+    assert len(found) == len(set(found))
+    assert set(range(40)) <= set(found)
+    assert list((tmp_path / "again" / "log").glob("*")) == []
+
+
+async def test_backup_holds_the_complete_entries_of_a_log_with_a_torn_tail(tmp_path: Path) -> None:
+    topic = await dead_topic(tmp_path / "queues", records(0, 10), records(10, 10))
+    last = segments_of(topic)[-1]
+    last.write_bytes(last.read_bytes()[:-3])
+    copy = copy_of(topic.parent)
+    (log,) = logs_of(copy)
+    assert (inspect(log, 0).state, inspect(log, 0).torn_bytes) == ("whole", 0)
+    backup.restore(copy, topic.parent / "again")
+    assert await numbers_in(topic.parent, "again") == list(range(10))
+
+
+async def test_backup_of_a_damaged_log_keeps_the_damage_for_a_repair(tmp_path: Path) -> None:
+    topic = await dead_topic(tmp_path / "queues", records(0, 10), records(10, 10))
+    first = segments_of(topic)[0]
+    flip_bit(first, first.stat().st_size - 3)
+    copy = copy_of(topic.parent)
+    copied = [path.read_bytes() for path in segments_of(copy)]
+    assert copied == [path.read_bytes() for path in segments_of(topic)]
+
+
+async def test_backup_leaves_out_logs_that_no_bucket_needs(tmp_path: Path) -> None:
+    topic = await dead_topic(tmp_path / "queues", records(0, 10))
+    shutil.copytree(logs_of(topic)[0], tmp_path / "aside")
+    assert await numbers_in(topic.parent, "t") == list(range(10))
+    shutil.copytree(tmp_path / "aside", topic / "log" / ("1" * 20 + "-00000000"))
+    done = backup.create(TopicFolder.open(topic), tmp_path / "copy")
+    assert not [name for name in done.files if name.startswith("log/")]
+    assert done.rows == 10
 
 
 async def test_backup_cannot_be_opened_as_a_topic_and_is_not_changed(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ async def test_topic_file_stores_the_configuration(tmp_path: Path) -> None:
         "backend": "persisting",
         "batch_size": 7,
         "options": WAL,
-        "format": 1,
+        "format": 2,
     }
     assert sorted(p.name for p in (tmp_path / "t").glob("bucket_*")) == [
         "bucket_0",
@@ -407,7 +407,7 @@ async def test_damaged_topic_file_is_reported_and_not_changed(tmp_path: Path) ->
 async def test_topic_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     await made(tmp_path)
     path = tmp_path / "t" / "topic.json"
-    path.write_text(json.dumps({**topic_file(tmp_path), "format": 2}))
+    path.write_text(json.dumps({**topic_file(tmp_path), "format": 3}))
     with pytest.raises(StorageError, match="upgrade"):
         await read_queue(topic="t", storage_path=str(tmp_path))
 

@@ -12,15 +12,16 @@ from persisting.wal import Log, Payload, Recovery
 from persisting.wal.frame import (
     FRAME_HEADER_SIZE,
     ROWS,
-    SCHEMA,
     SEGMENT_HEADER_SIZE,
+    START,
     Frame,
+    SegmentStart,
+    encode_start,
 )
 from support.filesystems import HookedFileSystem, QuickFileSystem
 
-PREAMBLE = Payload(SCHEMA, 0, 6, b"schema")
-PREAMBLE_END = SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE + len(PREAMBLE.data)
-"""Where the first entry of a segment begins."""
+PREAMBLE_END = SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE + len(encode_start(SegmentStart(0, {0: 0})))
+"""Where the first entry of a segment begins, as long as sequences are below 128."""
 
 
 def rows(data: bytes) -> Payload:
@@ -36,8 +37,29 @@ def size_of(*data: bytes) -> int:
     return sum(FRAME_HEADER_SIZE + len(d) for d in data)
 
 
-def new_log(folder: Path, fs: FileSystem | None = None) -> Log:
-    return Log(folder, fs or QuickFileSystem(), next_sequence=1)
+def new_log(
+    folder: Path, fs: FileSystem | None = None, kind: type[Log] = Log, **options: Any
+) -> Log:
+    return kind(folder, fs or QuickFileSystem(), next_sequence=1, **options)
+
+
+class UnsyncedLog(Log):
+    """Begins a segment before the ones before it are synced, as versions up to 0.5 did."""
+
+    def _must_sync_first(self) -> bool:
+        super()._must_sync_first()  # seals a full segment
+        return False
+
+
+def append(log: Log, *entries: Sequence[Payload]) -> list[int]:
+    """Append entries of bucket 0 in one write; return their last sequences."""
+    return log.append(entries, lambda: [start_of(log.last_written, {0: log.last_written})], 7)
+
+
+def start_of(previous: int, buckets: dict[int, int]) -> Payload:
+    """Return the first frame of a segment."""
+    data = encode_start(SegmentStart(previous, buckets))
+    return Payload(START, 0, len(data), data)
 
 
 def write(log: Log, *entries: Sequence[bytes] | bytes, sync: bool = True) -> list[int]:
@@ -46,7 +68,7 @@ def write(log: Log, *entries: Sequence[bytes] | bytes, sync: bool = True) -> lis
     lasts: list[int] = []
     for item in entries:
         parts = [item] if isinstance(item, bytes) else item
-        lasts += log.append([entry(*parts)], PREAMBLE, 7)
+        lasts += append(log, entry(*parts))
         if sync:
             log.sync()
     return lasts
@@ -55,7 +77,7 @@ def write(log: Log, *entries: Sequence[bytes] | bytes, sync: bool = True) -> lis
 def make_log(folder: Path, *segments: Sequence[Any], sync: bool = True) -> list[Path]:
     """Write and close a log of these segments, each a list of entries; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    log = new_log(folder)
+    log = new_log(folder, kind=Log if sync else UnsyncedLog)
     for entries in segments:
         write(log, *entries, sync=sync)
         log.seal()

@@ -1,4 +1,5 @@
-"""Single buckets under kills and power loss: tests/crash with random seeds."""
+"""Single buckets, and buckets that share a log, under kills and power loss: tests/crash with random
+seeds."""
 
 from __future__ import annotations
 
@@ -13,8 +14,12 @@ from support.crash.checks import CrashExplorer, PromiseBroken
 from support.crash.killed_maintenance import kill_owners
 from support.crash.killed_writers import kill_writers
 from support.crash.maintenance_replay import replay_history
+from support.crash.moving_buckets import move_buckets
+from support.crash.topics import RecordedTopic, TopicExplorer, random_story
 from support.crash.workloads import Durable, RecordedWriter, wal
+from support.filesystems import QuickFileSystem
 
+from persisting import fs
 from torture.rerun import rerun_command
 from torture.topic import MEMORY
 
@@ -28,7 +33,14 @@ async def run_buckets(first: int, seconds: float, tally: Counter[str], most: int
 
 
 async def run_bucket(seed: int, tally: Counter[str]) -> None:
-    scenario = (killed, killed_in_maintenance, power_loss, power_loss_in_maintenance)[seed % 4]
+    scenario = (
+        killed,
+        killed_in_maintenance,
+        power_loss,
+        power_loss_in_maintenance,
+        moved,
+        power_loss_of_shared_log,
+    )[seed % 6]
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=MEMORY if MEMORY.is_dir() else None))
     try:
         await scenario(folder, seed, tally)
@@ -60,6 +72,26 @@ async def power_loss(folder: Path, seed: int, tally: Counter[str]) -> None:
     recording = writer.recorder.recording
     explorer = CrashExplorer(recording, writer.expected, wal(), workspace, samples=1)
     await explorer.explore(recording.crash_points[:: len(recording.crash_points) // 20 + 1])
+    tally["power losses"] += explorer.checked
+
+
+async def moved(folder: Path, seed: int, tally: Counter[str]) -> None:
+    """Move buckets between owners that put and are killed."""
+    with fs.use(QuickFileSystem()):
+        tally["puts"] += await move_buckets(folder, seed, 150, wal_sync_interval=60.0 * (seed % 4))
+
+
+async def power_loss_of_shared_log(folder: Path, seed: int, tally: Counter[str]) -> None:
+    """As :func:`power_loss`, of a topic whose buckets share a log."""
+    disk, workspace = folder / "disk", folder / "states"
+    disk.mkdir()
+    workspace.mkdir()
+    topic = RecordedTopic(disk)
+    with fs.use(topic.recorder):
+        await random_story(seed, 12)(topic)
+    recording = topic.recorder.recording
+    explorer = TopicExplorer(recording, topic.expected, workspace, numbers=topic.numbers)
+    await explorer.explore(len(recording.crash_points) // 15 + 1, seed % 3)
     tally["power losses"] += explorer.checked
 
 

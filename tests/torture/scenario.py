@@ -99,7 +99,7 @@ def rounds_of(
     chosen_kind = kind_rng.choices(list(KINDS), list(KINDS.values()))[0]
     retains = kind_rng.random() < RETENTION_SHARE
     stores = _stores(kind or chosen_kind, kind_rng)
-    buckets = rng.choice((1, 2, 3))
+    buckets = rng.choice((1, 2, 4))
     rounds = []
     for number in range(count):
         chosen = fault or rng.choice(FAULTS)

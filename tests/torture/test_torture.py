@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.crash.checks import PromiseBroken
 
+from persisting.topic.routing import bucket_of
 from torture import bucket, cluster, scenario, soak, topic
 from torture.soak import Sample, growth
 from torture.topic_model import TopicModel
@@ -56,9 +57,9 @@ async def test_twenty_topics_keep_their_promises_under_random_faults(seed: int) 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(1000, 1040, 8))
-async def test_eight_buckets_keep_acknowledged_records(seed: int) -> None:
-    await bucket.run_buckets(seed, 1800, Counter(), most=8)
+@pytest.mark.parametrize("seed", range(1000, 1060, 12))
+async def test_twelve_buckets_keep_acknowledged_records(seed: int) -> None:
+    await bucket.run_buckets(seed, 1800, Counter(), most=12)
 
 
 @pytest.mark.nightly
@@ -97,6 +98,23 @@ def model() -> TopicModel:
     put(made, 2, "b", "c")
     put(made, 3, "d", "e", acknowledged=False)
     return made
+
+
+def test_checker_reports_a_list_that_only_some_buckets_of_a_log_hold() -> None:
+    names = [f"r{n}" for n in range(8)]
+    parts: dict[int, list[str]] = {0: [], 1: []}
+    for name in names:
+        parts[bucket_of(name, 2)].append(name)
+    assert all(parts.values())
+    for held, is_whole in (([0, 1], True), ([], True), ([0], False), ([1], False)):
+        model = TopicModel(2)
+        put(model, 1, *names, acknowledged=False)
+        found = {b: (0, parts[b] if b in held else []) for b in parts}
+        if is_whole:
+            model.reconcile(found, {})
+        else:
+            with pytest.raises(PromiseBroken, match="only, though all share a log"):
+                model.reconcile(found, {})
 
 
 @pytest.mark.parametrize("found", [["a", "b", "c"], ["a", "b", "c", "d", "e"]])

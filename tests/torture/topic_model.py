@@ -62,6 +62,8 @@ class TopicModel:
         self._notes = 0
         self._retention = RetentionModel()
         self._puts: dict[tuple[int, int], list[Put]] = {}
+        self._lists: dict[tuple[int, int], dict[int, list[str]]] = {}
+        """Lists that went to several buckets of a log and were not observed since, by bucket."""
         self._backups_in_progress: dict[str, Spans] = {}
         self._flushing: dict[str, list[tuple[BucketModel, int, list[Put]]]] = {}
         """By step, what it flushes: in each bucket everything before an offset, and these puts."""
@@ -115,6 +117,8 @@ class TopicModel:
         self._puts[key] = [
             Put(key, note["producer"], ids, begun=self._notes) for ids in parts.values()
         ]
+        if self._logged and len(parts) > 1:
+            self._lists[key] = parts
         for bucket, put in zip(parts, self._puts[key], strict=True):
             self.buckets[bucket].puts.append(put)
 
@@ -175,6 +179,7 @@ class TopicModel:
                 bucket_model.start, bucket_model.ids = span[0], list(span[1])
                 bucket_model.flushed = bucket_model.end
             self.committed.clear()
+            self._lists.clear()
         if what in ("tag", "delete_tag", "retain", "restore"):
             self._uncertain = None
 
@@ -275,6 +280,7 @@ class TopicModel:
             bucket_model.flushed = bucket_model.end
             if not self._logged:
                 bucket_model.puts.clear()
+                self._lists.clear()
                 self._lower_commits(bucket, bucket_model.end)
 
     def _lower_commits(self, bucket: int, end: int) -> None:
@@ -291,6 +297,7 @@ class TopicModel:
         """Compare what was found with the states that are possible, then accept it as the new
         state."""
         self._reconcile_tags(tags)
+        self._check_lists(found)
         for bucket, bucket_model in self.buckets.items():
             bases = list(self._bases(bucket, found[bucket], lossy=lossy))
             reason = bucket_model.find_problem(found[bucket], bases, lossy=lossy)
@@ -308,6 +315,24 @@ class TopicModel:
             name: {bucket: start for bucket, (start, end) in spans.items() if start < end}
             for name, spans in tags.items()
         }
+
+    def _check_lists(self, found: dict[int, Span]) -> None:
+        """Raise if a list put is in some of its buckets only, although they share a log."""
+        may_be_cut = self._retention.automatic or (
+            self._uncertain is not None and self._uncertain["begin"] in ("restore", "retain")
+        )
+        if may_be_cut:
+            self._lists.clear()
+            return
+        stored = {name for _, ids in found.values() for name in ids}
+        for key, parts in list(self._lists.items()):
+            held = {bucket for bucket, ids in parts.items() if stored.issuperset(ids)}
+            if held and held != set(parts):
+                raise PromiseBroken(
+                    f"{parts} is in the buckets {sorted(held)} only, though all share a log"
+                )
+            if held:  # others may still appear after a crash
+                del self._lists[key]
 
     def _bases(self, bucket: int, found: Span, *, lossy: bool) -> Iterator[Baseline]:
         """Yield the possible earlier rows, starting where retention may have left them."""

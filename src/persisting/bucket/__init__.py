@@ -5,11 +5,11 @@ lacks · ``schema_state`` the schema of the next records · ``group_commit`` put
 log · ``flusher`` when to flush · ``table_writer`` changes of the table, one at a time ·
 ``maintenance`` compaction, retention, versions and indexes · ``owner_log`` one log for a topic's
 buckets in this process · ``log_recovery``, ``log_index`` reading what a dead owner left ·
-``log_follower``, ``log_view`` reading a log without its lock · ``log_positions`` how far a log
-is acknowledged · ``path_watch`` waiting for files to change · ``log_records`` the payloads of
-frames · ``log_note`` which log a bucket needs · ``chunk`` accepted
-records on their way · ``snapshot``, ``snapshot_search`` a consistent view, and search in it ·
-``bulk_import`` files of other writers · ``shared_schema`` one schema for a topic ·
+``log_inspection`` reports and repair of these logs · ``log_follower``, ``log_view`` reading a log
+without its lock · ``log_positions`` how far a log is acknowledged · ``path_watch`` waiting for
+files to change · ``log_records`` the payloads of frames · ``log_note`` which log a bucket needs ·
+``chunk`` accepted records on their way · ``snapshot``, ``snapshot_search`` a consistent view, and
+search in it · ``bulk_import`` files of other writers · ``shared_schema`` one schema for a topic ·
 ``producer_sequences`` idempotent puts · ``waiters`` consumers that wait · ``exit_flush`` the end of
 a process.
 

@@ -81,7 +81,6 @@ class Bucket:
         self._log_view: LogView | None = None
         self._lock: BucketLock | None = None
         self._on_close: Callable[[], None] | None = None
-        self.maintenance = Maintenance(self)
         self.buffer_view = BufferView()
         self.table = Table(
             options.storage_path, self.fs, compression=options.compression, defaults=rules.defaults
@@ -91,6 +90,7 @@ class Bucket:
             weak_callback(self, Bucket.check_open),
             _weak_publish(self),
         )
+        self.maintenance = Maintenance(self, self.table_writer, schema, options, metrics, self.fs)
         self.flusher = Flusher(
             options.storage_path,
             metrics,
@@ -180,6 +180,8 @@ class Bucket:
     def abandon(self) -> None:
         """Release the lock after a failed opening, still marked clean if nothing was written."""
         self.closed = self._released = True  # recovered records stay in the log
+        if self.group_commit is not None:
+            self.group_commit.detach(self)
         if self._lock is not None and self._unlock.detach() is not None:
             untouched = self._lock.left_clean and not self.table.touched
             signature = {k: v for k, v in self._lock.note.items() if k in SIGNATURE}
@@ -219,9 +221,11 @@ class Bucket:
         self._released = True
         self.table_writer.wait_idle()
         try:
-            if self.group_commit is not None and self._on_close is not None:
+            # Once: after this the bucket may have another owner.
+            on_close, self._on_close = self._on_close, None
+            if self.group_commit is not None and on_close is not None:
                 self.group_commit.detach(self)
-                self._on_close()
+                on_close()
         finally:
             self.metrics.remove()
             if self._lock is not None and self._unlock.detach() is not None:

@@ -45,7 +45,7 @@ class Buffer:
     ) -> None:
         """Accept a plain row."""
         self._last_arrival = max(self._last_arrival, arrival)
-        self._open_tail(encoder).add(row, nbytes, self._last_arrival)
+        self._open_tail(encoder, 1, nbytes).add(row, nbytes, self._last_arrival)
         self.rows += 1
         self.nbytes += nbytes
 
@@ -57,7 +57,8 @@ class Buffer:
             self.nbytes += chunk.nbytes
             self.log_bytes += chunk.log_bytes
             if chunk.is_open:
-                self._open_tail(chunk.encoder).absorb(chunk, self._last_arrival)
+                tail = self._open_tail(chunk.encoder, chunk.count, chunk.nbytes)
+                tail.absorb(chunk, self._last_arrival)
                 continue
             chunk.arrival = self._last_arrival
             if chunk.times is not None:  # recovered: the clock may have gone back since
@@ -66,10 +67,10 @@ class Buffer:
             self.chunks.append(chunk)
             self.encoder = chunk.encoder
 
-    def _open_tail(self, encoder: RecordEncoder) -> Chunk:
-        """Return a chunk at the end that takes plain rows."""
+    def _open_tail(self, encoder: RecordEncoder, count: int, nbytes: int) -> Chunk:
+        """Return a chunk at the end that takes so many plain rows."""
         tail = self.chunks[-1] if self.chunks else None
-        if tail is None or not tail.can_take(encoder):
+        if tail is None or not tail.can_take(encoder, count, nbytes):
             self._seal_tail()
             tail = Chunk(encoder, rows=[])
             self.chunks.append(tail)

@@ -92,10 +92,12 @@ class Chunk:
         """Whether rows may still be added."""
         return self._open
 
-    def can_take(self, encoder: RecordEncoder) -> bool:
-        """Whether a row of this encoder may still be added."""
-        small = self.count < ROWS_AT_ONCE and self.nbytes < _MAX_BATCH_BYTES
-        return self._open and self.encoder is encoder and small
+    def can_take(self, encoder: RecordEncoder, count: int, nbytes: int) -> bool:
+        """Whether so many rows of this encoder may still be added."""
+        if not self._open or self.encoder is not encoder:
+            return False
+        small = self.count + count <= ROWS_AT_ONCE and self.nbytes + nbytes <= MAX_BATCH_BYTES
+        return small or not self.count
 
     @property
     def rows(self) -> list[dict[str, Any]] | None:
@@ -207,7 +209,7 @@ class Prepared:
 def copy_row(encoder: RecordEncoder, record: Any) -> tuple[dict[str, Any], int] | None:
     """Return a copy of a plain record and its rough size; None if it needs :func:`prepare`."""
     size = encoder.known_row(record)
-    return None if size is None or size > _MAX_BATCH_BYTES else (dict(record), size)
+    return None if size is None or size > MAX_BATCH_BYTES else (dict(record), size)
 
 
 def prepare(encoder: RecordEncoder, records: Sequence[Any]) -> Prepared:
@@ -221,7 +223,7 @@ def prepare(encoder: RecordEncoder, records: Sequence[Any]) -> Prepared:
         part = records if not start and len(records) <= step else records[start : start + step]
         alike = after.batch_of_alike(part)
         nbytes = alike.get_total_buffer_size() if alike is not None else 0
-        if alike is not None and nbytes <= _MAX_BATCH_BYTES:
+        if alike is not None and nbytes <= MAX_BATCH_BYTES:
             batches = [(alike, nbytes)]
         else:
             rows, after = after.take(part)
@@ -265,7 +267,7 @@ def prepare_arrow(encoder: RecordEncoder, data: Any) -> Prepared:
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Split a batch into slices that fit into a frame of the log."""
-    if batch.num_rows < 2 or batch.nbytes <= _MAX_BATCH_BYTES:
+    if batch.num_rows < 2 or batch.nbytes <= MAX_BATCH_BYTES:
         yield from [batch] if batch.num_rows else []
         return
     middle = batch.num_rows // 2
@@ -299,7 +301,7 @@ def _batches(encoder: RecordEncoder, rows: list[dict[str, Any]]) -> Iterator[pa.
     """Yield the rows as batches; several if a single array cannot hold them."""
     try:
         batch = encoder.to_batch(rows)
-        if batch.nbytes <= _MAX_BATCH_BYTES or len(rows) == 1:
+        if batch.nbytes <= MAX_BATCH_BYTES or len(rows) == 1:
             yield batch
             return
     except SchemaError as exc:
@@ -310,5 +312,5 @@ def _batches(encoder: RecordEncoder, rows: list[dict[str, Any]]) -> Iterator[pa.
     yield from _batches(encoder, rows[middle:])
 
 
-_MAX_BATCH_BYTES = 64 * 1024 * 1024
+MAX_BATCH_BYTES = 64 * 1024 * 1024
 _MAX_RECORD_BYTES = 2_000_000_000

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from persisting import codec
-from persisting.bucket.chunk import Chunk, Prepared
+from persisting.bucket.chunk import MAX_BATCH_BYTES, Chunk, Prepared
 from persisting.bucket.log_records import Section, batch_payload, rows_payload, schema_payload
 from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.bucket.schema_state import SchemaState
@@ -209,6 +209,11 @@ class GroupCommit:
             if reference is not None and reference() in (bucket, None):
                 del self._buckets[bucket.number]
                 self._last_of.pop(bucket.number, None)
+
+    def _dropped_buckets(self) -> list[int]:
+        """Return the buckets that were dropped without a close: this log may be the only place of
+        their last records until they are opened again."""
+        return [number for number, bucket in list(self._buckets.items()) if bucket() is None]
 
     def _alive(self) -> list[LoggedBucket]:
         found = [reference() for reference in list(self._buckets.values())]
@@ -511,6 +516,8 @@ class GroupCommit:
     def release(self) -> None:
         """Remove the segments whose records are all in the tables."""
         with self._schema_state.lock:
+            if self._dropped_buckets():
+                return
             firsts = [bucket.first_sequence for bucket in self._alive()]
             pinned = [first for first in firsts if first is not None]
             released = min(pinned) - 1 if pinned else self._acknowledged
@@ -529,6 +536,12 @@ class GroupCommit:
             # No append succeeds any more: after the last acknowledgement all is in the buffers.
             self.wait_idle()
             buckets = self._alive()
+            if gone := self._dropped_buckets():
+                raise WALError(
+                    f"the log in {self._log.folder} failed ({self._log.failed}) and cannot start "
+                    f"over: buckets {gone} were dropped without close(), and it may be "
+                    "the only place of their last records. Open them again"
+                )
             # The only bucket of a log skips frames that were written and never acknowledged. With
             # several buckets a crash now must find such a put in all of them, or in none.
             dropped = self._log.last_sequence if len(buckets) == 1 else 0
@@ -554,6 +567,7 @@ def _entries(puts: list[PendingPut]) -> list[_Entry]:
     """Return the entries to log; adjacent plain rows of one schema share an entry."""
     entries: list[_Entry] = []
     rows: dict[LoggedBucket, Chunk] = {}
+    nbytes = 0
     for put in puts:
         if not put.is_row:
             rows = {}
@@ -562,13 +576,15 @@ def _entries(puts: list[PendingPut]) -> list[_Entry]:
         ((bucket, chunk),) = put.pieces[0].sections
         tail = rows.get(bucket)
         first = next(iter(rows.values()), chunk)
-        if tail is not None and tail.can_take(chunk.encoder):
+        nbytes += chunk.nbytes
+        fits = nbytes < MAX_BATCH_BYTES and first.encoder is chunk.encoder
+        if tail is not None and fits and tail.can_take(chunk.encoder, chunk.count, chunk.nbytes):
             tail.join(chunk)
-        elif tail is None and rows and first.encoder is chunk.encoder:
+        elif tail is None and rows and fits:
             rows[bucket] = chunk
             entries[-1].pieces[0].sections.append((bucket, chunk))
         else:
-            rows = {bucket: chunk}
+            rows, nbytes = {bucket: chunk}, chunk.nbytes
             entries.append(_Entry([Piece(chunk, [(bucket, chunk)])], None))
     return entries
 

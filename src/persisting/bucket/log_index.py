@@ -7,6 +7,7 @@ never changed: a torn tail is skipped.
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 from bisect import bisect_right
@@ -53,8 +54,8 @@ class _Indexing(Recovery):
     position: int = 0
     """Where the last frame begins in its segment."""
     segments: list[Path] = field(default_factory=list)
-    last_header: int = 0
-    """The last sequence that any intact header has, torn or not."""
+    last_damaged: int | None = None
+    """The last sequence in the damaged part; None if the log was not read so far."""
 
     def _scan(
         self, path: Path, data: memoryview, expected: int | None
@@ -82,7 +83,7 @@ class _Indexing(Recovery):
         self, paths: list[Path], data: memoryview, scan: Scan, broken: Broken
     ) -> None:
         headers = self._later(paths, data, broken.position)
-        self.last_header = max((header.sequence for _, header in headers), default=0)
+        self.last_damaged = max((header.sequence for _, header in headers), default=0)
         super()._torn_or_damaged(paths, data, scan, broken)
 
     def _keep_copy(self, path: Path, rest: bytes, position: int) -> None:
@@ -120,7 +121,7 @@ class LogIndex:
                 self._add(frame, len(scan.segments) - 1, scan.position)
         except WALError as exc:
             self._problem = exc
-        self._segments, self._last_header = scan.segments, scan.last_header
+        self._segments, self._last_damaged = scan.segments, scan.last_damaged
         self._sync()
 
     def _sync(self) -> None:
@@ -160,14 +161,29 @@ class LogIndex:
             self._schemas.append(read_schema(frame, self.folder))
         elif kind == START:
             if self._start is None:
-                self._start = decode_start(frame.payload, position)
+                self._start = self._read_start(frame, position)
         else:
             raise unknown_kind(frame, self.folder)
 
+    def _read_start(self, frame: Frame, position: int) -> SegmentStart:
+        try:
+            return decode_start(frame.payload, position)
+        except Broken as exc:
+            raise WALError(
+                f"the frame at sequence {frame.sequence} of the log in {self.folder} cannot be "
+                f"read: {exc}"
+            ) from exc
+
+    @property
+    def is_damaged(self) -> bool:
+        return self._problem is not None
+
     def check(self, bucket: int, after: int) -> None:
         """Raise if the log may have lost records of a bucket above sequence ``after``."""
-        if self._problem is not None and self._last_header > after:
-            raise self._problem
+        if self._problem is not None:
+            # Damaged records that the table holds are no loss.
+            if self._last_damaged is None or self._last_damaged > after:
+                raise self._problem
         if self._start is not None and self._start.buckets.get(bucket, 0) > after:
             raise WALError(
                 f"the first segments of the log {self.folder} are missing: they hold records of "
@@ -257,7 +273,10 @@ def index_of(folder: Path, fs: FileSystem) -> LogIndex:
         key = folder, _signature(folder)
         index = _indexes.get(key)
         if index is None:
-            index = _indexes[key] = LogIndex(folder, fs)
+            index = LogIndex(folder, fs)
+            if index.is_damaged:  # read again when it is needed again: it may have been restored
+                return index
+            _indexes[key] = index
         _indexes.move_to_end(key)
         while len(_indexes) > _CACHED:
             _indexes.popitem(last=False)
@@ -269,6 +288,16 @@ def forget(folder: Path) -> None:
     with _guard:
         for key in [key for key in _indexes if key[0] == folder]:
             del _indexes[key]
+
+
+def _reset_after_fork() -> None:
+    """A thread of the parent may have held the guard."""
+    global _guard
+    _guard = threading.Lock()
+    _indexes.clear()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _signature(folder: Path) -> tuple[tuple[str, int, int], ...]:

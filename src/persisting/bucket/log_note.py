@@ -71,11 +71,38 @@ def read(bucket: Path, fs: FileSystem) -> LogNote | None:
     return LogNote(logs_folder(bucket) / note.log, note.bucket)
 
 
+def noted_log(bucket: Path, fs: FileSystem) -> Path | None:
+    """Return the folder of the log that may hold records of a bucket; None if there is none."""
+    note = read(bucket, fs)
+    return None if note is None else note.folder
+
+
+def notes_in(topic: Path, fs: FileSystem) -> dict[int, Path]:
+    """Return, by bucket, the log that each bucket of a topic notes."""
+    notes = {}
+    for path in topic.glob(f"bucket_*/{FILE}"):
+        number = path.parent.name.removeprefix("bucket_")
+        noted = noted_log(path.parent, fs) if number.isdecimal() else None
+        if noted is not None:
+            notes[int(number)] = noted
+    return dict(sorted(notes.items()))
+
+
+def logs_in(topic: Path, fs: FileSystem) -> list[Path]:
+    """Return the folders of all logs of a topic, oldest first."""
+    folder = topic / LOGS_FOLDER
+    return [folder / n for n in fs.list(folder) if is_log_name(n)] if folder.is_dir() else []
+
+
 def write(bucket: Path, log: Path, number: int, fs: FileSystem) -> None:
     """Note durably that a log may hold records of a bucket, under this number."""
-    note = _Note(format=FORMAT, log=log.name, bucket=number)
     with os_errors_as("write", bucket / FILE):
-        fs.write_file(bucket / FILE, msgspec.json.encode(note) + b"\n")
+        fs.write_file(bucket / FILE, content(log, number))
+
+
+def content(log: Path, number: int) -> bytes:
+    """Return the content of a note that names this log, and the bucket's number in it."""
+    return msgspec.json.encode(_Note(format=FORMAT, log=log.name, bucket=number)) + b"\n"
 
 
 def clear(bucket: Path, fs: FileSystem) -> None:

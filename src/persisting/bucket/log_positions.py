@@ -10,15 +10,15 @@ import fcntl
 import logging
 import os
 import struct
-from collections.abc import Callable
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
-from persisting.lock import LockedFile
+from persisting.fs import PRIVATE_FILE
+from persisting.lock import LOCK_FILE, LockedFile
 
 log = logging.getLogger("persisting")
 
-LOCK_FILE = ".lock"
 POSITIONS_FILE = "positions"
 POSITIONS = struct.Struct("<QQ")
 """The acknowledged and the synced sequence, rewritten in place and never synced."""
@@ -31,16 +31,38 @@ class Positions(NamedTuple):
     synced: int
 
 
-def publisher(fd: int) -> Callable[[int, int], None]:
-    """Return a callable that publishes both sequences in an open file."""
+class PositionsFile:
+    """The file that tells readers in other processes how far the log is valid."""
 
-    def publish(acknowledged: int, synced: int) -> None:
-        try:
-            os.pwrite(fd, POSITIONS.pack(acknowledged, synced), 0)
-        except OSError as exc:  # the records are stored; readers see them after the next flush
-            log.warning("cannot tell readers of other processes about new records: %s", exc)
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        self._fd = os.open(path, flags, PRIVATE_FILE)
+        self._acknowledged = self._synced = 0
+        # Reentrant: the garbage collector may close this while its thread publishes.
+        self._guard = threading.RLock()
+        self.publish(0, 0)
 
-    return publish
+    def publish(self, acknowledged: int, synced: int) -> None:
+        """Rewrite the file; a position that another thread has already passed does not go back.
+
+        Nothing durable depends on the file, so a failure delays readers and fails no put.
+        """
+        with self._guard:
+            self._acknowledged = max(self._acknowledged, acknowledged)
+            self._synced = max(self._synced, synced)
+            data = POSITIONS.pack(self._acknowledged, self._synced)
+            if self._fd < 0:  # the number may be another file's by now
+                return
+            try:
+                os.pwrite(self._fd, data, 0)
+            except OSError as exc:
+                log.warning("cannot publish the positions of a log to readers: %s", exc)
+
+    def close(self) -> None:
+        with self._guard:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
 
 def read_positions(fd: int) -> Positions:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -26,16 +26,18 @@ from persisting.wal.frame import BATCH, RECORDS, SCHEMA, Frame
 MIN_COMPRESSED_BYTES = 256
 _HEAD = struct.Struct("<I")
 
+_Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
 
 class Section(msgspec.Struct, array_like=True, frozen=True):
     """The rows of one bucket in a frame; sections and their rows are in the same order."""
 
-    bucket: int
-    epoch: int
+    bucket: _Natural
+    epoch: _Natural
     """How often the bucket had been restored to an older version."""
-    offset: int
+    offset: _Natural
     """The offset of the first row in its bucket."""
-    rows: int
+    rows: _Natural
     producers: list[ProducerSequence] = []
     """The numbered puts that these rows complete."""
 
@@ -80,8 +82,13 @@ def read_schema(frame: Frame, place: Any) -> pa.Schema:
     """Return the schema in a frame."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(decompressed(frame, frame.payload)))
-    except (pa.ArrowException, OSError, ValueError) as exc:
+    except (pa.ArrowException, EOFError, OSError, ValueError) as exc:
         raise _unreadable("schema", frame.sequence, place, exc) from exc
+
+
+def read_sections(frame: Frame, place: Any) -> list[Section]:
+    """Return the sections of a frame."""
+    return split_payload(frame, place)[0]
 
 
 def split_payload(frame: Frame, place: Any) -> tuple[list[Section], memoryview]:
@@ -90,8 +97,10 @@ def split_payload(frame: Frame, place: Any) -> tuple[list[Section], memoryview]:
     try:
         (length,) = _HEAD.unpack_from(payload)
         end = _HEAD.size + length
+        if end > len(payload):
+            raise ValueError("it is longer than its frame")
         return _sections_decoder.decode(payload[_HEAD.size : end]), payload[end:]
-    except (struct.error, msgspec.DecodeError) as exc:
+    except (struct.error, ValueError, RecursionError) as exc:
         raise _unreadable("list of sections", frame.sequence, place, exc) from exc
 
 
@@ -99,7 +108,7 @@ def read_values(raw: bytes | memoryview, sequence: int, place: Any) -> list[list
     """Return the rows of a ``RECORDS`` frame as lists of values."""
     try:
         return _rows_decoder.decode(raw)
-    except (msgspec.DecodeError, ValueError) as exc:
+    except (ValueError, RecursionError) as exc:
         raise _unreadable("records", sequence, place, exc) from exc
 
 
@@ -111,7 +120,7 @@ def read_batch(
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(decompressed(frame, stored)), schema)
         batch.validate()
-    except (pa.ArrowException, OSError, ValueError) as exc:
+    except (pa.ArrowException, EOFError, OSError, ValueError) as exc:
         raise _unreadable("records", frame.sequence, place, exc) from exc
     return batch
 

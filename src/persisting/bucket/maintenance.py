@@ -11,24 +11,27 @@ import logging
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 from persisting.bucket import group_offsets
-from persisting.bucket.bucket_part import BucketPart
+from persisting.bucket.schema_state import SchemaState
+from persisting.bucket.table_writer import TableWriter
 from persisting.concurrency import timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.errors import InvalidArgument, StorageError
+from persisting.fs import FileSystem
+from persisting.metrics import BucketMetrics
+from persisting.options import BucketOptions
+from persisting.records import RecordEncoder
 from persisting.table import compaction, indexes, operations, retention, versions
 from persisting.table.compaction import Limit
 from persisting.table.indexes import IndexSpec
 from persisting.table.retention import Limits
 from persisting.table.versions import Version
-
-if TYPE_CHECKING:
-    from persisting.bucket.bucket import Bucket
-    from persisting.table.view import TableView
+from persisting.table.view import TableView
 
 log = logging.getLogger("persisting")
 
@@ -41,13 +44,39 @@ _FRAGMENTS_KEPT = 8
 _LONGEST_PAUSE = 60.0
 
 
-class Maintenance(BucketPart):
-    """Maintains one bucket that is open for writing."""
+class MaintainedBucket(Protocol):
+    """What maintenance needs of a bucket besides its table."""
 
-    def __init__(self, bucket: Bucket) -> None:
-        super().__init__(bucket)
+    @property
+    def closed(self) -> bool: ...
+
+    def quiesced(self) -> AbstractContextManager[None]:
+        """Flush everything acknowledged, and accept nothing more inside the context."""
+
+    def restored(self, encoder: RecordEncoder) -> None:
+        """Take over the schema and the producer sequences of the restored table."""
+
+
+class Maintenance:
+    """Maintains the table of one bucket that is open for writing.
+
+    It does not keep the bucket alive, so that a dropped bucket is freed at once; but a change of
+    the table does, because the bucket's lock goes with it.
+    """
+
+    def __init__(
+        self,
+        bucket: MaintainedBucket,
+        writer: TableWriter,
+        schema: SchemaState,
+        options: BucketOptions,
+        metrics: BucketMetrics,
+        fs: FileSystem,
+    ) -> None:
+        self._bucket_ref = weakref.ref(bucket)
+        self._writer, self._table, self._schema = writer, writer.table, schema
+        self._options, self._metrics, self._fs = options, metrics, fs
         self.error: str | None = None
-        options = bucket.options
         self._limits = Limits(
             rows=options.retention_rows,
             nbytes=options.retention_bytes,
@@ -80,10 +109,9 @@ class Maintenance(BucketPart):
 
     def schedule_if_needed(self) -> None:
         """Schedule maintenance after a flush if there is work; never raise, the flush is done."""
-        bucket = self._bucket
-        sizes = bucket.table.view.sizes
+        sizes = self._table.view.sizes
         if (
-            (bucket.options.compaction and compaction.worthwhile(sizes, self._limit))
+            (self._options.compaction and compaction.worthwhile(sizes, self._limit))
             or self._limits.rows is not None
             or self._limits.nbytes is not None
             or self._index_specs is None
@@ -112,32 +140,40 @@ class Maintenance(BucketPart):
             self.error = None
         elif not bucket.closed:
             before, self.error = self.error, str(failures[0]) or type(failures[0]).__name__
-            bucket.metrics.upkeep_failed()
+            self._metrics.upkeep_failed()
             if self.error != before:
-                log.error("maintenance of %s failed: %s", bucket.options.storage_path, self.error)
+                log.error("maintenance of %s failed: %s", self._options.storage_path, self.error)
+
+    @property
+    def _bucket(self) -> MaintainedBucket:
+        bucket = self._bucket_ref()
+        if bucket is None:
+            raise ReferenceError("the bucket was dropped")
+        return bucket
 
     @contextmanager
     def _exclusive_table(self) -> Iterator[TableView]:
         """Hold the table of the open bucket; publish it to readers on exit."""
-        with self._bucket.exclusive_table() as table:
+        bucket = self._bucket
+        with self._writer.exclusive() as table:
             yield table.view
+        del bucket  # it had to live, and its lock with it, while the table was changed
 
     def _index(self) -> None:
-        bucket = self._bucket
-        if not (self.index_specs or self._stale_indexes) or not bucket.table.view.rows:
-            bucket.metrics.indexed(0)
+        if not (self.index_specs or self._stale_indexes) or not self._table.view.rows:
+            self._metrics.indexed(0)
             return
         with self._exclusive_table() as view:
-            operations.build_indexes(bucket.table, self.index_specs)
+            operations.build_indexes(self._table, self.index_specs)
             self._stale_indexes = False
-            behind = indexes.behind(bucket.table.view.dataset)
+            behind = indexes.behind(self._table.view.dataset)
             if behind >= max(_BEHIND_ROWS, view.rows // _BEHIND_SHARE):
-                operations.optimize_indexes(bucket.table)
+                operations.optimize_indexes(self._table)
                 behind = 0
-        bucket.metrics.indexed(behind)
+        self._metrics.indexed(behind)
 
     def _compact_all(self) -> None:
-        while self._bucket.options.compaction and self._compact_some():
+        while self._options.compaction and self._compact_some():
             pass
 
     def _retain_automatically(self) -> None:
@@ -149,26 +185,24 @@ class Maintenance(BucketPart):
             return self._compact(view, compaction.worthwhile(view.sizes, self._limit), self._limit)
 
     def _compact(self, view: TableView, count: int, limit: Limit, *, whole: bool = False) -> bool:
-        bucket = self._bucket
         if not count:
             return False
         started = time.perf_counter()
-        operations.compact(bucket.table, bucket.fs, count, limit, whole=whole)
-        after = len(bucket.table.view.sizes)
+        operations.compact(self._table, self._fs, count, limit, whole=whole)
+        after = len(self._table.view.sizes)
         rows = sum(size.rows for size in view.sizes[-count:])
-        bucket.metrics.compacted(time.perf_counter() - started, rows)
+        self._metrics.compacted(time.perf_counter() - started, rows)
         return after < len(view.sizes)
 
     def _clean(self) -> int:
         """Remove expired versions if cleaning is due; return how many."""
-        bucket = self._bucket
-        keep = bucket.options.keep_versions
-        if keep is None or not self._cleaning_due or bucket.table.view.dataset is None:
+        keep = self._options.keep_versions
+        if keep is None or not self._cleaning_due or self._table.view.dataset is None:
             return 0
         started = time.monotonic()
         try:
             with self._exclusive_table():
-                return operations.clean(bucket.table, keep)
+                return operations.clean(self._table, keep)
         finally:
             # Back off while cleaning is slow: flushes wait for it.
             took = time.monotonic() - started
@@ -183,44 +217,41 @@ class Maintenance(BucketPart):
 
     def compact(self) -> dict[str, int]:
         """Rewrite all small fragments, and remove expired versions."""
-        bucket = self._bucket
-        before = len(bucket.table.view.sizes)
+        before = len(self._table.view.sizes)
         with self._exclusive_table() as view:
             count = compaction.everything(view.sizes, self._limit)
             self._compact(view, count, self._limit, whole=True)
         self._clean_at = 0.0
         cleaned = self._clean()
-        after = len(bucket.table.view.sizes)
+        after = len(self._table.view.sizes)
         return {"fragments_before": before, "fragments_after": after, "versions_removed": cleaned}
 
     def retain(self, limits: Limits) -> dict[str, int]:
         """Drop the oldest fragments beyond the limits, except those that a group or tag needs."""
         limits.check()
-        bucket = self._bucket
         dropped = 0
         with self._exclusive_table() as view:
             count = retention.droppable(view, limits, self._floor())
             if count:
-                dropped = operations.drop_first(bucket.table, count)
-            start = bucket.table.view.start
+                dropped = operations.drop_first(self._table, count)
+            start = self._table.view.start
         if dropped:
-            bucket.metrics.dropped(dropped)
+            self._metrics.dropped(dropped)
         return {"dropped": dropped, "start_offset": start}
 
     def _floor(self) -> int | None:
         """Return the first offset that groups or tags still need, None if retention is free."""
-        bucket = self._bucket
-        options, floors = bucket.options, []
+        options, floors = self._options, []
         if "groups" in options.retention_waits_for and options.groups_path is not None:
-            restored = [restore.end for restore in bucket.table.restores]
+            restored = [restore.end for restore in self._table.restores]
             floors.append(
                 group_offsets.least_committed(
-                    options.groups_path, options.bucket_id, restored, bucket.fs
+                    options.groups_path, options.bucket_id, restored, self._fs
                 )
             )
-        dataset = bucket.table.view.dataset
+        dataset = self._table.view.dataset
         if "tags" in options.retention_waits_for and dataset is not None:
-            floors += [bucket.table.at(v).start for v in versions.tags(dataset).values()]
+            floors += [self._table.at(v).start for v in versions.tags(dataset).values()]
         return min((floor for floor in floors if floor is not None), default=None)
 
     def tag(self, name: str, empty: bool = False) -> dict[str, Any]:
@@ -228,15 +259,14 @@ class Maintenance(BucketPart):
 
         With ``empty`` a table that does not exist yet is tagged as version 0; else it raises.
         """
-        bucket = self._bucket
         versions.check_tag(name)
         with self._exclusive_table() as view:
             if view.dataset is None and not empty:
                 raise StorageError(
-                    f"{bucket.options.storage_path} is empty: there is no version to tag yet"
+                    f"{self._options.storage_path} is empty: there is no version to tag yet"
                 )
-            version = 0 if view.dataset is None else operations.tag(bucket.table, bucket.fs, name)
-            view = bucket.table.view
+            version = 0 if view.dataset is None else operations.tag(self._table, self._fs, name)
+            view = self._table.view
             return {
                 "name": name,
                 "version": version,
@@ -246,29 +276,27 @@ class Maintenance(BucketPart):
             }
 
     def delete_tag(self, name: str) -> bool:
-        bucket = self._bucket
         versions.check_tag(name)
         with self._exclusive_table():
-            return operations.delete_tag(bucket.table, bucket.fs, name)
+            return operations.delete_tag(self._table, self._fs, name)
 
     def restore(self, version: Version, token: str | None = None) -> dict[str, Any]:
         """Go back to a version by committing a new version with its content.
 
         The end of the bucket goes back too, and its epoch rises so that readers notice.
         """
-        bucket = self._bucket
-        table = bucket.table
+        bucket, table = self._bucket, self._table
         token = token or uuid.uuid4().hex
         with bucket.quiesced(), self._exclusive_table() as view:
-            before, encoder = view.end, bucket.schema_state.encoder_for(view)
+            before, encoder = view.end, self._schema.encoder_for(view)
             if not table.restores or table.restores[-1].token != token:
                 if view.dataset is not None:
                     number = versions.resolve(view.dataset, version)
                     if number != versions.NOTHING:  # an empty table keeps today's fields
-                        encoder = bucket.schema_state.encoder_for(table.at(number))
+                        encoder = self._schema.encoder_for(table.at(number))
                     operations.restore(table, number, token)
                 elif version != versions.NOTHING and not isinstance(version, dt.datetime):
-                    raise InvalidArgument(f"{bucket.options.storage_path} has no versions yet")
+                    raise InvalidArgument(f"{self._options.storage_path} has no versions yet")
             after = table.view
             bucket.restored(encoder)
         return {
@@ -284,35 +312,31 @@ class Maintenance(BucketPart):
     @property
     def index_specs(self) -> list[IndexSpec]:
         """The indexes that users created; a reader without the lock loads them each time."""
-        bucket = self._bucket
         with self._specs_lock:  # a load must not replace what is saved at the same time
-            if self._index_specs is None or bucket.options.read_only:
-                self._index_specs = indexes.load(bucket.options.storage_path, bucket.fs)
+            if self._index_specs is None or self._options.read_only:
+                self._index_specs = indexes.load(self._options.storage_path, self._fs)
             return self._index_specs
 
     def _save_index_specs(self, specs: list[IndexSpec]) -> None:
-        bucket = self._bucket
         with self._specs_lock:
-            indexes.save(bucket.options.storage_path, specs, bucket.fs)
+            indexes.save(self._options.storage_path, specs, self._fs)
             self._index_specs = specs
 
     def create_index(self, spec: IndexSpec) -> dict[str, Any]:
         """Create an index; it replaces one of the same family on the same field."""
-        bucket = self._bucket
         key = spec.column, spec.family
         with self._exclusive_table() as view:
             others = [other for other in self.index_specs if (other.column, other.family) != key]
             rebuild = spec in self.index_specs and view.dataset is not None
             if rebuild and spec.name in indexes.built(view.dataset):
-                operations.drop_index(bucket.table, spec.name)
+                operations.drop_index(self._table, spec.name)
             self._save_index_specs([*others, spec])
-            if bucket.table.view.rows:
-                operations.build_indexes(bucket.table, self.index_specs)
+            if self._table.view.rows:
+                operations.build_indexes(self._table, self.index_specs)
         return self.describe_index(spec)
 
     def drop_index(self, column: str, kind: str | None) -> int:
         """Drop the indexes of a field, or those of a kind; return how many."""
-        bucket = self._bucket
         dropped = [
             spec
             for spec in self.index_specs
@@ -324,15 +348,15 @@ class Maintenance(BucketPart):
                 self._save_index_specs(remaining)
                 self._stale_indexes = True
                 if view.dataset is not None:
-                    operations.build_indexes(bucket.table, remaining)
+                    operations.build_indexes(self._table, remaining)
                 self._stale_indexes = False
             if not self._index_specs:
-                bucket.metrics.indexed(0)
+                self._metrics.indexed(0)
         return len(dropped)
 
     def describe_index(self, spec: IndexSpec) -> dict[str, Any]:
         """Describe an index, and how many rows it covers."""
-        view = self._bucket.table.view
+        view = self._table.view
         built = indexes.built(view.dataset) if view.dataset is not None else {}
         rows = built[spec.name].rows if spec.name in built else 0
         return {

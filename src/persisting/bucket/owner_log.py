@@ -21,13 +21,13 @@ from persisting import fs as filesystem
 from persisting.bucket import log_index, log_note
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.group_commit import GroupCommit
-from persisting.bucket.log_positions import LOCK_FILE, POSITIONS_FILE, publisher
+from persisting.bucket.log_positions import POSITIONS_FILE, PositionsFile
 from persisting.bucket.log_recovery import Replay, has_log
 from persisting.bucket.schema_state import SchemaState
 from persisting.bucket.shared_schema import SharedSchema
-from persisting.errors import StorageError
+from persisting.errors import StorageError, WALError
 from persisting.fs import FileSystem, os_errors_as
-from persisting.lock import LockedFile
+from persisting.lock import LOCK_FILE, LockedFile, this_process
 from persisting.options import PersistingOptions
 from persisting.records import Rules
 from persisting.wal import Log
@@ -41,21 +41,20 @@ class OwnerLog:
     def __init__(self, topic: Path, options: PersistingOptions, rules: Rules) -> None:
         """Create the folder and take its lock. Blocking."""
         self.options, self._fs = options, filesystem.current()
+        self.process = os.getpid()
         path = options.schema_path
         self.schema_state = SchemaState(rules, SharedSchema(path, self._fs) if path else None)
         logs = topic / log_note.LOGS_FOLDER
         with os_errors_as("create a log in", logs):
             self._fs.make_folder(logs)
             self.folder, self._lock = _new_folder(logs, self._fs)
-            positions = os.open(
-                self.folder / POSITIONS_FILE,
-                os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC,
-                filesystem.PRIVATE_FILE,
-            )
+            try:
+                positions = PositionsFile(self.folder / POSITIONS_FILE)
+            except BaseException:
+                self._lock.free()  # the folder is removed by the next owner
+                raise
         files = Log(self.folder, self._fs, next_sequence=1)
-        publish = publisher(positions)
-        publish(0, 0)
-        self.group_commit = GroupCommit(files, self.schema_state, options, publish)
+        self.group_commit = GroupCommit(files, self.schema_state, options, positions.publish)
         self._attached: set[int] = set()
         self._retired = False
         self._guard = threading.Lock()
@@ -68,19 +67,29 @@ class OwnerLog:
             if self._retired:
                 raise StorageError(f"the log {self.folder} is closed; open the bucket again")
             self._attached.add(bucket.number)
+        number = bucket.number
         try:
             log_note.write(folder, self.folder, bucket.number, self._fs)
         except BaseException:
-            self._detached(bucket.number)
+            self._forget(number, folder)
             raise
+        bucket.attach(self.group_commit, lambda: self._forget(number, folder))
 
-        def on_close() -> None:
+    def _forget(self, bucket: int, folder: Path) -> None:
+        """Detach a bucket that has no records here which its table lacks.
+
+        If its note cannot be removed, the log stays until a later owner of the bucket has read it.
+        """
+        try:
             log_note.clear(folder, self._fs)
+        except StorageError as exc:
+            log.warning("%s; nothing is lost, the next owner of the bucket removes it", exc)
+            return
+        try:
             self.group_commit.release()
-            self._detached(bucket_number)
-
-        bucket_number = bucket.number
-        bucket.attach(self.group_commit, on_close)
+        except WALError as exc:
+            log.warning("%s", exc)
+        self._detached(bucket)
 
     def retire(self) -> None:
         """Close and remove the log once no bucket is attached to it."""
@@ -116,6 +125,7 @@ def _new_folder(logs: Path, fs: FileSystem) -> tuple[Path, LockedFile]:
         try:
             lock.lock()
             if os.path.samestat(os.fstat(lock.fd), os.stat(folder / LOCK_FILE)):
+                lock.write_note(this_process())
                 fs.sync_folder(folder)
                 fs.sync_folder(logs)
                 return folder, lock
@@ -127,9 +137,9 @@ def _new_folder(logs: Path, fs: FileSystem) -> tuple[Path, LockedFile]:
         lock.free()
 
 
-def _let_go(close_files: Callable[[], None], positions: int, lock: LockedFile) -> None:
+def _let_go(close_files: Callable[[], None], positions: PositionsFile, lock: LockedFile) -> None:
     close_files()
-    os.close(positions)
+    positions.close()
     lock.free()
 
 
@@ -164,20 +174,24 @@ def recover_noted(bucket: Bucket) -> None:
 def remove_unused(topic: Path, fs: FileSystem) -> None:
     """Remove the logs of dead owners that no bucket of the topic notes. Blocking."""
     logs = topic / log_note.LOGS_FOLDER
-    if not logs.is_dir():
+    try:
+        names = fs.list(logs)
+    except OSError:  # there is none, or a later owner removes them
         return
-    for name in fs.list(logs):
+    for name in names:
         if log_note.is_log_name(name):
             _remove_if_unused(logs / name, fs)
 
 
 def _remove_if_unused(folder: Path, fs: FileSystem) -> None:
     try:
-        lock = LockedFile(folder / LOCK_FILE, os.O_RDWR)
-    except FileNotFoundError:
-        with suppress(OSError):
-            folder.rmdir()  # its owner died right after it had created the folder
+        folder.rmdir()  # its owner died right after it had created the folder
         return
+    except OSError:
+        pass
+    try:
+        # Created if it is missing: power loss may undo the removal of all other files.
+        lock = LockedFile(folder / LOCK_FILE)
     except OSError:
         return
     try:
@@ -187,6 +201,8 @@ def _remove_if_unused(folder: Path, fs: FileSystem) -> None:
             log_index.forget(folder)
     except BlockingIOError:
         return  # its owner is alive
+    except FileNotFoundError:
+        return  # another process has removed it
     except OSError as exc:
         log.warning("cannot remove the log %s, whose records are in the tables: %s", folder, exc)
     finally:
@@ -194,10 +210,19 @@ def _remove_if_unused(folder: Path, fs: FileSystem) -> None:
 
 
 def _is_noted(folder: Path, fs: FileSystem) -> bool:
-    """Whether a bucket of the topic still needs a log."""
-    topic = folder.parent.parent
-    notes = [log_note.read(p.parent, fs) for p in topic.glob(f"bucket_*/{log_note.FILE}")]
-    return any(note is not None and note.folder == folder for note in notes)
+    """Whether a bucket of the topic still needs a log, or would after power loss."""
+    buckets = list(folder.parent.parent.glob("bucket_*"))
+    for bucket in buckets:
+        try:
+            note = log_note.read(bucket, fs)
+            if note is not None and note.folder == folder:
+                return True
+        except StorageError:
+            return True  # its note is damaged, and may have named this log
+    for bucket in buckets:
+        # The process that removed a note may have died before it synced the removal.
+        fs.sync_folder(bucket)
+    return False
 
 
 def _remove(folder: Path, fs: FileSystem) -> None:

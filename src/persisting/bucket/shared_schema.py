@@ -36,8 +36,8 @@ class _SchemaFile(msgspec.Struct):
 class SharedSchema:
     """The schema in ``path``. Every method may block and may be called from any thread."""
 
-    def __init__(self, path: Path, fs: FileSystem) -> None:
-        self._path, self._fs = path, fs
+    def __init__(self, path: str | Path, fs: FileSystem) -> None:
+        self._path, self._fs = Path(path), fs
 
     def read(self) -> pa.Schema | None:
         """Return the topic's schema, None if no record has defined it."""

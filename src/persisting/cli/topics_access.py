@@ -82,19 +82,25 @@ def find_followed(topic: str, storage: str) -> TopicFolder:
 
 def note_unflushed(source: TopicFolder) -> None:
     """Print a note if an owner has the topic open and may hold records outside the table."""
+    from persisting.bucket.log_note import noted_log
+    from persisting.fs import current
     from persisting.lock import owner_of
     from persisting.topic.spec import bucket_folder
     from persisting.wal import FOLDER as LOG
 
-    owner, pending = None, 0
+    owner = None
+    logs = set()
     for bucket in source.buckets:
         folder = bucket_folder(source.folder, bucket)
         holder = owner_of(folder)
         if holder is not None and not holder.get("passing"):
             owner = holder
-            for segment in (folder / LOG).glob("*"):
-                with suppress(FileNotFoundError):  # its owner has just deleted it
-                    pending += segment.stat().st_size
+            logs |= {folder / LOG, noted_log(folder, current()) or folder / LOG}
+    pending = 0
+    for log in logs:
+        for segment in log.glob("*.wal"):
+            with suppress(FileNotFoundError):  # its owner has just deleted it
+                pending += segment.stat().st_size
     logged = bool(source.config.options.get("enable_wal"))
     if owner is None or (logged and not pending):
         return

@@ -13,20 +13,27 @@ _BYTES = 16
 
 
 def aligned(array: pa.Array) -> pa.Array:
-    """Return the array, copied if its decimals are not aligned or it is a slice of structs."""
-    if array.offset and _has_structs(array.type):
+    """Return the array, copied if its decimals are not aligned or its structs are sliced."""
+    if _has_unaligned_decimals(array) or (array.offset and _has_nested_children(array.type)):
         return pa.concat_arrays([array, array.slice(0, 0)])
+    return array
+
+
+def _has_unaligned_decimals(array: pa.Array) -> bool:
     if not has_decimals(array.type):
-        return array
-    if all(buffer is None or buffer.address % _BYTES == 0 for buffer in array.buffers()):
-        return array
-    return pa.concat_arrays([array, array.slice(0, 0)])
+        return False
+    return any(buffer is not None and buffer.address % _BYTES for buffer in array.buffers())
 
 
-def _has_structs(dtype: pa.DataType) -> bool:
+def _has_nested_children(dtype: pa.DataType) -> bool:
+    """Whether the type holds structs, or vectors of values that are nested themselves."""
     if pa.types.is_struct(dtype):
         return True
-    return any(_has_structs(dtype.field(i).type) for i in range(dtype.num_fields))
+    return any(
+        _has_nested_children(dtype.field(i).type)
+        or (pa.types.is_fixed_size_list(dtype) and dtype.field(i).type.num_fields > 0)
+        for i in range(dtype.num_fields)
+    )
 
 
 def has_decimals(dtype: pa.DataType) -> bool:

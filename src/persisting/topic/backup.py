@@ -2,16 +2,21 @@
 
 A backup is a folder with the files of a topic. It is never changed or opened as a topic; restoring
 it creates a topic. It holds everything that was acknowledged before it began and is flushed or
-logged. Files of a table or a log never change once they are written, so the order of copying is
-enough to make it consistent:
+logged. Files of a table never change once they are written, and logs only grow, so the order of
+copying is enough to make it consistent:
 
 1. the progress of consumers (groups, checkpoints of pipelines), so that it is never ahead of the
    records that are copied after it;
-2. of each bucket first its log, then a version of its table: what the owner released from the log
-   in between is in the table;
-3. last ``backup.json`` with the checksum of every file. A copy without it is not a backup.
+2. all logs, up to their last complete entries. Segments disappear from the front while they are
+   copied; if one is gone, the copies of those before it are dropped: the tables hold their records;
+3. of each bucket its note of a log, then a version of its table. What a log released before or
+   while it was copied is in that version, and its log sequence tells which records of the copied
+   log to replay. A note of a log that was not copied is left out: the owner began that log after
+   the backup began, or everything in it was in the tables;
+4. last ``backup.json`` with the checksum of every file. A copy without it is not a backup.
 
-Tagged versions are copied, other old versions are not.
+Of a put to several buckets that is acknowledged while the backup runs, the backup may hold the
+records of some of them. Tagged versions are copied, other old versions are not.
 """
 
 from __future__ import annotations
@@ -29,8 +34,10 @@ import msgspec
 
 from persisting import fs as filesystem
 from persisting import json_files
+from persisting.bucket import log_note
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.errors import InvalidArgument, StorageError, TableError
+from persisting.lock import LOCK_FILE
 from persisting.table import checksums, files, versions
 from persisting.table import indexes as index_file
 from persisting.table.table import FOLDER as TABLE
@@ -41,7 +48,9 @@ from persisting.topic.spec import BACKUP_FILE as FILE
 from persisting.topic.spec import bucket_folder
 from persisting.topic.topic_files import TopicFolder
 from persisting.wal import FOLDER as LOG
-from persisting.wal.segment import SUFFIX
+from persisting.wal.frame import SEGMENT_HEADER_SIZE
+from persisting.wal.inspection import whole_bytes
+from persisting.wal.segment import parse_name
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
@@ -105,7 +114,9 @@ def _create(source: TopicFolder, target: Path, count: Counter) -> Backup:
     now = dt.datetime.now(dt.timezone.utc).isoformat()
     for place in (groups.FOLDER, CHECKPOINTS):
         copy.tree(place)
-    buckets = _copy_tags_and_buckets(copy, source)
+    logs = _copy_logs(copy, source)
+    buckets = _copy_tags_and_buckets(copy, source, logs)
+    _divide_logs(copy, logs, buckets)
     for name in (SCHEMA_FILE, topics.FILE):
         copy.file(name, optional=name == SCHEMA_FILE)
     backup = Backup(source.config.topic, str(source.folder), now, buckets, copy.files)
@@ -113,20 +124,23 @@ def _create(source: TopicFolder, target: Path, count: Counter) -> Backup:
     return backup
 
 
-def _copy_tags_and_buckets(copy: _Copy, source: TopicFolder) -> list[BucketCopy]:
+def _copy_tags_and_buckets(
+    copy: _Copy, source: TopicFolder, logs: dict[str, int]
+) -> list[BucketCopy]:
     """Copy the tags and the versions that they hold; start over if a tag changes meanwhile."""
     for _ in range(_TRIES):
         before = _tag_files(source.folder)
         copy.tree(tags.FOLDER)
         buckets = [
-            _copy_bucket(copy, source, bucket)
+            _copy_bucket(copy, source, bucket, logs)
             for bucket in source.buckets
             if bucket_folder(source.folder, bucket).is_dir()
         ]
         if _tag_files(source.folder) == before:
             return buckets
-        for place in (tags.FOLDER, *(bucket_folder(Path(), b).name for b in source.buckets)):
-            copy.forget(place)
+        copy.forget(tags.FOLDER)
+        for bucket in source.buckets:
+            _forget_bucket(copy, bucket)
     raise StorageError(
         f"the tags of {source.folder} changed during every attempt to copy them; try again when "
         "nobody is tagging"
@@ -256,23 +270,33 @@ class _Copy:
             if optional:
                 return
             raise
-        size, crc = 0, 0
         with source:
-            self._fs.remove(path)
-            fd = self._fs.create(path)
-            try:
-                while block := source.read(_BLOCK):
-                    self._fs.write(fd, block)
-                    size, crc = size + len(block), zlib.crc32(block, crc)
-                    self._count(len(block))
-                self._fs.sync(fd)
-            finally:
-                self._fs.close(fd)
+            self._write(name, iter(lambda: source.read(_BLOCK), b""))
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Write one file with this content."""
+        self._fs.make_folder((self.target / name).parent)
+        self._folders.add((self.target / name).parent)
+        self._write(name, iter([data]))
+
+    def _write(self, name: str, blocks: Iterator[bytes | memoryview]) -> None:
+        path = self.target / name
+        size, crc = 0, 0
+        self._fs.remove(path)
+        fd = self._fs.create(path)
+        try:
+            for block in blocks:
+                self._fs.write(fd, block)
+                size, crc = size + len(block), zlib.crc32(block, crc)
+                self._count(len(block))
+            self._fs.sync(fd)
+        finally:
+            self._fs.close(fd)
         self.files[name] = Copied(size, f"{crc:08x}")
 
     def forget(self, place: str) -> None:
-        """Remove what was copied below a folder."""
-        for name in [name for name in self.files if name.startswith(f"{place}/")]:
+        """Remove what was copied at a path or below it."""
+        for name in [n for n in self.files if n == place or n.startswith(f"{place}/")]:
             del self.files[name]
             self._fs.remove(self.target / name)
 
@@ -286,30 +310,82 @@ class _Copy:
         self._fs.write_file(self.target / FILE, note)
 
 
-def _copy_bucket(copy: _Copy, source: TopicFolder, bucket: int) -> BucketCopy:
-    """Copy log, then table; start over if the owner removes files meanwhile."""
+def _copy_logs(copy: _Copy, source: TopicFolder) -> dict[str, int]:
+    """Copy all logs; return their sizes, by their path in the topic. Empty logs are left out."""
+    places = [bucket_folder(Path(), bucket) / LOG for bucket in source.buckets]
+    folders = log_note.logs_in(source.folder, filesystem.current())
+    places += [folder.relative_to(source.folder) for folder in folders]
+    sizes = {str(place): _copy_log(copy, place) for place in places}
+    return {place: size for place, size in sizes.items() if size}
+
+
+def _copy_log(copy: _Copy, place: Path) -> int:
+    """Copy the complete entries of a log; return their bytes."""
+    # Listed once: all segments but the last are complete, later ones are younger than the backup.
+    folder, copied = copy.source / place, list[str]()
+    names = sorted(filter(parse_name, os.listdir(folder))) if folder.is_dir() else []
+    for name in names:
+        try:
+            data = memoryview((folder / name).read_bytes())
+        except FileNotFoundError:
+            # Segments are removed from the front: those before it hold nothing that is needed, and
+            # the log must not have a gap.
+            for earlier in copied:
+                copy.forget(earlier)
+            copied = []
+            continue
+        whole = whole_bytes(folder / name, data) if name == names[-1] else len(data)
+        if whole > SEGMENT_HEADER_SIZE:
+            copied.append(f"{place}/{name}")
+            copy.write(copied[-1], data[:whole])
+    if copied and place.name != LOG:
+        # The owner of the restored topic removes a log by its lock file.
+        copy.write(f"{place}/{LOCK_FILE}", b"")
+    return sum(copy.files[name].bytes for name in copied)
+
+
+def _divide_logs(copy: _Copy, logs: dict[str, int], buckets: list[BucketCopy]) -> None:
+    """Count the bytes of each shared log for the buckets that note it; drop it if none does."""
+    notes = log_note.notes_in(copy.target, filesystem.current())
+    for place, size in logs.items():
+        if Path(place).name == LOG:
+            continue
+        noting = [b for b in buckets if notes.get(b.bucket) == copy.target / place]
+        if not noting:
+            copy.forget(place)
+        for number, bucket in enumerate(noting):
+            bucket.log_bytes += size // len(noting) + (number < size % len(noting))
+
+
+def _copy_bucket(copy: _Copy, source: TopicFolder, bucket: int, logs: dict[str, int]) -> BucketCopy:
+    """Copy note, then table; start over if the owner removes files meanwhile."""
     folder = bucket_folder(source.folder, bucket)
     for _ in range(_TRIES):
         try:
-            return _copy_once(copy, folder, bucket)
+            return _copy_once(copy, folder, bucket, logs)
         except (OSError, ValueError, TableError) as exc:
             if isinstance(exc, OSError) and exc.errno not in (None, errno.ENOENT):
                 raise  # an error of the disk; Lance's own errors have no errno
             failure = exc
-            copy.forget(folder.name)
+            _forget_bucket(copy, bucket)
     raise StorageError(
         f"cannot copy bucket {bucket} of {source.folder}: {failure}. If its owner removes old "
         "versions faster than they are copied, give the topic a larger keep_versions"
     ) from failure
 
 
-def _copy_once(copy: _Copy, folder: Path, bucket: int) -> BucketCopy:
+def _forget_bucket(copy: _Copy, bucket: int) -> None:
+    """Remove the copy of a bucket without its log, which is copied only once."""
+    name = bucket_folder(Path(), bucket).name
+    for place in (TABLE, index_file.FILE, log_note.FILE):
+        copy.forget(f"{name}/{place}")
+
+
+def _copy_once(copy: _Copy, folder: Path, bucket: int, logs: dict[str, int]) -> BucketCopy:
     name = folder.name
-    log_bytes = 0
-    for segment in sorted(_below(folder / LOG)):
-        if segment.endswith(SUFFIX) and "/" not in segment:
-            copy.file(f"{name}/{LOG}/{segment}", optional=True)
-            log_bytes += copy.files.get(f"{name}/{LOG}/{segment}", Copied(0, "")).bytes
+    noted = log_note.read(folder, filesystem.current())
+    if noted is not None and f"{log_note.LOGS_FOLDER}/{noted.folder.name}" in logs:
+        copy.write(f"{name}/{log_note.FILE}", log_note.content(noted.folder, noted.bucket))
     table = Table(folder, filesystem.current())
     table.refresh()
     view = table.view
@@ -322,6 +398,7 @@ def _copy_once(copy: _Copy, folder: Path, bucket: int) -> BucketCopy:
         for tag in tagged:
             copy.file(f"{name}/{TABLE}/{files.TAGS}/{tag}.json")
     copy.file(f"{name}/{index_file.FILE}", optional=True)
+    log_bytes = logs.get(f"{name}/{LOG}", 0)
     return BucketCopy(bucket, view.version, view.rows, view.start, view.end, log_bytes)
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from persisting import fs as filesystem
+from persisting.bucket import log_note
+from persisting.bucket.log_inspection import OwnerLogReport, inspect_logs
 from persisting.errors import StorageError
 from persisting.lock import owner_of
 from persisting.options import storage_folder
@@ -41,6 +44,8 @@ class BucketFacts(msgspec.Struct):
     bytes: int = 0
     """Everything on disk: all versions of the table, indexes and log."""
     log_bytes: int = 0
+    """Its own log, and its share of a log that it shares with other buckets: the size of the log
+    divided by the number of buckets that need it."""
     owner: dict[str, Any] | None = None
     """The owner that has it open for writing: process, host, node."""
     problem: str | None = None
@@ -82,14 +87,17 @@ class TagFacts(msgspec.Struct):
 
 
 class BucketLog(msgspec.Struct):
-    """The log of one bucket."""
+    """The log of one bucket, which may share it with other buckets."""
 
     bucket: int
     state: str
     bytes: int
+    """Of a shared log the bucket's share."""
     segments: int
     pending_frames: int
+    """Frames with records that the bucket's table does not hold yet."""
     problem: str | None = None
+    path: str | None = None
 
 
 class Description(msgspec.Struct):
@@ -186,13 +194,14 @@ def describe(stored: TopicFolder) -> Description:
         ],
         indexes=_indexes(stored),
         groups=groups_of(stored, readable),
-        logs=[_log(bucket, log_of(stored, bucket)) for bucket in readable],
+        logs=_bucket_logs(stored, [facts for facts in buckets if facts.problem is None]),
     )
 
 
 def buckets_of(stored: TopicFolder) -> list[BucketFacts]:
     """Return the buckets of a topic; one that cannot be read says why."""
-    return [_bucket(stored, bucket) for bucket in stored.buckets]
+    shares = log_shares(stored)
+    return [_bucket(stored, bucket, shares[bucket]) for bucket in stored.buckets]
 
 
 def distinct_owners(buckets: list[BucketFacts]) -> list[dict[str, Any]]:
@@ -220,7 +229,10 @@ def spans_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> dict[
 
 
 def log_of(stored: TopicFolder, bucket: int) -> LogReport:
-    """Inspect the log of a bucket, against the table at the same point in time."""
+    """Inspect the log in a bucket's own folder, against the table at the same point in time.
+
+    Only topics that no version since 0.4.0 has opened have logs there.
+    """
     folder = bucket_folder(stored.folder, bucket) / LOG_FOLDER
     while True:
         sequence = stored.table(bucket).sequence
@@ -228,6 +240,35 @@ def log_of(stored: TopicFolder, bucket: int) -> LogReport:
         # The owner may have flushed in between and released the first segments.
         if report.state != "damaged" or stored.table(bucket).sequence == sequence:
             return report
+
+
+def logs_of(stored: TopicFolder) -> list[OwnerLogReport]:
+    """Inspect the logs that the buckets of a topic share."""
+    return inspect_logs(
+        stored.folder, lambda bucket: stored.table(bucket).sequence, filesystem.current()
+    )
+
+
+def log_shares(stored: TopicFolder) -> dict[int, int]:
+    """Return, by bucket, its share of the bytes below the topic's ``log``.
+
+    A log is shared equally by the buckets that note it, and all else there by all buckets, so that
+    the shares add up to what is on disk.
+    """
+    shares = dict.fromkeys(stored.buckets, 0)
+    noted: dict[str, list[int]] = {}
+    for bucket in stored.buckets:
+        with suppress(StorageError):  # a damaged note, which an inspection reports
+            log = log_note.noted_log(bucket_folder(stored.folder, bucket), filesystem.current())
+            if log is not None:
+                noted.setdefault(log.name, []).append(bucket)
+    place = stored.folder / log_note.LOGS_FOLDER
+    for name in sorted(os.listdir(place)) if place.is_dir() else []:
+        buckets = noted.get(name) or list(stored.buckets)
+        each, rest = divmod(_size(place / name), len(buckets))
+        for number, bucket in enumerate(buckets):
+            shares[bucket] += each + (number < rest)
+    return shares
 
 
 def find(topic: str, root: str | Path | None) -> TopicFolder:
@@ -247,9 +288,13 @@ def _is_path(topic: str) -> bool:
     return os.sep in topic or topic in (".", "..")
 
 
-def _bucket(stored: TopicFolder, number: int) -> BucketFacts:
+def _bucket(stored: TopicFolder, number: int, log_share: int) -> BucketFacts:
     folder = bucket_folder(stored.folder, number)
-    facts = BucketFacts(number, bytes=_size(folder), log_bytes=_size(folder / LOG_FOLDER))
+    facts = BucketFacts(
+        number,
+        bytes=_size(folder) + log_share,
+        log_bytes=_size(folder / LOG_FOLDER) + log_share,
+    )
     try:
         facts.owner = _plain_owner(owner_of(folder))
         view = stored.view(number)
@@ -271,14 +316,45 @@ def _plain_owner(note: dict[str, Any] | None) -> dict[str, Any] | None:
 _OWNER_NAMES = ("pid", "host", "node", "address")
 
 
-def _log(bucket: int, report: LogReport) -> BucketLog:
+def _bucket_logs(stored: TopicFolder, buckets: list[BucketFacts]) -> list[BucketLog]:
+    """Return the log of each bucket: that of its own folder, else the shared log that it notes."""
+    logs = []
+    try:
+        shared, unreadable = logs_of(stored), None
+    except StorageError as exc:
+        shared, unreadable = [], str(exc)
+    for facts in buckets:
+        bucket = facts.bucket
+        own = log_of(stored, bucket)
+        entry = BucketLog(
+            bucket,
+            own.state,
+            own.size,
+            len(own.segments),
+            own.pending_frames,
+            own.problem,
+            str(bucket_folder(stored.folder, bucket) / LOG_FOLDER),
+        )
+        noted = next((log for log in shared if bucket in [b.bucket for b in log.noting]), None)
+        if own.state == "empty" and noted is not None:
+            entry = _shared_log(facts, noted)
+        elif own.state == "empty" and unreadable is not None:
+            entry.state, entry.problem = "damaged", unreadable
+        logs.append(entry)
+    return logs
+
+
+def _shared_log(facts: BucketFacts, log: OwnerLogReport) -> BucketLog:
+    part = next(part for part in log.buckets if part.bucket == facts.bucket)
+    is_hit = part.lost is not None or log.state not in ("damaged", "missing")
     return BucketLog(
-        bucket,
-        report.state,
-        report.size,
-        len(report.segments),
-        report.pending_frames,
-        report.problem,
+        facts.bucket,
+        log.state if is_hit else "whole",
+        facts.log_bytes,
+        len(log.segments),
+        part.pending_frames,
+        log.problem if is_hit else None,
+        str(log.folder),
     )
 
 
@@ -301,8 +377,11 @@ def _indexes(stored: TopicFolder) -> list[IndexFacts]:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of all files below a folder; files may disappear meanwhile."""
+    """Return the bytes of a file, or of all files below a folder; they may disappear meanwhile."""
     total = 0
+    if folder.is_file():
+        with suppress(OSError):
+            return folder.lstat().st_size
     for place, _, names in os.walk(folder):
         for name in names:
             try:

@@ -15,6 +15,7 @@ from persisting.backends.fairness import KeyedLocks
 from persisting.backends.log_puts import Part, put_to_log, queue_for_log, share_log
 from persisting.backends.persisting import PersistingBackend, new_owner_log
 from persisting.backends.table_backend import TableBackend
+from persisting.bucket.bucket import Bucket
 from persisting.bucket.owner_log import OwnerLog, remove_unused
 from persisting.bucket.producer_sequences import check_number, check_writer
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
@@ -106,7 +107,7 @@ class LocalTopic:
     def _owner_log(self) -> OwnerLog:
         """Return the log of this topic in this process, which is created for its first bucket."""
         assert self.folder is not None
-        if self._log is None:
+        if self._log is None or self._log.process != os.getpid():  # a fork gets its own
             fs = filesystem.current()
             remove_unused(self.folder, fs)
             options = {**self.config.options, "batch_size": self.config.batch_size}
@@ -129,21 +130,43 @@ class LocalTopic:
         Buckets with a log store all of the rows or none, also across a crash. Without a log each
         bucket stores its part by itself.
         """
-        backends = [await self.backend(bucket) for bucket, _ in parts]
-        while (log_parts := _of_one_log(backends, [rows for _, rows in parts])) is not None:
+        while True:
+            backends = [await self.backend(bucket) for bucket, _ in parts]
+            tables = [backend.bucket for backend in backends if isinstance(backend, TableBackend)]
+            kinds = {isinstance(rows, list) for _, rows in parts}
+            if len(tables) < len(backends) or len(kinds) > 1:
+                break
             try:
-                return await self._put_to_log(log_parts, sequence)
-            except BucketClosed:  # being reopened with other options; nothing was stored
+                for table in tables:
+                    table.check_open()
+                if not share_log(tables):
+                    if self._log is None:
+                        break
+                    await self._close_stale(parts, tables)
+                    continue
+                logged = list(zip(tables, [rows for _, rows in parts], strict=True))
+                return await self._put_to_log(logged, sequence)
+            except BucketClosed:  # being reopened with other options
                 if self.closed:
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
-            backends = [await self.backend(bucket) for bucket, _ in parts]
+        # Each part waits by itself for a bucket that is being reopened: repeating all of them would
+        # store some twice.
         await all_results([LocalBucketClient(self, b).put(rows, sequence) for b, rows in parts])
+
+    async def _close_stale(self, parts: list[tuple[int, Rows]], tables: list[Bucket]) -> None:
+        """Close buckets that are not in this topic's log: a change of options could not close them.
+
+        If that fails again the put fails too: it could not be stored in all buckets or none.
+        """
+        for (bucket, _), table in zip(parts, tables, strict=True):
+            log = self._log
+            if log is not None and table.group_commit is not log.group_commit:
+                await self.close_bucket(bucket)
 
     async def _put_to_log(self, parts: list[Part], sequence: ProducerSequence | None) -> None:
         if sequence is None:
-            await put_to_log(parts)
-            return
+            return await put_to_log(parts)
         check_writer(sequence[0])
         producer = sequence[0], check_number(sequence[1])
         # Held until the put has its place in the log: later numbers must not overtake it.
@@ -151,6 +174,7 @@ class LocalTopic:
             acknowledged = await queue_for_log(parts, producer)
         if acknowledged is not None:
             await asyncio.shield(acknowledged)
+        return None
 
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
         """Switch to another backend class or other options; buckets reopen when they are used."""
@@ -185,7 +209,13 @@ class LocalTopic:
         backend = self._backends.get(bucket)
         if backend is not None:
             await backend.close()
-            self._backends.pop(bucket, None)
+            await in_thread(self._discard, bucket, backend)
+
+    def _discard(self, bucket: int, backend: BucketBackend) -> None:
+        """Forget a closed backend, unless the bucket has been opened again since."""
+        with self._guard:
+            if self._backends.get(bucket) is backend:
+                del self._backends[bucket]
 
     async def close_buckets(self) -> None:
         """Flush and close every open bucket; a bucket that fails to close stays open."""
@@ -197,15 +227,6 @@ class LocalTopic:
                 failures.append(exc)
         if failures:
             raise failures[0]
-
-
-def _of_one_log(backends: list[BucketBackend], rows: list[Rows]) -> list[Part] | None:
-    """Return the rows with their buckets if these share a log, so that one entry can hold all."""
-    tables = [backend.bucket for backend in backends if isinstance(backend, TableBackend)]
-    kinds = {isinstance(part, list) for part in rows}
-    if len(tables) < len(backends) or len(kinds) > 1 or not share_log(tables):
-        return None
-    return list(zip(tables, rows, strict=True))
 
 
 _live: dict[TopicAddress, LocalTopic] = {}

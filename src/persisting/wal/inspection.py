@@ -62,7 +62,7 @@ class ReadOnlyFileSystem(FileSystem):
 
 
 @dataclass
-class _Inspection(Recovery):
+class Inspection(Recovery):
     """Reports every segment, and cuts nothing off."""
 
     segments: list[SegmentReport] = field(default_factory=list)
@@ -100,7 +100,7 @@ def inspect(folder: Path, after: int) -> LogReport:
 
     Its owner may be writing: then the tail may look torn, and segments may disappear.
     """
-    inspection = _Inspection(folder, ReadOnlyFileSystem(), after)
+    inspection = Inspection(folder, ReadOnlyFileSystem(), after)
     pending, problem, state = 0, None, "whole"
     try:
         for frame in inspection.frames():
@@ -195,3 +195,51 @@ def repair(folder: Path, after: int, fs: FileSystem | None) -> RepairReport:
         work.lost,
         [str(copy) for copy in work.copies],
     )
+
+
+def whole_bytes(path: Path, data: memoryview) -> int:
+    """Return how many bytes of a segment are complete entries: all but a torn tail.
+
+    A damaged segment counts as complete, so that a copy of it has everything that is left.
+    """
+    recovery = Recovery(path.parent, ReadOnlyFileSystem(), 0, bucket=-1)
+    frames = recovery._scan(path, data, None)
+    while True:
+        try:
+            next(frames)
+        except StopIteration as end:
+            scan: Scan = end.value
+            break
+        except WALError:  # not a segment of this version
+            return len(data)
+    if scan.broken is None:
+        return len(data)
+    proof = recovery._proof([path], data, scan.broken.position, scan.missing)
+    return scan.whole if proof is None else len(data)
+
+
+def cut_off(folder: Path, first: str, position: int, fs: FileSystem, copies: Path) -> list[Path]:
+    """Cut a log off at a byte of segment ``first``; return the files that hold what was cut off.
+
+    Nobody else may be using the log.
+    """
+    work = Recovery(folder, fs, 0, bucket=-1, trimmed=copies)
+    paths = [path for path in work._segments() if path.name >= first]
+    for path in reversed(paths[1:]):
+        work._keep_copy(path, fs.read(path), 0)
+        fs.remove(path)
+    # Before the cut: a later segment must not outlive the frames before it.
+    fs.sync_folder(folder)
+    data = memoryview(fs.read(paths[0]))
+    work._cut_to_whole(paths[0], data, Scan(position, 0, None, 0))
+    return work.copies
+
+
+def remove_before(folder: Path, first: str, fs: FileSystem, copies: Path) -> list[Path]:
+    """Remove the segments before ``first``; return the files that hold copies of them."""
+    work = Recovery(folder, fs, 0, bucket=-1, trimmed=copies)
+    for path in [path for path in work._segments() if path.name < first]:
+        work._keep_copy(path, fs.read(path), 0)
+        fs.remove(path)
+    fs.sync_folder(folder)
+    return work.copies

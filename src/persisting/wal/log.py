@@ -67,8 +67,7 @@ class Log:
         self.folder = folder
         self._fs = fs
         self._next_sequence = next_sequence
-        self.last_written = next_sequence - 1
-        """The last sequence that a segment holds; later ones may have been skipped."""
+        self._last_written = next_sequence - 1
         self._kept = list(kept)
         self._unsynced: list[Segment] = []
         self._active: Segment | None = None
@@ -78,8 +77,8 @@ class Log:
         self._closed = False
         self._process = os.getpid()
         self._segment_bytes = segment_bytes
-        self._removal_unsynced = False
-        """Whether the folder was not synced since a segment was removed from it."""
+        self._removals = self._removals_synced = 0
+        """How many segments were removed, and how many of the removals are durable."""
         self._size = sum(k.size for k in kept)
         self._guard = threading.Lock()
         self._syncing = threading.Lock()
@@ -89,6 +88,11 @@ class Log:
     def last_sequence(self) -> int:
         """The last sequence that was assigned."""
         return self._next_sequence - 1
+
+    @property
+    def last_written(self) -> int:
+        """The last sequence before the next segment; :attr:`last_sequence` may be a skipped one."""
+        return self._last_written
 
     @property
     def synced_sequence(self) -> int:
@@ -137,23 +141,41 @@ class Log:
         A new segment begins with the frames of ``preamble``. When this returns, the entries survive
         a kill of the process; after the next :meth:`sync` they survive power loss.
         """
-        with self._guard:
-            self._unpromised = None
-            self._refuse_after_failure()
-            try:
-                return self._append(entries, preamble, arrival)
-            except BaseException as exc:
-                self._failure = _reason(exc)
-                raise WALError(
-                    f"cannot write to the log in {self.folder}: {_reason(exc)}; nothing of this "
-                    "put was stored. Remove the cause and put again"
-                ) from exc
+        while True:
+            with self._guard:
+                self._unpromised = None
+                self._refuse_after_failure()
+                if not self._must_sync_first():
+                    return self._append(entries, preamble, arrival)
+            self.sync()
+
+    def _must_sync_first(self) -> bool:
+        """Whether a segment must begin and the ones before it are not synced.
+
+        Power loss must not take a segment and leave the next one: a reader of one bucket could
+        not tell that from a segment that was released.
+        """
+        if self._active is not None and self._active.size >= self._segment_bytes:
+            self._seal_active()
+        if self._active is not None:
+            return False
+        return any(s.last_sequence > self._synced or not s.named for s in self._unsynced)
 
     def _append(
         self, entries: Sequence[Sequence[Payload]], preamble: Preamble, arrival: int
     ) -> list[int]:
-        if self._active is not None and self._active.size >= self._segment_bytes:
-            self._seal_active()
+        try:
+            return self._append_entries(entries, preamble, arrival)
+        except BaseException as exc:
+            self._failure = _reason(exc)
+            raise WALError(
+                f"cannot write to the log in {self.folder}: {_reason(exc)}; nothing of this "
+                "put was stored. Remove the cause and put again"
+            ) from exc
+
+    def _append_entries(
+        self, entries: Sequence[Sequence[Payload]], preamble: Preamble, arrival: int
+    ) -> list[int]:
         if self._active is None:
             first_frames = preamble()
             self._active = self._begin_segment(self._next_sequence)
@@ -195,8 +217,8 @@ class Log:
             lasts.append(self._next_sequence - 1)
         data = b"".join(chunks)
         self._unpromised = segment.size
-        segment.append(data, self._next_sequence - 1)
-        self.last_written = self._next_sequence - 1
+        self._last_written = self._next_sequence - 1
+        segment.append(data, self._last_written)
         self._size += len(data)
         return lasts
 
@@ -245,14 +267,10 @@ class Log:
                         segment.close()
 
     def _sync_segment(self, segment: Segment) -> None:
-        names_folder = not segment.named
-        if names_folder:
-            self._removal_unsynced = False
-        try:
-            segment.sync()
-        except BaseException:
-            self._removal_unsynced |= names_folder
-            raise
+        removals, syncs_folder = self._removals, not segment.named
+        segment.sync()
+        if syncs_folder:
+            self._removals_synced = max(self._removals_synced, removals)
 
     def seal(self) -> int:
         """End the active segment; return the last sequence in the sealed ones."""
@@ -291,11 +309,11 @@ class Log:
 
     def _remove(self, kept: SealedSegment) -> None:
         try:
-            if self._removal_unsynced:
+            if self._removals_synced < self._removals:
                 self._fs.sync_folder(self.folder)
-                self._removal_unsynced = False
+                self._removals_synced = self._removals
             self._fs.remove(kept.path)
-            self._removal_unsynced = True
+            self._removals += 1
         except OSError as exc:
             raise WALError(
                 f"cannot remove the log segment {kept.path}, whose records are in the table: "
@@ -319,7 +337,7 @@ class Log:
             except OSError as exc:
                 raise WALError(f"cannot sync the log's folder {self.folder}: {exc}") from exc
         with self._guard:
-            self._removal_unsynced = False
+            self._removals_synced = self._removals
             self._synced = self._released = self._next_sequence - 1
             self._size = 0
             self._failure = None

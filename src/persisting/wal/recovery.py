@@ -64,11 +64,15 @@ class Recovery:
     folder: Path
     fs: FileSystem
     after: int
+    bucket: int | None = None
+    """The bucket that ``after`` belongs to; None if all records are of one bucket."""
     kept: list[SealedSegment] = field(default_factory=list)
     last_sequence: int = 0
     trimmed_bytes: int = 0
     copies: list[Path] = field(default_factory=list)
     """The files that hold the parts cut off."""
+    trimmed: Path | None = None
+    """Folder for these files; by default beside the segments."""
 
     def frames(self) -> Iterator[Frame]:
         """Yield every frame of every complete entry, in order; then cut off a torn tail.
@@ -213,7 +217,7 @@ class Recovery:
         """Copy a part that is about to be cut off a segment."""
         if not rest:
             return
-        folder = self.folder / TRIMMED
+        folder = self.trimmed or self.folder / TRIMMED
         self.fs.make_folder(folder)
         copy = folder / f"{path.name}.{position}.{time.time_ns()}"
         self.fs.write_file(copy, rest)
@@ -239,7 +243,7 @@ class Recovery:
         last = max(expected or 0, self.after + 1) - 1
         if expected is None and start is not None:
             # The segments before it were released, unless they held records above ``after``.
-            is_missing = max(start.buckets.values(), default=0) > self.after
+            is_missing = self._last_before(start) > self.after
         else:
             is_missing = _previous(first, start) > last
         if is_missing:
@@ -249,6 +253,12 @@ class Recovery:
                 f"segment is missing in {self.folder}",
             )
         return first
+
+    def _last_before(self, start: SegmentStart) -> int:
+        """Return the last sequence before a segment that holds records of the bucket."""
+        if self.bucket is None:
+            return max(start.buckets.values(), default=0)
+        return start.buckets.get(self.bucket, 0)
 
     def _segments(self) -> list[Path]:
         if not self.folder.is_dir():

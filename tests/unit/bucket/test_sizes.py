@@ -37,7 +37,7 @@ async def test_record_too_large_for_a_log_frame_is_refused(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunk, "_MAX_RECORD_BYTES", 1_000_000)
-    monkeypatch.setattr(chunk, "_MAX_BATCH_BYTES", 500_000)
+    monkeypatch.setattr(chunk, "MAX_BATCH_BYTES", 500_000)
     bucket = Bucket(kind, tmp_path / "b")
     backend = bucket.open()
     await backend.put({"text": "x"})
@@ -59,12 +59,12 @@ async def test_single_puts_share_a_batch_of_a_limited_size(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunk, "_MAX_RECORD_BYTES", 1_000_000)
-    monkeypatch.setattr(chunk, "_MAX_BATCH_BYTES", 500_000)
+    monkeypatch.setattr(chunk, "MAX_BATCH_BYTES", 500_000)
     bucket = Bucket(kind, tmp_path / "b")
     backend = bucket.open(flush_threshold=1000)
     await backend.put({"n": 0, "text": ""})
     await asyncio.gather(*(backend.put({"n": n, "text": "x" * 200_000}) for n in range(1, 20)))
-    chunks = backend.bucket._chunks
+    chunks = backend.bucket._buffer.chunks
     assert max(one.nbytes for one in chunks) < 800_000
     backend = await bucket.reopen(backend)
     assert [one["n"] for one in await backend.get()] == list(range(20))

@@ -59,7 +59,7 @@ def encoded(given: Frame, salt: int) -> bytes:
 
 def read(data: bytes, position: int = 0, salt: int = SALT) -> tuple[Frame, int]:
     frame, end = decode_frame(memoryview(data), position, salt)
-    return Frame(**{**vars(frame), "payload": bytes(frame.payload)}), end
+    return frame._replace(payload=bytes(frame.payload)), end
 
 
 def flipped(data: bytes) -> Iterator[bytes]:
@@ -87,7 +87,7 @@ def test_a_segment_header_decodes_to_what_was_encoded(first: int, salt: int, ver
 
 
 def test_frames_are_encoded_without_gaps() -> None:
-    second = Frame(**{**vars(FRAME), "sequence": 22, "payload": b""})
+    second = FRAME._replace(sequence=22, payload=b"")
     data = encoded(FRAME, SALT) + encoded(second, SALT)
     _, end = read(data)
     assert read(data, end) == (second, len(data))
@@ -95,7 +95,7 @@ def test_frames_are_encoded_without_gaps() -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"x", FRAME.payload])
 def test_a_frame_truncated_at_any_byte_is_broken(payload: bytes) -> None:
-    data = encoded(Frame(**{**vars(FRAME), "payload": payload}), SALT)
+    data = encoded(FRAME._replace(payload=payload), SALT)
     for length in range(len(data)):
         with pytest.raises(Broken):
             read(data[:length])
@@ -169,13 +169,13 @@ def test_later_headers_finds_frames_between_a_truncated_frame_and_the_end() -> N
 
 def test_later_headers_ignores_frame_bytes_inside_a_record() -> None:
     forged = Frame(ROWS, 0, 0, 0, 10**9, 10**9, 0, b"")
-    outer = Frame(**{**vars(FRAME), "payload": encoded(forged, SALT ^ 5) * 3})
+    outer = FRAME._replace(payload=encoded(forged, SALT ^ 5) * 3)
     found = later_headers(memoryview(encoded(outer, SALT)), 0, SALT)
     assert [f.sequence for f in found] == [FRAME.sequence]
 
 
 def test_encoded_bytes_match_the_format_document() -> None:
-    body = struct.pack("<8sHHIQ", b"PSTWAL\r\n", 1, 28, SALT, 17)
+    body = struct.pack("<8sHHIQ", b"PSTWAL\r\n", 2, 28, SALT, 17)
     assert encode_segment_header(HEADER) == body + struct.pack("<I", zlib.crc32(body))
     body = struct.pack(
         "<4sBBHIIQQqI",
@@ -193,4 +193,5 @@ def test_encoded_bytes_match_the_format_document() -> None:
     checksum = struct.pack("<I", zlib.crc32(body, SALT))
     assert encoded(FRAME, SALT) == body + checksum + FRAME.payload
     assert (SEGMENT_HEADER_SIZE, FRAME_HEADER_SIZE) == (28, 48)
-    assert (SCHEMA, ROWS, frame.MARK, MORE, frame.FORMAT_VERSION) == (1, 2, 3, 1, 1)
+    assert (SCHEMA, ROWS, frame.MARK, frame.BATCH, frame.RECORDS, frame.START) == (1, 2, 3, 4, 5, 6)
+    assert (MORE, frame.FORMAT_VERSION) == (1, 2)

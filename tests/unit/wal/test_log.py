@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from support.log_builder import (
-    PREAMBLE,
     PREAMBLE_END,
     FailingFileSystem,
     QuickFileSystem,
+    UnsyncedLog,
+    append,
     entry,
     new_log,
     recover,
@@ -22,6 +23,7 @@ from support.log_builder import (
 )
 
 from persisting.errors import WALError
+from persisting.wal import Payload
 from persisting.wal.frame import SEGMENT_HEADER_SIZE
 
 
@@ -41,35 +43,34 @@ def test_a_log_without_records_has_no_file(tmp_path: Path) -> None:
 
 def test_appended_entries_are_recovered_in_order(tmp_path: Path) -> None:
     log = new_log(tmp_path)
-    log.append([entry(b"a"), entry(b"b", b"c"), entry(b"d")], PREAMBLE, 7)
-    log.append([entry(b"e")], PREAMBLE, 7)
+    append(log, entry(b"a"), entry(b"b", b"c"), entry(b"d"))
+    append(log, entry(b"e"))
     log.close()
     assert recover(tmp_path)[0] == [b"a", b"b", b"c", b"d", b"e"]
 
 
 def test_every_frame_including_the_preamble_has_the_next_sequence(tmp_path: Path) -> None:
     log = new_log(tmp_path)
-    assert log.append([entry(b"a"), entry(b"b", b"c")], PREAMBLE, 7) == [2, 4]
-    assert log.append([entry(b"d")], PREAMBLE, 7) == [5]
+    assert append(log, entry(b"a"), entry(b"b", b"c")) == [2, 4]
+    assert append(log, entry(b"d")) == [5]
     log.seal()
-    assert log.append([entry(b"e")], PREAMBLE, 7) == [7]
+    assert append(log, entry(b"e")) == [7]
     assert log.last_sequence == 7
 
 
 def test_every_segment_begins_with_the_preamble_of_its_first_append(tmp_path: Path) -> None:
     log = new_log(tmp_path)
-    write(log, b"a", b"b")
+    preambles = iter([b"first", b"second"])
+
+    def preamble() -> list[Payload]:
+        return entry(next(preambles), b"schema")
+
+    log.append([entry(b"a")], preamble, 7)
+    log.append([entry(b"b")], preamble, 7)
     log.seal()
-    write(log, b"c")
+    log.append([entry(b"c")], preamble, 7)
     log.close()
-    _, recovery = recover(tmp_path)
-    assert [bytes(f.payload) for f in recovery.frames()] == [
-        b"schema",
-        b"a",
-        b"b",
-        b"schema",
-        b"c",
-    ]
+    assert recover(tmp_path)[0] == [b"first", b"schema", b"a", b"b", b"second", b"schema", b"c"]
 
 
 def test_appended_entries_are_in_the_file_before_any_sync(tmp_path: Path) -> None:
@@ -82,14 +83,43 @@ def test_appended_entries_are_in_the_file_before_any_sync(tmp_path: Path) -> Non
 def test_a_sync_covers_everything_appended_before_it(tmp_path: Path) -> None:
     fs = FailingFileSystem()
     log = new_log(tmp_path, fs)
-    write(log, b"a", b"b", sync=False)
-    log.seal()
-    write(log, b"c", sync=False)
+    write(log, b"a", sync=False)
+    write(log, b"b", sync=False)
     fs.calls.clear()
     log.sync()
-    assert log.synced_sequence == log.last_sequence == 5
-    assert fs.calls.count("sync") == 2
-    assert "sync_folder" in fs.calls
+    assert log.synced_sequence == log.last_sequence == 3
+    assert fs.calls == ["sync", "sync_folder"]
+    write(log, b"c", sync=False)
+    log.seal()
+    fs.calls.clear()
+    log.sync()
+    assert log.synced_sequence == log.last_sequence == 4
+    assert fs.calls == ["sync"]
+
+
+def test_segment_begins_only_after_the_ones_before_it_are_synced(tmp_path: Path) -> None:
+    """Power loss must not take a segment and leave the next one."""
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs, segment_bytes=1)
+    write(log, b"a", sync=False)
+    fs.calls.clear()
+    write(log, b"b", sync=False)
+    assert fs.calls == ["sync", "sync_folder", "create", "write", "write"]
+    assert log.synced_sequence == 2
+    log.close()
+    assert recover(tmp_path)[0] == [b"a", b"b"]
+
+
+def test_failed_sync_before_a_new_segment_keeps_acknowledged_entries(tmp_path: Path) -> None:
+    fs = FailingFileSystem()
+    log = new_log(tmp_path, fs, segment_bytes=1)
+    write(log, b"a", sync=False)
+    fs.fail_on("sync")
+    with pytest.raises(WALError, match="cannot sync"):
+        write(log, b"b", sync=False)
+    log.retract()
+    log.close()
+    assert recover(tmp_path)[0] == [b"a"]
 
 
 def test_a_sync_without_new_frames_makes_no_calls(tmp_path: Path) -> None:
@@ -112,7 +142,7 @@ def test_frames_record_the_last_synced_sequence(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     write(log, b"a", b"b")
     write(log, b"c", sync=False)
-    log.append([entry(b"d")], PREAMBLE, 7)
+    append(log, entry(b"d"))
     log.close()
     _, recovery = recover(tmp_path)
     assert [(f.sequence, f.synced) for f in recovery.frames()] == [
@@ -171,7 +201,7 @@ def test_frames_appended_after_a_sync_and_before_the_seal_are_synced_later(
     assert recover(tmp_path)[0] == [b"a", b"b", b"c"]
 
 
-def test_release_removes_sealed_segments_that_the_table_holds(tmp_path: Path) -> None:
+def test_release_removes_segments_whose_records_are_all_in_the_table(tmp_path: Path) -> None:
     log = new_log(tmp_path)
     write(log, b"a")
     log.seal()
@@ -183,15 +213,17 @@ def test_release_removes_sealed_segments_that_the_table_holds(tmp_path: Path) ->
     assert segments_in(tmp_path) == [second, third]
     log.release(3)
     assert segments_in(tmp_path) == [second, third]
-    log.release(log.last_sequence)
+    log.release(4)
     assert segments_in(tmp_path) == [third]
     assert recover(tmp_path, after=4)[0] == [b"c"]
+    log.release(log.last_sequence)
+    assert segments_in(tmp_path) == []
     assert first != third
 
 
 def test_frames_made_durable_only_by_the_table_are_no_evidence_of_damage(tmp_path: Path) -> None:
     """A flush took a and b; c was appended before its seal and d after it; nothing was synced."""
-    log = new_log(tmp_path)
+    log = new_log(tmp_path, kind=UnsyncedLog)
     last = write(log, b"a" * 5000, b"b" * 5000, sync=False)[-1]
     write(log, b"c", sync=False)
     log.seal()
@@ -382,7 +414,6 @@ def test_a_failed_sync_of_a_sealed_segment_fails_the_log(tmp_path: Path) -> None
     log = new_log(tmp_path, fs)
     write(log, b"a", sync=False)
     log.seal()
-    write(log, b"b", sync=False)
     fs.fail_on("sync")
     with pytest.raises(WALError):
         log.sync()
@@ -428,7 +459,7 @@ def test_log_size_equals_the_bytes_on_disk_after_retract_and_reset(tmp_path: Pat
     log.retract()
     assert log.size == on_disk(tmp_path) == PREAMBLE_END + size_of(b"a")
     fs.heal()
-    log.reset(log.last_sequence)
+    log.reset()
     assert log.size == on_disk(tmp_path) == 0
     write(log, b"c")
     assert log.size == on_disk(tmp_path)
@@ -444,12 +475,13 @@ def test_reset_drops_the_log_and_allows_appends_again(tmp_path: Path) -> None:
     with pytest.raises(WALError):
         write(log, b"c")
     fs.heal()
-    log.reset(9)
+    log.reset()
     assert segments_in(tmp_path) == []
     assert log.failed is None
-    assert write(log, b"d") == [11]
+    last = log.last_sequence
+    assert write(log, b"d") == [last + 2]
     log.close()
-    assert recover(tmp_path, after=9)[0] == [b"d"]
+    assert recover(tmp_path, after=last)[0] == [b"d"]
 
 
 def test_a_failed_reset_can_be_retried(tmp_path: Path) -> None:
@@ -464,11 +496,11 @@ def test_a_failed_reset_can_be_retried(tmp_path: Path) -> None:
             write(log, b"b")
         fs.fail_on(call)
         with pytest.raises(WALError):
-            log.reset(3)
+            log.reset()
         with pytest.raises(WALError, match="failed earlier"):
             write(log, b"c")
         fs.heal()
-        log.reset(3)
+        log.reset()
         write(log, b"d")
         log.close()
         assert recover(folder, after=3)[0] == [b"d"]
@@ -486,7 +518,7 @@ def test_a_segment_whose_header_failed_does_not_block_later_appends(tmp_path: Pa
             write(log, b"a")
         log.retract()
         fs.heal()
-        log.reset(log.last_sequence)
+        log.reset()
         write(log, b"b")
         log.close()
         after = log.last_sequence - 2

@@ -410,11 +410,11 @@ def test_a_segment_of_a_newer_format_is_refused_with_a_hint_to_upgrade(tmp_path:
     (path,) = make_log(tmp_path, [A])
     data = path.read_bytes()
     header = decode_segment_header(memoryview(data))
-    newer = SegmentHeader(first_sequence=header.first_sequence, salt=header.salt, version=2)
+    newer = SegmentHeader(first_sequence=header.first_sequence, salt=header.salt, version=3)
     path.write_bytes(encode_segment_header(newer) + data[SEGMENT_HEADER_SIZE:])
     message = damaged(tmp_path)
     assert path.name in message
-    assert "format 2" in message
+    assert "format 3" in message
     assert "upgrade" in message
 
 

@@ -47,11 +47,16 @@ class Damage(msgspec.Struct):
 
 
 class LogState(msgspec.Struct):
-    """The state of the log of a bucket."""
+    """The state of a log: of one bucket, or one that buckets share."""
 
-    bucket: int
+    bucket: int | None
+    """None for a log that buckets share."""
     state: str
+    """empty, whole, torn, damaged, missing, or unused: nothing needs it any more."""
     problem: str | None = None
+    path: str | None = None
+    buckets: list[int] = []
+    """The buckets that need it."""
 
 
 class Verified(msgspec.Struct):
@@ -182,20 +187,18 @@ def _print_retained(result: Retained) -> None:
 @parameters.as_json
 @prints("verify", "persisting.cli.commands.maintenance:Verified")
 def verify(topic: str, storage: str, as_json: bool) -> None:
-    """Compare every stored file with its checksum, check order and log; exit with 5 on damage.
+    """Compare every stored file with its checksum, check order and logs; exit with 5 on damage.
 
     \b
     Examples:
       persisting verify events
       persisting verify events --json | jq .damaged
     """
-    from persisting.topic.inspect import log_of
-
     source, started = topics_access.find_topic(topic, storage), time.monotonic()
     topics_access.note_unflushed(source)
     # Before a reader is opened: opening replays a log that a crashed owner left.
-    logs = [(bucket, log_of(source, bucket)) for bucket in source.buckets]
-    log_damaged = any(log.state == "damaged" for _, log in logs)
+    logs = _log_states(source)
+    log_damaged = any(log.state in ("damaged", "missing") for log in logs)
 
     async def work() -> dict[str, Any]:
         async with topics_access.reader(topic, storage) as reader:
@@ -216,12 +219,34 @@ def verify(topic: str, storage: str, as_json: bool) -> None:
         files=report["files"],
         damaged=[_damage(file) for file in report["damaged"]],
         unchecked=report["unchecked"],
-        logs=[LogState(bucket, log.state, log.problem) for bucket, log in logs],
+        logs=logs,
         seconds=time.monotonic() - started,
     )
     output.show(result, as_json, lambda: _print_verified(result))
     if not result.ok:
         raise exit_codes.CommandExit(exit_codes.DAMAGED)
+
+
+def _log_states(source: TopicFolder) -> list[LogState]:
+    """Return the shared logs of a topic, and the logs of buckets that need none of them."""
+    from persisting.topic.inspect import log_of, logs_of
+    from persisting.topic.spec import bucket_folder
+    from persisting.wal import FOLDER
+
+    states, sharing = [], set()
+    for shared in logs_of(source):
+        buckets = [bucket.bucket for bucket in shared.noting]
+        sharing |= set(buckets)
+        used = shared.owned or bool(buckets)
+        problem = shared.problem if used else None
+        state = shared.state if used else "unused"
+        states.append(LogState(None, state, problem, str(shared.folder), buckets))
+    for bucket in source.buckets:
+        log = log_of(source, bucket)
+        if bucket not in sharing or log.state != "empty":
+            path = bucket_folder(source.folder, bucket) / FOLDER
+            states.append(LogState(bucket, log.state, log.problem, str(path), [bucket]))
+    return states
 
 
 def _damage(file: dict[str, Any]) -> Damage:
@@ -233,8 +258,11 @@ def _print_verified(result: Verified) -> None:
     for damage in result.damaged:
         output.line(f"damaged: bucket {damage.bucket}, {damage.file}: {damage.problem}")
     for log in result.logs:
-        if log.problem is not None:
-            output.line(f"damaged: log of bucket {log.bucket}: {log.problem}")
+        if log.state == "unused":
+            output.line(f"not needed any more, the next owner removes it: {log.path}")
+        elif log.problem is not None:
+            place = "shared log" if log.bucket is None else f"log of bucket {log.bucket}"
+            output.line(f"damaged: {place}: {log.problem}")
     if result.unchecked:
         output.line(f"{output.plural(len(result.unchecked), 'file')} without a checksum")
     state = "no damage found" if result.ok else "DAMAGE FOUND; see the guide 'Check for damage'"
