@@ -18,7 +18,6 @@ from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import read_queue, write_queue
 from persisting.topic import backup
 from persisting.topic.topic_files import TopicFolder
-from persisting.wal import Log
 from persisting.wal.inspection import inspect
 
 LOGGED = {"enable_wal": True, "wal_sync_interval": 0.0}
@@ -105,7 +104,7 @@ async def test_backups_made_while_the_owner_writes_are_complete(
 ) -> None:
     """``keep`` is how long the owner keeps old versions: with 0.01 s, files are removed while they
     are copied. Small segments are released while they are copied."""
-    monkeypatch.setitem(Log.__init__.__kwdefaults__, "segment_bytes", 2000)
+    monkeypatch.setattr("persisting.wal.log.SEGMENT_BYTES", 2000)
     options = {"flush_threshold": 20, "keep_versions": keep, "wal_sync_interval": interval}
     async with await writer_of(tmp_path, **options) as writer:
         put = 0
