@@ -96,7 +96,10 @@ def frames_by_bucket(log: Path) -> dict[int, list[bytes] | WALError]:
     for bucket in range(BUCKETS):
         try:
             index.check(bucket, 0)
-            found[bucket] = [bytes(frame.payload) for frame, _ in index.frames(bucket)]
+            found[bucket] = [
+                bytes(part.frame.payload if part.frame is not None else part.values)
+                for part in index.sections(bucket, 0)
+            ]
         except WALError as exc:
             found[bucket] = exc
     return found
@@ -167,6 +170,32 @@ async def test_restored_segment_is_read_again_even_with_the_same_size_and_time(
     segment.write_bytes(data)
     os.utime(segment, ns=(before.st_atime_ns, before.st_mtime_ns))
     await left.check_all()
+
+
+async def test_row_that_rots_after_the_log_was_indexed_is_detected(tmp_path: Path) -> None:
+    """The index is kept for the next bucket, which may be opened much later."""
+    topic = RecordedTopic(tmp_path, buckets=BUCKETS, recorder=Unrecorded())
+    await topic.put()
+    for bucket in range(BUCKETS):
+        await topic.single(bucket, text="some text")
+    await topic.put()
+    await topic.topic.drop()
+    left = LeftTopic(tmp_path, topic.expected)
+    (segment,) = left.segments
+    data, before = segment.read_bytes(), segment.stat()
+    first = left.opened()
+    await first.backend(0)
+    rotten = bytearray(data)
+    rotten[data.rindex(b"some text")] ^= 1
+    for content, is_whole in ((rotten, False), (data, True)):
+        segment.write_bytes(content)
+        os.utime(segment, ns=(before.st_atime_ns, before.st_mtime_ns))
+        if is_whole:
+            await first.drop()
+            await left.check_all()
+        else:
+            with pytest.raises(WALError, match="has changed"):
+                await first.backend(2)
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60, 90])

@@ -31,7 +31,7 @@ from support.crash.topics import (
 from support.filesystems import QuickFileSystem
 
 from persisting import fs
-from persisting.bucket.owner_log import POSITIONS, POSITIONS_FILE
+from persisting.bucket.log_positions import POSITIONS, POSITIONS_FILE
 from persisting.errors import StorageError
 from persisting.queue import PersistingBackend
 

@@ -40,8 +40,21 @@ from persisting.bucket import chunk
 from persisting.queue import PersistingBackend
 from persisting.records import RecordEncoder
 from persisting.topic.spec import bucket_folder
+from persisting.wal.frame import SEGMENT_HEADER_SIZE
 
 LOSSES = (LOSE_UNSYNCED, KEEP_EVERYTHING, ZERO_BYTES, UNDO_REMOVALS)
+
+
+def _torn_at_the_start(durable: bytes, data: bytes) -> bytes:
+    """Lose the first unsynced bytes, as many as a segment header has, and keep the rest."""
+    start = len(durable)
+    if not data.startswith(durable) or len(data) <= start:
+        return data
+    lost = min(SEGMENT_HEADER_SIZE, len(data) - start)
+    return durable + bytes(lost) + data[start + lost :]
+
+
+TORN_START = Loss("torn-at-the-start", lambda: True, lambda: True, _torn_at_the_start)
 
 
 async def record(
@@ -258,11 +271,48 @@ async def test_released_segments_cost_no_record_after_power_loss(
     await check_power_loss(tmp_path, cold_bucket, every=9)
 
 
+@pytest.mark.parametrize("options", [{}, INTERVAL], ids=["synced", "interval"])
+async def test_torn_beginning_of_a_segment_is_no_damage(
+    tmp_path: Path, small_segments: None, options: dict[str, Any]
+) -> None:
+    """Sectors reach the disk in any order: the header of a new segment may be lost alone."""
+
+    async def story(topic: RecordedTopic) -> None:
+        await topic.put()
+        await topic.flush(0, 1, 2, 3)  # releases the segment
+        await topic.put(0, 1)
+        await _moved_to_and_fro(topic, 2)  # skips sequences
+        await topic.put(2, 3)
+        await topic.put(2, 3)
+        await topic.close()
+
+    durable = Durable.FLUSHED if options else Durable.ACKNOWLEDGED
+    losses = [TORN_START]
+    await check_power_loss(tmp_path, story, durable, losses=losses, samples=0, every=5, **options)
+
+
+async def _moved_to_and_fro(topic: RecordedTopic, bucket: int) -> None:
+    """Let another owner write to a bucket, so that its sequences are far ahead of this log."""
+    await topic.close_bucket(bucket)
+    mine, topic.topic = topic.topic, CrashableTopic(topic.root, **topic.options)
+    for _ in range(6):
+        await topic.put(bucket)
+    await topic.close_bucket(bucket)
+    await topic.topic.close()
+    topic.topic = mine
+
+
 async def test_unsynced_list_put_is_whole_or_absent_after_power_loss(tmp_path: Path) -> None:
     """In interval mode the flush of one bucket syncs the parts of its puts in all buckets."""
     await check_power_loss(
         tmp_path, lists_and_flushes, Durable.FLUSHED, samples=3, every=6, **INTERVAL
     )
+
+
+async def test_unsynced_list_put_in_several_segments_is_whole_or_absent_after_power_loss(
+    tmp_path: Path, small_segments: None
+) -> None:
+    await check_power_loss(tmp_path, cold_bucket, Durable.FLUSHED, samples=3, every=9, **INTERVAL)
 
 
 async def test_unsynced_list_put_of_several_frames_is_whole_or_absent_after_power_loss(
@@ -354,7 +404,7 @@ async def test_unsynced_log_of_a_killed_owner_is_durable_in_all_buckets_once_one
 async def test_list_put_is_whole_after_power_loss_at_every_call(
     tmp_path: Path, story: Story
 ) -> None:
-    await check_power_loss(tmp_path, story, losses=FIXED_LOSSES, samples=3)
+    await check_power_loss(tmp_path, story, losses=(*FIXED_LOSSES, TORN_START), samples=3)
 
 
 @pytest.mark.nightly
@@ -371,6 +421,16 @@ async def test_released_segments_cost_no_record_after_power_loss_at_every_call(
     tmp_path: Path, small_segments: None
 ) -> None:
     await check_power_loss(tmp_path, cold_bucket, losses=FIXED_LOSSES, samples=3)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+async def test_unsynced_list_put_in_several_segments_is_whole_or_absent_at_every_call(
+    tmp_path: Path, small_segments: None
+) -> None:
+    await check_power_loss(
+        tmp_path, cold_bucket, Durable.FLUSHED, losses=FIXED_LOSSES, samples=6, **INTERVAL
+    )
 
 
 @pytest.mark.nightly

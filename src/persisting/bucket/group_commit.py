@@ -458,7 +458,7 @@ class GroupCommit:
 
     @property
     def _unsynced(self) -> int:
-        return self._log.last_sequence - self._log.synced_sequence
+        return max(0, self._log.last_written - self._log.synced_sequence)
 
     def _sync_now(self) -> None:
         started = time.perf_counter()

@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 import pyarrow as pa
 
@@ -54,13 +55,21 @@ class _Indexing(Recovery):
     position: int = 0
     """Where the last frame begins in its segment."""
     segments: list[Path] = field(default_factory=list)
+    contents: list[tuple[int, int]] = field(default_factory=list)
+    """The length and the checksum of each segment."""
     last_damaged: int | None = None
     """The last sequence in the damaged part; None if the log was not read so far."""
 
     def _scan(
         self, path: Path, data: memoryview, expected: int | None
     ) -> Generator[Frame, None, Scan]:
+        if expected is None:
+            # The segments before the first one were released: all their records are in the tables.
+            name = parse_name(path.name)
+            assert name is not None
+            self.last_sequence = name.first_sequence - 1
         self.segments.append(path)
+        self.contents.append((len(data), crc32(data)))
         position = SEGMENT_HEADER_SIZE
         scan = super()._scan(path, data, expected)
         while True:
@@ -121,7 +130,8 @@ class LogIndex:
                 self._add(frame, len(scan.segments) - 1, scan.position)
         except WALError as exc:
             self._problem = exc
-        self._segments, self._last_damaged = scan.segments, scan.last_damaged
+        self._segments, self._contents = scan.segments, scan.contents
+        self._last_damaged = scan.last_damaged
         self._sync()
 
     def _sync(self) -> None:
@@ -200,10 +210,9 @@ class LogIndex:
             place, sequence, arrival, start, size, first, rows, epoch, offset = section
             segment, position = place >> _POSITION_BITS, place & _POSITION_MASK
             if segment != opened:
-                path = self._segments[segment]
-                name = parse_name(path.name)
+                name = parse_name(self._segments[segment].name)
                 assert name is not None
-                opened, data, salt = segment, memoryview(self._fs.read(path)), name.salt
+                opened, data, salt = segment, self._read(segment), name.salt
             if place >= schema_end:
                 schema, schema_end = self._schema_at(place, sequence)
             frame, values = None, None
@@ -215,6 +224,18 @@ class LogIndex:
             yield StoredSection(
                 sequence, arrival, (epoch, offset), first, rows, numbers, schema, values, frame
             )
+
+    def _read(self, segment: int) -> memoryview:
+        """Return the content of a segment, checked as a whole: rows are read without their frames'
+        checksums, perhaps long after the log was indexed."""
+        length, checksum = self._contents[segment]
+        data = memoryview(self._fs.read(self._segments[segment]))[:length]
+        if len(data) < length or crc32(data) != checksum:
+            raise WALError(
+                f"log segment {self._segments[segment]} has changed since it was indexed: its disk "
+                "may be failing. Open the bucket again"
+            )
+        return data
 
     def _schema_at(self, place: int, sequence: int) -> tuple[pa.Schema, int]:
         """Return the schema of the frame at ``place``, and where the next schema begins."""

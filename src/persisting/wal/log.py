@@ -135,9 +135,8 @@ class Log:
         with self._guard:
             if self._next_sequence < sequence:
                 self._seal_active()
-                # Nothing is written at the skipped sequences, so they need no sync.
-                if self._synced == self._next_sequence - 1:
-                    self._synced = sequence - 1
+                # They do not count as synced: the next frames would report their own torn segment
+                # as damage to durable records.
                 self._next_sequence = sequence
 
     def append(
@@ -252,7 +251,7 @@ class Log:
         with self._syncing:
             with self._guard:
                 self._refuse_after_failure()
-                target = self._next_sequence - 1
+                target = self._last_written
                 segments = [*self._unsynced, *([self._active] if self._active else [])]
             try:
                 for segment in segments:

@@ -121,15 +121,18 @@ def test_skip_to_a_lower_sequence_changes_nothing(tmp_path: Path) -> None:
     log.close()
 
 
-def test_skipped_sequences_count_as_synced_only_if_all_before_them_are(tmp_path: Path) -> None:
+def test_skipped_sequences_never_count_as_synced(tmp_path: Path) -> None:
+    """Frames after a gap would report their own torn segment as damage."""
     log = new_log(tmp_path)
     log.skip_to(10)
-    assert log.synced_sequence == 9
-    write(log, A, sync=False)
-    log.skip_to(50)
-    assert log.synced_sequence == 9
     log.sync()
-    assert log.synced_sequence == log.last_sequence == 49
+    assert log.synced_sequence == 0
+    write(log, A)
+    written = log.last_sequence
+    assert log.synced_sequence == written
+    log.skip_to(50)
+    log.sync()
+    assert log.synced_sequence == log.last_written == written
     log.close()
 
 
