@@ -14,7 +14,7 @@ from support.cli_contracts import decoded
 from support.cli_runner import Answer
 from support.dead_logs import LOGGED, dead_topic, flip_bit, logs_of, numbers_in, segments_of
 
-from persisting.queue import write_queue
+from persisting.queue import PersistingBackend, write_queue
 from persisting.topic.inspect import describe, find, topics_in
 from persisting.wal.frame import SEGMENT_HEADER_SIZE
 
@@ -219,3 +219,39 @@ def test_torn_tail_of_a_shared_log_is_reported_as_torn(
     assert (log.state, log.problem, log.torn_bytes > 0) == ("torn", None, True)
     assert asked(call, 0, "wal repair", "--yes", storage=topic.parent)[0].problem is None
     assert numbers(topic) == list(range(10))
+
+
+async def _left_in_its_folder(topic: Path) -> None:
+    """Leave 5 records in a log in the folder of bucket 0, as topics of 0.4.0 did."""
+    live = topic.parent.parent / "live"
+    async with PersistingBackend(bucket_id=0, storage_path=str(live), **LOGGED) as backend:
+        for n in range(5):
+            await backend.put({"id": "a", "n": n})
+        shutil.copytree(live, topic / "bucket_0")
+
+
+def test_log_in_the_folder_of_a_bucket_is_still_inspected_and_repaired(
+    tmp_path: Path, call: Call
+) -> None:
+    async def made() -> None:
+        place = str(tmp_path / "queues")
+        await (
+            await write_queue("t", storage_path=place, num_buckets=1, backend="persisting")
+        ).close()
+
+    topic = tmp_path / "queues" / "t"
+    asyncio.run(made())
+    shutil.rmtree(topic / "bucket_0", ignore_errors=True)
+    asyncio.run(_left_in_its_folder(topic))
+    (log,) = asked(call, 0, "wal inspect", storage=topic.parent)
+    assert (log.bucket, log.state, log.buckets) == (0, "whole", [])
+    assert log.path == str(topic / "bucket_0" / "wal")
+    (segment,) = (topic / "bucket_0" / "wal").glob("*.wal")
+    flip_bit(segment, segment.stat().st_size * 4 // 5)
+    assert asked(call, 5, "wal inspect", storage=topic.parent)[0].state == "damaged"
+    assert asked(call, 5, "verify", storage=topic.parent).logs[0].bucket == 0
+    (done,) = asked(call, 0, "wal repair", "--yes", storage=topic.parent)
+    assert (done.bucket, done.cut_bytes > 0, len(done.copies)) == (0, True, 1)
+    found = numbers(topic)
+    assert 0 < len(found) < 5
+    assert found == list(range(len(found)))

@@ -23,7 +23,6 @@ from persisting import fs
 from persisting.bucket import log_note
 from persisting.bucket.log_index import LogIndex, index_of
 from persisting.errors import StorageError, WALError
-from persisting.wal import Log
 
 BUCKETS = 3
 
@@ -73,7 +72,7 @@ async def left(tmp_path: Path) -> LeftTopic:
 @pytest.fixture
 async def segmented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeftTopic:
     """The same, with a segment for each put."""
-    monkeypatch.setitem(Log.__init__.__kwdefaults__, "segment_bytes", 100)
+    monkeypatch.setattr("persisting.wal.log.SEGMENT_BYTES", 100)
     left = await left_topic(tmp_path)
     assert len(left.segments) == 4
     return left

@@ -30,7 +30,6 @@ from support.faults import FaultyFileSystem as NamedFaults
 from persisting import fs
 from persisting.bucket import log_note
 from persisting.errors import StorageError, WALError
-from persisting.wal import Log
 
 BUCKETS = 3
 PATIENCE = 30
@@ -293,7 +292,7 @@ def _raise_no_space(*_: Any) -> None:
 async def test_log_stays_bounded_while_a_bucket_is_cold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(Log.__init__.__kwdefaults__, "segment_bytes", 1000)
+    monkeypatch.setattr("persisting.wal.log.SEGMENT_BYTES", 1000)
     topic = await opened(tmp_path, max_wal_size=5000)
     log = (await topic.topic.backend(0)).bucket.group_commit
     cold = await topic.topic.backend(2)

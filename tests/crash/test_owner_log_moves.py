@@ -28,7 +28,6 @@ from support.filesystems import QuickFileSystem
 from persisting import fs
 from persisting.bucket import log_note
 from persisting.errors import StorageError
-from persisting.wal import Log
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +40,7 @@ def _quick() -> Iterator[None]:
 async def test_buckets_that_move_between_owners_keep_every_record(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(Log.__init__.__kwdefaults__, "segment_bytes", 400)
+    monkeypatch.setattr("persisting.wal.log.SEGMENT_BYTES", 400)
     await move_buckets(tmp_path, seed, 40, wal_sync_interval=60.0 * (seed % 2))
 
 
@@ -51,7 +50,7 @@ async def test_buckets_that_move_between_owners_keep_every_record(
 async def test_buckets_that_move_a_lot_between_owners_keep_every_record(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(Log.__init__.__kwdefaults__, "segment_bytes", 400)
+    monkeypatch.setattr("persisting.wal.log.SEGMENT_BYTES", 400)
     await move_buckets(tmp_path, seed, 1500, wal_sync_interval=60.0 * (seed % 2))
 
 

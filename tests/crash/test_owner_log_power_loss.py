@@ -40,7 +40,6 @@ from persisting.bucket import chunk
 from persisting.queue import PersistingBackend
 from persisting.records import RecordEncoder
 from persisting.topic.spec import bucket_folder
-from persisting.wal import Log
 from persisting.wal.frame import SEGMENT_HEADER_SIZE
 
 LOSSES = (LOSE_UNSYNCED, KEEP_EVERYTHING, ZERO_BYTES, UNDO_REMOVALS)
@@ -154,7 +153,7 @@ def several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin a new segment with almost every put."""
-    monkeypatch.setitem(Log.__init__.__kwdefaults__, "segment_bytes", 300)
+    monkeypatch.setattr("persisting.wal.log.SEGMENT_BYTES", 300)
 
 
 # Stories
@@ -451,7 +450,7 @@ async def test_random_story_survives_power_loss(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if seed % 2:
-        monkeypatch.setitem(Log.__init__.__kwdefaults__, "segment_bytes", 300)
+        monkeypatch.setattr("persisting.wal.log.SEGMENT_BYTES", 300)
     options = dict(INTERVAL) if seed % 4 > 1 else {}
     durable = Durable.FLUSHED if options else Durable.ACKNOWLEDGED
     story = random_story(seed, 25)

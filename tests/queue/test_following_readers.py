@@ -212,6 +212,43 @@ async def test_reader_behind_the_log_finds_released_records_in_the_table(tmp_pat
             assert sum(map(len, follower._places.values())) <= 2
 
 
+async def test_rows_that_were_read_from_the_log_stay_once_when_a_part_is_flushed(
+    tmp_path: Path,
+) -> None:
+    with owner(tmp_path) as writer:
+        writer.tell("put", 0, 1)
+        async with await opened(tmp_path) as reader:
+            seen = ids(await reader.get())
+            for number in range(1, 40):
+                writer.tell("put", number, 1)
+                if number % 7 == 0:
+                    writer.tell("flush")
+                    writer.tell("put", 100 + number, 1)
+                seen += ids(await reader.get())
+
+            async def table_is_followed() -> bool:
+                (bucket,) = (await reader.stats())["buckets"]
+                assert bucket["end_offset"] == len(seen)
+                return bool(bucket["persisted_count"] == 40)
+
+            await until(table_is_followed)
+            await reader.reset()
+            assert ids(await reader.get()) == seen
+            assert len(set(seen)) == len(seen) == 45
+
+
+@pytest.mark.parametrize("logged", [True, False])
+async def test_closing_a_reader_ends_its_blocking_stream(tmp_path: Path, logged: bool) -> None:
+    with owner(tmp_path, enable_wal=logged) as writer:
+        writer.tell("put", 0, 5)
+        writer.tell("flush")
+        reader = await opened(tmp_path)
+        tail = asyncio.create_task(streamed(reader, block=True))
+        await asyncio.sleep(0.3)
+        await reader.close()
+        assert ids(await asyncio.wait_for(tail, 30)) == list(range(5))
+
+
 async def test_restore_moves_a_following_reader_back(tmp_path: Path) -> None:
     with owner(tmp_path) as writer:
         writer.tell("put", 0, 5)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from persisting.queue import read_queue, write_queue
+from persisting.topic.topic_files import TopicFolder
 
 LOGGED = {"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": None}
 
@@ -70,7 +72,9 @@ def flip_bit(path: Path, position: int) -> None:
 
 
 async def numbers_in(topic: Path, **options: Any) -> list[int]:
-    """Return the field ``n`` of all records of a topic, sorted."""
+    """Own the buckets of a topic once, which replays its logs; return the field ``n`` of all
+    records, sorted."""
+    await asyncio.to_thread(TopicFolder.open(topic).recover)
     reader = await read_queue(topic=topic.name, storage_path=str(topic.parent))
     async with reader:
         return sorted(record["n"] for record in await reader.get(limit=None, **options))

@@ -144,7 +144,7 @@ def _attach_log(bucket: Bucket, options: PersistingOptions) -> None:
     has_own = options.enable_wal and options.owner_log is None
     try:
         recover_noted(bucket)
-        own = recover(bucket) if has_own or has_log(folder) else None
+        own = recover(bucket, options.max_wal_size) if has_own or has_log(folder) else None
     except OSError as exc:
         raise WALError(
             f"cannot read or repair the log in {folder}: {exc}; nothing is lost, fix the cause and "

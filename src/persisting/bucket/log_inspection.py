@@ -133,8 +133,10 @@ def inspect_log(
         reading = _Reading(folder, sequences, sequence_of)
         try:
             reading.read()
-        except FileNotFoundError:
-            continue  # the owner has just released a segment
+        except FileNotFoundError:  # the owner has just released a segment
+            partial = reading.report()
+            report = partial if partial.state != "damaged" else report
+            continue
         report = reading.report()
         # The owner may have flushed since, and released the first segments.
         if report.state != "damaged" or sequences == {b: sequence_of(b) for b in noting}:

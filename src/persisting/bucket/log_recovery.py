@@ -29,6 +29,7 @@ from persisting.errors import WALError
 from persisting.records import RecordEncoder
 from persisting.wal import FOLDER, Log, Recovery
 from persisting.wal.frame import BATCH, MARK, RECORDS, ROWS, SCHEMA, START, Frame
+from persisting.wal.log import segment_bytes
 
 log = logging.getLogger("persisting")
 
@@ -41,7 +42,7 @@ def has_log(folder: Path) -> bool:
     return path.is_dir() and any(name.suffix == ".wal" for name in path.iterdir())
 
 
-def recover(bucket: Bucket) -> Log:
+def recover(bucket: Bucket, max_log_bytes: int) -> Log:
     """Replay the log in the bucket's folder, each record once; return the log to append to."""
     folder = bucket.options.storage_path / FOLDER
     bucket.fs.make_folder(folder)
@@ -50,7 +51,7 @@ def recover(bucket: Bucket) -> Log:
     replay = Replay(bucket, folder, bucket.table.sequence)
     replay.add_frames(recovery.frames())
     replay.finish()
-    recovered = recovery.open_log()
+    recovered = recovery.open_log(segment_bytes(max_log_bytes))
     recovered.release(bucket.table.sequence)
     return recovered
 

@@ -31,6 +31,7 @@ from persisting.lock import LOCK_FILE, LockedFile, this_process
 from persisting.options import PersistingOptions
 from persisting.records import Rules
 from persisting.wal import Log
+from persisting.wal.log import segment_bytes
 
 log = logging.getLogger("persisting")
 
@@ -53,7 +54,8 @@ class OwnerLog:
             except BaseException:
                 self._lock.free()  # the folder is removed by the next owner
                 raise
-        files = Log(self.folder, self._fs, next_sequence=1)
+        size = segment_bytes(options.max_wal_size)
+        files = Log(self.folder, self._fs, next_sequence=1, segment_bytes=size)
         self.group_commit = GroupCommit(files, self.schema_state, options, positions.publish)
         self._attached: set[int] = set()
         self._retired = False

@@ -26,6 +26,13 @@ log = logging.getLogger("persisting")
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 """A segment of this size is sealed, and the next append begins a new one."""
+MIN_SEGMENT_BYTES = 64 * 1024
+
+
+def segment_bytes(max_log_bytes: int) -> int:
+    """Return the size of a segment for a log of limited size, which is several segments long, so
+    that the oldest can be removed while others are in use."""
+    return min(SEGMENT_BYTES, max(MIN_SEGMENT_BYTES, max_log_bytes // 4))
 
 
 class Payload(NamedTuple):

@@ -32,7 +32,7 @@ from persisting.wal.frame import (
     first_frame_start,
     later_headers,
 )
-from persisting.wal.log import Log, SealedSegment
+from persisting.wal.log import SEGMENT_BYTES, Log, SealedSegment
 from persisting.wal.segment import SUFFIX, parse_name
 
 log = logging.getLogger("persisting")
@@ -92,7 +92,7 @@ class Recovery:
                 self._torn_or_damaged(paths[index:], data, scan, scan.broken)
                 return
 
-    def open_log(self) -> Log:
+    def open_log(self, segment_bytes: int = SEGMENT_BYTES) -> Log:
         """Make the replayed frames durable, and open the log to append after them.
 
         A killed process may have left frames only in the page cache, and the next frame will
@@ -106,6 +106,7 @@ class Recovery:
             self.fs,
             next_sequence=self.last_sequence + 1,
             kept=self.kept,
+            segment_bytes=segment_bytes,
         )
 
     def _scan(
