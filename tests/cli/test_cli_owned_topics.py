@@ -182,12 +182,14 @@ async def main():
 
 asyncio.run(main())
 """
-SHOWING = [
+READING_LOGS = [
     ["head", "held"],
     ["tail", "held"],
     ["get", "held"],
     ["query", "held", "n < 3"],
     ["search", "held", "--text", "red", "-f", "text"],
+]
+READING_TABLES = [
     ["export", "held", "-"],
     ["verify", "held"],
 ]
@@ -201,7 +203,8 @@ def test_note_says_that_an_owner_has_unflushed_records(
     tmp_path: Path, call: Callable[..., Answer], words: dict[str, object]
 ) -> None:
     def notes() -> set[str]:
-        answers = [call(*command, "-s", tmp_path) for command in SHOWING]
+        commands = READING_TABLES if words is LOGGED else [*READING_LOGS, *READING_TABLES]
+        answers = [call(*command, "-s", tmp_path) for command in commands]
         assert all(answer.code == 0 for answer in answers), answers
         return {answer.err for answer in answers}
 
@@ -220,3 +223,6 @@ def test_note_says_that_an_owner_has_unflushed_records(
         assert note.count("\n") == 1
         assert ("of its log" in note) == (words is LOGGED)
         assert flushed == ({""} if words is LOGGED else {note})
+        if words is LOGGED:
+            answers = [call(*command, "-s", tmp_path) for command in READING_LOGS]
+            assert {answer.err for answer in answers} == {""}

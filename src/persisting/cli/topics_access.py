@@ -80,8 +80,11 @@ def find_followed(topic: str, storage: str) -> TopicFolder:
     return source
 
 
-def note_unflushed(source: TopicFolder) -> None:
-    """Print a note if an owner has the topic open and may hold records outside the table."""
+def note_unflushed(source: TopicFolder, *, reads_log: bool = False) -> None:
+    """Print a note if an owner has the topic open and may hold records that are not shown.
+
+    ``reads_log``: the command shows the records of the owner's log.
+    """
     from persisting.bucket.log_note import noted_log
     from persisting.fs import current
     from persisting.lock import owner_of
@@ -102,7 +105,7 @@ def note_unflushed(source: TopicFolder) -> None:
             with suppress(FileNotFoundError):  # its owner has just deleted it
                 pending += segment.stat().st_size
     logged = bool(source.config.options.get("enable_wal"))
-    if owner is None or (logged and not pending):
+    if owner is None or (logged and (reads_log or not pending)):
         return
     missing = f"{output.size(pending)} of its log" if logged else "records not flushed yet"
     output.say(

@@ -65,7 +65,7 @@ def head(
       persisting head events --json | jq -c .record
     """
     source = topics_access.find_followed(chosen.topic, chosen.storage)
-    topics_access.note_unflushed(source)
+    topics_access.note_unflushed(source, reads_log=True)
     found: list[Found] = []
     for number in topics_access.buckets(source, chosen.bucket):
         snapshot = source.snapshot(number)
@@ -102,7 +102,7 @@ def tail(
     """
     source = topics_access.find_followed(chosen.topic, chosen.storage)
     if not follow:
-        topics_access.note_unflushed(source)
+        topics_access.note_unflushed(source, reads_log=True)
     positions = {}
     found: list[Found] = []
     for number in topics_access.buckets(source, chosen.bucket):
@@ -182,7 +182,7 @@ def get(
     source = find(chosen.topic, chosen.storage)
     versions = None if version is None else source.versions(version)
     if versions is None:
-        topics_access.note_unflushed(source)
+        topics_access.note_unflushed(source, reads_log=True)
     for number in topics_access.buckets(source, chosen.bucket):
         snapshot = source.snapshot(number) if versions is None else source.at(number, versions)
         first = snapshot.start if offset is None else offset

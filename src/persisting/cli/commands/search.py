@@ -65,7 +65,7 @@ def search(
     if text is None and vector is None and like is None:
         raise click.UsageError("Pass what to search for: --text, --vector or --like.")
 
-    topics_access.note_unflushed(topics_access.find_topic(topic, storage))
+    topics_access.note_unflushed(topics_access.find_topic(topic, storage), reads_log=True)
 
     async def find() -> list[dict[str, Any]]:
         async with topics_access.reader(topic, storage) as reader:
@@ -105,7 +105,7 @@ def query(
       persisting query events "score > 0.5 AND kind = 'answer'"
       persisting query events "meta.model LIKE 'a%'" --columns id,score --json
     """
-    topics_access.note_unflushed(topics_access.find_topic(topic, storage))
+    topics_access.note_unflushed(topics_access.find_topic(topic, storage), reads_log=True)
 
     async def find() -> list[dict[str, Any]]:
         async with topics_access.reader(topic, storage, bucket) as reader:
