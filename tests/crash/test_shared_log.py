@@ -301,10 +301,10 @@ async def test_index_yields_the_frames_of_one_bucket_in_order(tmp_path: Path) ->
     copy = await rotated_topic(tmp_path / "topic")
     index = LogIndex(log_folder(copy), FileSystem())
     for bucket, count in ((0, 2), (1, 2), (7, 0)):
-        sequences = [frame.sequence for frame, _ in index.frames(bucket)]
+        sequences = [section.sequence for section in index.sections(bucket, 0)]
         assert sequences == sorted(sequences)
         assert len(sequences) == count
-    assert index.last_sequence == max(frame.sequence for frame, _ in index.frames(0))
+    assert index.last_sequence == max(section.sequence for section in index.sections(0, 0))
 
 
 # Failures

@@ -9,8 +9,9 @@ import pytest
 from support.doc_pages import blocks, both, code, tables
 
 from persisting import codec
-from persisting.bucket import log_note, log_records, owner_log
+from persisting.bucket import log_note, log_positions, log_records
 from persisting.bucket.log_records import Section, read_values, rows_payload, split_payload
+from persisting.lock import LOCK_FILE
 from persisting.wal import frame, log, recovery
 from persisting.wal.frame import SegmentStart
 from persisting.wal.segment import SegmentName, parse_name
@@ -132,7 +133,7 @@ def test_worked_example_is_read_by_the_code():
     assert (records.sequence, records.flags, end) == (420, 0, len(data))
     sections, stored = split_payload(records, "the example")
     assert sections == SECTIONS
-    assert read_values(records, stored, 2, "the example") == [["1", 42], ["2", 7]]
+    assert read_values(stored, 420, "the example") == [["1", 42], ["2", 7]]
 
 
 @pages
@@ -143,7 +144,7 @@ def test_wal_format_page_shows_valid_segment_names(page: Path):
     assert all(parse_name(name) is not None for name in names)
     assert str(EXAMPLE) in names
     lines = {line.strip().rstrip("/") for line in listing.splitlines()}
-    assert {log_note.LOGS_FOLDER, log_note.FILE, owner_log.LOCK_FILE} <= lines
-    assert owner_log.POSITIONS_FILE in lines
+    assert {log_note.LOGS_FOLDER, log_note.FILE, LOCK_FILE} <= lines
+    assert log_positions.POSITIONS_FILE in lines
     assert sum(map(log_note.is_log_name, lines)) == 1
-    assert owner_log.POSITIONS.size == 16
+    assert log_positions.POSITIONS.size == 16

@@ -184,7 +184,7 @@ def indexed(data: bytes) -> None:
         log.mkdir(parents=True)
         segment_path = log / str(SegmentName(1, SALT))
         segment_path.write_bytes(data)
-        log_note.write(bucket, log, FileSystem())
+        log_note.write(bucket, log, 0, FileSystem())
 
         async def use() -> None:
             backend = PersistingBackend(0, str(bucket), flush_interval=None)

@@ -20,6 +20,7 @@ from persisting.bucket.log_records import (
     Section,
     batch_payload,
     chunk_of_values,
+    decompressed,
     read_batch,
     read_schema,
     read_sections,
@@ -88,7 +89,7 @@ def test_plain_rows_decode_to_the_same_values(codec_id: int, rows: list[list[Any
     payload = rows_payload(records, SECTIONS, codec_id)
     found, stored = split_payload(framed(payload), PLACE)
     assert found == SECTIONS
-    values = read_values(framed(payload), stored, 3, PLACE)
+    values = read_values(decompressed(framed(payload), stored), 5, PLACE)
     assert len(values) == len(rows)
     for before, after in zip(rows, values, strict=True):
         for left, right in zip(before, after, strict=True):
@@ -169,10 +170,12 @@ def test_arbitrary_bytes_decode_as_rows_or_raise(data: bytes, codec_id: int, len
     for raw_length in (len(data), min(length, 1 << 20)):
         frame = raw_frame(RECORDS, data, codec_id, raw_length)
         try:
-            rows = read_values(frame, memoryview(data), 2, PLACE)
+            rows = read_values(decompressed(frame, memoryview(data)), 5, PLACE)
+            chunk = chunk_of_values(encoder_of(pa.schema({"n": pa.int64()})), rows, 5, PLACE)
         except WALError:
             continue
-        assert all(len(row) == 2 for row in rows)
+        assert all(len(row) == 1 for row in rows)
+        assert chunk.count == len(rows)
 
 
 @given(st.binary(max_size=80), st.sampled_from([*CODECS, 9]))
@@ -206,10 +209,16 @@ def test_batch_with_a_changed_byte_decodes_or_raises(position: int) -> None:
 )
 def test_value_of_another_type_than_its_field_raises(rows: list[Any]) -> None:
     data = msgspec.msgpack.encode(rows)
-    frame = raw_frame(RECORDS, data)
     encoder = encoder_of(pa.schema({"n": pa.int64()}))
     with pytest.raises(WALError):
-        chunk_of_values(encoder, read_values(frame, memoryview(data), 1, PLACE), frame, PLACE)
+        chunk_of_values(encoder, read_values(data, 5, PLACE), 5, PLACE)
+
+
+@pytest.mark.parametrize("rows", [[[]], [[1], []], [[1, 2]], [[1], [1, 2]]])
+def test_row_with_another_number_of_fields_raises(rows: list[Any]) -> None:
+    encoder = encoder_of(pa.schema({"n": pa.int64()}))
+    with pytest.raises(WALError, match="records at sequence 5"):
+        chunk_of_values(encoder, rows, 5, PLACE)
 
 
 def test_records_without_a_schema_before_them_raise() -> None:
