@@ -229,7 +229,7 @@ async def test_rows_that_were_read_from_the_log_stay_once_when_a_part_is_flushed
             async def table_is_followed() -> bool:
                 (bucket,) = (await reader.stats())["buckets"]
                 assert bucket["end_offset"] == len(seen)
-                return bool(bucket["persisted_count"] == 36)
+                return bool(bucket["persisted_count"] >= 36)
 
             await until(table_is_followed)
             await reader.reset()

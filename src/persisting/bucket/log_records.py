@@ -20,6 +20,7 @@ from persisting.bucket.chunk import Chunk
 from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.errors import WALError
 from persisting.records import RecordEncoder
+from persisting.records.arrow import no_columns
 from persisting.wal import Payload
 from persisting.wal.frame import BATCH, RECORDS, SCHEMA, Frame
 
@@ -147,14 +148,16 @@ def checked_schema(encoder: RecordEncoder | None, frame: Frame, place: Any) -> p
 def chunk_of_values(
     encoder: RecordEncoder, values: Sequence[Sequence[Any]], sequence: int, place: Any
 ) -> Chunk:
-    """Return rows of values as a chunk."""
+    """Return rows of values, at least one, as a chunk."""
     schema = encoder.schema
     try:
-        columns = list(zip(*values, strict=True)) or [()] * len(schema)
+        columns = list(zip(*values, strict=True))
         if len(columns) != len(schema):
             raise ValueError("a row has another number of fields than its schema")
         arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        if not columns:
+            batch = no_columns(len(values))
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as exc:
         raise _unreadable("records", sequence, place, exc) from exc
     return Chunk(encoder, batch=batch)
