@@ -46,8 +46,9 @@ def read_slice(
     """Read a slice as batches for Spark. Runs in a task; holds one batch at a time."""
     names = [name for name in target.names if not metadata or name not in METADATA.names]
     rows = scan.read(part, names, where, metadata=metadata)
+    defaults = scan.defaults_of(Path(part.folder))
     freeze_loaded_objects()
-    return to_spark(rows, target)
+    return to_spark(rows, target, defaults)
 
 
 def read_slices(

@@ -8,12 +8,13 @@ Spark.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from persisting.errors import StorageError
+from persisting.records.arrow import fill
 from persisting.records.arrow_casts import convert
 from persisting.records.values import UUID
 
@@ -59,18 +60,25 @@ def spark_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(f.name, spark_type(f.type)) for f in schema])
 
 
-def to_spark(batches: Iterable[pa.RecordBatch], target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Convert batches of records to exactly the schema ``target``."""
+def to_spark(
+    batches: Iterable[pa.RecordBatch],
+    target: pa.Schema,
+    defaults: Mapping[str, Any] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Convert batches of records to exactly the schema ``target``.
+
+    ``defaults`` are the values of fields that a batch lacks; others are null.
+    """
     for batch in batches:
         if batch.num_rows:
-            columns = [_column(batch, field) for field in target]
+            columns = [_column(batch, field, defaults) for field in target]
             yield pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+def _column(batch: pa.RecordBatch, field: pa.Field, defaults: Mapping[str, Any] | None) -> pa.Array:
     index = batch.schema.get_field_index(field.name)
     if index < 0:
-        return pa.nulls(batch.num_rows, field.type)
+        return fill(field, batch.num_rows, defaults)
     try:
         return _value(batch.column(index), field.type)
     except (pa.ArrowException, AttributeError) as exc:  # the latter if only one type is nested

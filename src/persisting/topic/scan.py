@@ -5,7 +5,7 @@ It holds one batch in memory at a time, whatever the size of the bucket.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from persisting.table.lance_errors import translated
 from persisting.table.search import check_condition, check_where, enclosed, matching
 from persisting.table.table import Table
 from persisting.table.view import TableView
+from persisting.topic import spec as topics
 from persisting.topic.spec import bucket_folder
 
 BUCKET, OFFSET, TIME = "_bucket", "_offset", "_time"
@@ -94,6 +95,13 @@ def read_snapshot(
             batch = batch.append_column(layout.ARRIVAL_FIELD, arrivals)
             yield _described(batch, bucket, first)
             first, times = first + batch.num_rows, times[batch.num_rows :]
+
+
+def defaults_of(folder: Path) -> Mapping[str, Any]:
+    """Return the values of fields that the records of a topic lack."""
+    config = topics.load_any(folder, filesystem.current())
+    defaults: Mapping[str, Any] = config.options.get("schema_defaults", {}) if config else {}
+    return defaults
 
 
 def divided(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array, pa.Array, pa.Array]:
@@ -169,9 +177,10 @@ def _filtered(
         return
     offset = part.start
     count = part.end - part.start
+    defaults = defaults_of(Path(part.folder))
     for batch in view.batches(offset, count, rows=_rows(view, view.schema.names), arrival=True):
         rows = pa.Table.from_batches([batch.drop_columns([ARRIVAL])])
-        inside = laid_out(rows, where.known, offset, batch.column(ARRIVAL))
+        inside = laid_out(rows, where.known, offset, batch.column(ARRIVAL), defaults)
         offsets = np.array(matching(inside, where.where, None), dtype=np.int64)
         matched = batch.take(pa.array(offsets - offset))
         if metadata:
