@@ -23,7 +23,7 @@ from persisting import fs as filesystem
 from persisting.bucket import exit_flush
 from persisting.bucket.buffer import Buffer
 from persisting.bucket.chunk import Chunk, Prepared, copy_row
-from persisting.bucket.flusher import Flusher
+from persisting.bucket.flusher import Flusher, FlushTurns
 from persisting.bucket.group_commit import GroupCommit, PendingPut, Waiter
 from persisting.bucket.log_view import LogView
 from persisting.bucket.maintenance import Maintenance
@@ -98,7 +98,7 @@ class Bucket:
             commit=weak_callback(self, Bucket._flush),
             buffered=weak_callback(self, lambda bucket: bucket.counts[1]),
             after_flush=weak_callback(self, lambda bucket: bucket.maintenance.schedule_if_needed()),
-            sharing=weak_callback(self, Bucket._buckets_of_log),
+            turns=weak_callback(self, Bucket._flush_turns),
         )
         self._pending_by_producer: dict[ProducerSequence, PendingPut] = {}
         try:
@@ -352,8 +352,10 @@ class Bucket:
         self.after_accepting(prepared.rows)
         return True
 
-    def enqueue_row(self, record: Any, waiter: Callable[[], _W]) -> _W | None:
-        """Queue a plain record for the log and return its waiter.
+    def enqueue_row(
+        self, record: Any, waiter: Callable[[], _W], *, start: bool = True
+    ) -> _W | None:
+        """Queue a plain record for the log and return its waiter; with ``start``, have it written.
 
         None if it needs :func:`prepare` and :meth:`GroupCommit.enqueue`.
         """
@@ -366,7 +368,8 @@ class Bucket:
         caller = waiter()
         if not self.group_commit.enqueue_row(self, chunk, caller):
             return None
-        self.group_commit.start()
+        if start:
+            self.group_commit.start()
         return caller
 
     # What group commit asks of a bucket; see LoggedBucket
@@ -626,15 +629,15 @@ class Bucket:
     def _commit_buffer(self, at_least: int = 0) -> bool:
         """Commit the buffer with its log sequence; return whether there was anything.
 
-        Before that, the log is synced up to there: a put to several buckets must not be in one
-        bucket's table while power loss can still take its part in another bucket.
+        If several buckets share the log, it is first synced up to there: a put to several buckets
+        must not be in one bucket's table while power loss can still take its part in another.
         """
         with self.state_lock:
             chunks, encoder = self._buffer.take_for_flush(), self._buffer.encoder
             producers = self.producers.encode()
         if not chunks:
             return False
-        if self.group_commit is not None and not self.group_commit.failed:
+        if self._buckets_of_log() > 1 and self.group_commit is not None:
             try:
                 self.group_commit.sync_through(chunks[-1].sequence)
             except WALError as exc:
@@ -643,6 +646,9 @@ class Bucket:
         sequence = max(self.table.sequence, chunks[-1].sequence, at_least)
         self.table_writer.append(chunks, encoder, self.rules, sequence, producers)
         return True
+
+    def _flush_turns(self) -> FlushTurns | None:
+        return None if self.group_commit is None else self.group_commit.flush_turns
 
     def _buckets_of_log(self) -> int:
         return 1 if self.group_commit is None else self.group_commit.bucket_count

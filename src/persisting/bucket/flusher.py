@@ -19,8 +19,24 @@ log = logging.getLogger("persisting")
 
 _RETRY_SECONDS = 1.0
 FLUSH_PAUSE = 0.1
-"""Minimum seconds between two flushes that the threshold starts, times the number of buckets that
-share a log: all flushes of a process compete for the same processors and the same disk."""
+"""Minimum seconds between two flushes that the threshold starts, of all buckets that share a log:
+they compete for the same processors and the same disk."""
+
+
+class FlushTurns:
+    """Spaces the flushes of the buckets that share a log."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._guard = threading.Lock()
+
+    def seconds_to_wait(self) -> float:
+        """Take the next turn, and return how long to wait for it."""
+        with self._guard:
+            now = time.monotonic()
+            turn = max(now, self._next)
+            self._next = turn + FLUSH_PAUSE
+            return turn - now
 
 
 class Flusher:
@@ -34,18 +50,18 @@ class Flusher:
         commit: Callable[[], bool],
         buffered: Callable[[], int],
         after_flush: Callable[[], None],
-        sharing: Callable[[], int],
+        turns: Callable[[], FlushTurns | None],
     ) -> None:
         """``commit`` writes the buffer to the table and returns whether there was anything;
-        ``buffered`` returns the rows that are left, ``sharing`` how many buckets use the log. None
-        of the callables may keep the bucket alive."""
+        ``buffered`` returns the rows that are left, ``turns`` the turns of the bucket's log. None of
+        the callables may keep the bucket alive."""
         self.error: str | None = None
         self.count = 0
         self.lock = threading.Lock()
         """Held during a flush. The first lock of all: nothing else is held when it is taken."""
         self._folder, self._metrics, self._interval = folder, metrics, interval
         self._commit, self._buffered, self._after_flush = commit, buffered, after_flush
-        self._sharing = sharing
+        self._turns = turns
         self._task = CoalescedTask(weak_callback(self, Flusher.flush))
         self._interval_due = self._pause_due = False
         self._flushed_at = 0.0
@@ -68,23 +84,28 @@ class Flusher:
 
         Many small commits cost more than one, and the records that wait are no less safe.
         """
-        if self._task.pending:
+        if self._task.pending or (self._pause_due and not urgent):
             return
-        pause_after = FLUSH_PAUSE * max(1, self._sharing())
-        pause = self._flushed_at + pause_after - time.monotonic()
-        if self._task.active:
-            pause = pause_after  # a flush is running: the pause begins with its end
-        if pause <= 0 or urgent:
+        if urgent:
             self.request()
-        elif not self._pause_due:
+            return
+        pause = self._flushed_at + FLUSH_PAUSE - time.monotonic()
+        if self._task.active:
+            pause = FLUSH_PAUSE  # a flush is running: the pause begins with its end
+        turns = self._turns()
+        if turns is not None:
+            pause = max(pause, turns.seconds_to_wait())
+        if pause <= 0:
+            self.request()
+        else:
             self._pause_due = True
             timer.after(pause, weak_callback(self, Flusher.after_pause))
 
     def after_pause(self) -> None:
         """Flush what has gathered since the last flush."""
         self._pause_due = False
-        if self._buffered() and not self._stopped:
-            self.soon(urgent=False)
+        if self._buffered() and not self._stopped and not self._task.pending:
+            self.request()
 
     def at_interval(self) -> None:
         """Flush when the interval is over, if there is one."""

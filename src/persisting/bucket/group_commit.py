@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from persisting import codec
 from persisting.bucket.chunk import MAX_BATCH_BYTES, Chunk, Prepared
+from persisting.bucket.flusher import FlushTurns
 from persisting.bucket.log_records import Section, batch_payload, rows_payload, schema_payload
 from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.bucket.schema_state import SchemaState
@@ -188,6 +189,7 @@ class GroupCommit:
         self._acknowledged = log.last_sequence
         self._log_lock = threading.Lock()
         self._restarting = threading.Lock()
+        self.flush_turns = FlushTurns()
 
     # Buckets
 
@@ -489,7 +491,7 @@ class GroupCommit:
 
     def sync_through(self, sequence: int) -> None:
         """Sync the log up to ``sequence``, unless that is done."""
-        if self._log.synced_sequence < sequence:
+        if self._log.synced_sequence < sequence and not self.failed:
             self._sync_now()
             if self._publish is not None:
                 self._publish(self._acknowledged, self._log.synced_sequence)

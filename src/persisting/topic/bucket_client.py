@@ -6,7 +6,7 @@ through its owner's actor. The layers above do not depend on which it is.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -88,6 +88,9 @@ class Topic(Protocol):
         ``parts`` has each bucket at most once. A bucket that has stored ``sequence`` before
         ignores its part. ``BucketClosed`` and ``BucketLocked`` mean that nothing was stored.
         """
+
+    def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
+        """Queue a record and return what to wait for; None if only a client can store it."""
 
     def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
         """Store a record from a thread that may block; False if only a coroutine can."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from typing import Any
 
 from persisting.topic.spec import TopicConfig
@@ -31,6 +32,10 @@ class ConfiguredTopic(ABC):
     @property
     def batch_size(self) -> int:
         return self.config.batch_size
+
+    def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
+        """Queue a record and return what to wait for; None if only a client can store it."""
+        return None
 
     def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
         """Store a record from a thread that may block; False if only a coroutine can."""

@@ -21,7 +21,7 @@ from persisting.bucket.producer_sequences import check_number, check_writer
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.shared_schema import SharedSchema
 from persisting.bucket.snapshot import Page
-from persisting.concurrency.loop_bridge import ThreadWaiter
+from persisting.concurrency.loop_bridge import LoopWaiter, ThreadWaiter
 from persisting.concurrency.pool import in_thread, in_thread_or_undo
 from persisting.errors import BucketClosed, InvalidArgument, SchemaError, StorageError
 from persisting.fs import FileSystem
@@ -266,22 +266,43 @@ class LocalHandle(ConfiguredTopic):
     def config(self) -> TopicConfig:
         return self._topic.config
 
-    def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
-        """Store a plain record in an open bucket with a log, and wait for it."""
-        backend = self._topic.open_backend(bucket)
-        if not isinstance(backend, TableBackend):
-            return False
-        core = backend.bucket
+    def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
+        """Queue a plain record for the log of an open bucket; return its acknowledgement."""
+        core = self._logged_bucket(bucket)
         try:
-            if core.group_commit is None or core.is_full:
+            waiter = None if core is None else core.enqueue_row(record, LoopWaiter)
+        except BucketClosed:  # it is being reopened with other options
+            return None
+        return None if waiter is None else waiter.future
+
+    def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
+        """Store a plain record in an open bucket with a log, and wait for it.
+
+        The thread writes and syncs the log itself, which saves two switches. The main thread
+        leaves that to another: a signal handler could interrupt it there.
+        """
+        core = self._logged_bucket(bucket)
+        writes_itself = threading.current_thread() is not threading.main_thread()
+        try:
+            if core is None:
                 return False
-            waiter = core.enqueue_row(record, ThreadWaiter)
+            waiter = core.enqueue_row(record, ThreadWaiter, start=not writes_itself)
         except BucketClosed:  # it is being reopened with other options
             return False
         if waiter is None:
             return False
+        if writes_itself and core.group_commit is not None:
+            core.group_commit.write_now()
         waiter.result()
         return True
+
+    def _logged_bucket(self, bucket: int) -> Bucket | None:
+        """Return an open bucket with a log that has room."""
+        backend = self._topic.open_backend(bucket)
+        if not isinstance(backend, TableBackend):
+            return None
+        core = backend.bucket
+        return None if core.group_commit is None or core.is_full else core
 
     async def open_bucket(self, bucket: int) -> None:
         """Open a bucket now; raise if this process cannot own it."""

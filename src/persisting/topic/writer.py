@@ -76,7 +76,11 @@ class QueueWriter(TopicTable):
             await self.put_batch(record, sequence=sequence)
         elif sequence is None:
             bucket = self.bucket_of(record)
-            await self._topic.bucket(bucket).put([record])
+            acknowledged = self._topic.put_soon(bucket, record)
+            if acknowledged is not None:
+                await acknowledged
+            else:
+                await self._topic.bucket(bucket).put([record])
             self._touched.add(bucket)
         else:
             await self._put_all(lambda: self._grouped([record]), sequence)
