@@ -53,8 +53,8 @@ class Flusher:
         turns: Callable[[], FlushTurns | None],
     ) -> None:
         """``commit`` writes the buffer to the table and returns whether there was anything;
-        ``buffered`` returns the rows that are left, ``turns`` the turns of the bucket's log. None of
-        the callables may keep the bucket alive."""
+        ``buffered`` returns the rows that are left, ``turns`` the turns of the bucket's log. None
+        of the callables may keep the bucket alive."""
         self.error: str | None = None
         self.count = 0
         self.lock = threading.Lock()
