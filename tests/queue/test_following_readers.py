@@ -21,6 +21,8 @@ from persisting.bucket.log_positions import POSITIONS_FILE, read_positions
 from persisting.errors import StorageError, WALError
 from persisting.lock import owner_of
 from persisting.queue import LanceBackend, read_queue, write_queue
+from persisting.table import files
+from persisting.topic.readonly import ReadonlyBucketClient
 from persisting.topic.routing import bucket_of
 
 INTERVAL = 1000.0
@@ -282,6 +284,50 @@ async def test_retention_moves_the_start_under_a_following_reader(tmp_path: Path
             await until(start_has_moved)
             await reader.reset()
             assert ids(await reader.get()) == list(range(20, 40))
+
+
+async def test_version_that_its_owner_takes_back_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest, found = files.newest_version, []
+
+    def newest_and_one_more(root: Path) -> int:
+        found.append(newest(root) + (not found))
+        return found[-1]
+
+    with owner(tmp_path) as writer:
+        writer.tell("put", 0, 5)
+        writer.tell("flush")
+        async with await opened(tmp_path) as reader:
+            assert ids(await reader.get()) == list(range(5))
+            monkeypatch.setattr(files, "newest_version", newest_and_one_more)
+            writer.tell("put", 5, 5)
+            writer.tell("flush")
+            await asyncio.sleep(0.1)  # a reader does not look for a new version more often
+            assert ids(await reader.get()) == list(range(5, 10))
+    assert found[0] > found[1]
+
+
+@pytest.mark.parametrize("steps", [["restore nothing"], ["put 0 5", "retain 0"]])
+async def test_reader_that_waits_for_the_first_record_of_an_emptied_bucket_does_not_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[str]
+) -> None:
+    waits, wait = [], ReadonlyBucketClient.wait
+
+    async def counted(self: ReadonlyBucketClient, *position: Any) -> None:
+        waits.append(position)
+        await wait(self, *position)
+
+    monkeypatch.setattr(ReadonlyBucketClient, "wait", counted)
+    with owner(tmp_path) as writer:
+        for step in ("put 0 1", "retain 0", "tag nothing", *steps):
+            writer.tell(*step.split())
+        async with following(tmp_path) as seen:
+            await asyncio.sleep(0.5)
+            assert len(waits) < 5
+            writer.tell("put", 50, 3)
+            await seen.reaches(3)
+            assert seen.ids == [50, 51, 52]
 
 
 async def test_bucket_that_moves_to_another_owner_is_followed_there(tmp_path: Path) -> None:

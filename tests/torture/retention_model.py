@@ -25,6 +25,8 @@ class RetentionModel:
     """The latest time of day since the last observation."""
     put_at: dict[str, float] = field(default_factory=dict)
     """When each record was about to be put for the first time."""
+    joining: bool = False
+    """Whether a group may have joined since the last observation: retention may have run before."""
     joined: bool = False
     committed: dict[int, int] = field(default_factory=dict)
     """The highest offsets that the group may have committed."""

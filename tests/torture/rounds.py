@@ -14,7 +14,9 @@ import threading
 import time
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -27,7 +29,8 @@ from persisting.queue import read_queue, write_queue
 from persisting.topic import backup
 from persisting.topic.table_calls import Restores
 from torture import injector, scenario
-from torture.bucket_model import Span
+from torture.bucket_model import Span, difference
+from torture.follower_model import Content, FollowerModel
 from torture.records import Record
 from torture.scenario import Round
 from torture.topic_model import Note, TopicModel
@@ -37,42 +40,32 @@ from torture.workspace import Workspace
 TESTS = Path(__file__).parents[1]
 PATIENCE = 120.0
 """Seconds without a note after which the process counts as hanging."""
+CATCH_UP_SECONDS = 30.0
+"""Seconds in which a reader must be shown everything after the work of a round."""
+NOTHING: Mapping[str, str] = MappingProxyType({})
 RECOVER_WITHOUT_LOG = 0.3
 """Probability that the log of a round is recovered by opening the topic without a log."""
 
 
 class Child:
-    """The process of a round; a thread reads its notes."""
+    """A process that writes notes; a thread reads them."""
 
-    def __init__(self, workspace: Workspace, round_: Round, library: Path) -> None:
-        environ = {**os.environ, "PYTHONPATH": str(TESTS)}
-        self._control: injector.Control | None = None
-        if round_.fault != "power":
-            workspace.control.unlink(missing_ok=True)
-            self._control = injector.Control(workspace.control)
-            environ |= injector.environment(library, workspace.disk, workspace.control)
-        self.errors = workspace.errors
-        with self.errors.open("w") as errors:
+    def __init__(
+        self, module: str, *args: str | bytes, errors: Path, environ: Mapping[str, str] = NOTHING
+    ) -> None:
+        self.errors = errors
+        with errors.open("w") as file:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "torture.worker",
-                    str(workspace.folder),
-                    msgspec.json.encode(round_),
-                ],
+                [sys.executable, "-m", module, *args],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environ,
+                stderr=file,
+                env={**os.environ, "PYTHONPATH": str(TESTS), **environ},
             )
         self.notes: list[Note] = []
         self._more = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-
-    @property
-    def failed_calls(self) -> int:
-        return 0 if self._control is None else self._control.fired
 
     @property
     def pid(self) -> int:
@@ -124,15 +117,106 @@ class Child:
         self.signal(signal.SIGKILL)
         self._process.wait()
         self._reader.join()
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._process.stdin.close()
         self._process.stdout.close()
 
 
+class Worker(Child):
+    """The process of a round."""
+
+    def __init__(
+        self, workspace: Workspace, round_: Round, library: Path, follower: Follower
+    ) -> None:
+        environ: dict[str, str] = {}
+        self._control: injector.Control | None = None
+        if round_.fault != "power":
+            workspace.control.unlink(missing_ok=True)
+            self._control = injector.Control(workspace.control)
+            environ = injector.environment(library, workspace.disk, workspace.control)
+        super().__init__(
+            "torture.worker",
+            str(workspace.folder),
+            msgspec.json.encode(round_),
+            str(follower.pid),
+            errors=workspace.errors,
+            environ=environ,
+        )
+
+    @property
+    def failed_calls(self) -> int:
+        return 0 if self._control is None else self._control.fired
+
+
+class Follower:
+    """A reader in another process. It follows the topic over all rounds, unless power is lost."""
+
+    def __init__(self, workspace: Workspace, num_buckets: int, tally: Counter[str]) -> None:
+        self._tally = tally
+        self._workspace, self._model = workspace, FollowerModel(num_buckets)
+        self._start()
+
+    def _start(self) -> None:
+        errors = self._workspace.folder / "follower.txt"
+        self._child = Child("torture.follower", str(self._workspace.queues), errors=errors)
+        self._read = 0
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def restart(self) -> None:
+        """Start again on the disk that power loss has left."""
+        self._child.close()
+        self._start()
+        self._model.restart()
+
+    def wait(self) -> None:
+        self._child.wait()
+
+    def close(self) -> None:
+        self._child.close()
+
+    def follow(self, work: list[Note], records: dict[str, Record]) -> None:
+        """Check what the reader was shown against the notes of the owner so far."""
+        for note in work:
+            for bucket, look in note.get("observation", {"buckets": {}})["buckets"].items():
+                span = look["end"] - len(look["ids"]), look["ids"]
+                self._model.observe(int(bucket), look["epoch"], span)
+        self._read_notes(records)
+
+    def _read_notes(self, records: dict[str, Record]) -> None:
+        notes = self._child.notes[self._read :]
+        self._read += len(notes)
+        for note in notes:
+            self._model.follow(note, records)
+            self._tally["records followed"] += len(note.get("seen", ()))
+            self._tally["restores followed"] += "restored" in note
+
+    async def catch_up(self, contents: dict[int, Content], records: dict[str, Record]) -> None:
+        """Return when the reader was shown everything; raise if it is not soon."""
+        deadline = time.monotonic() + CATCH_UP_SECONDS
+        while reason := self._model.behind(contents):
+            if time.monotonic() > deadline:
+                raise PromiseBroken(f"a reader without the lock does not go on: {reason}")
+            await asyncio.sleep(0.01)
+            self._read_notes(records)
+
+    def check(self, contents: dict[int, Content], *, lossy: bool) -> None:
+        self._model.check(contents, lossy=lossy)
+
+
 async def play(
-    workspace: Workspace, round_: Round, model: TopicModel, library: Path, tally: Counter[str]
+    workspace: Workspace,
+    round_: Round,
+    model: TopicModel,
+    library: Path,
+    tally: Counter[str],
+    follower: Follower,
 ) -> None:
     """Let a process work under its fault, then check what it left on disk."""
-    child = Child(workspace, round_, library)
+    child = Worker(workspace, round_, library, follower)
     try:
         await _inject_faults(child, round_, workspace.queues)
         code = child.wait()
@@ -146,7 +230,11 @@ async def play(
         raise PromiseBroken(
             f"the process exited with status {code}:\n{child.errors.read_text()[-3000:]}"
         )
-    if workspace.lost.exists():
+    power_lost = workspace.lost.exists()
+    if power_lost:
+        follower.wait()
+    follower.follow(child.notes, model.records)
+    if power_lost:
         shutil.rmtree(workspace.disk)
         workspace.lost.rename(workspace.disk)
         tally["power lost"] += 1
@@ -156,7 +244,45 @@ async def play(
     tally["calls that failed"] += child.failed_calls
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about options that changed
-        await check(workspace, round_, model)
+        lossy = power_lost and not round_.logged
+        if lossy:  # a torn table cannot be read before its next owner repairs it
+            await check(workspace, round_, model)
+        contents = await _read_without_lock(workspace.queues, round_.num_buckets)
+        if power_lost:
+            follower.restart()
+        await follower.catch_up(contents, model.records)
+        if not lossy:
+            await check(workspace, round_, model)
+    _check_recovered(contents, model)
+    follower.check(contents, lossy=lossy)
+
+
+async def _read_without_lock(disk: Path, num_buckets: int) -> dict[int, Content]:
+    """Return what a new reader finds before the topic has another owner."""
+    if not (disk / TOPIC / "topic.json").exists():
+        return {}
+    contents = {}
+    try:
+        for bucket in range(num_buckets):
+            where: dict[str, Any] = {"topic": TOPIC, "storage_path": str(disk)}
+            async with await read_queue(**where, bucket_id=bucket) as reader:
+                page = await reader._topic.bucket(bucket).read(0, None)
+                contents[bucket] = Content(page.epoch, (page.first, [r["id"] for r in page.rows]))
+    except StorageError as exc:
+        raise PromiseBroken(f"the topic cannot be read without its lock: {exc!r}") from exc
+    return contents
+
+
+def _check_recovered(contents: dict[int, Content], model: TopicModel) -> None:
+    """Raise unless the next owner found what readers saw without it."""
+    for bucket, content in contents.items():
+        found = model.buckets[bucket].start, model.buckets[bucket].ids
+        if found != content.span:
+            raise PromiseBroken(
+                f"bucket {bucket}: its next owner has {found[0]} to {found[0] + len(found[1])}, "
+                f"a reader without the lock found {content.span[0]} to {content.end} before: "
+                f"{difference(found[1], content.span[1])}"
+            )
 
 
 async def _inject_faults(child: Child, round_: Round, disk: Path) -> None:

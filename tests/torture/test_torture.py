@@ -14,6 +14,7 @@ from support.crash.checks import PromiseBroken
 
 from persisting.topic.routing import bucket_of
 from torture import bucket, cluster, scenario, soak, topic
+from torture.follower_model import Content, FollowerModel
 from torture.soak import Sample, growth
 from torture.topic_model import TopicModel
 
@@ -300,6 +301,7 @@ def test_checker_reports_retention_of_rows_it_must_wait_for(held_by: str) -> Non
     model.follow({"done": "tag", "name": "t", "result": {"0": (0, 3)}})
     model.reconcile({0: (0, ["a", "b", "c"])}, {"t": {0: (0, 3)}})
     model.follow({"got": ["a"], "from": {}, "to": {"0": 1}})
+    model.reconcile({0: (0, ["a", "b", "c"])}, {"t": {0: (0, 3)}})
     with pytest.raises(PromiseBroken, match="starts at 1"):
         model.reconcile({0: (1, ["b", "c"])}, {"t": {0: (0, 3)}})
     model.follow({"commit": {"0": 1}})
@@ -317,6 +319,106 @@ def test_checker_reports_gaps_that_a_consumer_was_not_told_of(model: TopicModel)
     with pytest.raises(PromiseBroken, match="out of range"):
         model.follow({"out_of_range": {"0": 2}, "starts": {"0": 2}})
     model.follow({"out_of_range": {"0": 1}, "starts": {"0": 2}})
+
+
+# Readers without the lock
+
+
+def show(follower: FollowerModel, first: int, *ids: str, epoch: int = 0) -> None:
+    """Show these records to the reader."""
+    records = {name: {"id": name, "n": 1} for name in "abcdefx"}
+    shown = [records[name] for name in ids]
+    follower.follow({"seen": shown, "bucket": 0, "first": first, "epoch": epoch}, records)
+
+
+def check_shown(
+    follower: FollowerModel, start: int, *ids: str, epoch: int = 0, lossy: bool = False
+) -> None:
+    """Check the reader of a bucket that holds these records at last."""
+    contents = {0: Content(epoch, (start, list(ids)))}
+    if not lossy:
+        assert follower.behind(contents) is None
+    follower.check(contents, lossy=lossy)
+
+
+@pytest.fixture
+def follower() -> FollowerModel:
+    """The model of a reader of one bucket, which was shown two pages."""
+    made = FollowerModel(1)
+    show(made, 0, "a", "b")
+    show(made, 2, "c")
+    return made
+
+
+def test_checker_accepts_a_reader_that_was_shown_every_record_once(follower: FollowerModel) -> None:
+    check_shown(follower, 0, "a", "b", "c")
+    show(follower, 3, "d")
+    check_shown(follower, 2, "c", "d")
+
+
+def test_checker_reports_a_reader_that_was_shown_gaps_repetitions_or_changes(
+    follower: FollowerModel,
+) -> None:
+    for first in (1, 2, 4):
+        with pytest.raises(PromiseBroken, match=f"shown offset {first} instead of 3"):
+            show(follower, first, "d")
+    with pytest.raises(PromiseBroken, match="never put"):
+        follower.follow({"seen": [{"id": "d"}], "bucket": 0, "first": 3, "epoch": 0}, {})
+    with pytest.raises(PromiseBroken, match="instead of"):
+        follower.follow(
+            {"seen": [{"id": "d", "n": 2}], "bucket": 0, "first": 3, "epoch": 0},
+            {"d": {"id": "d", "n": 1}},
+        )
+    with pytest.raises(PromiseBroken, match="without notice"):
+        show(follower, 3, "d", epoch=1)
+    show(follower, 3, "a")
+    with pytest.raises(PromiseBroken, match="twice"):
+        check_shown(follower, 0, "a", "b", "c", "a")
+
+
+def test_checker_reports_shown_records_that_vanished_or_moved(follower: FollowerModel) -> None:
+    with pytest.raises(PromiseBroken, match="shown b at offset 1, where c is stored"):
+        check_shown(follower, 0, "a", "c", "b")
+    with pytest.raises(PromiseBroken, match="shown c at offset 2, but the bucket ends at 2"):
+        follower.check({0: Content(0, (0, ["a", "b"]))}, lossy=False)
+
+
+def test_checker_reports_a_reader_that_was_not_shown_everything(follower: FollowerModel) -> None:
+    behind = follower.behind({0: Content(0, (0, ["a", "b", "c", "d"]))})
+    assert behind is not None
+    assert "ends at offset 4 of epoch 0, the reader is at offset 3" in behind
+
+
+def test_checker_accepts_loss_of_shown_records_only_if_it_is_lossy(follower: FollowerModel) -> None:
+    check_shown(follower, 0, "a", "b", lossy=True)
+    follower.restart()
+    show(follower, 0, "a", "b", "d")
+    check_shown(follower, 0, "a", "b", "d")
+
+
+def test_checker_accepts_skipped_records_only_if_retention_dropped_them(
+    follower: FollowerModel,
+) -> None:
+    follower.follow({"skipped": 0}, {})
+    show(follower, 5, "f")
+    with pytest.raises(PromiseBroken, match="began with offset 5, though the bucket starts at 4"):
+        check_shown(follower, 4, "e", "f")
+    check_shown(follower, 5, "f")
+
+
+def test_checker_follows_a_reader_over_a_restore(follower: FollowerModel) -> None:
+    follower.observe(0, 0, (0, ["a", "b", "c"]))
+    follower.follow({"restored": 0, "epoch": 1, "offset": 2}, {})
+    show(follower, 2, "d", epoch=1)
+    with pytest.raises(PromiseBroken, match="epoch 1: a reader was shown a at offset 0, where x"):
+        check_shown(follower, 0, "x", "b", "d", epoch=1)
+
+
+def test_checker_compares_what_was_shown_before_a_restore(follower: FollowerModel) -> None:
+    follower.observe(0, 0, (0, ["a", "b", "x"]))
+    follower.follow({"restored": 0, "epoch": 1, "offset": 2}, {})
+    with pytest.raises(PromiseBroken, match="epoch 0: a reader was shown c at offset 2, where x"):
+        check_shown(follower, 0, "a", "b", epoch=1)
 
 
 def test_seed_determines_the_work_and_the_faults() -> None:

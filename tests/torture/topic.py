@@ -7,13 +7,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 from support.crash.checks import PromiseBroken
 
 from torture import injector, scenario
 from torture.rerun import rerun_command
-from torture.rounds import play
+from torture.rounds import Follower, play
 from torture.topic_model import TopicModel
 from torture.workspace import Workspace
 
@@ -41,24 +42,25 @@ async def run_topic(
     workspace.disk.mkdir()
     rounds = scenario.rounds_of(seed, count, fault, kind, retention)
     model = TopicModel(rounds[0].num_buckets)
-    for round_ in rounds:
-        try:
-            await play(workspace, round_, model, library, tally)
-            if between is not None:
-                await between(workspace, round_, model)
-            if model.leaks:
+    with closing(Follower(workspace, rounds[0].num_buckets, tally)) as follower:
+        for round_ in rounds:
+            try:
+                await play(workspace, round_, model, library, tally, follower)
+                if between is not None:
+                    await between(workspace, round_, model)
+                if model.leaks:
+                    raise PromiseBroken(
+                        "errors that are not a StorageError:\n" + "\n".join(model.leaks.values())
+                    )
+            except PromiseBroken as exc:
+                forced = _forced(fault, kind, retention)
                 raise PromiseBroken(
-                    "errors that are not a StorageError:\n" + "\n".join(model.leaks.values())
-                )
-        except PromiseBroken as exc:
-            forced = _forced(fault, kind, retention)
-            raise PromiseBroken(
-                f"seed {seed}, round {round_.number} ({round_.fault}, {round_.description}): "
-                f"{exc}\n"
-                f"{rerun_command('topic', seed, '--runs 1', *forced)}\ndisk kept in {folder}"
-            ) from exc
-        tally[round_.fault] += 1
-        tally[round_.description] += 1
+                    f"seed {seed}, round {round_.number} ({round_.fault}, {round_.description}): "
+                    f"{exc}\n"
+                    f"{rerun_command('topic', seed, '--runs 1', *forced)}\ndisk kept in {folder}"
+                ) from exc
+            tally[round_.fault] += 1
+            tally[round_.description] += 1
     tally["records"] += len(model.records)
     shutil.rmtree(folder)
 

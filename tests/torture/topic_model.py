@@ -230,7 +230,7 @@ class TopicModel:
 
     def _on_got(self, note: Note) -> None:
         """Check that records came from the cursor on, in the order of their offsets."""
-        self._retention.joined = True
+        self._retention.joining = True
         self.delivered.update(note["got"])
         before, after = _by_bucket(note["from"]), _by_bucket(note["to"])
         for bucket, end in after.items():
@@ -311,6 +311,7 @@ class TopicModel:
             self.committed.clear()
         self._uncertain = self._concurrent_tag = self._retention.asked = None
         self._flushing.clear()
+        self._retention.joined |= self._retention.joining
         self._retention.tags = {
             name: {bucket: start for bucket, (start, end) in spans.items() if start < end}
             for name, spans in tags.items()

@@ -1,6 +1,8 @@
 """A process that works on a topic and notes what it starts and what was acknowledged.
 
-    python -m torture.worker WORKSPACE ROUND
+    python -m torture.worker WORKSPACE ROUND FOLLOWER
+
+FOLLOWER is the process that follows the topic, which power loss ends too.
 
 Every note is one line of JSON on standard output. Puts of several producers run concurrently; all
 other steps are sequential, with an observation of everything in between.
@@ -254,13 +256,19 @@ class Worker:
         before = await self._span(bucket)
         await reader.reset()
         ids = [row["id"] for row in await reader.get(None)]
-        after = await self._span(bucket)
+        stats = await self._stats(bucket)
+        after = stats["start_offset"], stats["end_offset"]
         end = reader.offsets()[bucket] if ids else after[1]
-        return {"ids": ids, "end": end, "before": before, "after": after}
+        look = {"ids": ids, "end": end, "before": before, "after": after}
+        return {**look, "epoch": stats["epoch"]}
 
     async def _span(self, bucket: int) -> tuple[int, int]:
-        stats = (await self._writer.stats())["buckets"][bucket]
+        stats = await self._stats(bucket)
         return stats["start_offset"], stats["end_offset"]
+
+    async def _stats(self, bucket: int) -> dict[str, Any]:
+        stats: dict[str, Any] = (await self._writer.stats())["buckets"][bucket]
+        return stats
 
     async def _tags(self) -> dict[str, Any]:
         return {tag["name"]: spans(tag) for tag in await self._writer.tags()}
@@ -456,7 +464,13 @@ def main() -> None:
     logging.getLogger("persisting").setLevel(logging.CRITICAL)
     power = power_loss_file_system(workspace, round_) if round_.fault == "power" else None
     if power is not None:
-        power.before_kill = lambda label: note(power=label, loss=str(power._loss))
+        follower = int(sys.argv[3])
+
+        def lose_power(label: str) -> None:
+            os.kill(follower, signal.SIGKILL)  # first: it must not read what a dead owner left
+            note(power=label, loss=str(power._loss))
+
+        power.before_kill = lose_power
     with fs.use(power) if power is not None else nullcontext():
         try:
             asyncio.run(Worker(workspace.queues, round_).run())

@@ -123,7 +123,7 @@ class BucketReader:
 
     async def wait_beyond(self, offset: int, epoch: int | None) -> None:
         """Return when there may be records beyond ``offset`` or the epoch has changed."""
-        while self._bucket.end <= offset and epoch in (None, self._bucket.epoch):
+        while self._bucket.ends_before(offset) and epoch in (None, self._bucket.epoch):
             self._bucket.check_open()
             await self._next_change(offset, epoch)
 
@@ -133,7 +133,7 @@ class BucketReader:
         bucket = self._bucket
         with next_wake(bucket.waiters) as woken:
             await self._access.refresh(watch=True)
-            if bucket.end <= offset and not bucket.closed and epoch in (None, bucket.epoch):
+            if bucket.ends_before(offset) and not bucket.closed and epoch in (None, bucket.epoch):
                 if bucket.wait_seconds is None:
                     await woken
                 else:

@@ -495,6 +495,12 @@ class Bucket:
         with self.state_lock:
             return self._buffer.end
 
+    def ends_before(self, offset: int) -> bool:
+        """Whether there is no record at ``offset`` or later; 0 means the earliest one left."""
+        self._check_process()
+        with self.state_lock:
+            return self._buffer.end <= (offset or self._buffer.view.start)
+
     @property
     def epoch(self) -> int:
         """How often the bucket was restored to an older version."""

@@ -100,10 +100,22 @@ class Table:
             committer.drop_untrusted_indexes()
 
     def refresh(self) -> None:
-        """Open, or reopen, for reading only: follow the newest version."""
-        version = files.newest_version(self.root)
-        if version and version != self.view.version:
-            self._adopt(repair.load(self.root, version))
+        """Open, or reopen, for reading only: follow the newest version.
+
+        The owner may take a version back that it could not make durable, or clean it up, just
+        before it is loaded. So a version that cannot be loaded is looked for a second time.
+        """
+        failed = 0
+        while (version := files.newest_version(self.root)) not in (0, self.view.version):
+            try:
+                dataset = repair.load(self.root, version)
+            except repair.TornVersion:
+                if version == failed:
+                    raise
+                failed = version
+            else:
+                self._adopt(dataset)
+                return
 
     def _adopt(self, dataset: Any) -> None:
         self.committer.properties = properties.read(dataset)

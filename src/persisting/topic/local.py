@@ -415,7 +415,7 @@ class LocalBucketClient:
                 return
             await asyncio.sleep(_PAUSE_SECONDS)  # the backend is being reopened
 
-    async def wait(self, offset: int, epoch: int = 0) -> None:
+    async def wait(self, offset: int, epoch: int | None = 0) -> None:
         await self._on_backend(lambda backend: backend.wait_beyond(offset, epoch))
 
     async def find(self, timestamp: int) -> int:

@@ -181,10 +181,10 @@ class ReadonlyBucketClient:
             if not block:
                 return
             if not position.at_limit:
-                await self.wait(position.offset, position.epoch or 0)
+                await self.wait(position.offset, position.epoch)
 
-    async def wait(self, offset: int, epoch: int = 0) -> None:
-        """Return when there is more."""
+    async def wait(self, offset: int, epoch: int | None = 0) -> None:
+        """Return when there is more, or the epoch is not ``epoch``; None stands for any epoch."""
         while True:
             source = await self._source()
             if isinstance(source, LocalBucketClient):
@@ -196,7 +196,7 @@ class ReadonlyBucketClient:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _wait_unless_live(self, source: TableBackend, offset: int, epoch: int) -> bool:
+    async def _wait_unless_live(self, source: TableBackend, offset: int, epoch: int | None) -> bool:
         """Wait for more in the files; False once this process owns the topic."""
         waiting = asyncio.ensure_future(source.wait_beyond(offset, epoch))
         try:
