@@ -249,6 +249,7 @@ class LogFollower:
                         f"damaged: {broken}, where acknowledged records were stored. A flush by "
                         "its owner writes them to the table"
                     )
+                self.gaps += 1
                 return
             self._begin(following)
 
@@ -293,7 +294,7 @@ class LogFollower:
     def _add(self, frame: Frame, segment: _Segment, position: int, news: set[int]) -> None:
         place = segment.number << _POSITION_BITS | position
         if frame.kind == START and position == SEGMENT_HEADER_SIZE:
-            if self._sequence and decode_start(frame.payload, position).previous > self._sequence:
+            if decode_start(frame.payload, position).previous > self._sequence:
                 self.gaps += 1
         elif frame.kind == SCHEMA:
             self._use_schema(place, read_schema(frame, self.folder))
