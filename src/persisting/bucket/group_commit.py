@@ -329,6 +329,16 @@ class GroupCommit:
         """Write all queued puts in this thread."""
         self._write()
 
+    def write_if_idle(self) -> bool:
+        """Write all queued puts in this thread, unless another thread is writing."""
+        if not self._log_lock.acquire(blocking=False):
+            return False
+        try:
+            self._write_queue()
+        finally:
+            self._log_lock.release()
+        return True
+
     def wait_idle(self) -> None:
         """Return when no put is between its append and its acknowledgement."""
         with self._log_lock:

@@ -278,8 +278,8 @@ class LocalHandle(ConfiguredTopic):
     def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
         """Store a plain record in an open bucket with a log, and wait for it.
 
-        The thread writes and syncs the log itself, which saves two switches. The main thread
-        leaves that to another: a signal handler could interrupt it there.
+        The thread writes and syncs the log itself if no other does, which saves two switches. The
+        main thread leaves that to another: a signal handler could interrupt it there.
         """
         core = self._logged_bucket(bucket)
         writes_itself = threading.current_thread() is not threading.main_thread()
@@ -291,8 +291,9 @@ class LocalHandle(ConfiguredTopic):
             return False
         if waiter is None:
             return False
-        if writes_itself and core.group_commit is not None:
-            core.group_commit.write_now()
+        group_commit = core.group_commit
+        if writes_itself and group_commit is not None and not group_commit.write_if_idle():
+            group_commit.start()  # many threads share the syncs of one
         waiter.result()
         return True
 
