@@ -213,6 +213,21 @@ def briefly() -> Iterator[None]:
         _brief.reset(token)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds a lock file. Takes a shared lock for a very short time."""
+    try:
+        file = LockedFile(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        file.lock(fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        file.free()
+    return False
+
+
 def left_note(folder: Path) -> dict[str, Any]:
     """The note that the last owner of a bucket left; empty unless it left cleanly."""
     note = last_note(folder)

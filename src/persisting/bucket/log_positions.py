@@ -6,7 +6,6 @@ owner lives, which the log's lock shows: a dead owner's log is read to its last 
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import struct
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from persisting.fs import PRIVATE_FILE
-from persisting.lock import LOCK_FILE, LockedFile
+from persisting.lock import LOCK_FILE, is_locked
 
 log = logging.getLogger("persisting")
 
@@ -77,15 +76,5 @@ def read_positions(fd: int) -> Positions:
 
 
 def is_alive(log: Path) -> bool:
-    """Whether a process holds the lock of a log. Takes a shared lock for a very short time."""
-    try:
-        file = LockedFile(log / LOCK_FILE, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        file.lock(fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        file.free()
-    return False
+    """Whether the owner of a log lives."""
+    return is_locked(log / LOCK_FILE)

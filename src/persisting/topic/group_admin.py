@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +11,7 @@ import msgspec
 from persisting.bucket.group_offsets import Committed, groups_in, read_committed
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.fs import FileSystem
-from persisting.lock import LockedFile
+from persisting.lock import is_locked
 from persisting.topic.groups import FOLDER, MEMBER, group_folder, try_lock, write_committed
 
 
@@ -113,21 +111,7 @@ def _existing_folder(folder: Path, group: str) -> Path:
 
 def _members(place: Path, fs: FileSystem) -> int:
     """Count the living members, without removing the files of dead ones."""
-    return sum(_is_locked(place / name) for name in fs.list(place) if name.startswith(MEMBER))
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        file = LockedFile(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        file.lock(fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        file.free()
-    return False
+    return sum(is_locked(place / name) for name in fs.list(place) if name.startswith(MEMBER))
 
 
 def _locked(place: Path, group: str, buckets: list[int]) -> ExitStack:
