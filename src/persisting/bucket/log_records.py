@@ -28,17 +28,18 @@ MIN_COMPRESSED_BYTES = 256
 _HEAD = struct.Struct("<I")
 
 _Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
 
 
 class Section(msgspec.Struct, array_like=True, frozen=True):
     """The rows of one bucket in a frame; sections and their rows are in the same order."""
 
     bucket: _Natural
-    epoch: _Natural
+    epoch: _Count
     """How often the bucket had been restored to an older version."""
     offset: _Natural
     """The offset of the first row in its bucket."""
-    rows: _Natural
+    rows: _Count
     producers: list[ProducerSequence] = []
     """The numbered puts that these rows complete."""
 

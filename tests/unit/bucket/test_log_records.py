@@ -156,9 +156,18 @@ def test_broken_list_of_sections_raises(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "section", [[-1, 0, 0, 1], [0, -1, 0, 1], [0, 0, -1, 1], [0, 0, 0, -1], [0, 0, 0]]
+    "section",
+    [
+        [-1, 0, 0, 1],
+        [0, -1, 0, 1],
+        [0, 0, -1, 1],
+        [0, 0, 0, -1],
+        [0, 0, 0],
+        [0, 2**32, 0, 1],
+        [0, 0, 0, 2**32],
+    ],
 )
-def test_section_with_a_negative_or_missing_number_raises(section: list[int]) -> None:
+def test_section_with_a_negative_missing_or_huge_number_raises(section: list[int]) -> None:
     body = msgspec.msgpack.encode([section])
     data = len(body).to_bytes(4, "little") + body
     with pytest.raises(WALError, match="list of sections"):
