@@ -21,6 +21,7 @@ from persisting.backends.persisting import new_owner_log
 from persisting.bucket import log_note
 from persisting.bucket.log_index import LogIndex
 from persisting.bucket.owner_log import OwnerLog, remove_unused
+from persisting.bucket.table_writer import TableWriter
 from persisting.errors import WALError
 from persisting.fs import FileSystem
 from persisting.queue import PersistingBackend
@@ -305,6 +306,26 @@ async def test_index_yields_the_frames_of_one_bucket_in_order(tmp_path: Path) ->
         assert sequences == sorted(sequences)
         assert len(sequences) == count
     assert index.last_sequence == max(section.sequence for section in index.sections(0, 0))
+
+
+@pytest.mark.parametrize("buckets", [[0], [0, 1]])
+async def test_log_of_a_topic_is_synced_before_a_flush_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: list[int]
+) -> None:
+    """A reader may commit an offset of a version that is not durable yet: the log must be."""
+    synced: list[bool] = []
+    append = TableWriter.append
+
+    def observed(writer: TableWriter, chunks: Any, *args: Any) -> None:
+        synced.append(log.group_commit._log._synced >= chunks[-1].sequence)
+        append(writer, chunks, *args)
+
+    async with owner(tmp_path / "topic", *buckets, wal_sync_interval=600.0) as (log, backends):
+        await put_list(backends, *range(len(buckets)))
+        assert log.group_commit._log._synced == 0
+        monkeypatch.setattr(TableWriter, "append", observed)
+        await backends[0].flush()
+    assert synced[0]
 
 
 # Failures

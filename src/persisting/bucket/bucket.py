@@ -635,15 +635,16 @@ class Bucket:
     def _commit_buffer(self, at_least: int = 0) -> bool:
         """Commit the buffer with its log sequence; return whether there was anything.
 
-        If several buckets share the log, it is first synced up to there: a put to several buckets
-        must not be in one bucket's table while power loss can still take its part in another.
+        The log of a topic is first synced up to there: a put to several buckets must not be in one
+        bucket's table while power loss can still take its part in another. And a reader that sees
+        the new version before it is durable may rely on its records.
         """
         with self.state_lock:
             chunks, encoder = self._buffer.take_for_flush(), self._buffer.encoder
             producers = self.producers.encode()
         if not chunks:
             return False
-        if self._buckets_of_log() > 1 and self.group_commit is not None:
+        if self.group_commit is not None and self.group_commit.is_shared:
             try:
                 self.group_commit.sync_through(chunks[-1].sequence)
             except WALError as exc:
@@ -655,9 +656,6 @@ class Bucket:
 
     def _flush_turns(self) -> FlushTurns | None:
         return None if self.group_commit is None else self.group_commit.flush_turns
-
-    def _buckets_of_log(self) -> int:
-        return 1 if self.group_commit is None else self.group_commit.bucket_count
 
     def publish_table(self, flushed: int = 0) -> None:
         """Show the table's newest version to readers; drop the ``flushed`` first chunks.

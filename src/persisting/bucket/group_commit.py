@@ -228,9 +228,10 @@ class GroupCommit:
         return self._log.failed is not None
 
     @property
-    def bucket_count(self) -> int:
-        """How many buckets write to this log."""
-        return len(self._buckets)
+    def is_shared(self) -> bool:
+        """Whether it is the log of a topic: several buckets may write to it, and readers of other
+        processes follow it. A backend that is used alone has a log of its own."""
+        return self._publish is not None
 
     @property
     def folder(self) -> Path:
