@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -18,6 +18,8 @@ try:
     from _md5 import md5 as _md5  # type: ignore[import-not-found]
 except ImportError:
     _md5 = partial(hashlib.md5, usedforsecurity=False)
+
+_digest = type(_md5()).digest
 
 
 def bucket_of(value: Any, num_buckets: int) -> int:
@@ -49,42 +51,44 @@ def route(record: Any, column: str, num_buckets: int) -> int:
 
 
 def by_bucket(
-    records: Iterable[Any], column: str, num_buckets: int
+    records: Sequence[Any], column: str, num_buckets: int
 ) -> dict[int, list[dict[str, Any]]]:
     """Divide records by bucket; the order within a bucket is kept."""
-    groups: dict[int, list[dict[str, Any]]] = {}
-    listed = list(records)
-    buckets = _buckets_of_texts(listed, column, num_buckets)
+    buckets = _buckets_at_once(records, column, num_buckets)
     if buckets is None:
-        buckets = [route(record, column, num_buckets) for record in listed]
-    for bucket, record in zip(buckets, listed, strict=True):
-        if bucket in groups:
-            groups[bucket].append(record)
-        else:
-            groups[bucket] = [record]
+        buckets = np.array([route(record, column, num_buckets) for record in records], np.int64)
+    order = np.argsort(buckets, kind="stable").tolist()
+    ordered = list(map(records.__getitem__, order))
+    groups, start = {}, 0
+    for bucket, count in enumerate(np.bincount(buckets).tolist()):
+        if count:
+            groups[bucket] = ordered[start : start + count]
+            start += count
     return groups
 
 
-def _buckets_of_texts(records: list[Any], column: str, num_buckets: int) -> list[int] | None:
-    """Return the bucket of each record whose value is text; None if :func:`route` must look."""
+def _buckets_at_once(records: Sequence[Any], column: str, num_buckets: int) -> np.ndarray | None:
+    """Return the bucket of each record; None if :func:`route` must look at each."""
     if list(map(type, records)).count(dict) != len(records):
         return None
     try:
         values = list(map(itemgetter(column), records))
+        if num_buckets == 1:
+            return np.zeros(len(values), np.uint8)
         if list(map(type, values)).count(str) != len(values):
             return None
-        digests = [_md5(value.encode()).digest() for value in values]
+        digests = b"".join(map(_digest, map(_md5, map(str.encode, values))))
     except (KeyError, UnicodeEncodeError):
         return None
-    return _remainders(digests, num_buckets).tolist()
+    return _remainders(digests, num_buckets)
 
 
-def _remainders(digests: list[bytes], num_buckets: int) -> np.ndarray:
+def _remainders(digests: bytes, num_buckets: int) -> np.ndarray:
     """Return each digest as a whole number, modulo the number of buckets."""
     if num_buckets in (1, 2, 4, 8, 16, 32, 64, 128, 256):
         # The last byte has the lowest bits of the number.
-        return np.frombuffer(b"".join(digests), np.uint8)[15::16].astype(np.int64) % num_buckets
-    words = np.frombuffer(b"".join(digests), ">u4").reshape(-1, 4).astype(np.uint64)
+        return np.frombuffer(digests, np.uint8)[15::16] & np.uint8(num_buckets - 1)
+    words = np.frombuffer(digests, ">u4").reshape(-1, 4).astype(np.uint64)
     rest = np.zeros(len(words), np.uint64)
     for word in range(4):
         rest = ((rest << np.uint64(32)) + words[:, word]) % np.uint64(num_buckets)
@@ -113,5 +117,5 @@ def _buckets_of(values: pa.ChunkedArray, num_buckets: int) -> np.ndarray:
     # Equal values are hashed once.
     distinct = values.cast(pa.string()).fill_null("").combine_chunks().dictionary_encode()
     texts = distinct.dictionary.cast(pa.binary()).to_pylist()
-    digests = [_md5(text).digest() for text in texts]
+    digests = b"".join(map(_digest, map(_md5, texts)))
     return _remainders(digests, num_buckets)[distinct.indices.to_numpy()]

@@ -124,13 +124,14 @@ class QueueWriter(TopicTable):
         await self._put_all(lambda: asyncio.to_thread(self.divided, data), sequence)
 
     async def _grouped(self, records: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+        if len(records) <= _ROWS_PER_TURN:
+            return by_bucket(records, *self._routing)
         groups: dict[int, list[dict[str, Any]]] = {}
         for start in range(0, len(records), _ROWS_PER_TURN):
             part = records[start : start + _ROWS_PER_TURN]
             for bucket, rows in by_bucket(part, *self._routing).items():
                 groups.setdefault(bucket, []).extend(rows)
-            if len(records) > _ROWS_PER_TURN:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
         return groups
 
     async def _put_all(
