@@ -9,7 +9,9 @@ from typing import Any
 import pulsing as pul
 
 from persisting.cluster import wire
+from persisting.cluster.pulsing_messages import message, payload_of, reads_text
 from persisting.cluster.transport import Answering, ReplyStream, StopHook
+from persisting.cluster.wire import Reply
 
 _BUFFERED_REPLIES = 4
 """Replies of a stream that wait for a slow consumer before the sender does."""
@@ -27,19 +29,19 @@ class EndpointActor(pul.Actor):
 
     async def receive(self, msg: Any) -> Any:
         try:
-            answer = await self._answering(wire.decode_request(msg.payload))
+            answer = await self._answering(wire.decode_request(payload_of(msg)))
             if isinstance(answer, ReplyStream):
                 return self._start(answer)
-            return pul.Message("reply", wire.encode(answer))
+            return _reply(msg, answer)
         except Exception as exc:
-            return pul.Message("reply", wire.encode(wire.error_reply(exc)))
+            return _reply(msg, wire.error_reply(exc))
 
     def _start(self, stream: ReplyStream) -> pul.StreamMessage:
-        message, writer = pul.StreamMessage.create(stream.kind, buffer_size=_BUFFERED_REPLIES)
+        streamed, writer = pul.StreamMessage.create(stream.kind, buffer_size=_BUFFERED_REPLIES)
         task = asyncio.create_task(_send_all(stream, writer))
         self._streams.add(task)
         task.add_done_callback(self._streams.discard)
-        return message
+        return streamed
 
     async def on_stop(self) -> None:
         streams = list(self._streams)
@@ -48,6 +50,11 @@ class EndpointActor(pul.Actor):
         await asyncio.gather(*streams, return_exceptions=True)
         if self._on_stop is not None:
             await self._on_stop()
+
+
+def _reply(request: Any, answer: Reply) -> Any:
+    answer.reads_text = True
+    return message("reply", wire.encode(answer), as_text=reads_text(request))
 
 
 async def _send_all(stream: ReplyStream, writer: Any) -> None:

@@ -13,6 +13,7 @@ import pulsing as pul
 
 from persisting.cluster import wire
 from persisting.cluster.actor import EndpointActor
+from persisting.cluster.pulsing_messages import message, payload_of
 from persisting.cluster.transport import (
     HOST_ENDPOINT,
     KEEPALIVE_SECONDS,
@@ -77,27 +78,30 @@ class PulsingConnection:
 
     def __init__(self, ref: Any, node: str) -> None:
         self._ref, self.node = ref, node
+        self._reads_text = False
 
     async def ask(self, request: Request, timeout: float | None = None) -> Reply:
         answer = await self._send(request, CALL_SECONDS if timeout is None else timeout)
         if answer.is_stream:
             raise Unreachable(f"node {self.node} answered {request.op!r} with a stream")
-        return wire.decode_reply(answer.payload)
+        reply = wire.decode_reply(payload_of(answer))
+        self._reads_text = reply.reads_text
+        return reply
 
     async def stream(self, request: Request) -> AsyncGenerator[Reply, None]:
         answer = await self._send(request, CALL_SECONDS)
         if not answer.is_stream:
-            wire.decode_reply(answer.payload)
+            wire.decode_reply(payload_of(answer))
             raise Unreachable(f"node {self.node} answered {request.op!r} without a stream")
         reader = answer.stream_reader()
         while True:
             yield await self._next_reply(reader)
 
     async def _send(self, request: Request, timeout: float) -> Any:
-        message = pul.Message(request.op, wire.encode(request))
+        sent = message(request.op, wire.encode(request), as_text=self._reads_text)
         limits = _limits.setdefault(asyncio.get_running_loop(), {})
         async with limits.setdefault(self.node, asyncio.Semaphore(MAX_IN_FLIGHT)):
-            answer = await _reached(self._ref.ask(message), self.node, timeout)
+            answer = await _reached(self._ref.ask(sent), self.node, timeout)
         if answer is None:
             raise Unreachable(f"node {self.node} gave no reply to {request.op!r}")
         return answer

@@ -30,6 +30,10 @@ from persisting.topic.bucket_client import ProducerSequence, Rows
 
 Parts = list[tuple[int, Rows]]
 
+_SHARED_BYTES = 256 * 1024
+"""The most that several puts share a message for. Larger ones go out one by one: the owner stores
+one while the next is still being packed."""
+
 
 class _WaitingPut:
     """A put until all its buckets have answered. Packing many rows takes a while."""
@@ -221,7 +225,7 @@ class PutPipeline:
                 if packed_next is None or _has_arrow(packed_next, queue.jobs[0].buckets):
                     break
                 size += _size(packed_next, queue.jobs[0].buckets)
-                if size > wire.MESSAGE_BYTES:
+                if size > _SHARED_BYTES:
                     break
                 jobs.append(queue.jobs.popleft())
         self._number += 1

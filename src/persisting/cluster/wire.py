@@ -11,6 +11,7 @@ import datetime as dt
 import decimal
 import uuid
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -50,6 +51,8 @@ class Reply(msgspec.Struct, array_like=True):
     error: tuple[str, str] | None = None
     rows: bytes | None = None
     arrow: bool = False
+    reads_text: bool = False
+    """Whether the sender takes requests as text; see :mod:`persisting.cluster.pulsing_messages`."""
 
 
 _CHECK_VERSIONS = "check that all nodes run the same version of persisting"
@@ -198,7 +201,7 @@ def join_replies(op: str, replies: list[Reply]) -> Any:
 
 def pack_records(records: Sequence[Any]) -> bytes:
     """Encode records as msgpack; values of types that msgpack lacks become extensions."""
-    if not all(_is_plain(record) for record in records):
+    if not _are_plain(records):
         records = [_packed(record, "") for record in records]
     try:
         return _encoder.encode(records)
@@ -230,8 +233,10 @@ def unpack_arrow(data: bytes) -> pa.Table:
         raise StorageError(f"Arrow data from another node cannot be decoded: {exc}") from exc
 
 
-def _is_plain(record: Any) -> bool:
-    return type(record) is dict and _PLAIN.issuperset(map(type, record.values()))
+def _are_plain(records: Sequence[Any]) -> bool:
+    if list(map(type, records)).count(dict) != len(records):
+        return False
+    return _PLAIN.issuperset(map(type, chain.from_iterable(map(dict.values, records))))
 
 
 def _packed(value: Any, path: str, depth: int = 0) -> Any:
