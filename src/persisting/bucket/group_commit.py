@@ -401,8 +401,9 @@ class GroupCommit:
             self._acknowledged = last
         if self._publish is not None:
             self._publish(last, self._log.synced_sequence)
+        unsynced = self._unsynced
         for bucket, count in counts.items():
-            bucket.report_log(self._unsynced)
+            bucket.report_log(unsynced)
             bucket.after_accepting(count)
         if self._log.size > self._max_bytes:
             self.make_room()
@@ -476,9 +477,9 @@ class GroupCommit:
     def _sync_now(self) -> None:
         started = time.perf_counter()
         self._log.sync()
-        seconds = time.perf_counter() - started
+        seconds, unsynced = time.perf_counter() - started, self._unsynced
         for bucket in self._alive():
-            bucket.metrics.log_synced(seconds, self._unsynced)
+            bucket.metrics.log_synced(seconds, unsynced)
 
     def _request_sync(self) -> None:
         self._sync_due = False
@@ -535,8 +536,9 @@ class GroupCommit:
             pinned = [first for first in firsts if first is not None]
             released = min(pinned) - 1 if pinned else self._acknowledged
         self._log.release(released)
+        unsynced = self._unsynced
         for bucket in self._alive():
-            bucket.report_log(self._unsynced)
+            bucket.report_log(unsynced)
 
     def restart_after_failure(self) -> None:
         """Flush all buckets, then drop the failed log and start over.
