@@ -21,7 +21,7 @@ from support.filesystems import QuickFileSystem
 
 from persisting import fs
 from persisting.bucket import log_note
-from persisting.bucket.log_index import LogIndex, index_of
+from persisting.bucket.log_index import LogIndex, PlainRows, index_of
 from persisting.errors import StorageError, WALError
 
 BUCKETS = 3
@@ -97,8 +97,8 @@ def frames_by_bucket(log: Path) -> dict[int, list[bytes] | WALError]:
         try:
             index.check(bucket, 0)
             found[bucket] = [
-                bytes(part.frame.payload if part.frame is not None else part.values)
-                for part in index.sections(bucket, 0)
+                part.values if isinstance(part, PlainRows) else bytes(part.frame.payload)
+                for part in index.blocks(bucket, 0)
             ]
         except WALError as exc:
             found[bucket] = exc

@@ -19,7 +19,7 @@ from persisting import fs
 from persisting.backends.log_puts import put_to_log
 from persisting.backends.persisting import new_owner_log
 from persisting.bucket import log_note
-from persisting.bucket.log_index import LogIndex
+from persisting.bucket.log_index import LogIndex, PlainRows
 from persisting.bucket.owner_log import OwnerLog, remove_unused
 from persisting.bucket.table_writer import TableWriter
 from persisting.errors import WALError
@@ -302,10 +302,18 @@ async def test_index_yields_the_frames_of_one_bucket_in_order(tmp_path: Path) ->
     copy = await rotated_topic(tmp_path / "topic")
     index = LogIndex(log_folder(copy), FileSystem())
     for bucket, count in ((0, 2), (1, 2), (7, 0)):
-        sequences = [section.sequence for section in index.sections(bucket, 0)]
+        sequences = sequences_in(index, bucket)
         assert sequences == sorted(sequences)
         assert len(sequences) == count
-    assert index.last_sequence == max(section.sequence for section in index.sections(0, 0))
+    assert index.last_sequence == max(sequences_in(index, 0))
+
+
+def sequences_in(index: LogIndex, bucket: int) -> list[int]:
+    """Return the sequence of each frame, or of the last frame of rows that are read together."""
+    return [
+        block.sequences[-1] if isinstance(block, PlainRows) else block.sequence
+        for block in index.blocks(bucket, 0)
+    ]
 
 
 @pytest.mark.parametrize("buckets", [[0], [0, 1]])

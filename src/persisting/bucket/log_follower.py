@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from persisting.bucket.chunk import Chunk
-from persisting.bucket.log_index import StoredSection
+from persisting.bucket.log_index import PlainRows, StoredSection
 from persisting.bucket.log_positions import POSITIONS_FILE, Positions, read_positions
 from persisting.bucket.log_records import (
     check_rows,
@@ -94,21 +94,40 @@ class LoggedRows(NamedTuple):
         return chunk
 
 
+class RecoveredRows(NamedTuple):
+    """Records of one bucket in a log that is not written to any more, from one or more frames."""
+
+    rows: PlainRows
+    encoder: RecordEncoder
+    folder: Path
+
+    @property
+    def arrival(self) -> int:
+        return int(self.rows.arrivals.max())
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.rows.place
+
+    @property
+    def producers(self) -> Sequence[ProducerSequence]:
+        return self.rows.producers
+
+    def chunk(self) -> Chunk:
+        """Return the records as a chunk."""
+        return self.rows.chunk(self.encoder, self.folder)
+
+
 def stored_rows(
-    section: StoredSection, bucket: int, encoder: RecordEncoder, folder: Path
-) -> Iterator[LoggedRows]:
-    """Yield the records of a section that the index of a dead log holds."""
-    if section.frame is not None:
-        yield from DecodedFrame(section.frame, encoder, folder).rows_of(bucket)
-        return
-    assert section.values is not None
-    values = read_values(section.values, section.sequence, folder)
-    last = section.first + section.rows
-    check_rows(section.sequence, last, len(values), folder)
-    part = values[section.first : last]
-    yield LoggedRows(
-        section.sequence, section.arrival, section.place, section.producers, encoder, part
-    )
+    block: PlainRows | StoredSection, bucket: int, encoder: RecordEncoder, folder: Path
+) -> Iterator[LoggedRows | RecoveredRows]:
+    """Yield the records that the index of a dead log holds."""
+    if isinstance(block, PlainRows):
+        yield RecoveredRows(block, encoder, folder)
+    else:
+        for rows in DecodedFrame(block.frame, encoder, folder).rows_of(bucket):
+            if rows.place == block.place:  # the frame may hold several sections of the bucket
+                yield rows
 
 
 class DecodedFrame:

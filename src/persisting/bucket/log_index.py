@@ -8,23 +8,36 @@ never changed: a torn tail is skipped.
 from __future__ import annotations
 
 import os
-import struct
 import threading
-from bisect import bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
 
 from persisting import codec
-from persisting.bucket.log_records import read_schema, split_payload, unknown_kind
+from persisting.bucket.chunk import ROWS_AT_ONCE, Chunk
+from persisting.bucket.log_records import (
+    Section,
+    array_head,
+    chunk_of_columns,
+    join_elements,
+    read_columns,
+    read_many_sections,
+    read_schema,
+    row_sizes,
+    split_payload,
+    unknown_kind,
+)
 from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.errors import WALError
 from persisting.fs import FileSystem
+from persisting.records import RecordEncoder
 from persisting.wal.frame import (
     BATCH,
     FRAME_HEADER_SIZE,
@@ -38,31 +51,41 @@ from persisting.wal.frame import (
     decode_frame,
     decode_start,
 )
+from persisting.wal.frame_run import FrameRun, read_run
 from persisting.wal.inspection import ReadOnlyFileSystem
 from persisting.wal.recovery import Recovery, Scan
 from persisting.wal.segment import parse_name
 
 _POSITION_BITS = 40
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
+_SECTIONS_HEAD = 4
+"""Bytes before the list of sections, which have its length."""
+
+_SHORT_ARRAY = 0x90
+_SHORT_ARRAY_MOST = 15
+"""The first byte of a MessagePack array of up to 15 elements; their number is added to it."""
+
 _CACHED = 8
-_WITH_SECTIONS = (RECORDS, BATCH)
+_BLOCK_BYTES = 4 * 1024 * 1024
 
 
 @dataclass
 class _Indexing(Recovery):
-    """Reads a log through, and notes where each frame is."""
+    """Reads a log through in runs of frames."""
 
-    position: int = 0
-    """Where the last frame begins in its segment."""
     segments: list[Path] = field(default_factory=list)
     contents: list[tuple[int, int]] = field(default_factory=list)
     """The length and the checksum of each segment."""
     last_damaged: int | None = None
     """The last sequence in the damaged part; None if the log was not read so far."""
 
-    def _scan(
+    def runs(self) -> Iterator[FrameRun]:
+        """Yield the frames of all complete entries, in order."""
+        return self._read_through(self._scan_runs)
+
+    def _scan_runs(
         self, path: Path, data: memoryview, expected: int | None
-    ) -> Generator[Frame, None, Scan]:
+    ) -> Generator[FrameRun, None, Scan]:
         if expected is None:
             # The segments before the first one were released: all their records are in the tables.
             name = parse_name(path.name)
@@ -70,23 +93,26 @@ class _Indexing(Recovery):
             self.last_sequence = name.first_sequence - 1
         self.segments.append(path)
         self.contents.append((len(data), crc32(data)))
-        position = SEGMENT_HEADER_SIZE
-        scan = super()._scan(path, data, expected)
-        while True:
-            try:
-                frame = next(scan)
-            except StopIteration as end:
-                result: Scan = end.value
-                return result
-            self.position = position
-            position += FRAME_HEADER_SIZE + len(frame.payload)
-            yield frame
+        header = self._begin_scan(path, data, expected)
+        if isinstance(header, Scan):
+            return header
+        content = data.obj
+        assert isinstance(content, bytes)
+        scan = Scan(SEGMENT_HEADER_SIZE, header.first_sequence, None, header.first_sequence)
+        while scan.whole < len(content) and scan.broken is None:
+            run = read_run(content, scan.whole, header.salt, scan.next_sequence)
+            if len(run.positions):
+                yield run
+            scan = Scan(run.end, run.next_sequence, run.broken, run.missing)
+            self.last_sequence = max(self.last_sequence, scan.next_sequence - 1)
+        return scan
 
     def _check_begin(
         self, path: Path, first: int, start: SegmentStart | None, expected: int | None
-    ) -> int:
+    ) -> None:
         # Each bucket checks for itself whether it needs the segments before the first one.
-        return first if expected is None else super()._check_begin(path, first, start, expected)
+        if expected is not None:
+            super()._check_begin(path, first, start, expected)
 
     def _torn_or_damaged(
         self, paths: list[Path], data: memoryview, scan: Scan, broken: Broken
@@ -99,10 +125,22 @@ class _Indexing(Recovery):
         self.trimmed_bytes += len(rest)
 
 
-_SECTION = struct.Struct("<QQqIIIIIQ")
-"""A section in the index: segment and position of its frame, sequence, arrival; where the plain
-rows of the frame begin in it (0 for a frame of another kind) and their bytes; first row and rows of
-the section; epoch and offset. Packed, because a log may hold a million of them."""
+_SECTION = np.dtype(
+    [
+        ("place", "<u8"),  # the segment and the position of the frame
+        ("sequence", "<u8"),
+        ("arrival", "<i8"),
+        ("start", "<u4"),  # where its plain rows begin in the frame; 0 if it must be decoded
+        ("size", "<u4"),  # bytes of these rows
+        ("first", "<u4"),  # first row in the frame
+        ("rows", "<u4"),
+        ("epoch", "<u4"),
+        ("offset", "<u8"),
+    ]
+)
+"""A section in the index. Packed, because a log may hold a million of them."""
+
+_MOST = (1 << 32) - 1
 
 
 class LogIndex:
@@ -126,8 +164,8 @@ class LogIndex:
         self.last_sequence = 0
         scan = _Indexing(folder, ReadOnlyFileSystem(), 0)
         try:
-            for frame in scan.frames():
-                self._add(frame, len(scan.segments) - 1, scan.position)
+            for run in scan.runs():
+                self._add_run(run, len(scan.segments) - 1)
         except WALError as exc:
             self._problem = exc
         self._segments, self._contents = scan.segments, scan.contents
@@ -141,39 +179,50 @@ class LogIndex:
             self._fs.sync_file(path)
         self._fs.sync_folder(self.folder)
 
-    def _add(self, frame: Frame, segment: int, position: int) -> None:
-        place = segment << _POSITION_BITS | position
-        kind = frame.kind
-        self.last_sequence = frame.sequence
-        if kind in _WITH_SECTIONS:
-            sections, stored = split_payload(frame, self.folder)
-            values = size = first = 0
-            if kind == RECORDS and frame.codec == codec.NONE:
-                size = len(stored)
-                values = FRAME_HEADER_SIZE + len(frame.payload) - size
-            for section in sections:
-                self._sections[section.bucket] += _SECTION.pack(
-                    place,
-                    frame.sequence,
-                    frame.arrival,
-                    values,
-                    size,
-                    first,
-                    section.rows,
-                    section.epoch,
-                    section.offset,
-                )
-                if section.producers:
-                    self._producers[section.bucket][frame.sequence] = section.producers
-                first += section.rows
-        elif kind == SCHEMA:
-            self._schema_places.append(place)
+    def _add_run(self, run: FrameRun, segment: int) -> None:
+        kinds = run.headers["kind"]
+        without_sections = np.flatnonzero((kinds != RECORDS) & (kinds != BATCH)).tolist()
+        begin = 0
+        for index in (*without_sections, len(kinds)):
+            if index > begin:
+                self._add_sections(run, segment, begin, index)
+                self.last_sequence = int(run.headers["sequence"][index - 1])
+            if index < len(kinds):
+                self._add_frame(run.frame(index), segment, int(run.positions[index]))
+            begin = index + 1
+
+    def _add_frame(self, frame: Frame, segment: int, position: int) -> None:
+        if frame.kind == SCHEMA:
+            self._schema_places.append(segment << _POSITION_BITS | position)
             self._schemas.append(read_schema(frame, self.folder))
-        elif kind == START:
+        elif frame.kind == START:
             if self._start is None:
                 self._start = self._read_start(frame, position)
         else:
             raise unknown_kind(frame, self.folder)
+        self.last_sequence = frame.sequence
+
+    def _add_sections(self, run: FrameRun, segment: int, begin: int, end: int) -> None:
+        """Index frames that hold records."""
+        listed = _Sections(run, begin, end, self.folder)
+        entries = np.zeros(len(listed.all), _SECTION)
+        headers, frames = run.headers[begin:end], listed.frames
+        places = run.positions[begin:end].astype("u8") | np.uint64(segment << _POSITION_BITS)
+        entries["place"] = places[frames]
+        entries["sequence"] = headers["sequence"][frames]
+        entries["arrival"] = headers["arrival"][frames]
+        entries["rows"] = [section.rows for section in listed.all]
+        entries["epoch"] = [section.epoch for section in listed.all]
+        entries["offset"] = np.array([section.offset for section in listed.all], "u8")
+        entries["first"] = listed.first_rows(entries["rows"])
+        listed.find_rows(entries)
+        buckets = np.array([section.bucket for section in listed.all], "u8")
+        for bucket in np.unique(buckets).tolist():
+            self._sections[bucket] += entries[buckets == bucket].tobytes()
+        for index, section in enumerate(listed.all):
+            if section.producers:
+                sequence = int(entries["sequence"][index])
+                self._producers[section.bucket][sequence] = section.producers
 
     def _read_start(self, frame: Frame, position: int) -> SegmentStart:
         try:
@@ -200,63 +249,232 @@ class LogIndex:
                 f"bucket {bucket} above sequence {after}. Restore them from a copy"
             )
 
-    def sections(self, bucket: int, after: int) -> Iterator[StoredSection]:
-        """Yield the rows of a bucket above sequence ``after``."""
-        packed = memoryview(self._sections.get(bucket, b""))
-        producers = self._producers.get(bucket, {})
-        opened, data, salt = -1, memoryview(b""), 0
-        schema, schema_end = None, 0
-        for section in _SECTION.iter_unpack(packed[_position_after(packed, after) :]):
-            place, sequence, arrival, start, size, first, rows, epoch, offset = section
-            segment, position = place >> _POSITION_BITS, place & _POSITION_MASK
+    def blocks(self, bucket: int, after: int) -> Iterator[PlainRows | StoredSection]:
+        """Yield the rows of a bucket above sequence ``after``, many plain rows at once."""
+        table = np.frombuffer(self._sections.get(bucket, b""), _SECTION)
+        table = table[np.searchsorted(table["sequence"], np.uint64(after), "right") :]
+        if not len(table):
+            return
+        schemas = np.searchsorted(np.array(self._schema_places, "u8"), table["place"], "right")
+        opened, data = -1, b""
+        for begin, end in pairwise(_bounds(table, schemas)):
+            part = table[begin:end]
+            segment = int(part["place"][0]) >> _POSITION_BITS
             if segment != opened:
-                name = parse_name(self._segments[segment].name)
-                assert name is not None
-                opened, data, salt = segment, self._read(segment), name.salt
-            if place >= schema_end:
-                schema, schema_end = self._schema_at(place, sequence)
-            frame, values = None, None
-            if start:
-                values = data[position + start : position + start + size]
+                opened, data = segment, self._read(segment)
+            schema = self._schema(int(schemas[begin]), int(part["sequence"][0]))
+            if part["start"][0]:
+                for some in _split(part):
+                    yield self._plain_rows(bucket, some, data, schema)
             else:
-                frame = self._frame(data, position, salt, segment)
-            numbers = producers.get(sequence, ()) if producers else ()
-            yield StoredSection(
-                sequence, arrival, (epoch, offset), first, rows, numbers, schema, values, frame
-            )
+                yield self._stored_section(bucket, part[0].tolist(), data, schema)
 
-    def _read(self, segment: int) -> memoryview:
+    def _read(self, segment: int) -> bytes:
         """Return the content of a segment, checked as a whole: rows are read without their frames'
         checksums, perhaps long after the log was indexed."""
         length, checksum = self._contents[segment]
-        data = memoryview(self._fs.read(self._segments[segment]))[:length]
+        data = self._fs.read(self._segments[segment])[:length]
         if len(data) < length or crc32(data) != checksum:
-            raise WALError(
-                f"log segment {self._segments[segment]} has changed since it was indexed: its disk "
-                "may be failing. Open the bucket again"
-            )
+            raise self._changed(segment)
         return data
 
-    def _schema_at(self, place: int, sequence: int) -> tuple[pa.Schema, int]:
-        """Return the schema of the frame at ``place``, and where the next schema begins."""
-        index = bisect_right(self._schema_places, place)
-        if not index:
+    def _plain_rows(
+        self, bucket: int, part: np.ndarray, data: bytes, schema: pa.Schema
+    ) -> PlainRows:
+        begins = (part["place"] & np.uint64(_POSITION_MASK)) + part["start"]
+        ends, width, count = begins + part["size"], None, int(part["rows"].sum())
+        if count == len(part) and 0 < len(schema) <= _SHORT_ARRAY_MOST:
+            heads = np.frombuffer(data, "u1")[begins]
+            if (heads == _SHORT_ARRAY + len(schema)).all():
+                width = len(schema)
+                begins += np.uint64(1)
+        bounds = zip(begins.tolist(), ends.tolist(), strict=True)
+        rows = [data[begin:end] for begin, end in bounds]
+        sequences = part["sequence"].tolist()
+        known = self._producers.get(bucket)
+        producers = [p for s in sequences for p in known.get(s, ())] if known else []
+        return PlainRows(
+            (sequences[0], sequences[-1]),
+            np.repeat(part["arrival"], part["rows"]),
+            (int(part["epoch"][0]), int(part["offset"][0])),
+            producers,
+            schema,
+            join_elements(count * (width or 1), rows),
+            width,
+        )
+
+    def _stored_section(
+        self, bucket: int, section: tuple[int, ...], data: bytes, schema: pa.Schema
+    ) -> StoredSection:
+        place, sequence, arrival, *_, first, rows, epoch, offset = section
+        segment, position = place >> _POSITION_BITS, place & _POSITION_MASK
+        name = parse_name(self._segments[segment].name)
+        assert name is not None
+        producers = self._producers[bucket].get(sequence, ()) if bucket in self._producers else ()
+        frame = self._frame(memoryview(data), position, name.salt, segment)
+        return StoredSection(
+            sequence, arrival, (epoch, offset), first, rows, producers, schema, frame
+        )
+
+    def _schema(self, number: int, sequence: int) -> pa.Schema:
+        """Return a schema, counted from 1."""
+        if not number:
             raise WALError(
                 f"the log in {self.folder} has records at sequence {sequence} without a schema "
                 "before them"
             )
-        following = self._schema_places[index : index + 1]
-        return self._schemas[index - 1], following[0] if following else 1 << 63
+        return self._schemas[number - 1]
+
+    def _changed(self, segment: int) -> WALError:
+        return WALError(
+            f"log segment {self._segments[segment]} has changed since it was indexed: its disk "
+            "may be failing. Open the bucket again"
+        )
 
     def _frame(self, data: memoryview, position: int, salt: int, segment: int) -> Frame:
         try:
             return decode_frame(data, position, salt)[0]
         except Broken as exc:
-            raise WALError(f"log segment {self._segments[segment]} has changed: {exc}") from exc
+            raise self._changed(segment) from exc
+
+
+class _Sections:
+    """The sections of several frames, and where their rows are."""
+
+    def __init__(self, run: FrameRun, begin: int, end: int, folder: Path) -> None:
+        self._run, self._headers = run, run.headers[begin:end]
+        self._positions = run.positions[begin:end]
+        self.all: list[Section] = []
+        if not self._read_at_once():  # raises if one of the lists cannot be read
+            by_frame = [split_payload(run.frame(i), folder)[0] for i in range(begin, end)]
+            self._counts = np.array([len(sections) for sections in by_frame], "int64")
+            self.all = [section for sections in by_frame for section in sections]
+        self.frames = np.repeat(np.arange(end - begin), self._counts)
+        """The frame of each section."""
+
+    def _read_at_once(self) -> bool:
+        """Read the sections of all frames; return False if they must be read one by one."""
+        data, starts = self._run.data, self._positions + FRAME_HEADER_SIZE
+        self._ends = starts + self._headers["length"]
+        if (self._headers["length"] <= _SECTIONS_HEAD).any():
+            return False
+        content = np.frombuffer(data, "u1")
+        heads = content[starts[:, None] + np.arange(_SECTIONS_HEAD)]
+        starts += _SECTIONS_HEAD
+        self._rows_begin = starts + heads.view("<u4")[:, 0]
+        # An array of up to 15 elements begins with one byte that has their number.
+        self._counts = content[starts].astype("int64") - _SHORT_ARRAY
+        if (
+            (self._rows_begin > self._ends).any()
+            or (self._rows_begin <= starts).any()
+            or (self._counts < 0).any()
+            or (self._counts > _SHORT_ARRAY_MOST).any()
+        ):
+            return False
+        bounds = zip((starts + 1).tolist(), self._rows_begin.tolist(), strict=True)
+        elements = [data[begin:end] for begin, end in bounds]
+        sections = read_many_sections(int(self._counts.sum()), elements)
+        if sections is not None:
+            self.all = sections
+        return sections is not None
+
+    def first_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Return the first row of each section in its frame."""
+        begins = np.concatenate(([0], np.cumsum(rows, dtype="int64")))
+        of_frames = begins[np.cumsum(self._counts) - self._counts]
+        return np.minimum(begins[:-1] - np.repeat(of_frames, self._counts), _MOST)
+
+    def find_rows(self, entries: np.ndarray) -> None:
+        """Note where the rows of each section are, if they are plain and complete."""
+        headers = self._headers
+        plain = (headers["kind"] == RECORDS) & (headers["codec"] == codec.NONE)
+        single = plain & (self._counts == 1) & (self._rows_begin < self._ends)
+        content = np.frombuffer(self._run.data, "u1")
+        first = np.where(single, content[np.where(single, self._rows_begin, 0)], 0)
+        rows = np.zeros(len(plain), "u4")
+        rows[single] = entries["rows"][(np.cumsum(self._counts) - 1)[single]]
+        quick = single & (first == _SHORT_ARRAY + rows) & (rows > 0) & (rows <= _SHORT_ARRAY_MOST)
+        found, begins = quick[self.frames], self._rows_begin[quick] + 1
+        entries["start"][found] = begins - self._positions[quick]
+        entries["size"][found] = self._ends[quick] - begins
+        starts = (np.cumsum(self._counts) - self._counts).tolist()
+        for index in np.flatnonzero(plain & ~quick & (self._counts > 0)).tolist():
+            position = starts[index]
+            self._divide_rows(index, entries[position : position + int(self._counts[index])])
+
+    def _divide_rows(self, index: int, entries: np.ndarray) -> None:
+        """Find the rows of each section of one frame; they stay unknown if they do not add up."""
+        frame_begin, begin = int(self._positions[index]), int(self._rows_begin[index])
+        rows = self._run.data[begin : int(self._ends[index])]
+        counts = entries["rows"].tolist()
+        sizes = row_sizes(rows) if min(counts) > 0 else None
+        if sizes is None or len(sizes) != sum(counts):
+            return
+        row, position = 0, array_head(len(sizes))
+        for entry, count in enumerate(counts):
+            size = sum(sizes[row : row + count])
+            entries["start"][entry] = begin - frame_begin + position
+            entries["size"][entry] = size
+            row, position = row + count, position + size
+
+
+def _bounds(table: np.ndarray, schemas: np.ndarray) -> list[int]:
+    """Return where sections begin that cannot be read together with the ones before them."""
+    before, after = table[:-1], table[1:]
+    joined = (before["start"] > 0) & (after["start"] > 0) & (schemas[:-1] == schemas[1:])
+    joined &= before["place"] >> np.uint64(_POSITION_BITS) == after["place"] >> np.uint64(
+        _POSITION_BITS
+    )
+    joined &= before["epoch"] == after["epoch"]
+    joined &= before["offset"] + before["rows"] == after["offset"]
+    return [0, *(np.flatnonzero(~joined) + 1).tolist(), len(table)]
+
+
+def _split(part: np.ndarray) -> Iterator[np.ndarray]:
+    """Split sections that may be read together into blocks of limited size."""
+    rows, nbytes = (np.cumsum(part[name], dtype="int64") for name in ("rows", "size"))
+    begin = 0
+    while begin < len(part):
+        before = (rows[begin - 1], nbytes[begin - 1]) if begin else (0, 0)
+        end = min(
+            np.searchsorted(rows, before[0] + ROWS_AT_ONCE, "right"),
+            np.searchsorted(nbytes, before[1] + _BLOCK_BYTES, "right"),
+        )
+        end = max(begin + 1, int(end))
+        yield part[begin:end]
+        begin = end
+
+
+class PlainRows(NamedTuple):
+    """Rows of one bucket that follow each other, from one or more frames."""
+
+    sequences: tuple[int, int]
+    """The sequences of the first and of the last frame."""
+    arrivals: np.ndarray
+    """The arrival time of each row."""
+    place: tuple[int, int]
+    """Epoch and offset of the first row."""
+    producers: Sequence[ProducerSequence]
+    schema: pa.Schema
+    values: bytes
+    """All rows as in a frame, or all values of them."""
+    width: int | None
+    """How many values each row has, if ``values`` are all values; otherwise None."""
+
+    def chunk(self, encoder: RecordEncoder, place: Path) -> Chunk:
+        """Return the rows as a chunk with the arrival time of each."""
+        first, last = self.sequences
+        columns = read_columns(self.values, self.width, last, place)
+        chunk = chunk_of_columns(encoder, columns, len(self.arrivals), last, place)
+        chunk.logged(last, max(1, chunk.nbytes))
+        chunk.first_sequence = first
+        chunk.times = np.maximum.accumulate(self.arrivals)
+        chunk.arrival = int(chunk.times[-1])
+        return chunk
 
 
 class StoredSection(NamedTuple):
-    """The rows of one bucket in one frame."""
+    """The rows of one bucket in one frame, which must be decoded."""
 
     sequence: int
     arrival: int
@@ -266,22 +484,7 @@ class StoredSection(NamedTuple):
     rows: int
     producers: Sequence[ProducerSequence]
     schema: pa.Schema
-    values: memoryview | None
-    """The plain rows of the whole frame, unless it has none or they are compressed."""
-    frame: Frame | None
-    """The frame, unless ``values`` has its rows."""
-
-
-def _position_after(packed: memoryview, sequence: int) -> int:
-    """Return where the first section above a sequence begins in the index of a bucket."""
-    low, high = 0, len(packed) // _SECTION.size
-    while low < high:
-        middle = (low + high) // 2
-        if _SECTION.unpack_from(packed, middle * _SECTION.size)[1] <= sequence:
-            low = middle + 1
-        else:
-            high = middle
-    return low * _SECTION.size
+    frame: Frame
 
 
 _indexes: OrderedDict[tuple[Path, tuple[tuple[str, int, int], ...]], LogIndex] = OrderedDict()

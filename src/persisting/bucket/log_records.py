@@ -31,7 +31,7 @@ _Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
 
 
-class Section(msgspec.Struct, array_like=True, frozen=True):
+class Section(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The rows of one bucket in a frame; sections and their rows are in the same order."""
 
     bucket: _Natural
@@ -45,6 +45,8 @@ class Section(msgspec.Struct, array_like=True, frozen=True):
 
 
 _sections_decoder = msgspec.msgpack.Decoder(list[Section])
+_raw_rows_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_values_decoder = msgspec.msgpack.Decoder(list[Any])
 _rows_decoder = msgspec.msgpack.Decoder(list[list[Any]])
 _encoder = msgspec.msgpack.Encoder()
 
@@ -106,6 +108,34 @@ def split_payload(frame: Frame, place: Any) -> tuple[list[Section], memoryview]:
         raise _unreadable("list of sections", frame.sequence, place, exc) from exc
 
 
+def read_many_sections(count: int, encoded: Sequence[bytes]) -> list[Section] | None:
+    """Return the sections of several frames, given the bytes of those of each frame; None if one of
+    them cannot be read."""
+    try:
+        return _sections_decoder.decode(join_elements(count, encoded))
+    except (ValueError, RecursionError):
+        return None
+
+
+def join_elements(count: int, elements: Sequence[bytes]) -> bytes:
+    """Return a MessagePack array of ``count`` elements, given their bytes in one or more parts."""
+    return b"".join((b"\xdd", count.to_bytes(4, "big"), *elements))
+
+
+def array_head(count: int) -> int:
+    """Return how many bytes a MessagePack array has before its first element."""
+    return 1 if count < 16 else 3 if count < 1 << 16 else 5
+
+
+def row_sizes(rows: bytes) -> list[int] | None:
+    """Return how many bytes each plain row has, None if the rows cannot be read."""
+    try:
+        sizes = [len(row) for row in _raw_rows_decoder.decode(rows)]
+    except (ValueError, RecursionError):
+        return None
+    return sizes if array_head(len(sizes)) + sum(sizes) == len(rows) else None
+
+
 def read_values(raw: bytes | memoryview, sequence: int, place: Any) -> list[list[Any]]:
     """Return the rows of a ``RECORDS`` frame as lists of values."""
     try:
@@ -150,15 +180,45 @@ def chunk_of_values(
     encoder: RecordEncoder, values: Sequence[Sequence[Any]], sequence: int, place: Any
 ) -> Chunk:
     """Return rows of values, at least one, as a chunk."""
+    columns = _columns_of(values, sequence, place)
+    return chunk_of_columns(encoder, columns, len(values), sequence, place)
+
+
+def read_columns(
+    raw: bytes, width: int | None, sequence: int, place: Any
+) -> Sequence[Sequence[Any]]:
+    """Return the columns of rows, given as in a ``RECORDS`` frame, or with ``width`` as all values
+    of rows that have so many values each."""
+    if width is None:
+        return _columns_of(read_values(raw, sequence, place), sequence, place)
+    try:
+        values = _values_decoder.decode(raw)
+    except (ValueError, RecursionError) as exc:
+        raise _unreadable("records", sequence, place, exc) from exc
+    return [values[column::width] for column in range(width)]
+
+
+def _columns_of(
+    values: Sequence[Sequence[Any]], sequence: int, place: Any
+) -> Sequence[Sequence[Any]]:
+    try:
+        return list(zip(*values, strict=True))
+    except ValueError as exc:
+        raise _unreadable("records", sequence, place, exc) from exc
+
+
+def chunk_of_columns(
+    encoder: RecordEncoder, columns: Sequence[Sequence[Any]], rows: int, sequence: int, place: Any
+) -> Chunk:
+    """Return columns of values as a chunk of so many rows, at least one."""
     schema = encoder.schema
     try:
-        columns = list(zip(*values, strict=True))
         if len(columns) != len(schema):
             raise ValueError("a row has another number of fields than its schema")
         arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         if not columns:
-            batch = no_columns(len(values))
+            batch = no_columns(rows)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as exc:
         raise _unreadable("records", sequence, place, exc) from exc
     return Chunk(encoder, batch=batch)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.chunk import ROWS_AT_ONCE, Chunk
-from persisting.bucket.log_index import StoredSection
+from persisting.bucket.log_index import PlainRows, StoredSection
 from persisting.bucket.log_records import (
     check_rows,
     chunk_of_values,
@@ -82,15 +82,21 @@ class Replay:
             else:
                 raise unknown_kind(frame, self._folder)
 
-    def add_sections(self, sections: Iterable[StoredSection]) -> None:
-        """Replay sections of an indexed log."""
-        for section in sections:
-            self._use_schema(section.schema)
-            if section.values is not None:
-                values = read_values(section.values, section.sequence, self._folder)
-                self._add_values(section, values)
-            elif section.frame is not None:
-                self._add_frame(section, section.frame)
+    def add_blocks(self, blocks: Iterable[PlainRows | StoredSection]) -> None:
+        """Replay rows of an indexed log."""
+        for block in blocks:
+            self._use_schema(block.schema)
+            if isinstance(block, PlainRows):
+                self._add_plain_rows(block)
+            else:
+                self._add_frame(block, block.frame)
+
+    def _add_plain_rows(self, rows: PlainRows) -> None:
+        assert self._encoder is not None
+        chunk = rows.chunk(self._encoder, self._folder)
+        self._rows.add_producers(rows.producers)
+        self._rows.add(chunk, rows.place)
+        self._records += chunk.count
 
     def _use_schema(self, schema: pa.Schema) -> None:
         """Read the following rows with this schema."""
@@ -113,7 +119,6 @@ class Replay:
                 section.rows,
                 section.producers,
                 None,
-                None,
                 frame,
             )
             self._add_frame(stored, frame)
@@ -122,36 +127,36 @@ class Replay:
     def _add_frame(self, section: StoredSection, frame: Frame) -> None:
         _, stored = split_payload(frame, self._folder)
         if frame.kind == RECORDS:
-            raw = decompressed(frame, stored)
-            self._add_values(section, read_values(raw, frame.sequence, self._folder))
+            self._add_values(section, decompressed(frame, stored))
             return
         batch = read_batch(frame, stored, self._encoder, self._folder)
         self._check_rows(section, batch.num_rows)
         assert self._encoder is not None
         part = Chunk(self._encoder, batch=batch.slice(section.first, section.rows))
         self._rows.add_producers(section.producers)
-        self._rows.add(part, section.sequence, section.arrival, section.place)
+        self._rows.add(_logged(part, section.sequence, section.arrival), section.place)
         self._records += section.rows
 
-    def _add_values(self, section: StoredSection, values: list[list[Any]]) -> None:
-        if section.rows != len(values):
-            self._check_rows(section, len(values))
-            values = values[section.first : section.first + section.rows]
+    def _add_values(self, section: StoredSection, raw: bytes) -> None:
+        """Replay plain rows of a frame that may hold rows of other sections, too."""
+        values = read_values(raw, section.sequence, self._folder)
+        self._check_rows(section, len(values))
+        values = values[section.first : section.first + section.rows]
         if self._encoder is None:
             raise WALError(
                 f"the log in {self._folder} has records at sequence {section.sequence} without a "
                 "schema before them"
             )
-        if section.producers:
-            self._rows.add_producers(section.producers)
-        self._rows.add_values(self._encoder, values, section)
+        self._rows.add_producers(section.producers)
+        if values:
+            self._rows.add_values(self._encoder, values, section, len(raw))
         self._records += section.rows
 
     def _add_rows_of_format_1(self, frame: Frame) -> None:
         batch = read_batch(frame, memoryview(frame.payload), self._encoder, self._folder)
         assert self._encoder is not None
         chunk = Chunk(self._encoder, batch=batch, nbytes=frame.raw_length)
-        self._rows.add(chunk, frame.sequence, frame.arrival, None)
+        self._rows.add(_logged(chunk, frame.sequence, frame.arrival), None)
         self._records += batch.num_rows
 
     def _check_rows(self, section: StoredSection, rows: int) -> None:
@@ -185,14 +190,13 @@ class RecoveredRows:
         the rest of the rows in the log."""
         self._producers += [p for p in producers if p not in self._producers[-16:]]
 
-    def add(self, chunk: Chunk, sequence: int, arrival: int, place: tuple[int, int] | None) -> None:
-        """Add rows of a chunk; ``place`` is their epoch and offset, None if it is not known."""
+    def add(self, chunk: Chunk, place: tuple[int, int] | None) -> None:
+        """Add a chunk, which has its sequence and arrival time; ``place`` is its epoch and offset,
+        None if it is not known."""
         self._convert_values()
         if self._nbytes + chunk.nbytes > _JOINED_BYTES:
             self._deliver()
         self._begin(place)
-        chunk.logged(sequence, max(1, chunk.nbytes))
-        chunk.arrival = arrival
         self._chunks.append(chunk)
         self._rows += chunk.count
         self._nbytes += chunk.nbytes
@@ -200,9 +204,9 @@ class RecoveredRows:
             self._deliver()
 
     def add_values(
-        self, encoder: RecordEncoder, values: list[list[Any]], section: StoredSection
+        self, encoder: RecordEncoder, values: list[list[Any]], section: StoredSection, nbytes: int
     ) -> None:
-        """Add plain rows."""
+        """Add plain rows of a section."""
         if self._encoder is not encoder:
             self._convert_values()
             self._encoder = encoder
@@ -213,7 +217,7 @@ class RecoveredRows:
         self._arrivals += [section.arrival] * len(values)
         self._sequence = section.sequence
         self._rows += len(values)
-        self._nbytes += len(section.values or ())
+        self._nbytes += nbytes
         if self._rows >= ROWS_AT_ONCE or self._nbytes > _JOINED_BYTES:
             self.hand_over()
 
@@ -252,6 +256,12 @@ class RecoveredRows:
             producers, self._producers = self._producers, []
             place, self._place = self._place, None
             self._bucket.accept_recovered(_joined(chunks), producers, place)
+
+
+def _logged(chunk: Chunk, sequence: int, arrival: int) -> Chunk:
+    chunk.logged(sequence, max(1, chunk.nbytes))
+    chunk.arrival = arrival
+    return chunk
 
 
 def _joined(chunks: list[Chunk]) -> Chunk:

@@ -20,6 +20,7 @@ from persisting.bucket.chunk import Chunk
 from persisting.bucket.log_follower import (
     LogFollower,
     LoggedRows,
+    RecoveredRows,
     Released,
     follower_of,
     stored_rows,
@@ -255,7 +256,7 @@ class LogView:
             return encoder
         return RecordEncoder(merged, encoder.rules)
 
-    def _rows(self, after: int, through: int) -> Iterator[LoggedRows]:
+    def _rows(self, after: int, through: int) -> Iterator[LoggedRows | RecoveredRows]:
         if self._log is None:
             return
         bucket = self._log.bucket
@@ -264,10 +265,10 @@ class LogView:
         elif self._index is not None:
             self._index.check(bucket, after)
             encoder: RecordEncoder | None = None
-            for section in self._index.sections(bucket, after):
-                if encoder is None or encoder.schema is not section.schema:
-                    encoder = RecordEncoder(section.schema, EVOLVING)
-                yield from stored_rows(section, bucket, encoder, self._index.folder)
+            for block in self._index.blocks(bucket, after):
+                if encoder is None or encoder.schema is not block.schema:
+                    encoder = RecordEncoder(block.schema, EVOLVING)
+                yield from stored_rows(block, bucket, encoder, self._index.folder)
 
     # Durability
 

@@ -166,7 +166,7 @@ def recover_noted(bucket: Bucket) -> None:
     index = log_index.index_of(note.folder, bucket.fs)
     index.check(note.bucket, after)
     replay = Replay(bucket, note.folder, after)
-    replay.add_sections(index.sections(note.bucket, after))
+    replay.add_blocks(index.blocks(note.bucket, after))
     replay.finish()
     bucket.flush_recovered()
     log_note.clear(folder, bucket.fs)

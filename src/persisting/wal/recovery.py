@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from persisting.errors import WALError
 from persisting.fs import FileSystem
@@ -36,6 +36,8 @@ from persisting.wal.log import SEGMENT_BYTES, Log, SealedSegment
 from persisting.wal.segment import SUFFIX, parse_name
 
 log = logging.getLogger("persisting")
+
+_T = TypeVar("_T")
 
 TRIMMED = "trimmed"
 """Folder, beside the segments, for copies of the parts cut off."""
@@ -79,12 +81,18 @@ class Recovery:
 
         Includes frames at or below ``after``, since their schemas may be needed.
         """
+        yield from self._read_through(self._scan)
+
+    def _read_through(
+        self, scan_segment: Callable[[Path, memoryview, int | None], Generator[_T, None, Scan]]
+    ) -> Iterator[_T]:
+        """Yield what ``scan_segment`` yields for each segment; then cut off a torn tail."""
         paths = self._without_released(self._segments())
         self.last_sequence = self.after
         expected: int | None = None
         for index, path in enumerate(paths):
             data = memoryview(self.fs.read(path))
-            scan = yield from self._scan(path, data, expected)
+            scan = yield from scan_segment(path, data, expected)
             expected = scan.next_sequence
             if scan.broken is None or self._continues(paths[index + 1 :], expected):
                 self._cut_to_whole(path, data, scan)
@@ -113,18 +121,10 @@ class Recovery:
         self, path: Path, data: memoryview, expected: int | None
     ) -> Generator[Frame, None, Scan]:
         """Yield the frames of a segment's complete entries; return how far it is complete."""
-        try:
-            header = decode_segment_header(data)
-        except Broken as broken:
-            return Scan(0, self.last_sequence + 1, broken, self.last_sequence + 1)
-        self._check_header(path, header)
-        try:
-            start = first_frame_start(data, header)
-            sequence = self._check_begin(path, header.first_sequence, start, expected)
-        except Broken as broken:
-            missing = max(expected or 0, self.after + 1)
-            return Scan(0, missing, broken, missing)
-        position = SEGMENT_HEADER_SIZE
+        header = self._begin_scan(path, data, expected)
+        if isinstance(header, Scan):
+            return header
+        sequence, position = header.first_sequence, SEGMENT_HEADER_SIZE
         whole, next_sequence = position, sequence
         entry: list[Frame] = []
         while position < len(data):
@@ -147,6 +147,23 @@ class Recovery:
                 self.last_sequence = sequence - 1
         broken_entry = Broken(whole, "the last entry is incomplete") if entry else None
         return Scan(whole, next_sequence, broken_entry, sequence)
+
+    def _begin_scan(
+        self, path: Path, data: memoryview, expected: int | None
+    ) -> SegmentHeader | Scan:
+        """Return the header of a segment that continues the log, or why the log ends before it."""
+        try:
+            header = decode_segment_header(data)
+        except Broken as broken:
+            return Scan(0, self.last_sequence + 1, broken, self.last_sequence + 1)
+        self._check_header(path, header)
+        try:
+            start = first_frame_start(data, header)
+            self._check_begin(path, header.first_sequence, start, expected)
+        except Broken as broken:
+            missing = max(expected or 0, self.after + 1)
+            return Scan(0, missing, broken, missing)
+        return header
 
     def _continues(self, later: list[Path], sequence: int) -> bool:
         """Whether the next segment begins at ``sequence``: then nothing after the break was
@@ -234,7 +251,7 @@ class Recovery:
 
     def _check_begin(
         self, path: Path, first: int, start: SegmentStart | None, expected: int | None
-    ) -> int:
+    ) -> None:
         """Raise if there is a gap or an overlap before a segment; the table may fill a gap."""
         if expected is not None and first < expected:
             raise WALError(
@@ -253,7 +270,6 @@ class Recovery:
                 f"it begins at sequence {first}, but the one before it ends at {last}: a "
                 f"segment is missing in {self.folder}",
             )
-        return first
 
     def _last_before(self, start: SegmentStart) -> int:
         """Return the last sequence before a segment that holds records of the bucket."""
