@@ -111,7 +111,7 @@ def _recover(left: Path, count: int) -> Callable[[Path], float]:
 _SAMPLES = 300
 _SPACING = 0.005, 0.015
 _PATIENCE = 10.0
-"""Seconds after the last put; a record that is not seen until then counts with its age."""
+"""Seconds to wait for the last records; one that is not seen until then counts with its age."""
 
 
 def latency(run: Run) -> None:
@@ -143,13 +143,16 @@ async def _latencies(folder: Path, reader: str, samples: int) -> list[float]:
             # The reader also waits for the log of every bucket before the clock counts.
             await writer.put([{**row, "sent": 0} for row in records.stream(16 * BUCKETS, seed=3)])
             await _seen(here, 16 * BUCKETS, 60.0)
+            # Read while putting: the child must not wait for a full pipe.
+            patience = 2 * samples * _SPACING[1] + _PATIENCE
+            seeing = asyncio.create_task(_seen(here, samples, patience))
             sent = []
             rng = random.Random(5)
             for row in records.stream(samples, seed=11):
                 await asyncio.sleep(rng.uniform(*_SPACING))
                 sent.append(time.monotonic_ns())
                 await writer.put({**row, "sent": sent[-1]})
-            seen = dict(await _seen(here, samples, _PATIENCE))
+            seen = dict(await seeing)
             ended = time.monotonic_ns()
         finally:
             child.kill()

@@ -40,7 +40,7 @@ class BucketAccess:
             except TableError:
                 self.bucket.expire_view()
                 await self.refresh()
-                if self.bucket.snapshot().view.version == snapshot.view.version:
+                if self.bucket.snapshot().view is snapshot.view:
                     raise
 
     async def write(self, call: Callable[..., _T], *args: Any) -> _T:

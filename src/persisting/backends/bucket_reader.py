@@ -107,7 +107,7 @@ class BucketReader:
                     except TableError:
                         self._bucket.expire_view()
                         await self._access.refresh()
-                        if self._bucket.snapshot().view.version == snapshot.view.version:
+                        if self._bucket.snapshot().view is snapshot.view:
                             raise
                         break  # the snapshot's version was cleaned up: continue with a new one
                     if not rows:

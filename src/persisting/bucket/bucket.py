@@ -152,6 +152,7 @@ class Bucket:
             self.schema_state,
             self.fs,
             self.waiters,
+            self.table_writer.lock,
         )
         self._log_view.refresh()
 

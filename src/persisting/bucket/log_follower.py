@@ -197,6 +197,8 @@ class LogFollower:
         self._places: defaultdict[int, array[int]] = defaultdict(lambda: array("Q"))
         self._sequences: defaultdict[int, array[int]] = defaultdict(lambda: array("Q"))
         """By bucket, the frames with records of it: where they are, and their sequences."""
+        self._forgotten: dict[int, int] = {}
+        """By bucket, the last sequence of it in segments that were read, and then removed."""
         self._encoders: list[tuple[int, RecordEncoder]] = []
         """Where each schema begins."""
         self._cache: OrderedDict[int, DecodedFrame] = OrderedDict()
@@ -387,6 +389,8 @@ class LogFollower:
         first = min(self._paths, default=max(removed) + 1) << _POSITION_BITS
         for bucket, places in self._places.items():
             count = bisect_left(places, first)
+            if count:
+                self._forgotten[bucket] = self._sequences[bucket][count - 1]
             del places[:count]
             del self._sequences[bucket][:count]
         while len(self._encoders) > 1 and self._encoders[1][0] <= first:
@@ -400,6 +404,8 @@ class LogFollower:
         Raise :class:`Released` if one of the frames is gone: the table holds it.
         """
         with self._guard:
+            if self._forgotten.get(bucket, 0) > after:
+                raise Released
             sequences = self._sequences[bucket]
             first, last = bisect_right(sequences, after), bisect_right(sequences, through)
             places = self._places[bucket][first:last]

@@ -6,12 +6,17 @@ of the log say at which epoch and offset their records belong. So records pass f
 table without a gap or a repetition: those at or below the table's sequence are in the table, and
 the next ones begin where the table ends. If they do not, the reader's table is older than what it
 has read of the log, and is refreshed.
+
+Loading a version of the table takes longer than records of the log should wait. While somebody
+follows the log, whose rows the reader holds already, a version is loaded in the background.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 from persisting.bucket import log_index, log_note
@@ -32,6 +37,7 @@ from persisting.bucket.path_watch import ENTRIES, path_watch
 from persisting.bucket.producer_sequences import WRITERS, ProducerSequence, ProducerSequences
 from persisting.bucket.schema_state import EVOLVING, SchemaState
 from persisting.bucket.waiters import Waiters
+from persisting.concurrency.pool import pool
 from persisting.errors import WALError
 from persisting.fs import FileSystem
 from persisting.records import RecordEncoder
@@ -43,6 +49,9 @@ _TABLE_SECONDS = 0.05
 _BUSY_TABLE_SECONDS = 0.5
 """Seconds between two checks of the table, unless the log shows that it has changed. A check may
 take longer than the log's news should wait, so it waits for a pause in them."""
+
+_FOLLOWED_SECONDS = 2.0
+"""For how long after the last wait a reader counts as following the log."""
 
 _PROBE_SECONDS = 0.1
 """Seconds between two checks whether a silent owner lives."""
@@ -73,8 +82,10 @@ class LogView:
         schema: SchemaState,
         fs: FileSystem,
         waiters: Waiters,
+        lock: threading.Lock,
     ) -> None:
-        self._folder, self._fs = folder, fs
+        """``lock`` is the table's."""
+        self._folder, self._fs, self._lock = folder, fs, lock
         self._table, self._buffer, self._schema = table, buffer, schema
         self._waiters = waiters
         self._log: LogNote | None = None
@@ -88,6 +99,9 @@ class LogView:
         self._taken = table.sequence
         """The log was taken into the buffer up to this sequence."""
         self._encoder = buffer.encoder
+        self._watched_at = -_FOLLOWED_SECONDS
+        self._loading: Future[None] | None = None
+        """The load of a version in the background."""
 
     # Waiting
 
@@ -107,6 +121,7 @@ class LogView:
 
     def watch(self) -> None:
         """Have the next change wake the readers that wait already."""
+        self._watched_at = time.monotonic()
         watch = path_watch()
         watch.add(self._folder, ENTRIES, self)
         watch.add(self._table.root / VERSIONS, ENTRIES, self)
@@ -127,7 +142,11 @@ class LogView:
                 moved = self._find_log()
                 through = self._advance()
                 is_due = self._table_is_due(busy=through > self._taken)
-                if moved or attempt or self._missed_segments() or is_due:
+                if moved or attempt or self._missed_segments():
+                    self._refresh_table()
+                elif is_due and self._is_followed:
+                    self._load_in_background()
+                elif is_due:
                     self._refresh_table()
                 self._show(through)
                 return
@@ -193,14 +212,43 @@ class LogView:
         seconds = _BUSY_TABLE_SECONDS if busy else _TABLE_SECONDS
         return time.monotonic() - self._refreshed_at > seconds
 
+    @property
+    def _is_followed(self) -> bool:
+        """Whether somebody follows the log of a living owner: then all rows come from there."""
+        recently = time.monotonic() - self._watched_at < _FOLLOWED_SECONDS
+        return recently and self._follower is not None
+
+    def _load_in_background(self) -> None:
+        self._refreshed_at = time.monotonic()
+        if (self._loading is None or self._loading.done()) and self._table.is_behind:
+            self._loading = pool().submit(self._load)
+
+    def _load(self) -> None:
+        """Load the newest version and show it, without keeping the log's records waiting."""
+        try:
+            newer = self._table.load_newer()
+            with self._lock:
+                if newer is not None and self._table.is_newest(newer):
+                    self._table.follow(newer)
+                    self._use_schema()
+                    self._show(self._taken)
+        except Exception:  # the next refresh finds the same problem, and reports or solves it
+            self._watched_at = -_FOLLOWED_SECONDS
+            self.expire()
+            self._waiters.wake()
+
     def _refresh_table(self) -> None:
         before = self._table.view
         self._table.refresh()
         self._refreshed_at = time.monotonic()
         if self._table.view is not before or not self._encoder.defined:
-            encoder = self._schema.encoder_for(self._table.view)
-            if encoder.defined:
-                self._encoder = encoder
+            self._use_schema()
+
+    def _use_schema(self) -> None:
+        """Take over the schema of the table."""
+        encoder = self._schema.encoder_for(self._table.view)
+        if encoder.defined:
+            self._encoder = encoder
 
     def _show(self, through: int) -> None:
         """Bring the buffer to the table's version and the log up to ``through``."""

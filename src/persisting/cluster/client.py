@@ -149,6 +149,8 @@ class RemoteBucketClient:
         """``puts`` is shared by all buckets of the topic."""
         self._bucket, self._locator, self._puts = bucket, locator, puts
         self._watcher = EndWatcher(locator)
+        self._start = 0
+        """The first offset left, as far as a read from the earliest record has shown."""
 
     def direct_service(self) -> BucketService | None:
         """Return the bucket itself if this process owns it and a put to it can go directly:
@@ -184,10 +186,15 @@ class RemoteBucketClient:
         service = self._locator.local_service()
         if service is not None:
             with suppress(BucketClosed):
-                return await service.direct(lambda client: client.read(offset, limit))
+                return self._seen(offset, await service.direct(lambda c: c.read(offset, limit)))
         pages = [page async for page in self._window("get", offset, limit)]
         records = [record for page in pages for record in _as_records(page.rows)]
-        return pages[0]._replace(rows=records)
+        return self._seen(offset, pages[0]._replace(rows=records))
+
+    def _seen(self, offset: int, page: Page) -> Page:
+        if offset == 0:
+            self._start = page.first
+        return page
 
     async def read_arrow(self, offset: int, limit: int | None) -> Page:
         pages = [page async for page in self._window("get_arrow", offset, limit)]
@@ -275,7 +282,8 @@ class RemoteBucketClient:
                 await self._locator.lost(exc, patience)
 
     async def wait(self, offset: int, epoch: int = 0) -> None:
-        await self._watcher.wait(offset, epoch)
+        # 0 means the earliest record left. If all were dropped, the next one will be at the start.
+        await self._watcher.wait(offset or self._start, epoch)
 
     async def find(self, timestamp: int) -> int:
         return int((await self._ask("find", {"timestamp": timestamp})).value)

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -55,6 +55,28 @@ def versions_on_disk(root: Path) -> list[int]:
 def newest_version(root: Path) -> int:
     """The version of the newest manifest on disk, 0 if there is none."""
     return max(versions_on_disk(root), default=0)
+
+
+class Manifest(NamedTuple):
+    """A manifest on disk: the file that has the name of a version."""
+
+    version: int
+    inode: int = 0
+    modified: int = 0
+
+
+NO_MANIFEST = Manifest(0)
+
+
+def newest_manifest(root: Path) -> Manifest:
+    """The newest manifest on disk, :data:`NO_MANIFEST` if there is none."""
+    while version := newest_version(root):
+        try:
+            found = manifest_path(root, version).stat()
+        except FileNotFoundError:
+            continue  # it was just taken back
+        return Manifest(version, found.st_ino, found.st_mtime_ns)
+    return NO_MANIFEST
 
 
 def data_paths(fragments: Iterable[Any]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -26,6 +26,14 @@ from persisting.table.view import TableView
 log = logging.getLogger("persisting")
 
 FOLDER = "data.lance"
+
+
+class NewerVersion(NamedTuple):
+    """A version that was loaded for reading, and is not shown yet."""
+
+    manifest: files.Manifest
+    dataset: Any
+    properties: dict[str, str]
 
 
 class Table:
@@ -46,6 +54,8 @@ class Table:
         """Whether lists are stored without the compression, see :meth:`_leave_lists_plain`."""
         self._version_found = 0
         """The newest version on disk when opening began."""
+        self._followed = files.NO_MANIFEST
+        """The manifest that a reader has loaded last."""
 
     @property
     def fs(self) -> FileSystem:
@@ -100,22 +110,49 @@ class Table:
             committer.drop_untrusted_indexes()
 
     def refresh(self) -> None:
-        """Open, or reopen, for reading only: follow the newest version.
+        """Open, or reopen, for reading only: follow the newest version."""
+        newer = self.load_newer()
+        if newer is not None:
+            self.follow(newer)
 
-        The owner may take a version back that it could not make durable, or clean it up, just
-        before it is loaded. So a version that cannot be loaded is looked for a second time.
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is another version than the one that a reader follows."""
+        return files.newest_manifest(self.root) not in (files.NO_MANIFEST, self._followed)
+
+    def load_newer(self) -> NewerVersion | None:
+        """Load the newest version for :meth:`follow`, None if that is the one followed already.
+
+        Changes nothing, so it needs no lock. Manifests are compared, not only their versions: the
+        owner may take a version back that it could not make durable and commit another one with
+        the same number. It may do so, or clean the version up, just before it is loaded. So a
+        version that cannot be loaded is looked for a second time.
         """
-        failed = 0
-        while (version := files.newest_version(self.root)) not in (0, self.view.version):
+        failed = files.NO_MANIFEST
+        while (newest := files.newest_manifest(self.root)) not in (
+            files.NO_MANIFEST,
+            self._followed,
+        ):
             try:
-                dataset = repair.load(self.root, version)
+                dataset = repair.load(self.root, newest.version)
+                return NewerVersion(newest, dataset, properties.read(dataset))
             except repair.TornVersion:
-                if version == failed:
+                if newest == failed:
                     raise
-                failed = version
-            else:
-                self._adopt(dataset)
-                return
+                failed = newest
+        return None
+
+    def is_newest(self, newer: NewerVersion) -> bool:
+        """Whether a version that was loaded is still the newest, and is not followed yet."""
+        return newer.manifest != self._followed and newer.manifest == files.newest_manifest(
+            self.root
+        )
+
+    def follow(self, newer: NewerVersion) -> None:
+        """Show a version that was loaded."""
+        self._followed = newer.manifest
+        self.committer.properties = newer.properties
+        self.committer.adopt(newer.dataset)
 
     def _adopt(self, dataset: Any) -> None:
         self.committer.properties = properties.read(dataset)
