@@ -312,6 +312,29 @@ class TestWire:
         assert len(await drained(reader)) == 20
         await place.close()
 
+    async def test_a_wait_for_the_first_record_of_emptied_buckets_does_not_poll_the_owner(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch, spawned: Any
+    ) -> None:
+        writer = await home.open()
+        await writer.put(numbered(30))
+        await writer.flush()
+        await writer.retain(rows=0)
+        reader, reads = await home.read(), 0
+        read = client.RemoteBucketClient.read
+
+        async def counted(client: Any, offset: int, limit: int | None) -> Page:
+            nonlocal reads
+            reads += 1
+            return await read(client, offset, limit)
+
+        monkeypatch.setattr(client.RemoteBucketClient, "read", counted)
+        waiting = spawned(taken(reader, 5))
+        await asyncio.sleep(1.0)
+        # Each check reads three buckets; a loop without a pause would read hundreds of times.
+        assert reads < 30
+        await writer.put(numbered(5, 30))
+        assert sorted(await waiting) == list(range(30, 35))
+
     @_NIGHTLY
     async def test_a_wait_after_a_restore_does_not_poll_the_owner(
         self, home: Home, monkeypatch: pytest.MonkeyPatch, spawned: Any

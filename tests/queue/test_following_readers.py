@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ from support.children import python, wait_for_line
 from support.filesystems import HookedFileSystem
 from support.following import following, owner, stored
 from support.topic_places import ids, streamed
-from support.waiting import until
+from support.waiting import SECONDS, until
 
 from persisting import fs as filesystem
 from persisting.bucket import log_follower, path_watch
 from persisting.bucket.log_positions import POSITIONS_FILE, read_positions
-from persisting.errors import StorageError, WALError
+from persisting.errors import StorageError, TableError, WALError
 from persisting.lock import owner_of
 from persisting.queue import LanceBackend, read_queue, write_queue
 from persisting.table import files
+from persisting.table.table import Table
 from persisting.topic.readonly import ReadonlyBucketClient
 from persisting.topic.routing import bucket_of
 
@@ -113,6 +115,59 @@ async def test_blocking_stream_shows_records_as_they_are_acknowledged(
                 if start % 40 == 1:
                     await writer.does("flush")
         seen.check_against(await stored(tmp_path))
+
+
+async def test_records_of_the_log_are_shown_while_a_new_version_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, may_load, load = threading.Event(), threading.Event(), Table.load_newer
+
+    def slowly(table: Table) -> Any:
+        loading.set()
+        assert may_load.wait(SECONDS)
+        return load(table)
+
+    with owner(tmp_path) as writer:
+        writer.tell("put", 0, 5)
+        writer.tell("flush")
+        async with following(tmp_path) as seen:
+            await seen.reaches(5)
+            await writer.does("put", 5, 1)
+            await seen.reaches(6)
+            monkeypatch.setattr(Table, "load_newer", slowly)
+            try:
+                for start in range(6, 18, 3):  # the flushed segments are removed
+                    await writer.does("flush")
+                    assert await asyncio.to_thread(loading.wait, SECONDS)
+                    await writer.does("put", start, 3)
+                    await seen.reaches(start + 3)
+            finally:
+                may_load.set()
+            await writer.does("flush")
+            await writer.does("put", 18, 1)
+            await seen.reaches(19)
+        seen.check_against(await stored(tmp_path))
+
+
+async def test_version_that_cannot_be_loaded_in_the_background_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(table: Table) -> Any:
+        raise TableError("the disk fails")
+
+    with owner(tmp_path) as writer:
+        writer.tell("put", 0, 5)
+        writer.tell("flush")
+        async with await opened(tmp_path) as reader:
+            assert len(await reader.get(wait=True)) == 5
+            writer.tell("put", 5, 1)
+            assert len(await reader.get(wait=True)) == 1
+            waiting = asyncio.create_task(reader.get(wait=True, timeout=SECONDS))
+            await asyncio.sleep(0.1)
+            monkeypatch.setattr(Table, "load_newer", fail)
+            await writer.does("flush")
+            with pytest.raises(TableError, match="the disk fails"):
+                await waiting
 
 
 async def test_reader_that_waits_before_the_bucket_exists_sees_its_first_record(

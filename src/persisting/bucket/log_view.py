@@ -102,6 +102,7 @@ class LogView:
         self._watched_at = -_FOLLOWED_SECONDS
         self._loading: Future[None] | None = None
         """The load of a version in the background."""
+        self._load_failed = False
 
     # Waiting
 
@@ -142,7 +143,7 @@ class LogView:
                 moved = self._find_log()
                 through = self._advance()
                 is_due = self._table_is_due(busy=through > self._taken)
-                if moved or attempt or self._missed_segments():
+                if moved or attempt or self._missed_segments() or self._load_failed:
                     self._refresh_table()
                 elif is_due and self._is_followed:
                     self._load_in_background()
@@ -233,13 +234,13 @@ class LogView:
                     self._use_schema()
                     self._show(self._taken)
         except Exception:  # the next refresh finds the same problem, and reports or solves it
-            self._watched_at = -_FOLLOWED_SECONDS
-            self.expire()
+            self._load_failed = True
             self._waiters.wake()
 
     def _refresh_table(self) -> None:
         before = self._table.view
         self._table.refresh()
+        self._load_failed = False
         self._refreshed_at = time.monotonic()
         if self._table.view is not before or not self._encoder.defined:
             self._use_schema()
