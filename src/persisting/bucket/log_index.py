@@ -205,24 +205,22 @@ class LogIndex:
     def _add_sections(self, run: FrameRun, segment: int, begin: int, end: int) -> None:
         """Index frames that hold records."""
         listed = _Sections(run, begin, end, self.folder)
-        entries = np.zeros(len(listed.all), _SECTION)
+        entries = np.zeros(len(listed.fields), _SECTION)
         headers, frames = run.headers[begin:end], listed.frames
         places = run.positions[begin:end].astype("u8") | np.uint64(segment << _POSITION_BITS)
         entries["place"] = places[frames]
         entries["sequence"] = headers["sequence"][frames]
         entries["arrival"] = headers["arrival"][frames]
-        entries["rows"] = [section.rows for section in listed.all]
-        entries["epoch"] = [section.epoch for section in listed.all]
-        entries["offset"] = np.array([section.offset for section in listed.all], "u8")
+        for name in ("rows", "epoch", "offset"):
+            entries[name] = listed.fields[name]
         entries["first"] = listed.first_rows(entries["rows"])
         listed.find_rows(entries)
-        buckets = np.array([section.bucket for section in listed.all], "u8")
+        buckets = listed.fields["bucket"]
         for bucket in np.unique(buckets).tolist():
             self._sections[bucket] += entries[buckets == bucket].tobytes()
-        for index, section in enumerate(listed.all):
-            if section.producers:
-                sequence = int(entries["sequence"][index])
-                self._producers[section.bucket][sequence] = section.producers
+        for index, producers in listed.producers.items():
+            sequence = int(entries["sequence"][index])
+            self._producers[int(buckets[index])][sequence] = producers
 
     def _read_start(self, frame: Frame, position: int) -> SegmentStart:
         try:
@@ -338,17 +336,29 @@ class LogIndex:
             raise self._changed(segment) from exc
 
 
+_FIELDS = np.dtype([("bucket", "u8"), ("epoch", "u4"), ("offset", "u8"), ("rows", "u4")])
+
+_SINGLE = {7: (-1, 0), 8: (0xCC, 1), 9: (0xCD, 2), 11: (0xCE, 4), 15: (0xCF, 8)}
+"""The list of one section without producers, as single puts have it, by its length: the byte before
+the offset, -1 if the offset is a byte below 128, and the bytes of the offset after it."""
+
+_SMALL = 0x80
+"""MessagePack has numbers below this as one byte."""
+
+
 class _Sections:
     """The sections of several frames, and where their rows are."""
 
     def __init__(self, run: FrameRun, begin: int, end: int, folder: Path) -> None:
         self._run, self._headers = run, run.headers[begin:end]
         self._positions = run.positions[begin:end]
-        self.all: list[Section] = []
+        self.fields = np.empty(0, _FIELDS)
+        self.producers: dict[int, list[ProducerSequence]] = {}
+        """The numbered puts, by the section that completes them."""
         if not self._read_at_once():  # raises if one of the lists cannot be read
             by_frame = [split_payload(run.frame(i), folder)[0] for i in range(begin, end)]
             self._counts = np.array([len(sections) for sections in by_frame], "int64")
-            self.all = [section for sections in by_frame for section in sections]
+            self._take([section for sections in by_frame for section in sections])
         self.frames = np.repeat(np.arange(end - begin), self._counts)
         """The frame of each section."""
 
@@ -371,12 +381,20 @@ class _Sections:
             or (self._counts > _SHORT_ARRAY_MOST).any()
         ):
             return False
+        fields = _single_sections(content, starts, self._rows_begin - starts)
+        if fields is not None:
+            self.fields = fields
+            return True
         bounds = zip((starts + 1).tolist(), self._rows_begin.tolist(), strict=True)
         elements = [data[begin:end] for begin, end in bounds]
         sections = read_many_sections(int(self._counts.sum()), elements)
         if sections is not None:
-            self.all = sections
+            self._take(sections)
         return sections is not None
+
+    def _take(self, sections: list[Section]) -> None:
+        self.fields = np.array([(s.bucket, s.epoch, s.offset, s.rows) for s in sections], _FIELDS)
+        self.producers = {i: s.producers for i, s in enumerate(sections) if s.producers}
 
     def first_rows(self, rows: np.ndarray) -> np.ndarray:
         """Return the first row of each section in its frame."""
@@ -416,6 +434,32 @@ class _Sections:
             entries["start"][entry] = begin - frame_begin + position
             entries["size"][entry] = size
             row, position = row + count, position + size
+
+
+def _single_sections(
+    content: np.ndarray, starts: np.ndarray, sizes: np.ndarray
+) -> np.ndarray | None:
+    """Read lists of one section without producers and with small numbers, except for the offset;
+    return None if one of the lists is another."""
+    last = len(content) - 1
+    data = content[np.minimum(starts[:, None] + np.arange(max(_SINGLE)), last)]
+    known = (data[:, 0] == _SHORT_ARRAY + 1) & (data[:, 1] == _SHORT_ARRAY + 5)
+    known &= (data[:, 2] < _SMALL) & (data[:, 3] < _SMALL) & np.isin(sizes, list(_SINGLE))
+    if not known.all():
+        return None
+    fields = np.zeros(len(starts), _FIELDS)
+    fields["bucket"], fields["epoch"] = data[:, 2], data[:, 3]
+    for size, (head, width) in _SINGLE.items():
+        chosen = sizes == size
+        some = data[chosen]
+        known = (some[:, 4] == head) if width else (some[:, 4] < _SMALL)
+        known &= (some[:, size - 2] < _SMALL) & (some[:, size - 1] == _SHORT_ARRAY)
+        if not known.all():
+            return None
+        number = np.ascontiguousarray(some[:, 5 : 5 + width] if width else some[:, 4:5])
+        fields["offset"][chosen] = number.view(f">u{width or 1}")[:, 0]
+        fields["rows"][chosen] = some[:, size - 2]
+    return fields
 
 
 def _bounds(table: np.ndarray, schemas: np.ndarray) -> list[int]:

@@ -115,6 +115,36 @@ def test_single_rows_are_read_together(tmp_path: Path) -> None:
     assert [len(block.arrivals) for block in blocks] == [1000, 1000, 500]
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        *(Section(1, 0, offset, 1) for n in (7, 8, 16, 32, 64) for offset in (2**n - 1, 2**n - 2)),
+        *(Section(1, 0, offset, 1) for offset in (0, 128, 256, 65536, 2**32)),
+        Section(127, 127, 5, 1),
+        Section(128, 0, 5, 1),
+        Section(1, 128, 5, 1),
+        Section(2**40, 2**32 - 1, 2**63, 1),
+        Section(1, 0, 5, 1, [("w", 3)]),
+        Section(1, 0, 5, 16),
+        Section(1, 0, 5, 200),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("others", [0, 2])
+def test_section_of_any_size_is_found(tmp_path: Path, section: Section, others: int) -> None:
+    log = BuiltLog(tmp_path / "log")
+    rows = [{"id": number, "text": "x"} for number in range(section.rows)]
+    for _ in range(others):
+        log.add(rows_payload(rows[:1], [Section(0, 0, 0, 1)], codec.NONE))
+    log.add(rows_payload(rows, [section], codec.NONE))
+    log.log.close()
+    (block,) = LogIndex(log.folder, QuickFileSystem()).blocks(section.bucket, 0)
+    assert isinstance(block, PlainRows)
+    assert block.place == (section.epoch, section.offset)
+    assert list(block.producers) == section.producers
+    assert read(LogIndex(log.folder, QuickFileSystem()), section.bucket) == rows
+
+
 def test_rows_of_many_fields_are_read(tmp_path: Path) -> None:
     log = BuiltLog(tmp_path / "log")
     rows = [dict.fromkeys(WIDE.names, row * 100) for row in range(5)]
