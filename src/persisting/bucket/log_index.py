@@ -51,7 +51,7 @@ from persisting.wal.frame import (
     decode_frame,
     decode_start,
 )
-from persisting.wal.frame_run import FrameRun, read_run
+from persisting.wal.frame_run import FrameRun, bytes_at, read_run
 from persisting.wal.inspection import ReadOnlyFileSystem
 from persisting.wal.recovery import Recovery, Scan
 from persisting.wal.segment import parse_name
@@ -369,7 +369,7 @@ class _Sections:
         if (self._headers["length"] <= _SECTIONS_HEAD).any():
             return False
         content = np.frombuffer(data, "u1")
-        heads = content[starts[:, None] + np.arange(_SECTIONS_HEAD)]
+        heads = bytes_at(content, starts, _SECTIONS_HEAD)
         starts += _SECTIONS_HEAD
         self._rows_begin = starts + heads.view("<u4")[:, 0]
         # An array of up to 15 elements begins with one byte that has their number.
@@ -441,8 +441,10 @@ def _single_sections(
 ) -> np.ndarray | None:
     """Read lists of one section without producers and with small numbers, except for the offset;
     return None if one of the lists is another."""
-    last = len(content) - 1
-    data = content[np.minimum(starts[:, None] + np.arange(max(_SINGLE)), last)]
+    width = max(_SINGLE)
+    own = content[starts[0] : starts[-1] + width]
+    padded = np.concatenate((own, np.zeros(width, "u1")))
+    data = bytes_at(padded, starts - starts[0], width)
     known = (data[:, 0] == _SHORT_ARRAY + 1) & (data[:, 1] == _SHORT_ARRAY + 5)
     known &= (data[:, 2] < _SMALL) & (data[:, 3] < _SMALL) & np.isin(sizes, list(_SINGLE))
     if not known.all():

@@ -7,6 +7,7 @@ made for all frames at once.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 from zlib import crc32
@@ -25,8 +26,8 @@ from persisting.wal.frame import (
 _RUN_FRAMES = 4096
 """Frames in a run; more only if an entry has more."""
 
-_LENGTH = struct.Struct("<8xI")
-"""The length of the payload in a frame header."""
+_LENGTH = struct.Struct(f"<8xI{FRAME_HEADER_SIZE - 12}x")
+"""A frame header, of which only the length of the payload is read."""
 
 HEADER = np.dtype(
     [
@@ -125,19 +126,24 @@ def read_run(data: bytes, position: int, salt: int, sequence: int) -> FrameRun:
 def _follow_lengths(data: bytes, position: int, limit: int) -> tuple[np.ndarray, int]:
     """Return where frames begin, if the lengths in their headers are right, and where they end."""
     positions: list[int] = []
-    last, length = len(data) - FRAME_HEADER_SIZE, _LENGTH.unpack_from
-    while position <= last and len(positions) < limit:
-        positions.append(position)
-        position += FRAME_HEADER_SIZE + length(data, position)[0]
+    add, unpack = positions.append, _LENGTH.unpack_from
+    with suppress(struct.error):  # no further header fits
+        for _ in range(limit):
+            (length,) = unpack(data, position)
+            add(position)
+            position += FRAME_HEADER_SIZE + length
     return np.array(positions, "int64"), position
 
 
 def _headers(data: bytes, positions: np.ndarray) -> np.ndarray:
     if not len(positions):
         return np.empty(0, HEADER)
-    content = np.frombuffer(data, "u1")
-    windows = np.lib.stride_tricks.sliding_window_view(content, FRAME_HEADER_SIZE)
-    return windows[positions].view(HEADER)[:, 0]
+    return bytes_at(np.frombuffer(data, "u1"), positions, FRAME_HEADER_SIZE).view(HEADER)[:, 0]
+
+
+def bytes_at(content: np.ndarray, positions: np.ndarray, size: int) -> np.ndarray:
+    """Return ``size`` bytes from each of the positions on, which must all be there."""
+    return np.lib.stride_tricks.sliding_window_view(content, size)[positions]
 
 
 def _whole_frames(
