@@ -1,8 +1,8 @@
 """The write-ahead log: bytes in order, synced before they are acknowledged as durable.
 
 ``frame`` the bytes, pure · ``frame_run`` many frames at once · ``segment`` one file · ``log`` many
-files, append mode · ``recovery`` read mode · ``inspection`` reports and repair. Payloads are opaque:
-the log knows neither records nor tables.
+files, append mode · ``recovery`` read mode · ``inspection`` reports and repair. Payloads are
+opaque: the log knows neither records nor tables.
 """
 
 from persisting.wal.log import Log, Payload
