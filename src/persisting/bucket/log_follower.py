@@ -94,7 +94,7 @@ class LoggedRows(NamedTuple):
         return chunk
 
 
-class RecoveredRows(NamedTuple):
+class DeadLogRows(NamedTuple):
     """Records of one bucket in a log that is not written to any more, from one or more frames."""
 
     rows: PlainRows
@@ -120,10 +120,10 @@ class RecoveredRows(NamedTuple):
 
 def stored_rows(
     block: PlainRows | StoredSection, bucket: int, encoder: RecordEncoder, folder: Path
-) -> Iterator[LoggedRows | RecoveredRows]:
+) -> Iterator[LoggedRows | DeadLogRows]:
     """Yield the records that the index of a dead log holds."""
     if isinstance(block, PlainRows):
-        yield RecoveredRows(block, encoder, folder)
+        yield DeadLogRows(block, encoder, folder)
     else:
         for rows in DecodedFrame(block.frame, encoder, folder).rows_of(bucket):
             if rows.place == block.place:  # the frame may hold several sections of the bucket

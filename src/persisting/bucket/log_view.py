@@ -23,9 +23,9 @@ from persisting.bucket import log_index, log_note
 from persisting.bucket.buffer import Buffer
 from persisting.bucket.chunk import Chunk
 from persisting.bucket.log_follower import (
+    DeadLogRows,
     LogFollower,
     LoggedRows,
-    RecoveredRows,
     Released,
     follower_of,
     stored_rows,
@@ -305,7 +305,7 @@ class LogView:
             return encoder
         return RecordEncoder(merged, encoder.rules)
 
-    def _rows(self, after: int, through: int) -> Iterator[LoggedRows | RecoveredRows]:
+    def _rows(self, after: int, through: int) -> Iterator[LoggedRows | DeadLogRows]:
         if self._log is None:
             return
         bucket = self._log.bucket
