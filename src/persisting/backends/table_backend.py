@@ -280,11 +280,17 @@ class TableBackend(AsyncClosing):
         *,
         metric: str | None = None,
         exact: bool = False,
+        match: str = "any",
+        fuzziness: int = 0,
     ) -> list[dict[str, Any]]:
         """Return the ``k`` records nearest to a vector, best for a text, or both by rank fusion.
 
         Each has its ``_distance`` or ``_score`` and its ``_offset``. A record is found as soon as
         it is put, index or not. ``where`` is an SQL condition that every record must meet.
+
+        ``match`` says how the words of ``text`` are combined: ``"any"``, ``"all"``, ``"phrase"``,
+        or ``"query"`` for the syntax ``+word -word "a phrase" begin* typo~``. ``fuzziness`` is the
+        number of typing errors that a word may have.
         """
         rankings = await self.rankings(
             vector=vector,
@@ -295,6 +301,8 @@ class TableBackend(AsyncClosing):
             columns=columns,
             metric=metric,
             exact=exact,
+            match=match,
+            fuzziness=fuzziness,
         )
         return ranked(rankings, k, lambda hit: hit[OFFSET])
 
@@ -304,14 +312,20 @@ class TableBackend(AsyncClosing):
         return await self._search.rankings(columns=columns, **asked)
 
     async def create_index(
-        self, column: str, kind: str | None = None, *, metric: str = "l2"
+        self,
+        column: str,
+        kind: str | None = None,
+        *,
+        metric: str = "l2",
+        language: str | None = None,
     ) -> dict[str, Any]:
         """Index a field: vectors by ``vector``, words by ``text``, values by ``scalar``.
 
         Without ``kind`` the field's type decides; text fields get ``text``. An existing index is
-        replaced. It is kept up to date, and rows that it does not cover yet are found too.
+        replaced. It is kept up to date, and rows that it does not cover yet are found too. With a
+        ``language``, words of a text that have the same stem match each other.
         """
-        return await self._search.create_index(column, kind, metric)
+        return await self._search.create_index(column, kind, metric, language)
 
     async def drop_index(self, column: str, kind: str | None = None) -> int:
         """Drop the indexes of a field, or the one of that kind; return how many."""

@@ -21,6 +21,7 @@ from persisting.bucket.snapshot_search import (
 from persisting.concurrency.pool import in_thread
 from persisting.errors import InvalidArgument
 from persisting.table import indexes
+from persisting.table.search import SearchRequest
 
 
 class TableSearch:
@@ -35,12 +36,11 @@ class TableSearch:
         def find(snapshot: Snapshot) -> list[list[dict[str, Any]]]:
             search = self._search(snapshot)
             fields = _fields(columns, search)
-            return [
-                search.records(
-                    search.hits(request), DISTANCE if request.text is None else SCORE, fields
-                )
-                for request in search.requests(**query)
-            ]
+            rankings = []
+            for request in search.requests(**query):
+                value = DISTANCE if isinstance(request, SearchRequest) else SCORE
+                rankings.append(search.records(search.hits(request), value, fields))
+            return rankings
 
         with self._bucket.metrics.searching():
             return await self._access.read(find)
@@ -90,12 +90,14 @@ class TableSearch:
 
     # Indexes
 
-    async def create_index(self, column: str, kind: str | None, metric: str) -> dict[str, Any]:
+    async def create_index(
+        self, column: str, kind: str | None, metric: str, language: str | None = None
+    ) -> dict[str, Any]:
         """Flush, then build an index and keep it up to date from now on."""
         await self._access.flush()
 
         def create() -> dict[str, Any]:
-            spec = indexes.spec_for(self._bucket.known_schema(), column, kind, metric)
+            spec = indexes.spec_for(self._bucket.known_schema(), column, kind, metric, language)
             return self._bucket.maintenance.create_index(spec)
 
         return await self._access.write(create)

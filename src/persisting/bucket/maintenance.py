@@ -95,7 +95,13 @@ class Maintenance:
     # Automatic
 
     def start(self) -> None:
-        """Run at intervals, also when nothing is flushed."""
+        """Run at intervals, also when nothing is flushed; soon if an index is outdated."""
+        self._run_after_pause()
+        dataset = self._table.view.dataset
+        if dataset is not None and indexes.outdated(dataset):
+            self._job.request()
+
+    def _run_after_pause(self) -> None:
         timer.after(self._pause, weak_callback(self, Maintenance._run_at_interval))
 
     def stop(self) -> None:
@@ -105,7 +111,7 @@ class Maintenance:
     def _run_at_interval(self) -> None:
         if not self._stopped and self._bucket_ref() is not None:
             self._job.request()
-            self.start()
+            self._run_after_pause()
 
     def schedule_if_needed(self) -> None:
         """Schedule maintenance after a flush if there is work; never raise, the flush is done."""
@@ -164,6 +170,14 @@ class Maintenance:
             self._metrics.indexed(0)
             return
         with self._exclusive_table() as view:
+            requested = {spec.column for spec in self.index_specs if spec.family == "text"}
+            for column in requested.intersection(indexes.outdated(view.dataset)):
+                log.warning(
+                    "rebuilding the text index of field %r in %s: it was built by an older "
+                    "version, which split text into other words",
+                    column,
+                    self._options.storage_path,
+                )
             operations.build_indexes(self._table, self.index_specs)
             self._stale_indexes = False
             behind = indexes.behind(self._table.view.dataset)
@@ -364,6 +378,7 @@ class Maintenance:
             "kind": spec.kind,
             "family": spec.family,
             "metric": spec.metric if spec.family == "vector" else None,
+            "language": spec.language,
             "rows": rows,
             "behind": view.rows - rows,
         }

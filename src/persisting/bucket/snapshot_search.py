@@ -19,9 +19,10 @@ from persisting.errors import InvalidArgument
 from persisting.options import check_window
 from persisting.records.arrow import align
 from persisting.records.evolution import integers_become_floats
-from persisting.table import indexes, layout, search
-from persisting.table.lance_errors import own_handle
+from persisting.table import indexes, layout, search, text_query
 from persisting.table.search import Hit, SearchRequest, UnknownField
+from persisting.table.text_scoring import Statistics
+from persisting.table.text_search import TextRequest
 
 if TYPE_CHECKING:
     from persisting.table.indexes import IndexSpec
@@ -61,15 +62,6 @@ class BufferView:
             self._warned.add(column)
             return not warned
 
-    def ensure_text_index(self, view: TableView, column: str) -> None:
-        """Index the words of a field of a cached view, unless that was done before."""
-        with self._lock:
-            if not search.has_words(view, column):
-                # Build on a separate handle: other threads search the view's handle meanwhile.
-                handle = own_handle(view.dataset)
-                indexes.build_text(handle, column, f"words_{column}")
-                view.dataset = handle
-
 
 class SnapshotSearch:
     """Finds rows in a snapshot. Blocking; use a thread."""
@@ -93,7 +85,9 @@ class SnapshotSearch:
         where: str | None,
         metric: str | None,
         exact: bool,
-    ) -> list[SearchRequest]:
+        match: str = "any",
+        fuzziness: int = 0,
+    ) -> list[SearchRequest | TextRequest]:
         """Return one request for the vector and one for the text; raise for invalid arguments."""
         _check_count(k)
         search.check_where(where)
@@ -113,18 +107,29 @@ class SnapshotSearch:
             indexes.field_of(self.known, name)
         both = vector is not None and text is not None
         depth = min(_MAX_RESULTS, max(k * _CANDIDATES, 50)) if both else k
-        requests = []
+        requests: list[SearchRequest | TextRequest] = []
         if vector is not None:
             name = self._column(columns, "vector", only=not both)
             values = _checked_vector(vector, self.known.field(name))
             own = self._metric(name)
             flat = exact or (metric is not None and metric != own)
-            requests.append(SearchRequest(name, values, None, depth, where, metric or own, flat))
+            requests.append(SearchRequest(name, values, depth, where, metric or own, flat))
         if text is not None:
-            if not isinstance(text, str) or not text.strip():
-                raise InvalidArgument(f"text must be words to look for, got {text!r}")
+            query = text_query.parse(text, match, fuzziness)
             name = self._column(columns, "text", only=not both)
-            requests.append(SearchRequest(name, None, text, depth, where))
+            index = self._index(name, "text")
+            requests.append(
+                TextRequest(
+                    name,
+                    query,
+                    depth,
+                    where,
+                    language=None if index is None else index.language,
+                    index=None if index is None else index.name,
+                )
+            )
+        elif (match, fuzziness) != ("any", 0):
+            raise InvalidArgument("match and fuzziness are for a text search: pass text=… too")
         return requests
 
     def _column(self, columns: list[str], family: str, *, only: bool) -> str:
@@ -155,46 +160,42 @@ class SnapshotSearch:
         return named[0]
 
     def _metric(self, column: str) -> str:
-        for spec in self._indexed:
-            if spec.column == column and spec.family == "vector":
-                return spec.metric
-        return "l2"
+        index = self._index(column, "vector")
+        return "l2" if index is None else index.metric
 
-    def hits(self, request: SearchRequest) -> list[Hit]:
+    def _index(self, column: str, family: str) -> IndexSpec | None:
+        """Return the requested index of a field; it may not be built yet."""
+        specs = (spec for spec in self._indexed if spec.column == column)
+        return next((spec for spec in specs if spec.family == family), None)
+
+    def hits(self, request: SearchRequest | TextRequest) -> list[Hit]:
         """Return the best rows for a request, best first."""
-        if request.text is None:
-            hits = self._search_all(lambda view: search.hits(view, request), request.where)
+        if isinstance(request, TextRequest):
+            hits = self._text_hits(request)
         else:
-            hits = self._search_all(self._text_search(request), request.where)
+            hits = self._search_all(lambda view: search.hits(view, request), request.where)
         return sorted(hits)[: request.k]
 
-    def _text_search(self, request: SearchRequest) -> Any:
-        """Return a function that searches a view for words; without an index of the field it
-        builds one in memory."""
-
-        def find(view: TableView) -> list[Hit]:
-            if view.dataset is None or not view.rows:
-                return []
-            if request.column not in view.dataset.schema.names:
-                return []
-            if search.has_words(view, request.column):
-                return search.hits(view, request)
-            if view is not self._snapshot.view:
-                self._buffer.ensure_text_index(view, request.column)
-                return search.hits(view, request)
-            if view.rows > _TEXT_SCAN_ROWS and self._buffer.is_first_warning(request.column):
+    def _text_hits(self, request: TextRequest) -> list[Hit]:
+        """Return the rows that match, all scored with the word counts of table and buffer."""
+        rows = self._snapshot.view.rows
+        if request.index is None and rows > _TEXT_SCAN_ROWS:
+            if self._buffer.is_first_warning(request.column):
                 log.warning(
                     "a text search in field %r reads all %d rows: create_index(%r) makes it fast",
                     request.column,
-                    view.rows,
+                    rows,
                     request.column,
                 )
-            schema, names = self._snapshot.schema, None
-            if request.where is None:
-                schema, names = pa.schema([schema.field(request.column)]), [request.column]
-            return [hit for part in self._parts(names, schema) for hit in find(part)]
-
-        return find
+        results = self._search_all(lambda view: [search.text_hits(view, request)], request.where)
+        hits = [Hit(-score, offset) for found in results for score, offset in found.scored]
+        matches = [part for found in results for part in found.matches if len(part.places)]
+        if matches:
+            words = {name for part in matches for name in part.names}
+            statistics = sum((found.statistics(words) for found in results), Statistics())
+            for part in matches:
+                hits += _best(part.scores(statistics), part.places, request.k)
+        return hits
 
     def _parts(self, names: list[str] | None, schema: pa.Schema) -> Iterator[TableView]:
         """Yield the table's rows as views in memory, some at a time."""
@@ -272,6 +273,13 @@ class SnapshotSearch:
             rows = self._snapshot.table(view.end, None)
             times = pa.array(self._snapshot.buffered_arrivals())
             yield laid_out(rows, self.known, view.end, times, self._snapshot.defaults)
+
+
+def _best(scores: Any, offsets: Any, k: int) -> list[Hit]:
+    """Return the ``k`` hits with the largest scores."""
+    order = np.lexsort((offsets, -scores))[:k]
+    pairs = zip(scores[order].tolist(), offsets[order].tolist(), strict=True)
+    return [Hit(-score, offset) for score, offset in pairs]
 
 
 def laid_out(

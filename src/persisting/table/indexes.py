@@ -18,6 +18,7 @@ import pyarrow as pa
 from persisting import json_files
 from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem
+from persisting.table import text_analysis
 from persisting.table.lance_errors import indices_of
 
 log = logging.getLogger("persisting")
@@ -32,21 +33,13 @@ build time of HNSW), ``scalar`` for BTREE."""
 
 METRICS = ("l2", "cosine", "dot")
 
-TOKENS: dict[str, Any] = {
-    "base_tokenizer": "simple",
-    "lower_case": True,
-    "ascii_folding": True,
-    "stem": False,
-    "remove_stop_words": False,
-    "max_token_length": None,
-}
-"""How every text index splits text into words. Lance's default for an index differs from what it
-does without one, and an index must change nothing but speed."""
-
 LEAST_VECTORS = 1024
 """With fewer rows a scan is as fast as an index, and exact."""
 
 _PARTITION_ROWS = 1024
+_TEXT_VERSION = 2
+_TEXT_VERSION_1 = "persisting_text_text_l2_"
+"""How names of text indexes began that split text otherwise and kept no positions."""
 _RETRAIN = 8
 
 
@@ -56,6 +49,8 @@ class IndexSpec(msgspec.Struct, frozen=True, kw_only=True):
     column: str
     kind: str
     metric: str = "l2"
+    language: str | None = None
+    """For text: words with the same stem in this language match each other."""
 
     @property
     def family(self) -> str:
@@ -67,15 +62,24 @@ class IndexSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """Its name in the table; contains all settings, so other settings mean another name."""
+        if self.family == "text":
+            return f"persisting_text_{_TEXT_VERSION}_{self.language or 'words'}_{self.column}"
         return f"persisting_{self.family}_{self.kind}_{self.metric}_{self.column}"
 
 
-def spec_for(schema: pa.Schema, column: Any, kind: Any, metric: Any) -> IndexSpec:
+def spec_for(
+    schema: pa.Schema, column: Any, kind: Any, metric: Any, language: Any = None
+) -> IndexSpec:
     """The index of a field with these settings; raises if the field cannot have it."""
     if kind is not None and kind not in KINDS:
         raise InvalidArgument(f"kind must be None or one of {', '.join(KINDS)}, got {kind!r}")
     if metric not in METRICS:
         raise InvalidArgument(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
+    if language is not None and language not in text_analysis.LANGUAGES:
+        raise InvalidArgument(
+            f"language must be None or one of {', '.join(text_analysis.LANGUAGES)}, "
+            f"got {language!r}"
+        )
     dtype = field_of(schema, column).type
     if kind is None:
         kind = _natural_kind(dtype)
@@ -85,7 +89,14 @@ def spec_for(schema: pa.Schema, column: Any, kind: Any, metric: Any) -> IndexSpe
             f"field {column!r} is {dtype}, which takes no {spec.family} index"
             + ("; vectors are lists of floats of one length" if spec.family == "vector" else "")
         )
-    return spec if spec.family == "vector" else msgspec.structs.replace(spec, metric="l2")
+    if language is not None and spec.family != "text":
+        raise InvalidArgument(
+            f"language={language!r} is for text indexes; the index of field {column!r} would be "
+            f"a {spec.family} index"
+        )
+    if spec.family == "vector":
+        return spec
+    return msgspec.structs.replace(spec, metric="l2", language=language)
 
 
 def _specific(kind: str) -> str:
@@ -206,21 +217,25 @@ def build(dataset: Any, spec: IndexSpec, rows: int) -> None:
             replace=True,
         )
     elif spec.family == "text":
-        build_text(dataset, spec.column, spec.name)
+        settings = text_analysis.index_settings(spec.language)
+        dataset.create_scalar_index(
+            spec.column, "INVERTED", name=spec.name, replace=True, **settings
+        )
     else:
         kind = SCALAR_KINDS[spec.kind]
         dataset.create_scalar_index(spec.column, kind, name=spec.name, replace=True)
-
-
-def build_text(dataset: Any, column: str, name: str) -> None:
-    """Build the index that a search for words needs."""
-    dataset.create_scalar_index(column, "INVERTED", name=name, replace=True, **TOKENS)
 
 
 def unwanted(dataset: Any, specs: list[IndexSpec]) -> list[str]:
     """The names of our indexes that are no longer requested."""
     requested = {spec.name for spec in specs}
     return [n for n in built(dataset) if n.startswith("persisting_") and n not in requested]
+
+
+def outdated(dataset: Any) -> list[str]:
+    """The fields with a text index that an older version built."""
+    old = _TEXT_VERSION_1
+    return [name.removeprefix(old) for name in built(dataset) if name.startswith(old)]
 
 
 def behind(dataset: Any) -> int:

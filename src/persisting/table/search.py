@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +17,12 @@ import pyarrow as pa
 
 from persisting.errors import InvalidArgument, StorageError, TableError
 from persisting.records.field_names import ARRIVAL
-from persisting.table.lance_errors import indices_of, is_panic, lance_errors_as, reason
+from persisting.table import text_search
+from persisting.table.lance_errors import is_panic, lance_errors_as, reason
+from persisting.table.text_search import TextHits, TextRequest
 from persisting.table.view import TableView, sizes_of
 
-_ADDRESS = "_rowaddr"
+_ADDRESS, _DISTANCE = "_rowaddr", "_distance"
 _PROBED = 1024
 _TEXT = re.compile(r"'(?:[^']|'')*'|`[^`]*`")
 _REFUSED = re.compile(r"\?|\$\w*|(?<!:):\w+|\b_row(?:id|addr)\b")
@@ -48,11 +50,10 @@ def unknown_field(where: str, name: str, fields: Iterable[str]) -> str:
 
 
 class SearchRequest(NamedTuple):
-    """One search, by a vector or by words, in one field."""
+    """One search by a vector, in one field."""
 
     column: str
-    vector: Any = None
-    text: str | None = None
+    vector: Any
     k: int = 10
     where: str | None = None
     metric: str = "l2"
@@ -64,16 +65,6 @@ class Hit(NamedTuple):
 
     value: float
     offset: int
-
-
-def has_words(view: TableView, column: str) -> bool:
-    """Whether a view has a text index of a field."""
-    if view.dataset is None:
-        return False
-    return any(
-        index.index_type == "Inverted" and index.field_names == [column]
-        for index in indices_of(view.dataset)
-    )
 
 
 def in_memory(table: pa.Table, schema: pa.Schema, start: int) -> TableView:
@@ -89,35 +80,40 @@ def hits(view: TableView, ask: SearchRequest) -> list[Hit]:
     """The best ``k`` rows of a view, best first."""
     if view.dataset is None or not view.rows or ask.column not in view.dataset.schema.names:
         return []
-    by_vector = ask.vector is not None
-    value = "_distance" if by_vector else "_score"
-    scan: dict[str, Any] = {"columns": [value], "with_row_address": True}
-    if by_vector:
-        scan["nearest"] = {
+    scan: dict[str, Any] = {
+        "columns": [_DISTANCE],
+        "with_row_address": True,
+        "nearest": {
             "column": ask.column,
             "q": np.asarray(ask.vector, dtype=np.float64),
             "k": min(ask.k, view.rows),
             "metric": ask.metric,
             "nprobes": max(_PROBED, view.rows // _PROBED // 4),
             "use_index": not ask.exact,
-        }
-    else:
-        import lance
-
-        words = lance.query.MatchQuery(ask.text or "", ask.column)
-        scan |= {"full_text_query": words, "limit": ask.k}
+        },
+    }
     if ask.where is not None:
         scan |= {"filter": enclosed(ask.where), "prefilter": True}
     rows = _run(view, scan, ask.where)
     offsets = view.offsets_of(rows.column(_ADDRESS))
-    values = rows.column(value).to_pylist()
-    sign = 1 if by_vector else -1
+    values = rows.column(_DISTANCE).to_pylist()
     # A vector with an infinite or undefined value has no distance; an index leaves it out as well.
     return sorted(
-        Hit(sign * value, offset)
+        Hit(value, offset)
         for value, offset in zip(values, offsets, strict=True)
         if value is not None and math.isfinite(value)
     )
+
+
+def text_hits(view: TableView, request: TextRequest) -> TextHits:
+    """The rows of a view that match a text query."""
+
+    def scan(view: TableView, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        assert view.dataset is not None
+        with lance_errors_as(lambda exc: _search_error(exc, view, request.where)):
+            yield from view.dataset.scanner(**options).to_batches()
+
+    return text_search.find(view, request, scan)
 
 
 def check_condition(schema: pa.Schema, where: str) -> None:

@@ -7,7 +7,7 @@ cluster. :class:`TableRead` runs on any open table; :class:`TableChange` needs t
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -32,8 +32,15 @@ class TableCall(Generic[T]):
 
     @property
     def args(self) -> dict[str, Any]:
-        """The arguments by name, as the wire carries them."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """The arguments by name, as the wire carries them.
+
+        Arguments that older owners do not know are left out unless they are used.
+        """
+        return {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if not item.metadata.get("new") or getattr(self, item.name) != item.default
+        }
 
     async def run(self, backend: TableBackend) -> T:
         """Call the backend's method."""
@@ -145,6 +152,8 @@ class Rankings(_ListRead):
     columns: list[str] | None = None
     metric: str | None = None
     exact: bool = False
+    match: str = field(default="any", metadata={"new": True})
+    fuzziness: int = field(default=0, metadata={"new": True})
 
     async def run(self, backend: TableBackend) -> list[list[Record]]:
         return await backend.rankings(**self.args)
@@ -254,9 +263,12 @@ class CreateIndex(TableChange[Record]):
     column: str
     kind: str | None = None
     metric: str = "l2"
+    language: str | None = field(default=None, metadata={"new": True})
 
     async def run(self, backend: TableBackend) -> Record:
-        return await backend.create_index(self.column, self.kind, metric=self.metric)
+        return await backend.create_index(
+            self.column, self.kind, metric=self.metric, language=self.language
+        )
 
 
 @dataclass(frozen=True)

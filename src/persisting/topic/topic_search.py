@@ -11,6 +11,7 @@ from persisting.backends.table_search import ranked
 from persisting.bucket.snapshot_search import DISTANCE, OFFSET, SCORE, condition, only_equal
 from persisting.errors import InvalidArgument
 from persisting.table.search import check_where
+from persisting.table.text_query import check_how
 from persisting.topic.bucket_set import BucketSet
 from persisting.topic.routing import route
 from persisting.topic.table_calls import (
@@ -39,6 +40,7 @@ class TopicSearch:
         check_where(where)
         if text is not None and not isinstance(text, str):
             raise InvalidArgument(f"text must be words to search for, got {text!r}")
+        check_how(how["match"], how["fuzziness"])
         call = Rankings(
             vector=_plain_vector(vector),
             text=text,
@@ -60,9 +62,11 @@ class TopicSearch:
             merged.append(sorted(hits, key=_rank))
         return ranked(merged, k, lambda hit: (hit[BUCKET], hit[OFFSET])) if merged else []
 
-    async def create_index(self, column: str, kind: str | None, metric: str) -> dict[str, Any]:
+    async def create_index(
+        self, column: str, kind: str | None, metric: str, language: str | None
+    ) -> dict[str, Any]:
         self._buckets.require_all("create_index")
-        by_bucket = await self._buckets.call_each(CreateIndex(column, kind, metric))
+        by_bucket = await self._buckets.call_each(CreateIndex(column, kind, metric, language))
         return _merged_index(list(by_bucket.values()))
 
     async def drop_index(self, column: str, kind: str | None) -> int:

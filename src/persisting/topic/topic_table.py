@@ -81,12 +81,18 @@ class TopicTable(AsyncClosing):
         *,
         metric: str | None = None,
         exact: bool = False,
+        match: str = "any",
+        fuzziness: int = 0,
     ) -> list[dict[str, Any]]:
         """Return the ``k`` records of the topic that are nearest to a vector, match words, or both.
 
         Each has its ``_distance`` or ``_score``, its ``_bucket`` and ``_offset``. A record is found
         as soon as it is put, indexed or not; the results of the buckets are merged into one top-k.
         ``where`` is an SQL condition that every hit must meet.
+
+        ``match`` says how the words of ``text`` are combined: ``"any"``, ``"all"``, ``"phrase"``,
+        or ``"query"`` for the syntax ``+word -word "a phrase" begin* typo~``. ``fuzziness`` is the
+        number of typing errors that a word may have.
         """
         return await self._search.search(
             vector=vector,
@@ -97,17 +103,25 @@ class TopicTable(AsyncClosing):
             columns=columns,
             metric=metric,
             exact=exact,
+            match=match,
+            fuzziness=fuzziness,
         )
 
     async def create_index(
-        self, column: str, kind: str | None = None, *, metric: str = "l2"
+        self,
+        column: str,
+        kind: str | None = None,
+        *,
+        metric: str = "l2",
+        language: str | None = None,
     ) -> dict[str, Any]:
         """Index a field in every bucket: vectors by ``vector``, words by ``text``, values by
         ``scalar``.
 
-        Without ``kind`` the field's type decides. An existing index is replaced.
+        Without ``kind`` the field's type decides. An existing index is replaced. With a
+        ``language``, words of a text that have the same stem match each other.
         """
-        return await self._search.create_index(column, kind, metric)
+        return await self._search.create_index(column, kind, metric, language)
 
     async def drop_index(self, column: str, kind: str | None = None) -> int:
         """Drop the indexes of a field, or the one of that kind; return how many there were."""

@@ -163,6 +163,7 @@ async def test_index_description_has_kind_and_coverage(persisting: Bucket) -> No
         "kind": "ivf_flat",
         "family": "vector",
         "metric": "cosine",
+        "language": None,
         "rows": 1100,
         "behind": 0,
     }

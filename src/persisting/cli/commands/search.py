@@ -16,7 +16,23 @@ from persisting.cli.records import brief
 
 @click.command()
 @parameters.topic
-@click.option("--text", "-t", help="Words to search for.")
+@click.option(
+    "--text", "-t", help='Words to search for, or a query: +word -word "a phrase" begin* typo~.'
+)
+@click.option(
+    "--match",
+    type=click.Choice(["any", "all", "phrase", "query"]),
+    default="query",
+    show_default=True,
+    help="How to match --text: any of its words, all of them, as a phrase, or as a query.",
+)
+@click.option(
+    "--fuzziness",
+    type=click.IntRange(0, 2),
+    default=0,
+    show_default=True,
+    help="Number of typing errors that a word may have.",
+)
 @click.option(
     "--vector", "-v", metavar="JSON|@FILE", help="Vector to search for, or a file that contains it."
 )
@@ -41,6 +57,8 @@ from persisting.cli.records import brief
 def search(
     topic: str,
     text: str | None,
+    match: str,
+    fuzziness: int,
     vector: str | None,
     like: tuple[int, int] | None,
     column: str | None,
@@ -57,6 +75,7 @@ def search(
     \b
     Examples:
       persisting search notes --text "lost update"
+      persisting search notes --text '+update -draft "lost update" trans*'
       persisting search rollouts --vector "[0.1, 0.9]" -k 5 --where "reward > 0"
       persisting search rollouts --like 0:12 --column embedding
     """
@@ -72,8 +91,9 @@ def search(
             target = None if vector is None else _vector(vector)
             if like is not None:
                 target = _vector_in((await reader.take([like]))[0], column)
+            words: dict[str, Any] = {"match": match, "fuzziness": fuzziness} if text else {}
             return await reader.search(
-                target, text, column, k, where, columns, metric=metric, exact=exact
+                target, text, column, k, where, columns, metric=metric, exact=exact, **words
             )
 
     for hit in topics_access.run(find()):
