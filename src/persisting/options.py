@@ -20,6 +20,7 @@ from persisting.errors import InvalidArgument
 
 COMPRESSIONS = ("zstd", "lz4", "snappy")
 VECTOR_TYPES = ("float64", "float32", "float16")
+VECTOR_RULES = ("keep", "widen")
 HOLDS = ("groups", "tags")
 MIB = 1024 * 1024
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -140,6 +141,11 @@ class PersistingOptions(BucketOptions):
     owner_log: Any = None
     """The log that the buckets of a topic share; set by topics. None: the bucket has its own."""
 
+    vectors: str = "keep"
+    """"keep": a field with a vector index, or with 100 vectors of one length, refuses other
+    lengths. "widen": a vector of another length turns the field into lists, for good, which takes
+    vector search in it from everybody."""
+
     schema_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values for fields that a record lacks, also in rows stored before the field appeared."""
 
@@ -149,6 +155,7 @@ class PersistingOptions(BucketOptions):
         _seconds("wal_sync_interval", self.wal_sync_interval, zero=True)
         _integer("max_wal_size", self.max_wal_size, least=1)
         _boolean("enable_metrics", self.enable_metrics)
+        _one_of("vectors", self.vectors, VECTOR_RULES)
         if not isinstance(self.schema_defaults, Mapping):
             raise InvalidArgument(
                 "schema_defaults must map field names to values, "

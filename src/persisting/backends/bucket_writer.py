@@ -13,6 +13,7 @@ from persisting.bucket.bucket import Bucket
 from persisting.bucket.chunk import Prepared, prepare, prepare_arrow
 from persisting.bucket.producer_sequences import ProducerSequence, check_number, check_writer
 from persisting.bucket.put_cost import check_records, is_light
+from persisting.bucket.vector_fields import check_vectors
 from persisting.concurrency.loop_bridge import LoopWaiter, mailbox
 from persisting.concurrency.pool import in_thread
 from persisting.errors import SchemaError
@@ -110,6 +111,9 @@ async def prepared_for(
     if prepared.widened:
         for bucket in buckets:
             await in_thread(bucket.scan_large_ints, prepared.widened)
+    if prepared.loosened:
+        for bucket in buckets:
+            await in_thread(check_vectors, bucket, prepared)
     if prepared.chunks and state.must_propose(prepared):
         if not await in_thread(state.propose, prepared):
             return None

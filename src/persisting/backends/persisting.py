@@ -112,6 +112,7 @@ def _rules(options: PersistingOptions) -> Rules:
         evolving=True,
         vector=vector_item(options.vector_type),
         defaults=_checked_defaults(options),
+        keep_vectors=options.vectors == "keep",
     )
 
 

@@ -113,7 +113,8 @@ class TableSearch:
         maintenance = self._bucket.maintenance
 
         def describe() -> list[dict[str, Any]]:
-            return [maintenance.describe_index(spec) for spec in maintenance.index_specs]
+            specs = indexes.usable(self._bucket.known_schema(), maintenance.index_specs)
+            return [maintenance.describe_index(spec) for spec in specs]
 
         return await in_thread(describe)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persisting.errors import SchemaError
 from persisting.records import RecordEncoder, arrow
-from persisting.records.evolution import integers_become_floats
+from persisting.records.evolution import integers_become_floats, is_float_list, is_vector
 
 ROWS_AT_ONCE = 1000
 """Rows converted in one step, which holds the interpreter for about a millisecond."""
@@ -168,6 +170,17 @@ class Chunk:
         self._open = False
 
 
+class Loosened(NamedTuple):
+    """A field whose vectors a put would turn into plain lists."""
+
+    name: str
+    size: int
+    vectors: int
+    """How many vectors of that size the put has before the first other value."""
+    other: str
+    """The first other value, in words."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """Checked and converted records, not yet accepted.
@@ -181,6 +194,8 @@ class Prepared:
     chunks: list[Chunk]
     large: frozenset[str] = frozenset()
     """Fields with whole numbers that a float cannot represent."""
+    loosened: tuple[Loosened, ...] = ()
+    """Fields whose vectors become lists, if the rules keep vectors."""
 
     @property
     def widened(self) -> list[str]:
@@ -238,7 +253,13 @@ def prepare(encoder: RecordEncoder, records: Sequence[Any]) -> Prepared:
             if encoder_then is not after:
                 batch, size = arrow.align(batch, after.schema, after.rules.defaults), 0
             chunks.append(Chunk(after, batch=batch, nbytes=size))
-    return Prepared(encoder, after, _check_sizes(chunks), _large_int_fields(after, chunks))
+    return Prepared(
+        encoder,
+        after,
+        _check_sizes(chunks),
+        _large_int_fields(after, chunks),
+        tuple(_loosened(encoder, after, records)),
+    )
 
 
 def rows_at_once(nbytes: int, rows: int) -> int:
@@ -262,7 +283,13 @@ def prepare_arrow(encoder: RecordEncoder, data: Any) -> Prepared:
         except pa.ArrowException as exc:
             raise SchemaError(f"the Arrow data does not fit the schema exactly: {exc}") from exc
         chunks.append(Chunk(after, batch=aligned))
-    return Prepared(encoder, after, _check_sizes(chunks), _large_int_fields(after, chunks))
+    return Prepared(
+        encoder,
+        after,
+        _check_sizes(chunks),
+        _large_int_fields(after, chunks),
+        tuple(_loosened_arrow(encoder, after, table)),
+    )
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -295,6 +322,69 @@ def _large_int_fields(encoder: RecordEncoder, chunks: list[Chunk]) -> frozenset[
         for name in encoder.integer_columns
         if arrow.beyond_float(chunk.batch.column(name))
     )
+
+
+def _loosened(
+    before: RecordEncoder, after: RecordEncoder, records: Sequence[Any]
+) -> Iterator[Loosened]:
+    """Yield the fields that hold vectors, at least at first in these records, and lists then."""
+    if before is after or not after.rules.keep_vectors:
+        return
+    for field in after.schema:
+        known = _type_in(before.schema, field.name)
+        if not is_float_list(field.type) or (known is not None and is_float_list(known)):
+            continue
+        values = [value for record in records if (value := record.get(field.name)) is not None]
+        if known is not None and is_vector(known):
+            size = known.list_size
+        else:
+            size = _vector_length(values[0]) if values else None
+        if not size:
+            continue  # the field begins as a list
+        others = ((n, v) for n, v in enumerate(values) if _vector_length(v) != size)
+        for vectors, value in islice(others, 1):
+            yield Loosened(field.name, size, vectors, _in_words(value))
+
+
+def _loosened_arrow(
+    before: RecordEncoder, after: RecordEncoder, table: pa.Table
+) -> Iterator[Loosened]:
+    """The same for Arrow data, whose own types say what is new: lists, or vectors."""
+    if before is after or not after.rules.keep_vectors:
+        return
+    for field in before.schema:
+        if not is_vector(field.type) or not is_float_list(after.schema.field(field.name).type):
+            continue
+        other = "a list with None in it"
+        for chunk in table.column(field.name).chunks:
+            lengths = pc.drop_null(pc.list_value_length(chunk))
+            others = lengths.filter(pc.not_equal(lengths, field.type.list_size))
+            if len(others):
+                other = _floats(others[0].as_py())
+                break
+        yield Loosened(field.name, field.type.list_size, 0, other)
+
+
+def _type_in(schema: pa.Schema, name: str) -> pa.DataType | None:
+    return schema.field(name).type if name in schema.names else None
+
+
+def _vector_length(value: Any) -> int | None:
+    """Return the length of a list or array of numbers; None if the value is neither."""
+    if isinstance(value, np.ndarray):
+        return len(value) if value.ndim == 1 else None
+    if not isinstance(value, (list, tuple)) or any(item is None for item in value):
+        return None
+    return len(value)
+
+
+def _in_words(value: Any) -> str:
+    length = _vector_length(value)
+    return "a list with None in it" if length is None else _floats(length)
+
+
+def _floats(length: int) -> str:
+    return "an empty list" if not length else f"{length} float{'s' if length > 1 else ''}"
 
 
 def _batches(encoder: RecordEncoder, rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:

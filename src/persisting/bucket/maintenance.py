@@ -170,6 +170,7 @@ class Maintenance:
             self._metrics.indexed(0)
             return
         with self._exclusive_table() as view:
+            self._forget_unusable_indexes(view)
             requested = {spec.column for spec in self.index_specs if spec.family == "text"}
             for column in requested.intersection(indexes.outdated(view.dataset)):
                 log.warning(
@@ -185,6 +186,22 @@ class Maintenance:
                 operations.optimize_indexes(self._table)
                 behind = 0
         self._metrics.indexed(behind)
+
+    def _forget_unusable_indexes(self, view: TableView) -> None:
+        """Forget indexes of fields whose type no longer takes them. Call with the table's lock."""
+        usable = indexes.usable(view.schema, self.index_specs)
+        for spec in self.index_specs:
+            if spec not in usable:
+                log.warning(
+                    "dropping the %s index of field %r in %s: the field is %s by now",
+                    spec.family,
+                    spec.column,
+                    self._options.storage_path,
+                    view.schema.field(spec.column).type,
+                )
+                self._stale_indexes = True
+        if len(usable) != len(self.index_specs):
+            self._save_index_specs(usable)
 
     def _compact_all(self) -> None:
         while self._options.compaction and self._compact_some():

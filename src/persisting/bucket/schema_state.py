@@ -32,6 +32,8 @@ class SchemaState:
         self.rules, self._shared = rules, shared
         self.encoder = self.acknowledged = RecordEncoder(EMPTY, rules, defined=False)
         self._large_int_fields: set[str] = set()
+        self.vector_fields: set[str] = set()
+        """Fields of which it is known that they hold enough vectors to keep them searchable."""
 
     # Opening
 
@@ -68,6 +70,7 @@ class SchemaState:
         if self._shared is None:
             self.encoder = self.acknowledged = encoder
             self._large_int_fields = set()
+        self.vector_fields = set()
 
     def _merged(self, encoder: RecordEncoder, other: RecordEncoder) -> RecordEncoder:
         schema = merge(encoder.schema, other.schema, EVOLVING)
@@ -115,6 +118,7 @@ class SchemaState:
                 )
         self._large_int_fields |= prepared.large
         for name in prepared.unsearchable:
+            self.vector_fields.discard(name)
             log.warning(
                 "field %r of %s held vectors of one length and now takes lists of any length: it "
                 "can no longer be searched",

@@ -18,7 +18,7 @@ from persisting.bucket.snapshot import Snapshot
 from persisting.errors import InvalidArgument
 from persisting.options import check_window
 from persisting.records.arrow import align
-from persisting.records.evolution import integers_become_floats
+from persisting.records.evolution import integers_become_floats, is_vector
 from persisting.table import indexes, layout, search, text_query
 from persisting.table.search import Hit, SearchRequest, UnknownField
 from persisting.table.text_scoring import Statistics
@@ -134,7 +134,7 @@ class SnapshotSearch:
 
     def _column(self, columns: list[str], family: str, *, only: bool) -> str:
         """Return the field to search: the named one, or the only one that qualifies."""
-        fits = indexes.is_vector if family == "vector" else indexes.is_text
+        fits = is_vector if family == "vector" else indexes.is_text
         named = [name for name in columns if fits(self.known.field(name).type)]
         if only and columns and (len(columns) > 1 or not named):
             dtype = self.known.field(columns[0]).type

@@ -36,6 +36,8 @@ class Rules:
     evolving: bool = False
     vector: pa.DataType = FLOAT64
     defaults: Mapping[str, Any] | None = None
+    keep_vectors: bool = False
+    """Whether a put may be refused that would turn vectors into lists; the bucket decides."""
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,16 @@ def integers_become_floats(old: pa.DataType, new: pa.DataType) -> bool:
     return False
 
 
+def is_vector(dtype: pa.DataType) -> bool:
+    """Whether ``dtype`` is a list of floats of one length."""
+    return bool(pa.types.is_fixed_size_list(dtype)) and pa.types.is_floating(dtype.value_type)
+
+
+def is_float_list(dtype: pa.DataType) -> bool:
+    """Whether ``dtype`` is a list of floats of any length."""
+    return bool(pa.types.is_list(dtype)) and pa.types.is_floating(dtype.value_type)
+
+
 def is_listy(dtype: pa.DataType) -> bool:
     """Whether ``dtype`` is a plain list or a vector."""
     return bool(pa.types.is_list(dtype) or pa.types.is_fixed_size_list(dtype))

@@ -18,6 +18,7 @@ import pyarrow as pa
 from persisting import json_files
 from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem
+from persisting.records.evolution import is_vector
 from persisting.table import text_analysis
 from persisting.table.lance_errors import indices_of
 
@@ -117,10 +118,6 @@ def field_of(schema: pa.Schema, column: Any) -> pa.Field:
     return schema.field(column)
 
 
-def is_vector(dtype: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_list(dtype)) and pa.types.is_floating(dtype.value_type)
-
-
 def is_text(dtype: pa.DataType) -> bool:
     return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype))
 
@@ -194,6 +191,15 @@ def _takes(schema: pa.Schema, spec: IndexSpec) -> bool:
 def fits(family: str, dtype: pa.DataType) -> bool:
     """Whether fields of a type can have an index of a family."""
     return {"vector": is_vector, "text": is_text, "scalar": is_scalar}[family](dtype)
+
+
+def usable(schema: pa.Schema, specs: list[IndexSpec]) -> list[IndexSpec]:
+    """The requested indexes that the fields can have by now: vectors may have become lists."""
+    return [
+        spec
+        for spec in specs
+        if spec.column not in schema.names or fits(spec.family, schema.field(spec.column).type)
+    ]
 
 
 def _trained_rows(dataset: Any, existing: dict[str, Built], spec: IndexSpec) -> int:

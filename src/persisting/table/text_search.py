@@ -158,41 +158,38 @@ def _through_index(
 
 
 def _lance_query(request: TextRequest) -> Any:
-    import lance
+    import lance  # noqa: F401
+    from lance.query import BooleanQuery, FullTextOperator, MatchQuery, Occur
 
     query, column = request.query, request.column
     plain = all(len(p) == 1 and p[0].kind == WORD for p in query.scoring)
     if plain and not query.excluded and not (query.required and query.optional):
         # One query of all words is faster than one for each.
         words = " ".join(term.typed for (term,) in query.scoring)
-        operator = (
-            lance.query.FullTextOperator.AND if query.required else lance.query.FullTextOperator.OR
-        )
-        return lance.query.MatchQuery(words, column, operator=operator)
-    parts = [(lance.query.Occur.MUST, _lance_phrase(p, column)) for p in query.required]
-    parts += [(lance.query.Occur.SHOULD, _lance_phrase(p, column)) for p in query.optional]
+        operator = FullTextOperator.AND if query.required else FullTextOperator.OR
+        return MatchQuery(words, column, operator=operator)
+    parts = [(Occur.MUST, _lance_phrase(p, column)) for p in query.required]
+    parts += [(Occur.SHOULD, _lance_phrase(p, column)) for p in query.optional]
     exact = [term for phrase in query.scoring for term in phrase if term.kind == FUZZY]
-    parts += [
-        (lance.query.Occur.SHOULD, lance.query.MatchQuery(term.typed, column)) for term in exact
-    ]
-    parts += [(lance.query.Occur.MUST_NOT, _lance_phrase(p, column)) for p in query.excluded]
-    return lance.query.BooleanQuery(parts)
+    parts += [(Occur.SHOULD, MatchQuery(term.typed, column)) for term in exact]
+    parts += [(Occur.MUST_NOT, _lance_phrase(p, column)) for p in query.excluded]
+    return BooleanQuery(parts)
 
 
 def _lance_phrase(phrase: Phrase, column: str) -> Any:
-    import lance
+    import lance  # noqa: F401
+    from lance.query import PhraseQuery
 
     if len(phrase) == 1:
         return _lance_match(phrase[0], column)
-    return lance.query.PhraseQuery(" ".join(term.typed for term in phrase), column)
+    return PhraseQuery(" ".join(term.typed for term in phrase), column)
 
 
 def _lance_match(term: Term, column: str) -> Any:
-    import lance
+    import lance  # noqa: F401
+    from lance.query import MatchQuery
 
-    return lance.query.MatchQuery(
-        term.typed, column, fuzziness=term.errors, max_expansions=_ALL_EXPANSIONS
-    )
+    return MatchQuery(term.typed, column, fuzziness=term.errors, max_expansions=_ALL_EXPANSIONS)
 
 
 # By reading

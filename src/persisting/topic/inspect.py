@@ -365,9 +365,10 @@ def _versions(stored: TopicFolder, bucket: int) -> int:
 
 def _indexes(stored: TopicFolder) -> list[IndexFacts]:
     indexes: dict[tuple[str, str], IndexFacts] = {}
+    schema = stored.schema()
     for bucket in stored.buckets:
         folder = bucket_folder(stored.folder, bucket)
-        for spec in index_file.load(folder, filesystem.current()):
+        for spec in index_file.usable(schema, index_file.load(folder, filesystem.current())):
             metric = spec.metric if spec.family == "vector" else None
             facts = indexes.setdefault(
                 (spec.column, spec.kind), IndexFacts(spec.column, spec.kind, metric, [])
