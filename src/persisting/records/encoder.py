@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from persisting.errors import SchemaError
-from persisting.records import type_checks
+from persisting.records import type_checks, vectors
 from persisting.records.arrow_casts import convert
-from persisting.records.evolution import Conflict, has_integers, learn, widen
+from persisting.records.evolution import Conflict, has_integers, is_vector, learn, widen
 from persisting.records.field_names import check_name
 from persisting.records.values import EXACT_IN_FLOAT64, Misfit, Values, type_name
 
@@ -52,6 +52,10 @@ class Shape:
     """All fields are in the schema's order and all values immutable: a shallow copy is the row."""
 
 
+class _Vector:
+    """Stands for the type of any vector in the shape of a record."""
+
+
 class RecordEncoder:
     """Converts records for one schema; a changed schema gets a new encoder.
 
@@ -74,6 +78,7 @@ class RecordEncoder:
             for f in schema
             if pa.types.is_fixed_size_list(f.type) and f.type.value_type == narrow
         )
+        self._vectors = frozenset(f.name for f in schema if is_vector(f.type))
         self.integer_columns = tuple(f.name for f in schema if has_integers(f.type))
 
     def known_row(self, record: Any) -> int | None:
@@ -117,7 +122,10 @@ class RecordEncoder:
         # Every record has all the names; the sum is larger only if some record has more.
         if sum(map(len, records)) != len(names) * len(records):
             return None
-        kinds = [_only_type(column) for column in columns.values()]
+        kinds = [
+            _Vector if name in self._vectors else _only_type(column)
+            for name, column in columns.items()
+        ]
         shape = self._shapes.get((*names, *kinds))
         if shape is None:
             return None
@@ -126,15 +134,23 @@ class RecordEncoder:
                 return None
         try:
             arrays = [
-                pa.array(columns[f.name], f.type)
+                self._array(f, columns[f.name])
                 if f.name in columns
                 else pa.nulls(len(records), f.type)
                 for f in self.schema
             ]
+            if any(array is None for array in arrays):
+                return None
             batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
             return None if self._may_have_overflowed(batch) else batch
         except (pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError, ValueError):
             return None
+
+    def _array(self, field: pa.Field, values: list[Any]) -> pa.Array | None:
+        if field.name not in self._vectors:
+            return pa.array(values, field.type)
+        rounding = field.type.value_type == self.rules.vector
+        return vectors.column(values, field.type, rounding=rounding)
 
     def take(self, records: Sequence[Any]) -> tuple[list[dict[str, Any]], RecordEncoder]:
         """Return rows for :meth:`to_batch`, and the encoder to call it on.
@@ -270,14 +286,25 @@ class RecordEncoder:
         missing = set(self.schema.names) - record.keys()
         if any((self.rules.defaults or {}).get(name) is not None for name in missing):
             return
-        needed = type_checks.find(record, self.schema, self.rules.vector)
-        if needed is None:
-            return
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
-        plain = not needed.checks and tuple(record) == tuple(self.schema.names)
-        key = (*record, *map(type, record.values()))
-        self._shapes[key] = Shape(*needed, plain)
+        needed = type_checks.find(record, self.schema, self.rules.vector)
+        if needed is not None:
+            plain = not needed.checks and tuple(record) == tuple(self.schema.names)
+            key = (*record, *map(type, record.values()))
+            self._shapes[key] = Shape(*needed, plain)
+        if self._vectors:
+            self._remember_besides_vectors(record)
+
+    def _remember_besides_vectors(self, record: dict[str, Any]) -> None:
+        """Remember the shape of all other fields: vectors of every kind are converted alike."""
+        others = {name: v for name, v in record.items() if name not in self._vectors}
+        schema = pa.schema([f for f in self.schema if f.name not in self._vectors])
+        needed = type_checks.find(others, schema, self.rules.vector)
+        if needed is not None:
+            kinds = [_Vector if n in self._vectors else type(v) for n, v in record.items()]
+            key = (*record, *kinds)
+            self._shapes[key] = Shape(*needed, plain=False)
 
 
 def _only_type(column: Sequence[Any]) -> type | None:

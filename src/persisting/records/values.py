@@ -12,14 +12,15 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
-import sys
 import uuid
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from persisting.errors import SchemaError
-from persisting.records.evolution import Conflict, is_listy, widen
+from persisting.records import vectors
+from persisting.records.evolution import Conflict, is_listy, is_vector, widen
 from persisting.records.field_names import check_name
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -87,6 +88,12 @@ class Values:
         """Return ``value`` in canonical form for a field of ``dtype``, or raise :class:`Misfit`."""
         if value is None:
             return None
+        if is_vector(dtype):
+            item = dtype.value_type.to_pandas_dtype()
+            rounding = dtype.value_type == self.vector
+            vector = vectors.fitted(value, dtype.list_size, np.dtype(item), rounding=rounding)
+            if vector is not None:
+                return vector.tolist()
         if _is_numpy(value):
             value, _ = self.describe(value, path)
         if pa.types.is_struct(dtype):
@@ -123,6 +130,8 @@ class Values:
     def _describe_list(
         self, items: list[Any], path: str, top: bool, depth: int
     ) -> tuple[Any, pa.DataType]:
+        if top and set(map(type, items)) & vectors.NUMPY_FLOATS:
+            items = [item.item() if isinstance(item, np.floating) else item for item in items]
         if top and _are_floats(items):
             return self._round(items, path), pa.list_(self.vector, len(items))
         plain = _plain_items(items)
@@ -144,8 +153,6 @@ class Values:
     def _describe_numpy(
         self, value: Any, path: str, top: bool, depth: int
     ) -> tuple[Any, pa.DataType]:
-        import numpy as np
-
         if value.dtype.names is not None or isinstance(value, np.ma.MaskedArray):
             kind = "masked array" if value.dtype.names is None else "structured value"
             raise SchemaError(
@@ -383,8 +390,6 @@ def _are_floats(items: Any) -> bool:
 
 
 def _python_scalar(scalar: Any, path: str) -> Any:
-    import numpy as np
-
     if isinstance(scalar, (np.datetime64, np.timedelta64)):
         return _numpy_time(scalar, path)
     if isinstance(scalar, np.floating) and scalar.dtype.itemsize > 8:
@@ -396,8 +401,6 @@ def _python_scalar(scalar: Any, path: str) -> Any:
 
 
 def _numpy_time(value: Any, path: str) -> Any:
-    import numpy as np
-
     if np.isnat(value):
         raise SchemaError(f"field {path!r} holds NaT; store None instead")
     days = np.datetime_data(value.dtype)[0] in ("D", "W", "M", "Y") and value.dtype.kind == "M"
@@ -443,5 +446,4 @@ def _decimal_fits(value: decimal.Decimal, dtype: pa.DataType) -> bool:
 
 
 def _is_numpy(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray))
+    return isinstance(value, (np.generic, np.ndarray))
