@@ -21,6 +21,7 @@ MAX_ERRORS = 2
 WORD, PREFIX, FUZZY, RUN = "word", "prefix", "fuzzy", "run"
 
 _UNIT = re.compile(r'([+-]?)(?:"([^"]*)("?)(\S*)|(\S+))')
+_MISPLACED = "text={text!r}: a * can only stand at the end of a word or phrase"
 _SUFFIX = re.compile(r"^(.*?)(\*|~[0-9]*)$", re.DOTALL)
 
 
@@ -92,7 +93,7 @@ def _parse_syntax(text: str, fuzziness: int) -> TextQuery:
             raise InvalidArgument(f"text={text!r}: a quotation mark is missing after {quoted!r}")
         if rest:
             raise InvalidArgument(f"text={text!r}: put a space between the phrase and {rest!r}")
-        lists[sign].append(tuple(_terms(query_words(quoted), 0)))
+        lists[sign].append(_phrase(text, quoted))
     query = TextQuery(*(_distinct(lists[sign]) for sign in ("+", "", "-")))
     if query.excluded and not query.scoring:
         raise InvalidArgument(
@@ -106,19 +107,16 @@ def _bare(text: str, sign: str, bare: str, fuzziness: int) -> list[Phrase]:
     suffixed = _SUFFIX.match(bare)
     body, suffix = (suffixed[1], suffixed[2]) if suffixed else (bare, "")
     if "*" in body:
-        raise InvalidArgument(f"text={text!r}: a * can only stand at the end of a word")
+        raise InvalidArgument(_MISPLACED.format(text=text))
     words = query_words(body)
+    if suffix == "*" and words:
+        return [_phrase(text, bare)]
     if not suffix:
         if sign:
             return [tuple(_terms(words, fuzziness))]
         return [(term,) for term in _terms(_bigrams(words), fuzziness)]
     if not words:
         raise InvalidArgument(f"text={text!r}: there is no word before {suffix!r}")
-    if suffix == "*":
-        # Runs match anywhere, so they need no beginning.
-        last = words[-1]
-        end = Term(RUN if last.is_run else PREFIX, last.text)
-        return [(*_terms(words[:-1], 0), end)]
     errors = int(suffix[1:] or 1)
     if not 1 <= errors <= MAX_ERRORS:
         raise InvalidArgument(f"text={text!r}: {suffix!r} must be ~, ~1 or ~{MAX_ERRORS}")
@@ -127,6 +125,19 @@ def _bare(text: str, sign: str, bare: str, fuzziness: int) -> list[Phrase]:
             f"text={text!r}: {suffix!r} cannot follow Chinese, Japanese or Korean text"
         )
     return [tuple(_terms(words, errors))]
+
+
+def _phrase(text: str, written: str) -> Phrase:
+    """Return the words of a phrase; the last may end with ``*``."""
+    body = written.removesuffix("*")
+    if "*" in body:
+        raise InvalidArgument(_MISPLACED.format(text=text))
+    words = query_words(body)
+    if body == written or not words:
+        return tuple(_terms(words, 0))
+    last = words[-1]
+    # Runs match anywhere, so they need no beginning.
+    return (*_terms(words[:-1], 0), Term(RUN if last.is_run else PREFIX, last.text))
 
 
 def _terms(words: Iterable[Word], errors: int) -> list[Term]:
