@@ -233,6 +233,35 @@ def test_read_commands_show_what_a_crashed_owner_left_in_its_log(
     assert call("topics", "-s", crashed).out.splitlines()[1].split()[1] == recovered
 
 
+def test_search_understands_a_query_and_ways_to_match(
+    tmp_path: Path, call: Callable[..., Answer]
+) -> None:
+    texts = ["red fox", "fox, red", "foxes", "打开登录页面"]
+    records = [{"id": n, "text": text} for n, text in enumerate(texts)]
+
+    async def fill() -> None:
+        async with await write_queue("t", storage_path=str(tmp_path), backend="lance") as writer:
+            await writer.put(records)
+
+    asyncio.run(fill())
+
+    def found(*options: object) -> list[int]:
+        answer = call("search", "t", "--json", "-s", tmp_path, *options)
+        assert answer.code == 0, answer.err
+        return sorted(json.loads(line)["record"]["id"] for line in answer.out.splitlines())
+
+    assert found("-t", "red fox") == [0, 1]
+    assert found("-t", '"red fox"') == [0]
+    assert found("-t", '"red fox"', "--match", "any") == [0, 1]
+    assert found("-t", "red fox", "--match", "phrase") == [0]
+    assert found("-t", "fox* -red") == [2]
+    assert found("-t", "foxen", "--fuzziness", 1) == [2]
+    assert found("-t", "登录") == [3]
+    wrong = call("search", "t", "-t", "-red", "-s", tmp_path)
+    assert wrong.code == 1
+    assert "only excludes words" in wrong.err
+
+
 def test_search_reads_its_vector_from_a_file(
     storage: Path, tmp_path: Path, call: Callable[..., Answer]
 ) -> None:

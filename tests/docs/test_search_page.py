@@ -10,7 +10,7 @@ from support.doc_pages import both, code, table_with
 
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket import maintenance, snapshot_search
-from persisting.table import indexes, search
+from persisting.table import indexes, search, text_analysis, text_query, text_search
 
 pages = pytest.mark.parametrize("page", both("guide/search.md"), ids=["en", "zh"])
 
@@ -34,6 +34,14 @@ def test_search_page_lists_the_index_kinds_and_metrics(page: Path):
 
 
 @pages
+def test_search_page_lists_the_ways_to_match_and_the_languages(page: Path):
+    matches = [eval(code(row[0])) for row in table_with(page, '"phrase"', '"query"')]  # noqa: S307
+    assert matches == list(text_query.MATCHES)
+    text = page.read_text("utf-8")
+    assert all(f"`{language}`" in text for language in text_analysis.LANGUAGES)
+
+
+@pages
 def test_search_page_states_the_numbers_of_the_code(page: Path):
     text = page.read_text("utf-8")
     for number in (
@@ -41,6 +49,7 @@ def test_search_page_states_the_numbers_of_the_code(page: Path):
         indexes.LEAST_VECTORS,
         maintenance._BEHIND_ROWS,
         search._PROBED * indexes._PARTITION_ROWS,
+        text_search._READ_WHOLLY,
     ):
         assert f"{number:,}" in text
     assert f"{100 // maintenance._BEHIND_SHARE} %" in text

@@ -163,12 +163,22 @@ async def test_start_and_restores_are_table_properties(tmp_path):
 
 async def test_index_spec_is_in_indexes_json_and_in_the_index_name(tmp_path):
     async with LanceBackend(0, str(tmp_path)) as backend:
-        await backend.put({"n": 1})
+        await backend.put({"n": 1, "t": "a", "u": "b"})
         await backend.create_index("n")
-    (spec,) = json.loads((tmp_path / indexes.FILE).read_text())
-    assert spec == {"column": "n", "kind": "btree", "metric": "l2"}
-    (index,) = lance.dataset(str(tmp_path / FOLDER)).describe_indices()
-    assert index.name == "persisting_scalar_btree_l2_n"
+        await backend.create_index("t")
+        await backend.create_index("u", language="english")
+    specs = json.loads((tmp_path / indexes.FILE).read_text())
+    assert specs == [
+        {"column": "n", "kind": "btree", "metric": "l2", "language": None},
+        {"column": "t", "kind": "text", "metric": "l2", "language": None},
+        {"column": "u", "kind": "text", "metric": "l2", "language": "english"},
+    ]
+    found = lance.dataset(str(tmp_path / FOLDER)).describe_indices()
+    assert {index.name for index in found} == {
+        "persisting_scalar_btree_l2_n",
+        "persisting_text_2_words_t",
+        "persisting_text_2_english_u",
+    }
 
 
 async def test_topic_tag_is_a_file_and_a_pin_in_every_bucket(tmp_path):

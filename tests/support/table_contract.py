@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from persisting.errors import BucketClosed, InvalidArgument, OffsetOutOfRange
+from persisting.errors import BucketClosed, InvalidArgument, OffsetOutOfRange, SchemaError
 from persisting.topic.routing import route
 from support.topic_homes import BUCKETS, Home, flat
 from support.topic_places import drained, ids, numbered
@@ -295,6 +295,41 @@ class SearchContract:
         few = await reader.search(text="red", k=100, where="id >= 60")
         assert sorted(ids(few)) == [n for n in range(60, 80) if n % 5 in (0, 1)]
 
+    async def test_text_queries_give_the_same_records_before_and_after_an_index(
+        self, home: Home
+    ) -> None:
+        writer = await home.open()
+        texts = ["the red fox", "a fox, red", "打开Fox页面", "foxes and whales", "로그인을 했다"]
+        await writer.put([{"id": n, "text": texts[n % 5]} for n in range(50)])
+        reader = await home.read()
+        expected: list[tuple[dict[str, Any], set[int]]] = [
+            ({"text": "fox"}, {0, 1, 2}),
+            ({"text": "red fox", "match": "all"}, {0, 1}),
+            ({"text": "red fox", "match": "phrase"}, {0}),
+            ({"text": "+fox -red", "match": "query"}, {2}),
+            ({"text": "fox*", "match": "query"}, {0, 1, 2, 3}),
+            ({"text": "whalse", "fuzziness": 2}, {3}),
+            ({"text": "页面"}, {2}),
+            ({"text": "로그인"}, {4}),
+        ]
+        for state in ("buffered", "flushed", "indexed", "later"):
+            if state == "flushed":
+                await writer.flush()
+            elif state == "indexed":
+                await writer.create_index("text")
+            elif state == "later":
+                await writer.put([{"id": n, "text": texts[n % 5]} for n in range(50, 80)])
+            count = 80 if state == "later" else 50
+            for how, matching in expected:
+                found = await reader.search(k=100, **how)
+                matches = [n for n in range(count) if n % 5 in matching]
+                assert sorted(ids(found)) == matches, (state, how)
+        await writer.create_index("text", language="english")
+        found = await reader.search(text="fox whale", match="all", k=100)
+        assert sorted(ids(found)) == [n for n in range(80) if n % 5 == 3]
+        with pytest.raises(InvalidArgument, match="a quotation mark is missing"):
+            await reader.search(text='"red', match="query")
+
     async def test_hybrid_search_ranks_vector_and_text_together(self, home: Home) -> None:
         writer = await home.open()
         records = [
@@ -566,6 +601,15 @@ class AccessContract:
 
 class EvolvingContract:
     """Fields that only some buckets know."""
+
+    async def test_vectors_of_all_buckets_refuse_another_length(self, evolving_home: Home) -> None:
+        writer = await evolving_home.open()
+        await writer.put([{"id": n, "v": [float(n), 1.0]} for n in range(400)])
+        await writer.flush()
+        for number in one_per_bucket():
+            with pytest.raises(SchemaError, match="'v' holds vectors of 2 floats, got 3 floats"):
+                await writer.put({"id": number, "v": [1.0, 2.0, 3.0]})
+        assert len(await writer.search(vector=[1.0, 1.0], k=1000)) == 400
 
     async def test_field_known_only_to_another_bucket_reads_as_none(
         self, evolving_home: Home
