@@ -258,7 +258,7 @@ def test_search_understands_a_query_and_ways_to_match(
     assert found("-t", "foxen", "--fuzziness", 1) == [2]
     assert found("-t", "登录") == [3]
     wrong = call("search", "t", "-t", "-red", "-s", tmp_path)
-    assert wrong.code == 1
+    assert wrong.code == 2
     assert "only excludes words" in wrong.err
 
 

@@ -158,38 +158,38 @@ def _through_index(
 
 
 def _lance_query(request: TextRequest) -> Any:
-    import lance  # noqa: F401
-    from lance.query import BooleanQuery, FullTextOperator, MatchQuery, Occur
+    import lance
 
+    fts = lance.query
     query, column = request.query, request.column
     plain = all(len(p) == 1 and p[0].kind == WORD for p in query.scoring)
     if plain and not query.excluded and not (query.required and query.optional):
         # One query of all words is faster than one for each.
         words = " ".join(term.typed for (term,) in query.scoring)
-        operator = FullTextOperator.AND if query.required else FullTextOperator.OR
-        return MatchQuery(words, column, operator=operator)
-    parts = [(Occur.MUST, _lance_phrase(p, column)) for p in query.required]
-    parts += [(Occur.SHOULD, _lance_phrase(p, column)) for p in query.optional]
+        operator = fts.FullTextOperator.AND if query.required else fts.FullTextOperator.OR
+        return fts.MatchQuery(words, column, operator=operator)
+    parts = [(fts.Occur.MUST, _lance_phrase(p, column)) for p in query.required]
+    parts += [(fts.Occur.SHOULD, _lance_phrase(p, column)) for p in query.optional]
     exact = [term for phrase in query.scoring for term in phrase if term.kind == FUZZY]
-    parts += [(Occur.SHOULD, MatchQuery(term.typed, column)) for term in exact]
-    parts += [(Occur.MUST_NOT, _lance_phrase(p, column)) for p in query.excluded]
-    return BooleanQuery(parts)
+    parts += [(fts.Occur.SHOULD, fts.MatchQuery(term.typed, column)) for term in exact]
+    parts += [(fts.Occur.MUST_NOT, _lance_phrase(p, column)) for p in query.excluded]
+    return fts.BooleanQuery(parts)
 
 
 def _lance_phrase(phrase: Phrase, column: str) -> Any:
-    import lance  # noqa: F401
-    from lance.query import PhraseQuery
+    import lance
 
     if len(phrase) == 1:
         return _lance_match(phrase[0], column)
-    return PhraseQuery(" ".join(term.typed for term in phrase), column)
+    return lance.query.PhraseQuery(" ".join(term.typed for term in phrase), column)
 
 
 def _lance_match(term: Term, column: str) -> Any:
-    import lance  # noqa: F401
-    from lance.query import MatchQuery
+    import lance
 
-    return MatchQuery(term.typed, column, fuzziness=term.errors, max_expansions=_ALL_EXPANSIONS)
+    return lance.query.MatchQuery(
+        term.typed, column, fuzziness=term.errors, max_expansions=_ALL_EXPANSIONS
+    )
 
 
 # By reading

@@ -365,7 +365,7 @@ def _versions(stored: TopicFolder, bucket: int) -> int:
 
 def _indexes(stored: TopicFolder) -> list[IndexFacts]:
     indexes: dict[tuple[str, str], IndexFacts] = {}
-    schema = stored.schema()
+    schema = stored.schema([])  # of the topic's file: a damaged table does not hide the others
     for bucket in stored.buckets:
         folder = bucket_folder(stored.folder, bucket)
         for spec in index_file.usable(schema, index_file.load(folder, filesystem.current())):

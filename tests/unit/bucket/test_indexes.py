@@ -427,7 +427,7 @@ async def test_widened_vectors_stay_searchable(persisting: Bucket) -> None:
 async def test_vectors_that_become_lists_lose_search_and_nothing_else(
     persisting: Bucket,
 ) -> None:
-    backend = persisting.open(**QUIET)
+    backend = persisting.open(**QUIET, vectors="widen")
     await backend.put_batch(records(1100))
     await index_all(backend)
     await backend.put({**records(1, 1100)[0], "v": [1.0]})
