@@ -61,6 +61,10 @@ def parse(text: Any, match: Any = "any", fuzziness: Any = 0) -> TextQuery:
     """Return the query that the arguments of a search describe, or raise."""
     if not isinstance(text, str) or not text.strip():
         raise InvalidArgument(f"text must be words to look for, got {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidArgument(f"text={text!r} is not valid Unicode: {exc.reason}") from exc
     check_how(match, fuzziness)
     if match == "query":
         return _parse_syntax(text, fuzziness)

@@ -35,7 +35,9 @@ _SELECTIVE = 64
 _ALL_EXPANSIONS = 1 << 20
 
 _ROWS_AT_ONCE = 1 << 16
+_BYTES_AT_ONCE = 32 * 1024 * 1024
 _JOINED_CACHE = 1 << 16
+_MEAN_LENGTHS_CACHE = 256
 
 Scan = Callable[[TableView, dict[str, Any]], Iterator[pa.RecordBatch]]
 """Yields the rows of a view that a Lance scan with these options finds."""
@@ -212,7 +214,7 @@ def _by_reading(
         found = matcher.match(texts)
         matches += [part._replace(places=offsets[part.places]) for part in found]
     statistics = matcher.statistics
-    if selected is not None:
+    if selected is not None and any(len(part.places) for part in matches):
         mean = _mean_length(view, request.column)
         statistics = Statistics(rows, rows * mean, statistics.frequencies)
     return TextHits(matches=matches, statistics=lambda keys: statistics)
@@ -223,11 +225,13 @@ def _collected(
 ) -> Iterator[tuple[pa.Array, pa.ChunkedArray]]:
     """Yield texts and row addresses, many rows at a time."""
     waiting: list[pa.RecordBatch] = []
+    nbytes = rows = 0
     for batch in batches:
         waiting.append(batch)
-        if sum(part.num_rows for part in waiting) >= _ROWS_AT_ONCE:
+        nbytes, rows = nbytes + batch.nbytes, rows + batch.num_rows
+        if rows >= _ROWS_AT_ONCE or nbytes >= _BYTES_AT_ONCE:
             yield _texts_and_addresses(waiting, column)
-            waiting = []
+            waiting, nbytes, rows = [], 0, 0
     if waiting:
         yield _texts_and_addresses(waiting, column)
 
@@ -241,6 +245,21 @@ def _texts_and_addresses(
 
 def _mean_length(view: TableView, column: str) -> float:
     """Return the mean number of words of a sample of texts from all parts of the view."""
+    assert view.dataset is not None
+    key = view.dataset.uri, view.version, column
+    mean = _mean_lengths.get(key)
+    if mean is None:
+        mean = _sampled_mean_length(view, column)
+        if len(_mean_lengths) >= _MEAN_LENGTHS_CACHE:
+            _mean_lengths.clear()
+        _mean_lengths[key] = mean
+    return mean
+
+
+_mean_lengths: dict[tuple[str, int, str], float] = {}
+
+
+def _sampled_mean_length(view: TableView, column: str) -> float:
     step = max(1, view.rows // _SAMPLE)
     rows = view.take(range(view.start, view.end, step), [column])
     texts = [text for text in rows.column(column).to_pylist() if text is not None]

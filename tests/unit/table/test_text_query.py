@@ -101,6 +101,11 @@ def test_text_must_be_words(text: object) -> None:
         parse(text)
 
 
+def test_text_with_a_lone_surrogate_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="is not valid Unicode"):
+        parse("caf\ud800")
+
+
 def test_unknown_ways_to_match_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="match must be one of any, all, phrase, query"):
         parse("a", "some")
