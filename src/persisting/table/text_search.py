@@ -28,6 +28,9 @@ _READ_WHOLLY = 4096
 """Views of this many rows are read completely, so that all their words are counted. Of larger ones,
 only rows that can match are read, and the mean length of a text is that of a sample."""
 
+_FEW = 8
+"""If a condition leaves one row in so many, those rows are read without selecting further."""
+
 _SAMPLE = 512
 _SELECTIVE = 64
 """A condition with more terms than this would cost more than it saves."""
@@ -203,6 +206,12 @@ def _by_reading(
     """Match the rows that meet the condition, and that can match if there are many."""
     rows = _rows(view, fragments)
     selected = None if rows <= _READ_WHOLLY else _selection(request)
+    if selected is not None and request.where is not None:
+        # Lance tests both conditions on every row, and the regular expression costs more.
+        only = _filtered(_columns() | _only(view, fragments), request.where)
+        remaining = sum(batch.num_rows for batch in scan(view, only))
+        if remaining <= max(_READ_WHOLLY, rows // _FEW):
+            selected = None
     condition = request.where
     if selected is not None:
         condition = selected if condition is None else f"({condition}\n) AND {selected}"
