@@ -9,7 +9,8 @@ buckets in this process · ``log_recovery``, ``log_index`` reading what a dead o
 without its lock · ``log_positions`` how far a log is acknowledged · ``path_watch`` waiting for
 files to change · ``log_records`` the payloads of frames · ``log_note`` which log a bucket needs ·
 ``chunk`` accepted records on their way · ``snapshot``, ``snapshot_search`` a consistent view, and
-search in it · ``vector_fields`` vectors of one length · ``bulk_import`` files of other writers · ``shared_schema`` one schema for a topic ·
+search in it · ``vector_fields`` vectors of one length · ``bulk_import`` files of other writers ·
+``shared_schema`` one schema for a topic ·
 ``producer_sequences`` idempotent puts · ``waiters`` consumers that wait · ``exit_flush`` the end of
 a process.
 
