@@ -69,6 +69,7 @@ SEARCHES: list[tuple[dict[str, Any], set[int]]] = [
     ({"text": '"python bind*"', "match": "query"}, {3}),
     ({"text": '"bindings of pyth*"', "match": "query"}, {11}),
     ({"text": "the", "where": "id < 4"}, {1, 3}),
+    ({"text": "the", "where": "id = 3"}, {3}),
     ({"text": "登录", "where": "id > 0"}, set()),
     ({"text": "?!"}, set()),
 ]
