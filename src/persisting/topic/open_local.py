@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from persisting import fs as filesystem
+from persisting.backends.persisting import PersistingBackend
 from persisting.backends.table_backend import TableBackend
 from persisting.concurrency.pool import in_thread
 from persisting.errors import InvalidArgument, NoSuchTopic
 from persisting.metrics import GroupMetrics
+from persisting.options import DURABLE
 from persisting.topic import spec as topics
 from persisting.topic.bucket_client import Topic
 from persisting.topic.groups import Membership
@@ -54,6 +56,29 @@ def topic_spec(
     )
     wanted.check()
     return wanted, cls
+
+
+def durable_arguments(
+    durable: Any, backend: str | type | None, options: dict[str, Any] | None
+) -> tuple[str | type, dict[str, Any]]:
+    """Return the backend and the options of a durable topic; raise for what contradicts it."""
+    if durable is not True:
+        raise InvalidArgument(f"durable must be True or False, got {durable!r}")
+    if options is not None and not isinstance(options, dict):
+        raise InvalidArgument(f"backend_options must be a dict, got {type(options).__name__}")
+    backend = "persisting" if backend is None else backend
+    if not issubclass(get_backend_class(backend), PersistingBackend):
+        raise InvalidArgument(
+            f"durable=True needs the backend 'persisting', got {backend!r}: leave out backend, or "
+            "durable"
+        )
+    for name, value in DURABLE.items():
+        if (options or {}).get(name, value) != value:
+            raise InvalidArgument(
+                f"durable=True means {name}={value!r}, but backend_options has "
+                f"{name}={options[name]!r}: leave out one of them"  # type: ignore[index]
+            )
+    return backend, {**DURABLE, **(options or {})}
 
 
 async def open_local_writer(
