@@ -18,6 +18,7 @@ import pyarrow as pa
 from persisting import json_files
 from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem
+from persisting.suggestions import choices
 from persisting.table.lance_errors import indices_of
 
 log = logging.getLogger("persisting")
@@ -101,8 +102,8 @@ def _natural_kind(dtype: pa.DataType) -> str:
 def field_of(schema: pa.Schema, column: Any) -> pa.Field:
     """Return the field of that name, or raise."""
     if not isinstance(column, str) or column not in schema.names:
-        names = ", ".join(map(repr, schema.names)) or "none yet"
-        raise InvalidArgument(f"there is no field {column!r}; there are: {names}")
+        hint = choices(str(column), schema.names)
+        raise InvalidArgument(f"there is no field {column!r}; {hint}")
     return schema.field(column)
 
 

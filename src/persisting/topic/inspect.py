@@ -215,16 +215,19 @@ def distinct_owners(buckets: list[BucketFacts]) -> list[dict[str, Any]]:
 
 def groups_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> list[GroupProgress]:
     """Return the consumer groups of a topic with offsets and lag, in all or some buckets."""
-    return group_admin.groups(stored.folder, spans_of(stored, buckets), filesystem.current())
+    chosen = list(stored.buckets if buckets is None else buckets)
+    return group_admin.groups(
+        stored.folder, chosen, lambda: spans_of(stored, chosen), filesystem.current()
+    )
 
 
 def spans_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> dict[int, Span]:
-    """Return the range of offsets of all or some buckets."""
+    """Return the range of offsets of all or some buckets, with the records of their owner's log."""
     spans = {}
     for bucket in stored.buckets if buckets is None else buckets:
-        table = stored.table(bucket)
-        restores = [restore.end for restore in table.restores]
-        spans[bucket] = Span(table.view.start, table.view.end, restores)
+        snapshot = stored.snapshot(bucket)
+        restores = [restore.end for restore in stored.table(bucket).restores[: snapshot.epoch]]
+        spans[bucket] = Span(snapshot.start, snapshot.end, restores)
     return spans
 
 

@@ -261,10 +261,8 @@ async def _find(wanted: TopicSpec, cls: type | None, storage_path: Any) -> Topic
         handle = hold_live(in_memory[0]) if in_memory else None
         if handle is not None:
             return handle
-        raise NoSuchTopic(
-            f"there is no topic {wanted.topic!r} in {folder.parent}: check the name and the "
-            "storage_path, or wait for it with wait_for_topic=True"
-        )
+        missing = topics.no_such_topic(folder)
+        raise NoSuchTopic(f"{missing} To wait for it, pass wait_for_topic=True")
     config = wanted.applied_to(config)
     if issubclass(cls or get_backend_class(config.backend), TableBackend):
         return ReadonlyTopic(folder, config)

@@ -14,6 +14,7 @@ from persisting.table.search import check_where
 from persisting.topic.bucket_set import BucketSet
 from persisting.topic.routing import route
 from persisting.topic.table_calls import (
+    Count,
     CreateIndex,
     DropIndex,
     Indexes,
@@ -100,6 +101,10 @@ class TopicSearch:
         self, where: str | None, columns: Sequence[str] | None, limit: int | None
     ) -> list[dict[str, Any]]:
         return await self._query(self._buckets.numbers, where, columns, limit)
+
+    async def count(self, where: str | None) -> int:
+        check_where(where)
+        return sum((await self._buckets.call_each(Count(where))).values())
 
     async def lookup(
         self, column: str, value: Any, columns: Sequence[str] | None
