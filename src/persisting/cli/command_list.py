@@ -47,8 +47,16 @@ SECTIONS: dict[str, dict[str, Entry]] = {
             "search:query",
             "Show the records that match an SQL condition, in order within each bucket.",
         ),
+        "index": Entry(
+            "index:index",
+            "Create, list and drop the indexes that make searches and look-ups fast.",
+        ),
     },
     "Write and export": {
+        "create": Entry(
+            "lifecycle:create",
+            "Create an empty topic; by default every acknowledged record survives a power failure.",
+        ),
         "put": Entry("write:put", "Store JSON lines from a pipe or a file durably in a topic."),
         "import": Entry(
             "write:import_",
@@ -56,6 +64,10 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         ),
         "export": Entry(
             "export:export", "Write the records of a topic to a file: Parquet, Lance or JSON lines."
+        ),
+        "delete": Entry(
+            "lifecycle:delete",
+            "Delete a topic with its records, versions, tags and consumer groups for good.",
         ),
     },
     "Versions": {
@@ -95,6 +107,12 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         ),
         "wal": Entry("wal:wal", "Inspect the write-ahead log and cut off damage."),
         "metrics": Entry("metrics:metrics", "Export the state of topics to Prometheus."),
+    },
+    "Cluster": {
+        "serve": Entry(
+            "serve:serve",
+            "Run a storage node of a Pulsing cluster, which owns buckets until SIGTERM or Ctrl-C.",
+        ),
     },
     "Spark jobs": {
         "pipeline": Entry(
