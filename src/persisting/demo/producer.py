@@ -43,7 +43,9 @@ async def main(name: str, seed: str, storage: str, notes: IO[bytes], seconds: fl
     from persisting.cluster.pulsing_transport import PulsingTransport
 
     system = await pulsing.actor_system("127.0.0.1:0", seeds=[seed])
-    while len(await PulsingTransport(system).hosts()) < NODES:
+    while True:
+        if len(await PulsingTransport(system).hosts()) >= NODES:
+            break
         await asyncio.sleep(0.05)
     writer = await write_queue(
         system,

@@ -86,13 +86,11 @@ class Story:
     # 1 and 2: producers, a kill, and recovery
 
     async def produce(self) -> None:
-        """Run producers on a Pulsing cluster and kill one of them."""
+        """Put through a cluster of storage nodes and kill one of them."""
         self.part("1. Three agents put their trajectories into one durable topic over Pulsing")
         self.say(f"Records have text, a score, a vector of {DIMENSIONS} and nested steps. Three")
-        self.say(
-            "storage nodes (persisting serve) own the topic's 4 buckets. A put returns when its"
-        )
-        self.say("records are on disk.")
+        self.say("storage nodes, each 'persisting serve', own the topic's 4 buckets. A put returns")
+        self.say("when its records are on disk.")
         notes = self.folder / "acknowledged.jsonl"
         with contextlib.ExitStack() as stack:
             nodes = [await self._node(stack, 1)]

@@ -131,7 +131,8 @@ def count_matching(view: TableView, where: str) -> int:
     if view.dataset is None or not view.rows:
         return 0
     with lance_errors_as(lambda exc: _search_error(exc, view, where)):
-        return int(view.dataset.count_rows(filter=enclosed(where)))
+        scanner = view.dataset.scanner(columns=[], with_row_address=True, filter=enclosed(where))
+        return int(scanner.count_rows())
 
 
 def matching(view: TableView, where: str | None, limit: int | None) -> list[int]:
