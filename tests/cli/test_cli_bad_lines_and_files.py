@@ -237,6 +237,14 @@ class TestCsv:
             code, _, err = call("import", "t", tmp_path / words[0], *words[1:], "-s", tmp_path)
             assert (code, err.count("\n")) == (2, 1), words
 
+    @pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.parquet"])
+    def test_put_points_to_import(
+        self, tmp_path: Path, call: Callable[..., Answer], name: str
+    ) -> None:
+        (tmp_path / name).write_bytes(b"")
+        code, _, err = call("put", "t", tmp_path / name, "-s", tmp_path / "q")
+        assert (code, "use 'persisting import'" in err) == (2, True)
+
     def test_empty_file_stores_nothing(self, tmp_path: Path, call: Callable[..., Answer]) -> None:
         (tmp_path / "a.csv").write_bytes(b"")
         assert call("import", "t", tmp_path / "a.csv", "-s", tmp_path / "q").code == 0

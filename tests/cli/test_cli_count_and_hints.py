@@ -100,6 +100,13 @@ def test_unknown_names_suggest_the_nearest(packages: Path, call: Callable[..., A
     assert (missing.code, "there is no such folder" in missing.err) == (3, True)
 
 
+def test_search_names_its_option_if_several_fields_qualify(
+    packages: Path, call: Callable[..., Answer]
+) -> None:
+    code, _, err = call("search", "packages", "-t", "abc", "-s", packages)
+    assert (code, "name the text field to search (--column)" in err) == (2, True)
+
+
 def test_many_fields_are_not_all_listed(tmp_path: Path, call: Callable[..., Answer]) -> None:
     filled(tmp_path, "wide", [{"id": 1, **{f"f{n:02}": n for n in range(60)}}])
     _, _, err = call("get", "wide", "-c", "zzz", "-s", tmp_path)

@@ -53,6 +53,13 @@ def imported_format(name: str) -> FileFormat:
     return FileFormat(kind, compression)
 
 
+def holds_lines(name: str) -> bool:
+    """Return whether a file may hold JSON lines, by the extensions of its name."""
+    path = Path(name)
+    stem = Path(path.stem) if path.suffix.lower() in _COMPRESSIONS else path
+    return _IMPORTED.get(stem.suffix.lower(), "jsonl") == "jsonl"
+
+
 def compression_of(name: str) -> str | None:
     """Return how a file is compressed, by the extension of its name."""
     return _COMPRESSIONS.get(Path(name).suffix.lower())

@@ -180,6 +180,7 @@ def _parser_error(text: str, where: str) -> str:
     """The error of Lance's parser, in terms of the user's condition without our brackets."""
     parser = _REASON.search(text)
     text = parser[1] if parser else text.replace(enclosed(where), where)
+    text = text.removeprefix("Error during planning: ")
     text = text.replace("Expected: ),", "Expected: its end,")
     return re.sub(r"found: \)$", "found: its end", text)
 

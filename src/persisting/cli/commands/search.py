@@ -13,6 +13,7 @@ from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Position
 from persisting.cli.records import brief, without_nulls
+from persisting.errors import InvalidArgument
 
 
 @click.command()
@@ -75,9 +76,12 @@ def search(
             target = None if vector is None else _vector(vector)
             if like is not None:
                 target = _vector_in((await reader.take([like]))[0], column)
-            return await reader.search(
-                target, text, column, k, where, columns, metric=metric, exact=exact
-            )
+            try:
+                return await reader.search(
+                    target, text, column, k, where, columns, metric=metric, exact=exact
+                )
+            except InvalidArgument as exc:
+                raise InvalidArgument(str(exc).replace("column=…", "--column")) from exc
 
     for hit in topics_access.run(find()):
         _print(hit if nulls else without_nulls(hit), as_json)

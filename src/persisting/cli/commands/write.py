@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from persisting.cli import output, parameters, topics_access
-from persisting.cli.formats import compression_of, decompressed, imported_format
+from persisting.cli.formats import compression_of, decompressed, holds_lines, imported_format
 from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Names, Setting
 from persisting.errors import InvalidArgument, SchemaError
@@ -108,6 +108,9 @@ def put(topic: str, file: str, target: _Target) -> None:
       persisting put events records.jsonl --write-id load-2026-11-15
       persisting put events records.jsonl.gz --skip-bad bad.jsonl
     """
+
+    if file != "-" and not holds_lines(file):
+        raise click.UsageError(f"put reads JSON lines; use 'persisting import' for {file}.")
 
     def sources(bad: BadLines | None) -> Iterator[Source]:
         from persisting.cli.ingest import JsonLines
