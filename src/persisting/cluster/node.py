@@ -57,6 +57,7 @@ class StorageNode:
 
     @property
     def metrics_port(self) -> int | None:
+        """The port on which metrics are served, if they are."""
         return None if self._server is None else int(self._server.server_port)
 
     @classmethod
@@ -85,6 +86,7 @@ class StorageNode:
         return cls(system, host, server, storage)
 
     async def health(self) -> NodeHealth:
+        """Return what the node sees of its cluster, and what it owns."""
         hosts = await self._transport.hosts()
         return NodeHealth(len(hosts), len(self._host.topics), len(self._host.buckets))
 

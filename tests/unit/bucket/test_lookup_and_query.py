@@ -441,6 +441,32 @@ async def test_invalid_condition_raises_and_is_quoted(persisting: Bucket) -> Non
     assert len(await backend.query("id >= 0")) == 20
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        None,
+        "id >= 15",
+        "array_has(tags, 'odd')",
+        "note IS NULL",
+        "`a b` = 1 AND later IS NULL",
+        "id / 2 > 4.5",
+        "meta.source = 'x' OR later = 7",
+        "id < 0",
+    ],
+)
+async def test_count_equals_the_number_of_records_that_a_query_returns(
+    persisting: Bucket, where: str | None
+) -> None:
+    backend = persisting.open(**QUIET)
+    rows = people()
+    await backend.put_batch(rows[:10])
+    await backend.flush()
+    await backend.put_batch([*rows[10:], {**rows[0], "id": 2.5, "later": 7}])
+    assert await backend.count(where) == len(await backend.query(where))
+    await backend.flush()
+    assert await backend.count(where) == len(await backend.query(where))
+
+
 _TOKENS = (
     "id Name `Name` `a_b` `a note ok score meta meta.source meta.Deep.level tags day nope . , ; (",
     ") () = <> < >= + - * / % || AND OR NOT IN IS NULL LIKE ILIKE BETWEEN CASE WHEN THEN ELSE END",
