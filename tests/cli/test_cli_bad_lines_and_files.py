@@ -237,6 +237,18 @@ class TestCsv:
             code, _, err = call("import", "t", tmp_path / words[0], *words[1:], "-s", tmp_path)
             assert (code, err.count("\n")) == (2, 1), words
 
+    def test_value_that_contradicts_the_inferred_type_names_its_row_and_a_way_out(
+        self, tmp_path: Path, call: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("persisting.cli.formats._INFERRED_BYTES", 1000)
+        given = tmp_path / "a.csv"
+        given.write_text("id,n\n" + "".join(f"k{n},{n}\n" for n in range(500)) + "x,many\n")
+        code, _, err = call("import", "t", given, "-s", tmp_path / "q")
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"{given}, row 502: column 'n' is int64 by its first values, but has 'many'" in err
+        code, out, _ = call("import", "t2", given, "--text", "n", "-s", tmp_path / "q")
+        assert (code, out.startswith("501 records")) == (0, True)
+
     @pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.parquet"])
     def test_put_points_to_import(
         self, tmp_path: Path, call: Callable[..., Answer], name: str

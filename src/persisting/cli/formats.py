@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from persisting.errors import SchemaError
 from persisting.suggestions import choices
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _COMPRESSIBLE = ("jsonl", "csv", "tsv")
 _INFERRED_BYTES = 8 << 20
 """The first bytes of a CSV file, from which the types of its columns are inferred."""
+
+
+_WRONG_VALUE = re.compile(r"In CSV column #(\d+): Row #(\d+): .* invalid value ('.*')", re.DOTALL)
 
 
 class FileFormat(NamedTuple):
@@ -130,6 +135,8 @@ def batches(
             import lance
 
             yield from lance.dataset(name).scanner(batch_size=rows, scan_in_order=True).to_batches()
+    except SchemaError:
+        raise
     except (pa.ArrowException, ValueError, OSError) as exc:
         raise StorageError(f"cannot read {name} as {kind}: {reason(exc)}") from exc
 
@@ -175,4 +182,15 @@ def _csv_batches(
         if missing:
             hint = choices(missing[0], reader.schema.names)
             raise click.UsageError(f"{name} has no column {missing[0]!r}; {hint}")
-        yield from reader
+        try:
+            yield from reader
+        except pa.ArrowInvalid as exc:
+            wrong = _WRONG_VALUE.search(str(exc))
+            if wrong is None:
+                raise
+            column = reader.schema.names[int(wrong[1])]
+            raise SchemaError(
+                f"{name}, row {wrong[2]}: column {column!r} is {reader.schema.field(column).type} "
+                f"by its first values, but has {wrong[3]}; import the file into a new topic with "
+                f"--text {column}"
+            ) from exc
