@@ -285,8 +285,8 @@ async def cluster(folder: Path) -> None:
     seeds: list[str] = []
     try:
         for _ in range(2):
-            node = _start_node(seeds)
-            _, address, name = node.stdout.readline().split()  # type: ignore[union-attr]
+            node = _start_node(folder, seeds)
+            _, address, _, name, *_ = node.stdout.readline().split()  # type: ignore[union-attr]
             nodes[name], seeds = node, [address]
         system = await pul.actor_system("127.0.0.1:0", seeds=seeds)
         await asyncio.sleep(2)
@@ -320,8 +320,10 @@ async def cluster(folder: Path) -> None:
             node.communicate()
 
 
-def _start_node(seeds: list[str]) -> subprocess.Popen[str]:
-    program = [sys.executable, str(HERE / "storage_node.py"), "--seeds", *seeds]
+def _start_node(folder: Path, seeds: list[str]) -> subprocess.Popen[str]:
+    """Start ``persisting serve``."""
+    joining = [word for seed in seeds for word in ("--seed", seed)]
+    program = [sys.executable, "-m", "persisting.cli", "serve", "--storage", str(folder), *joining]
     return subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
 
 

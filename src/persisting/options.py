@@ -22,6 +22,8 @@ COMPRESSIONS = ("zstd", "lz4", "snappy")
 VECTOR_TYPES = ("float64", "float32", "float16")
 VECTOR_RULES = ("keep", "widen")
 HOLDS = ("groups", "tags")
+DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0}
+"""Options of a durable topic: an acknowledged record survives a crash and power loss."""
 MIB = 1024 * 1024
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 """One slash is enough, since a Path collapses two into one."""

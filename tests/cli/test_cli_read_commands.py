@@ -182,11 +182,13 @@ def test_old_records_are_shown_with_later_fields_and_defaults(
         {"id": "a", "n": 1.0, "later": "unknown", "más": None},
         {"id": "b", "n": 2.5, "later": "x", "más": None},
     ]
-    shown = decoded("head", call("head", "t", "--json", "-s", tmp_path).out)
-    asked = decoded("query", call("query", "t", "--json", "-s", tmp_path).out)
+    brief = [{"id": "a", "n": 1.0, "later": "unknown"}, {"id": "b", "n": 2.5, "later": "x"}]
+    for command in ("head", "tail", "get", "query"):
+        words = [command, "t", "--json", "-s", tmp_path, *(["-n", 9] if command == "get" else [])]
+        assert [one.record for one in decoded(command, call(*words).out)] == brief
+        with_nulls = decoded(command, call(*words, "--nulls").out)
+        assert [one.record for one in with_nulls] == expected
     exported = call("export", "t", "-", "-s", tmp_path).out.splitlines()
-    assert [one.record for one in shown] == expected
-    assert [one.record for one in asked] == expected
     assert [json.loads(line) for line in exported] == expected
     for command in ("query", "export"):
         extra = ["-", "-w", "later = 'x'"] if command == "export" else ["later = 'x'"]
@@ -229,7 +231,7 @@ def test_read_commands_show_what_a_crashed_owner_left_in_its_log(
     if command != "groups":
         assert answer.out.count("\n") == 5
     # Commands that read only tables recover the log; the others leave it alone.
-    recovered = "5" if command in ("export", "groups") else "0"
+    recovered = "5" if command == "export" else "0"
     assert call("topics", "-s", crashed).out.splitlines()[1].split()[1] == recovered
 
 

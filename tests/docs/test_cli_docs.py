@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import decimal
+import gzip
 import inspect
 import json
 import logging
@@ -136,7 +137,7 @@ def test_defaults_that_the_options_do_not_have_themselves_are_the_librarys(page:
     from persisting.spark.jobs.split_job import SHARES
 
     known = sections(page)
-    for name in ("put", "import", "pipeline ingest", "pipeline run"):
+    for name in ("create", "put", "import", "pipeline ingest", "pipeline run"):
         listed = {code(first): code(default) for first, _, default in rows(known[name], 3)}
         assert listed["--buckets"] == str(DEFAULT_BUCKETS)
         assert listed["--bucket-column"] == DEFAULT_COLUMN
@@ -192,8 +193,8 @@ def test_the_exit_codes_and_their_errors_are_the_codes(page: Path):
 @pages
 def test_the_variables_of_the_environment_are_listed(page: Path):
     listed = [code(row[0]) for row in table_with(page, "PERSISTING_STORAGE")]
-    assert listed == ["PERSISTING_STORAGE", "PERSISTING_DEBUG"]
-    source = "".join(path.read_text() for path in (ROOT / "src/persisting/cli").glob("*.py"))
+    assert listed == ["PERSISTING_STORAGE", "PERSISTING_DEBUG", "PERSISTING_PASSPHRASE"]
+    source = "".join(path.read_text() for path in (ROOT / "src/persisting/cli").rglob("*.py"))
     assert set(re.findall(r"PERSISTING_[A-Z]+", source)) - {"PERSISTING_COMPLETE"} == set(listed)
 
 
@@ -320,6 +321,8 @@ async def _prepared(home: Path) -> None:
     for path in (home / "january.parquet", home / "exports" / "part.parquet"):
         pq.write_table(table, path)
     lance.write_dataset(table, str(home / "old.lance"))
+    visits = gzip.compress(b"user,zip\nada,00501\nbob,10001\n")
+    (home / "visits.csv.gz").write_bytes(visits)
     (home / ".config/fish/completions").mkdir(parents=True)
 
 
@@ -356,7 +359,7 @@ def examples(name: str) -> list[str]:
     ]
 
 
-ENDLESS = re.compile(r" -f | --follow|metrics serve")
+ENDLESS = re.compile(r" -f | --follow|metrics serve|persisting serve")
 HERE = [name for name in COMMANDS if examples(name) and not name.startswith(("pipeline", "demo"))]
 SPARK = [name for name in COMMANDS if examples(name) and name.startswith("pipeline")]
 

@@ -46,7 +46,6 @@ def test_durable_producer_resumes_after_kill_9(tmp_path):
 def test_every_example_has_a_docstring_and_a_test(example):
     assert example.read_text().startswith('"""')
     here = {"tour.py", "embedded_backend.py", "durable_producer.py"}
-    here |= {"storage_node.py"}  # started by the tour
     queues = {"embedded_queue.py", "pulsing_queue.py", "custom_backend.py"}  # test_queue_examples
     queues |= {"trajectory_search.py", "training_snapshot.py", "rollout_buffer.py"}
     sparks = {"spark_incremental.py", "spark_embedding.py"}  # tests/spark/test_spark_examples

@@ -40,6 +40,8 @@ def test_api_page_lists_exactly_the_public_names(page: Path):
     expected |= {f"persisting.spark.{name}" for name in ("session", "read_topic")}
     expected |= {f"persisting.spark.jobs.{name}" for name in jobs.__all__}
     expected |= {"persisting.cluster.host.serve", "persisting.cluster.host.Host"}
+    nodes = ("StorageNode", "NodeOptions", "NodeHealth")
+    expected |= {f"persisting.cluster.node.{name}" for name in nodes}
     expected |= {"persisting.metrics.serve"}
     assert set(documented_names(page)) == expected
 

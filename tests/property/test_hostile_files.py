@@ -82,7 +82,9 @@ FILES: dict[str, tuple[str, Reader]] = {
     "group": ("t/groups/g/bucket_0.json", lambda home: read_committed(home / "t/groups/g", 0, FS)),
     "progress": (
         "t/groups/g/bucket_0.json",
-        lambda home: group_admin.groups(home / "t", {0: group_admin.Span(0, 5, [])}, FS),
+        lambda home: group_admin.groups(
+            home / "t", [0], lambda: {0: group_admin.Span(0, 5, [])}, FS
+        ),
     ),
     "indexes": ("t/bucket_0/indexes.json", lambda home: indexes.load(home / "t/bucket_0", FS)),
     "backup": ("copy/backup.json", lambda home: backup.load(home / "copy")),

@@ -48,6 +48,7 @@ EXAMPLES: list[tuple[calls.TableCall[Any], dict[str, Any]]] = [
     (calls.Indexes(), {}),
     (calls.Take([1, 2]), {"offsets": [1, 2], "columns": None}),
     (calls.Query("a = 1", ["a"], 2), {"where": "a = 1", "columns": ["a"], "limit": 2}),
+    (calls.Count("a = 1"), {"where": "a = 1"}),
     (calls.Verify(), {}),
     (calls.MakeDurable(7), {"offset": 7}),
     (calls.Tag("pin", empty=True), {"name": "pin", "empty": True}),

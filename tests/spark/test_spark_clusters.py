@@ -319,7 +319,7 @@ def held():
 
 @part
 def missing():
-    with refused("NoSuchTopic", f"there is no topic in {folder}/nothing"):
+    with refused("NoSuchTopic", f"there is no topic 'nothing' in {folder}"):
         load(spark, folder, "nothing").count()
 
 

@@ -9,7 +9,7 @@ import msgspec
 from persisting.cli import app
 from persisting.cli.json_contract import CONTRACT, schema_of
 
-assert app, "importing the commands registers their output"
+assert all(app.cli.commands.values()), "importing the commands registers their output"
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "object": dict,

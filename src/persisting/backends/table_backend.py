@@ -350,6 +350,10 @@ class TableBackend(AsyncClosing):
         """Return the records that match an SQL condition, in order."""
         return await self._search.query(where, columns, limit)
 
+    async def count(self, where: str | None = None) -> int:
+        """Return the number of records, or of those that match an SQL condition."""
+        return await self._search.count(where)
+
     async def lookup(
         self, column: str, value: Any, columns: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:

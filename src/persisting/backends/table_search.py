@@ -67,6 +67,10 @@ class TableSearch:
 
         return await self._access.read(find)
 
+    async def count(self, where: str | None) -> int:
+        """Return the number of records that match an SQL condition."""
+        return await self._access.read(lambda snapshot: self._search(snapshot).count(where))
+
     async def lookup(
         self, column: str, value: Any, columns: Sequence[str] | None
     ) -> list[dict[str, Any]]:

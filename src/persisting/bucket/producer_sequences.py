@@ -23,6 +23,9 @@ _MAX_NUMBER = (1 << 63) - 1
 ANONYMOUS = "~"
 """Prefix of producers that live as long as a connection; they are forgotten first."""
 
+GENERATED = f"{ANONYMOUS}put-"
+"""Prefix of the names that the command line generates for inputs without a write id."""
+
 
 def check_writer(name: Any) -> None:
     """Raise if this cannot be the name of a producer, which is stored as text."""

@@ -234,6 +234,13 @@ class SnapshotSearch:
             records += self._snapshot.take(offsets[start : start + step], columns)
         return records
 
+    def count(self, where: str | None) -> int:
+        """Return the number of records that match a condition."""
+        search.check_where(where)
+        if where is None:
+            return self._snapshot.end - self._snapshot.start
+        return sum(self._search_all(lambda view: [search.count_matching(view, where)], where))
+
     # The views to search
 
     def _search_all(self, find: Any, where: str | None = None) -> list[Any]:

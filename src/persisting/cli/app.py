@@ -15,43 +15,8 @@ import click
 
 from persisting.cli import exit_codes, output
 from persisting.cli.command_group import CommandGroup
-from persisting.cli.commands import (
-    backup,
-    bench,
-    demo,
-    export,
-    groups,
-    maintenance,
-    metrics,
-    pipeline,
-    read,
-    schemas,
-    search,
-    topics,
-    versions,
-    wal,
-    write,
-)
+from persisting.cli.command_list import SECTIONS, all_commands
 from persisting.errors import StorageError
-
-_SECTIONS: dict[str, list[click.Command]] = {
-    "Inspect": [topics.topics, topics.describe, read.head, read.tail, read.get],
-    "Search": [search.search, search.query],
-    "Write and export": [write.put, write.import_, export.export],
-    "Versions": [versions.tag, versions.versions, versions.restore],
-    "Consumer groups": [groups.groups],
-    "Maintenance": [
-        maintenance.compact,
-        maintenance.retain,
-        maintenance.verify,
-        backup.backup,
-        wal.wal,
-        metrics.metrics,
-    ],
-    "Spark jobs": [pipeline.pipeline],
-    "Demo and benchmark": [demo.demo, bench.bench],
-    "Scripts and shells": [schemas.json_schema, schemas.completion],
-}
 
 
 class _SectionedGroup(CommandGroup):
@@ -68,12 +33,14 @@ class _SectionedGroup(CommandGroup):
             raise exit_codes.CommandExit(exit_codes.BROKEN_PIPE) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, commands in _SECTIONS.items():
-            self.write_section(formatter, title, commands)
+        for title, entries in SECTIONS.items():
+            rows = [(name, entry.summary) for name, entry in entries.items()]
+            self.write_section(formatter, title, rows)
 
 
 @click.group(
     cls=_SectionedGroup,
+    commands=all_commands(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="persisting", message="%(prog)s %(version)s")
@@ -94,11 +61,6 @@ def cli(debug: bool) -> None:
     usage, 3 no such topic, 4 topic is open for writing in another process, 5 damage found, 130
     interrupted.
     """
-
-
-for _commands in _SECTIONS.values():
-    for _command in _commands:
-        cli.add_command(_command)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -172,8 +134,7 @@ def _one_line(exc: Exception) -> str:
 
 
 def _error(text: str) -> None:
-    output.err().print("error:", style="bold red", end=" ")
-    output.say(text)
+    output.say(text, label="error:")
 
 
 class _WarningPrinter:

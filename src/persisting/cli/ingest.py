@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from persisting.cli.formats import batches
+from persisting.cli import output
+from persisting.cli.formats import FileFormat, batches
 from persisting.cli.topics_access import Progress
 from persisting.concurrency.pool import in_thread
 from persisting.errors import InvalidArgument, SchemaError
@@ -27,13 +29,49 @@ _LONGEST_LINE = 256 << 20
 _FLUSH_ROWS = 50_000
 _ARROW_ROWS = 10_000
 _NUMBER = "_persisting_number"
+_SHOWN_PROBLEMS = 10
 
 
 class Line(NamedTuple):
-    """A record and its line number."""
+    """A record, its line number, and the line itself."""
 
     number: int
     record: dict[str, Any]
+    text: bytes
+
+
+class BadLines:
+    """Keeps lines that cannot be stored in a file.
+
+    The file is appended to. Lines that it contains at the beginning were set aside by an earlier
+    run; they are skipped again and not added twice, so that an input can be repeated.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115
+        self._before = set(Path(path).read_bytes().splitlines())
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def contains(self, text: bytes) -> bool:
+        """Return whether an earlier run set this line aside."""
+        return bool(self._before) and text.rstrip(b"\r") in self._before
+
+    def keep(self, text: bytes, problem: str) -> None:
+        """Write a line to the file durably and say what is wrong with it."""
+        with self._lock:
+            self.count += 1
+            if not self.contains(text):
+                self._file.write(text.rstrip(b"\r") + b"\n")
+                os.fsync(self._file.fileno())
+            if self.count <= _SHOWN_PROBLEMS:
+                output.say(f"skipped: {problem}")
+
+    def close(self) -> None:
+        self._file.close()
+        if self.count > _SHOWN_PROBLEMS:
+            output.say(f"skipped: {self.count - _SHOWN_PROBLEMS:,} more")
 
 
 class Feed:
@@ -45,20 +83,38 @@ class Feed:
     """
 
     def __init__(
-        self, writer: QueueWriter, *, durable_puts: bool, stored: dict[int, int] | None
+        self,
+        writer: QueueWriter,
+        *,
+        durable_puts: bool,
+        stored: dict[int, int] | None,
+        bad: BadLines | None = None,
     ) -> None:
         """Feed ``writer``.
 
         ``durable_puts``: a put is durable when it returns; otherwise only a flush makes it durable.
 
         ``stored``: under a write id, the last number that each bucket has stored.
+
+        ``bad``: where lines go that cannot be stored; None: they are errors.
         """
+        self._bad = bad
         self._writer, self._durable_puts, self._stored = writer, durable_puts, stored
         self._put = 0
         self._flushed = 0
         self._before = 0
         self.repeated = 0
         """Acknowledged records that an earlier run under the same write id had stored."""
+
+    @property
+    def bucket_column(self) -> str:
+        """The field that decides the bucket of a record."""
+        return self._writer.bucket_column
+
+    @property
+    def numbered(self) -> bool:
+        """Whether records have numbers, so that the input can be repeated."""
+        return self._stored is not None
 
     @property
     def acknowledged(self) -> int:
@@ -69,9 +125,9 @@ class Feed:
         """Note that the writer was closed, which flushes everything that was put."""
         self._flushed = self._put
 
-    async def lines(self, batch: list[Line]) -> None:
-        """Put records; an error names the line."""
-        await _uninterrupted(self._lines(batch))
+    async def lines(self, batch: list[Line], source: str = "") -> None:
+        """Put records; an error names the line, and ``source`` if it is not empty."""
+        await _uninterrupted(self._lines(batch, source))
 
     async def arrow(self, batch: pa.RecordBatch, first: int, where: str) -> None:
         """Put rows of a table; ``first`` is the number of the first row in its file."""
@@ -82,10 +138,10 @@ class Feed:
         self._before += numbers
         await self._flush()
 
-    async def _lines(self, batch: list[Line]) -> None:
-        groups, problem = self._by_bucket(batch)
+    async def _lines(self, batch: list[Line], source: str) -> None:
+        groups, problem = self._by_bucket(batch, source)
         results = await asyncio.gather(
-            *(self._group(bucket, rows) for bucket, rows in groups.items()),
+            *(self._group(bucket, rows, source) for bucket, rows in groups.items()),
             return_exceptions=True,
         )
         for result in [*results, problem]:
@@ -93,45 +149,52 @@ class Feed:
                 raise result
         await self._flush_if_due()
 
-    def _by_bucket(self, batch: list[Line]) -> tuple[dict[int, list[Line]], SchemaError | None]:
+    def _by_bucket(
+        self, batch: list[Line], source: str
+    ) -> tuple[dict[int, list[Line]], SchemaError | None]:
         """Group lines by bucket, up to the first line without one; return its error as well.
 
         Each group is put on its own, so that each bucket succeeds or fails on its own.
         """
         groups: dict[int, list[Line]] = {}
         for line in batch:
+            if self._bad is not None and self._bad.contains(line.text):
+                self._bad.keep(line.text, f"{_place(source, line.number)}: skipped before")
+                continue
             try:
                 groups.setdefault(self._writer.bucket_of(line.record), []).append(line)
             except SchemaError as exc:
-                return groups, SchemaError(f"line {line.number}: {exc}")
+                problem = f"{_place(source, line.number)}: {exc}"
+                if self._bad is None:
+                    return groups, SchemaError(problem)
+                self._bad.keep(line.text, problem)
         return groups, None
 
-    async def _group(self, bucket: int, rows: list[Line]) -> None:
+    async def _group(self, bucket: int, rows: list[Line], source: str) -> None:
         if self._stored is not None:
             fresh = [line for line in rows if self._before + line.number > self._stored[bucket]]
             self._count_repeated(len(rows) - len(fresh))
             rows = fresh
-        if not rows:
-            return
+        if rows:
+            await self._put_rows(rows, source)
+
+    async def _put_rows(self, rows: list[Line], source: str) -> None:
+        """Put records of one bucket in order, up to a bad line, or without the bad lines."""
         try:
             records = [line.record for line in rows]
             await self._writer.put_batch(records, sequence=self._sequence(rows[-1].number))
             self._put += len(rows)
-        except SchemaError:
-            # A refused batch stores nothing. Put the records one by one to store those before the
-            # bad line and to name it.
-            await self._put_each(rows)
-
-    async def _put_each(self, rows: list[Line]) -> None:
-        for line in rows:
-            try:
-                await self._writer.put(line.record, sequence=self._sequence(line.number))
-            except SchemaError as exc:
-                raise SchemaError(
-                    f"line {line.number}: {exc}. Some lines after it may be acknowledged; put the "
-                    "input with --write-id to repeat it without duplicates"
-                ) from exc
-            self._put += 1
+        except SchemaError as exc:
+            if len(rows) > 1:
+                # A refused batch stores nothing. Halve it to find the bad line, in order.
+                middle = len(rows) // 2
+                await self._put_rows(rows[:middle], source)
+                await self._put_rows(rows[middle:], source)
+                return
+            problem = f"{_place(source, rows[0].number)}: {exc}"
+            if self._bad is None:
+                raise SchemaError(problem) from exc
+            self._bad.keep(rows[0].text, problem)
 
     async def _arrow(self, batch: pa.RecordBatch, first: int, where: str) -> None:
         for part, number in await asyncio.to_thread(self._parts, batch, first):
@@ -204,8 +267,12 @@ class Source(Protocol):
 class JsonLines:
     """JSON lines of a file or pipe, put as they arrive."""
 
-    def __init__(self, fd: int) -> None:
-        self._batches = _batches(fd)
+    def __init__(
+        self, read: Callable[[int], bytes], name: str = "", bad: BadLines | None = None
+    ) -> None:
+        """``name`` is part of the messages; empty if there is only one input."""
+        self._name = name
+        self._batches = _batches(read, name, bad)
         self._first: list[Line] | None = None
 
     async def check(self, column: str) -> None:
@@ -213,13 +280,14 @@ class JsonLines:
         if self._first is not None:
             line = self._first[0]
             if column not in line.record:
-                raise SchemaError(_missing_field(f"line {line.number}", column, line.record))
+                place = _place(self._name, line.number)
+                raise SchemaError(_missing_field(place, column, line.record))
 
     async def feed(self, feed: Feed, progress: Progress) -> None:
         last = 0
         async for batch in self._all():
             before, last = feed.acknowledged, batch[-1].number
-            await feed.lines(batch)
+            await feed.lines(batch, self._name)
             progress.advance(feed.acknowledged - before)
         await feed.finish_file(last)
 
@@ -231,12 +299,22 @@ class JsonLines:
 
 
 class ArrowRows:
-    """The rows of a Parquet file or a Lance dataset."""
+    """The rows of a table file: Parquet, Lance, CSV or TSV."""
 
-    def __init__(self, name: str, kind: str) -> None:
-        self._name = name
-        self._batches = batches(name, kind, _ARROW_ROWS)
+    def __init__(
+        self, name: str, form: FileFormat, texts: list[str], bad: BadLines | None = None
+    ) -> None:
+        self._name, self._bad = name, bad
+        invalid_row = None if bad is None else self._skip_row
+        self._batches = batches(name, form, _ARROW_ROWS, texts, invalid_row)
         self._first: pa.RecordBatch | None = None
+
+    def _skip_row(self, number: int | None, text: str) -> str:
+        """Set a row of a CSV file aside that has a wrong number of values."""
+        assert self._bad is not None
+        problem = f"{self._name}, row {number}: wrong number of values"
+        self._bad.keep(text.rstrip("\r\n").encode(), problem)
+        return "skip"
 
     async def check(self, column: str) -> None:
         self._first = await in_thread(next, self._batches, None)
@@ -260,6 +338,10 @@ class ArrowRows:
             yield batch
 
 
+def _place(source: str, number: int) -> str:
+    return f"{source}, line {number}" if source else f"line {number}"
+
+
 def _missing_field(what: str, column: str, names: Iterable[str]) -> str:
     return (
         f"{what} has no field {column!r}, which would decide the bucket of each record; its fields "
@@ -267,7 +349,9 @@ def _missing_field(what: str, column: str, names: Iterable[str]) -> str:
     )
 
 
-async def _batches(fd: int) -> AsyncIterator[list[Line]]:
+async def _batches(
+    read: Callable[[int], bytes], name: str, bad: BadLines | None
+) -> AsyncIterator[list[Line]]:
     """Yield batches that a daemon thread reads, so that a blocked read does not delay the exit."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any](maxsize=4)
 
@@ -282,7 +366,7 @@ async def _batches(fd: int) -> AsyncIterator[list[Line]]:
     def work() -> None:
         with suppress(RuntimeError, CancelledError, asyncio.CancelledError):  # the loop has ended
             try:
-                for batch in _decoded(_complete_lines(fd)):
+                for batch in _decoded(_complete_lines(read), name, bad):
                     deliver(batch)
                 deliver(None)
             except Exception as exc:
@@ -295,10 +379,10 @@ async def _batches(fd: int) -> AsyncIterator[list[Line]]:
         yield item
 
 
-def _complete_lines(fd: int) -> Iterator[list[bytes]]:
+def _complete_lines(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
     """Yield the complete lines of each read: a slow pipe gives small batches, a file large ones."""
     rest = b""
-    while data := os.read(fd, _READ_BYTES):
+    while data := read(_READ_BYTES):
         *lines, tail = data.split(b"\n")
         if lines:
             lines[0] = rest + lines[0]
@@ -312,7 +396,9 @@ def _complete_lines(fd: int) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _decoded(batches: Iterator[list[bytes]]) -> Iterator[list[Line]]:
+def _decoded(
+    batches: Iterator[list[bytes]], name: str, bad: BadLines | None
+) -> Iterator[list[Line]]:
     number = 0
     for lines in batches:
         if number == 0:
@@ -324,9 +410,13 @@ def _decoded(batches: Iterator[list[bytes]]) -> Iterator[list[Line]]:
             if not line.strip():
                 continue
             try:
-                records.append(Line(number, msgspec.json.decode(line, type=dict[str, Any])))
+                records.append(Line(number, msgspec.json.decode(line, type=dict[str, Any]), line))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-                problem = InvalidArgument(f"line {number} is not a JSON object: {exc}")
+                message = f"{_place(name, number)} is not a JSON object: {exc}"
+                if bad is not None:
+                    bad.keep(line, message)
+                    continue
+                problem = InvalidArgument(message)
                 problem.__cause__ = exc
                 break
         if records:

@@ -7,12 +7,12 @@ the result itself.
 from __future__ import annotations
 
 import datetime as dt
+import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,12 +20,28 @@ if TYPE_CHECKING:
 _FOLDED = 30
 """Cells longer than this are folded if the terminal is too narrow."""
 
+_ANSI = {"bold": "1", "dim": "2", "cyan": "36", "green": "32", "error": "1;31"}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
+def is_terminal(stream: IO[str]) -> bool:
+    """Return whether people read the stream; a pipe gets plain text."""
+    return stream.isatty()
+
+
+def _styled(text: str, style: str, stream: IO[str]) -> str:
+    """Return text with the escape codes of a style if the stream shows colours."""
+    coloured = is_terminal(stream) and os.environ.get("TERM") != "dumb"
+    if not coloured or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{_ANSI[style]}m{text}\x1b[0m"
+
+
 @cache
-def out() -> Console:
-    """Return the console for results."""
+def _out() -> Console:
+    """Return the console for tables."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=True)
@@ -33,7 +49,7 @@ def out() -> Console:
 
 @cache
 def err() -> Console:
-    """Return the console for everything else: progress, questions, errors."""
+    """Return the console for progress."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
@@ -42,6 +58,8 @@ def err() -> Console:
 def show(result: Any, as_json: bool, print_text: Callable[[], None]) -> None:
     """Print a result as JSON, or as text for people."""
     if as_json:
+        import msgspec
+
         line(msgspec.json.format(encoded(result), indent=2).decode())
     else:
         print_text()
@@ -49,6 +67,8 @@ def show(result: Any, as_json: bool, print_text: Callable[[], None]) -> None:
 
 def encoded(result: Any) -> bytes:
     """Encode as JSON: bytes as base64, times as ISO 8601, decimals as text."""
+    import msgspec
+
     return msgspec.json.encode(result, enc_hook=str)
 
 
@@ -63,13 +83,25 @@ def line(text: str = "") -> None:
     sys.stdout.flush()
 
 
-def say(text: str) -> None:
-    """Print a message on the error output."""
-    err().print(text, markup=False)
+def part(text: str, style: str) -> None:
+    """Print the beginning of a line."""
+    sys.stdout.write(f"{_styled(text, style, sys.stdout)}  ")
+
+
+def say(text: str, label: str = "") -> None:
+    """Print a message on the error output, after a label that a terminal highlights."""
+    if sys.stderr is None:
+        return
+    if label:
+        label = f"{_styled(label, 'error', sys.stderr)} "
+    visible = _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
+    sys.stdout.flush()
+    sys.stderr.write(f"{label}{visible}\n")
+    sys.stderr.flush()
 
 
 def heading(text: str) -> None:
-    out().print(text, style="bold", markup=False)
+    line(_styled(printable(text), "bold", sys.stdout))
 
 
 def facts(pairs: Iterable[tuple[str, Any]]) -> None:
@@ -77,14 +109,14 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> None:
     known = [(name, printable(str(value))) for name, value in pairs]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
-        out().print(f"{name:<{width}}", end="  ", style="dim", markup=False)
-        out().print(value, markup=False)
+        part(f"{name:<{width}}", "dim")
+        line(value)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows under headings; a column whose name begins with ``#`` is right-aligned."""
     cells = [[_text(cell) for cell in row] for row in rows]
-    if not out().is_terminal or not _draw_table(columns, cells):
+    if not is_terminal(sys.stdout) or not _draw_table(columns, cells):
         _print_plain(columns, cells)
 
 
@@ -108,7 +140,7 @@ def _draw_table(columns: Sequence[str], cells: list[list[str]]) -> bool:
 
     names = [name.lstrip("#") for name in columns]
     widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
-    if sum(min(width, _FOLDED) + 2 for width in widths) - 2 > out().width:
+    if sum(min(width, _FOLDED) + 2 for width in widths) - 2 > _out().width:
         return False
     drawn = Table(
         box=box.SIMPLE_HEAD,
@@ -122,7 +154,7 @@ def _draw_table(columns: Sequence[str], cells: list[list[str]]) -> bool:
         drawn.add_column(name, justify=justify, overflow="fold", no_wrap=width <= _FOLDED)
     for row in cells:
         drawn.add_row(*(Text(cell) for cell in row))
-    out().print(drawn, soft_wrap=False)
+    _out().print(drawn, soft_wrap=False)
     return True
 
 

@@ -167,6 +167,7 @@ dry_run = click.option("--dry-run", is_flag=True, help="Print what would be done
 columns = click.option(
     "--columns", "-c", type=Names(), metavar="A,B", help="Use only these fields."
 )
+nulls = click.option("--nulls", is_flag=True, help="Show fields without a value too, as null.")
 where = click.option(
     "--where", "-w", metavar="SQL", help='Use only records that match a condition: "score > 0.5".'
 )

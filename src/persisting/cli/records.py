@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from persisting.cli import output
@@ -30,9 +31,18 @@ def records(
     return converted
 
 
+def without_nulls(value: Any) -> Any:
+    """Return a record without the fields that have no value, also in nested records."""
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
 def brief(record: dict[str, Any]) -> str:
     """Return a record as one line; a terminal gets long values cut, a pipe never."""
-    visible = _cut(record) if output.out().is_terminal else record
+    visible = _cut(record) if output.is_terminal(sys.stdout) else record
     return output.encoded(visible).decode()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from persisting.cli import output
+from persisting.suggestions import choices
 
 if TYPE_CHECKING:
     from persisting.queue import QueueReader
@@ -22,6 +22,8 @@ _T = TypeVar("_T")
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine; Ctrl-C cancels it, lets it clean up and raises KeyboardInterrupt."""
+    import asyncio
+
     return asyncio.run(work)
 
 
@@ -60,9 +62,7 @@ def columns(source: TopicFolder, chosen: list[str] | None) -> list[str]:
     names: list[str] = source.schema().names
     for name in chosen or []:
         if name not in names:
-            raise click.UsageError(
-                f"The topic has no field {name!r}; it has: {', '.join(names) or 'none yet'}."
-            )
+            raise click.UsageError(f"The topic has no field {name!r}; {choices(name, names)}")
     return names if chosen is None else chosen
 
 
@@ -152,7 +152,7 @@ def progress(
     what: str, total: int | None = None, *, quiet: bool = False, unit: str = "records"
 ) -> Iterator[Progress]:
     """Show a progress bar with rate and remaining time on the error output."""
-    if quiet or not output.err().is_terminal:
+    if quiet or not output.is_terminal(sys.stderr):
         yield Progress()
         return
     from rich import progress as rich

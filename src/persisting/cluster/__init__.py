@@ -2,7 +2,8 @@
 
 The owning side: ``host`` the buckets of a node · ``owned_topic`` those of one topic, and puts to
 several of them · ``service`` the requests one bucket answers · ``page_size`` how much it reads for
-a page · ``staged_uploads`` puts of several messages.
+a page · ``staged_uploads`` puts of several messages · ``node`` a process that is nothing but a
+storage node.
 
 The calling side: ``open_remote`` opens writers and readers · ``client`` topics and buckets wherever
 they are, made of ``locator`` (who owns a bucket), ``put_pipeline`` (the order of puts, messages
@@ -15,21 +16,24 @@ Pulsing, the only modules that import it · ``tcp_nodelay``, ``interpreter_exit`
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from persisting.errors import StorageError
 
+_LAZY = {"serve": "host", "StorageNode": "node", "NodeOptions": "node", "NodeHealth": "node"}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "serve":
+    if name in _LAZY:
         try:
             import persisting.cluster.pulsing_transport  # noqa: F401 (fail at the import)
-            from persisting.cluster.host import serve
+
+            return getattr(import_module(f"persisting.cluster.{_LAZY[name]}"), name)
         except ModuleNotFoundError as exc:
             if exc.name != "pulsing":
                 raise
             raise StorageError(
                 f"Pulsing is not installed ({exc}): pip install 'persisting[pulsing]'"
             ) from exc
-        return serve
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

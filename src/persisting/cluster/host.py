@@ -23,6 +23,7 @@ from persisting.cluster.transport import HOST_ENDPOINT, HostTransport, Unreachab
 from persisting.cluster.wire import Reply, Request
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
+from persisting.options import storage_folder
 from persisting.topic import spec as topics
 from persisting.topic.address import TopicAddress
 from persisting.topic.local import open_for_writing
@@ -39,8 +40,10 @@ REBALANCE_SECONDS = 2.0
 class Host:
     """The buckets that this node owns."""
 
-    def __init__(self, transport: HostTransport) -> None:
+    def __init__(self, transport: HostTransport, storage: Path | None = None) -> None:
+        """``storage``: the only folder whose topics this node owns; None: any folder."""
         self._transport = transport
+        self._storage = None if storage is None else storage.resolve()
         self.node = transport.node
         self.buckets: dict[str, BucketService] = {}
         self.closed = False
@@ -108,6 +111,12 @@ class Host:
         self, place: str, storage_path: str | None, config: dict[str, Any], bucket: int
     ) -> dict[str, str]:
         """Open a bucket on this node, or raise :class:`BucketLocked`."""
+        if self._storage is not None and storage_path is not None:
+            if Path(place).parent != self._storage:
+                raise InvalidArgument(
+                    f"node {self.node} serves only topics in {self._storage}, not {place}: use "
+                    "that folder as storage_path"
+                )
         key = bucket_key(place, bucket)
         async with self._opening:
             if self.closed:
@@ -224,8 +233,11 @@ def host_here(system: Any) -> Host | None:
     return host_on(str(system.node_id.id))
 
 
-async def serve(system: Any) -> Host:
-    """Let this node own buckets; ``await host.close()`` gives them all up."""
+async def serve(system: Any, storage_path: str | Path | None = None) -> Host:
+    """Let this node own buckets; ``await host.close()`` gives them all up.
+
+    With a ``storage_path`` the node owns only topics in that folder, and topics in memory.
+    """
     from persisting.cluster.pulsing_transport import PulsingTransport
 
     transport = PulsingTransport(system)
@@ -234,7 +246,8 @@ async def serve(system: Any) -> Host:
     if running is not None:
         return running
     if node not in _starting:
-        _starting[node] = asyncio.create_task(_start(transport))
+        storage = None if storage_path is None else storage_folder(storage_path)
+        _starting[node] = asyncio.create_task(_start(transport, storage))
     try:
         return await asyncio.shield(_starting[node])
     finally:
@@ -242,11 +255,11 @@ async def serve(system: Any) -> Host:
             del _starting[node]
 
 
-async def _start(transport: HostTransport) -> Host:
+async def _start(transport: HostTransport, storage: Path | None) -> Host:
     from persisting.cluster.tcp_nodelay import disable_nagle
 
     interpreter_exit.install()
-    host = Host(transport)
+    host = Host(transport, storage)
     await host.start()
     disable_nagle(transport.address)
     _hosts[transport.node] = host

@@ -108,9 +108,8 @@ async def _find(transport: Transport, wanted: TopicSpec, storage_path: Any) -> R
         if in_memory:
             return _remote(transport, wanted, in_memory[0])
         raise NoSuchTopic(
-            f"there is no topic {wanted.topic!r} in {folder.parent}, and none is open on the "
-            "cluster: check the name and the storage_path, or wait for it with "
-            "wait_for_topic=True"
+            f"{topics.no_such_topic(folder)} It is not open on the cluster either; to wait for it, "
+            "pass wait_for_topic=True"
         )
     place = folder.resolve()
     return RemoteTopic(transport, str(place), str(place.parent), wanted.applied_to(config), None)

@@ -23,6 +23,7 @@ from persisting.cluster.transport import (
 )
 from persisting.cluster.wire import Reply, Request
 from persisting.concurrency.pool import within
+from persisting.errors import StorageError
 
 MAX_IN_FLIGHT = 8
 """Concurrent calls to one node; Pulsing's connection pool gives up at about twice as many."""
@@ -118,6 +119,19 @@ class PulsingConnection:
             # Pulsing ends streams of a stopped actor, and those of 300 s, without an error.
             raise Unreachable(f"node {self.node}: a stream ended without a last reply")
         return wire.decode_reply(data)
+
+
+async def start_system(address: str, seeds: list[str], passphrase: str | None) -> Any:
+    """Return a new actor system at an address, or raise."""
+    try:
+        return await pul.actor_system(address, seeds=seeds or None, passphrase=passphrase)
+    except (ValueError, *_FAILURES) as exc:
+        raise StorageError(f"cannot listen on {address}: {_message(exc)}") from exc
+
+
+async def members_of(system: Any) -> int:
+    """Return how many living members of the cluster a system sees, itself included."""
+    return sum(member.get("status") == "Alive" for member in await unwrapped(system).members())
 
 
 def unwrapped(system: Any) -> Any:

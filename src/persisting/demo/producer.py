@@ -1,9 +1,9 @@
-"""A node of the cluster that puts trajectories and notes what was acknowledged.
+"""An agent that puts trajectories through a cluster and notes what was acknowledged.
 
     python -m persisting.demo.producer NAME SEED STORAGE NOTES SECONDS
 
-It owns a share of the buckets. The notes are JSON lines written after each acknowledgement. They
-survive a kill of the process and list the records that must be found afterwards.
+The notes are JSON lines written after each acknowledgement. They list the records that must be
+found afterwards.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import IO, Any
 
 import msgspec
 
-from persisting import metrics
 from persisting.demo.trajectories import trajectories
 from persisting.queue import write_queue
 
 TOPIC = "trajectories"
 BATCH = 25
-DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0, "enable_metrics": True}
+NODES = 3
+"""Storage nodes of the cluster."""
 
 
 class Acknowledged(msgspec.Struct):
@@ -40,21 +40,24 @@ class Acknowledged(msgspec.Struct):
 async def main(name: str, seed: str, storage: str, notes: IO[bytes], seconds: float) -> None:
     import pulsing
 
-    from persisting.cluster import serve
+    from persisting.cluster.pulsing_transport import PulsingTransport
 
     system = await pulsing.actor_system("127.0.0.1:0", seeds=[seed])
-    host = await serve(system)
-    server = metrics.serve(port=0)
+    while True:
+        if len(await PulsingTransport(system).hosts()) >= NODES:
+            break
+        await asyncio.sleep(0.05)
     writer = await write_queue(
-        system, topic=TOPIC, storage_path=storage, backend="persisting", backend_options=DURABLE
+        system,
+        topic=TOPIC,
+        storage_path=storage,
+        durable=True,
+        backend_options={"enable_metrics": True},
     )
-    print("metrics", server.server_port, flush=True)
+    print("putting", flush=True)
     await _produce(writer, name, notes, seconds)
-    print("done", flush=True)
-    await asyncio.to_thread(sys.stdin.readline)  # until the demo has scraped the metrics
     await writer.close()
-    server.shutdown()
-    await host.close()
+    print("done", flush=True)
     await system.shutdown()
 
 

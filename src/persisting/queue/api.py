@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+from persisting.concurrency.await_first import await_first
 from persisting.errors import InvalidArgument
 from persisting.topic.open_local import (
     BucketChoice,
     ReaderOptions,
+    durable_arguments,
     open_local_reader,
     open_local_writer,
     topic_spec,
@@ -16,6 +19,7 @@ from persisting.topic.reader import QueueReader
 from persisting.topic.writer import QueueWriter, check_writer_id
 
 
+@await_first("writer")
 async def write_queue(
     system: Any = None,
     topic: str | None = None,
@@ -27,6 +31,7 @@ async def write_queue(
     backend_options: dict[str, Any] | None = None,
     *,
     writer_id: str | None = None,
+    durable: bool = False,
 ) -> QueueWriter:
     """Open a topic for writing; a topic that does not exist is created.
 
@@ -45,7 +50,8 @@ async def write_queue(
     batch_size : int, optional
         Rows per page of reads and transfers (default: 100).
     storage_path : str, optional
-        Folder of the topics (default: "./queue_storage").
+        Folder of the topics (default: "./queue_storage"). A topic in memory stores nothing there;
+        if no backend is named, a warning says so.
     backend : str | type, optional
         "memory" (default for a new topic), "lance", "persisting", a registered name, or a class.
     backend_options : dict, optional
@@ -53,9 +59,16 @@ async def write_queue(
     writer_id : str, optional
         A name that outlives this writer: sequences of puts are stored under it, so that a put
         that is retried after a restart is stored once.
+    durable : bool, optional
+        Store the topic so that every acknowledged record survives power loss: the backend
+        "persisting", with a log that is synced before each acknowledgement. An existing topic
+        becomes durable for new records; arguments that contradict it raise.
     """
     system, topic = _system_and_topic(system, topic)
     check_writer_id(writer_id)
+    in_memory_by_default = backend is None and not durable
+    if durable is not False:
+        backend, backend_options = durable_arguments(durable, backend, backend_options)
     wanted, cls = topic_spec(
         topic,
         bucket_column=bucket_column,
@@ -67,10 +80,21 @@ async def write_queue(
     if system is not None:
         from persisting.cluster.open_remote import open_remote_writer
 
-        return await open_remote_writer(system, wanted, cls, storage_path, writer_id)
-    return await open_local_writer(wanted, cls, storage_path, writer_id)
+        writer = await open_remote_writer(system, wanted, cls, storage_path, writer_id)
+    else:
+        writer = await open_local_writer(wanted, cls, storage_path, writer_id)
+    if storage_path is not None and in_memory_by_default and writer.folder is None:
+        warnings.warn(
+            f"topic {topic!r} is in memory and stores nothing in {str(storage_path)!r}: its "
+            "records are lost when this process ends. To store them, pass durable=True, or "
+            "backend='persisting' or 'lance'; backend='memory' silences this warning",
+            UserWarning,
+            stacklevel=2,
+        )
+    return writer
 
 
+@await_first("reader")
 async def read_queue(
     system: Any = None,
     topic: str | None = None,

@@ -19,6 +19,7 @@ from persisting import json_files
 from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem
 from persisting.records.evolution import is_vector
+from persisting.suggestions import choices
 from persisting.table import text_analysis
 from persisting.table.lance_errors import indices_of
 
@@ -113,8 +114,8 @@ def _natural_kind(dtype: pa.DataType) -> str:
 def field_of(schema: pa.Schema, column: Any) -> pa.Field:
     """Return the field of that name, or raise."""
     if not isinstance(column, str) or column not in schema.names:
-        names = ", ".join(map(repr, schema.names)) or "none yet"
-        raise InvalidArgument(f"there is no field {column!r}; there are: {names}")
+        hint = choices(str(column), schema.names)
+        raise InvalidArgument(f"there is no field {column!r}; {hint}")
     return schema.field(column)
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from persisting.errors import InvalidArgument, StorageError, TableError
 from persisting.records.field_names import ARRIVAL
+from persisting.suggestions import field_hint, quotes_hint
 from persisting.table import text_search
 from persisting.table.lance_errors import is_panic, lance_errors_as, reason
 from persisting.table.text_search import TextHits, TextRequest
@@ -45,8 +46,7 @@ class UnknownField(InvalidArgument):
 
 def unknown_field(where: str, name: str, fields: Iterable[str]) -> str:
     """Return the message for a condition with a field that is not among ``fields``."""
-    known = ", ".join(map(repr, fields)) or "none yet"
-    return f"where={where!r} names {name!r}; the fields are: {known}"
+    return f"where={where!r} names {name!r}; {field_hint(where, name, fields)}"
 
 
 class SearchRequest(NamedTuple):
@@ -122,6 +122,15 @@ def check_condition(schema: pa.Schema, where: str) -> None:
     _run(view, {"columns": [], "with_row_address": True, "filter": enclosed(where)}, where)
 
 
+def count_matching(view: TableView, where: str) -> int:
+    """Return the number of rows that match a condition."""
+    if view.dataset is None or not view.rows:
+        return 0
+    with lance_errors_as(lambda exc: _search_error(exc, view, where)):
+        scanner = view.dataset.scanner(columns=[], with_row_address=True, filter=enclosed(where))
+        return int(scanner.count_rows())
+
+
 def matching(view: TableView, where: str | None, limit: int | None) -> list[int]:
     """The offsets of the first ``limit`` rows that match a condition, in order."""
     if view.dataset is None or not view.rows or limit == 0:
@@ -157,13 +166,17 @@ def _search_error(exc: BaseException, view: TableView, where: str | None) -> Sto
     if missing is not None:
         fields = [name for name in view.schema.names if name != ARRIVAL]
         return UnknownField(unknown_field(where, missing[1], fields), where, missing[1])
-    return InvalidArgument(f"where={where!r} cannot be used: {_parser_error(text, where)}")
+    problem, hint = _parser_error(text, where), quotes_hint(where)
+    return InvalidArgument(
+        f"where={where!r} cannot be used: {problem}{f'; {hint}' if hint else ''}"
+    )
 
 
 def _parser_error(text: str, where: str) -> str:
     """The error of Lance's parser, in terms of the user's condition without our brackets."""
     parser = _REASON.search(text)
     text = parser[1] if parser else text.replace(enclosed(where), where)
+    text = text.removeprefix("Error during planning: ")
     text = text.replace("Expected: ),", "Expected: its end,")
     return re.sub(r"found: \)$", "found: its end", text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from persisting.bucket.group_offsets import Committed, groups_in, read_committed
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.fs import FileSystem
 from persisting.lock import is_locked
+from persisting.suggestions import choices
 from persisting.topic.groups import FOLDER, MEMBER, group_folder, try_lock, write_committed
 
 
@@ -42,26 +44,61 @@ class Span(msgspec.Struct):
     restores: list[int]
 
 
-def groups(folder: Path, spans: dict[int, Span], fs: FileSystem) -> list[GroupProgress]:
+ReadSpans = Callable[[], dict[int, Span]]
+"""Reads the offsets of the buckets. It is called after the groups' offsets were read: ends only
+grow, so a group that reads meanwhile never seems to be past the end."""
+
+
+def groups(
+    folder: Path, buckets: Iterable[int], read_spans: ReadSpans, fs: FileSystem
+) -> list[GroupProgress]:
     """Return every group of a topic."""
-    return [progress(folder, group.name, spans, fs) for group in groups_in(folder / FOLDER, fs)]
+    names = [group.name for group in groups_in(folder / FOLDER, fs)]
+    if not names:
+        return []
+    buckets = list(buckets)
+    committed = {name: _committed(group_folder(folder, name), buckets, fs) for name in names}
+    spans = read_spans()
+    return [_progress(folder, name, committed[name], {}, spans, fs) for name in names]
 
 
-def progress(folder: Path, group: str, spans: dict[int, Span], fs: FileSystem) -> GroupProgress:
+def progress(
+    folder: Path, group: str, buckets: Iterable[int], read_spans: ReadSpans, fs: FileSystem
+) -> GroupProgress:
     """Return one group, or raise if it does not exist."""
     _existing_folder(folder, group)
-    return after_reset(folder, group, {}, spans, fs)
+    return after_reset(folder, group, {}, buckets, read_spans, fs)
 
 
 def after_reset(
-    folder: Path, group: str, offsets: dict[int, int], spans: dict[int, Span], fs: FileSystem
+    folder: Path,
+    group: str,
+    offsets: dict[int, int],
+    buckets: Iterable[int],
+    read_spans: ReadSpans,
+    fs: FileSystem,
 ) -> GroupProgress:
     """Return what :func:`progress` would return after :func:`reset`."""
+    committed = _committed(group_folder(folder, group), buckets, fs)
+    return _progress(folder, group, committed, offsets, read_spans(), fs)
+
+
+def _committed(place: Path, buckets: Iterable[int], fs: FileSystem) -> dict[int, Committed]:
+    return {bucket: read_committed(place, bucket, fs) for bucket in buckets}
+
+
+def _progress(
+    folder: Path,
+    group: str,
+    stored: dict[int, Committed],
+    offsets: dict[int, int],
+    spans: dict[int, Span],
+    fs: FileSystem,
+) -> GroupProgress:
     place = group_folder(folder, group)
     buckets = []
     for bucket, span in spans.items():
-        current = read_committed(place, bucket, fs).now(span.restores)
-        committed = offsets.get(bucket, current)
+        committed = offsets.get(bucket, stored[bucket].now(span.restores))
         lag = max(0, span.end - max(committed, span.start))
         buckets.append(BucketProgress(bucket, committed, span.end, lag))
     members = _members(place, fs) if place.is_dir() else 0
@@ -103,9 +140,7 @@ def _existing_folder(folder: Path, group: str) -> Path:
     place = group_folder(folder, group)
     if not place.is_dir():
         names = [existing.name for existing in groups_in(folder / FOLDER, FileSystem())]
-        raise InvalidArgument(
-            f"there is no group {group!r}; there are: {', '.join(map(repr, names)) or 'none'}"
-        )
+        raise InvalidArgument(f"there is no group {group!r}; {choices(group, names)}")
     return place
 
 

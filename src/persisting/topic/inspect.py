@@ -132,7 +132,7 @@ class Look(NamedTuple):
 
 def topics_in(root: str | Path | None) -> list[TopicFacts]:
     """Return every topic in a storage folder; one that cannot be read says why."""
-    return [look.facts for look in looks_in(root)]
+    return [seen.facts for seen in looks_in(root)]
 
 
 def looks_in(root: str | Path | None) -> list[Look]:
@@ -144,30 +144,31 @@ def looks_in(root: str | Path | None) -> list[Look]:
             "write_queue()"
         )
     return [
-        _look(place / name)
+        look(place / name)
         for name in sorted(os.listdir(place))
-        if (place / name / topics.FILE).exists()
+        if not name.startswith(".") and (place / name / topics.FILE).exists()
     ]
 
 
-def _look(folder: Path) -> Look:
+def look(folder: Path) -> Look:
+    """Return a topic with its buckets and groups; one that cannot be read says why."""
     facts = TopicFacts(folder.name, str(folder))
-    look = Look(facts, [], [])
+    seen = Look(facts, [], [])
     try:
         stored = TopicFolder.open(folder)
         facts.backend, facts.num_buckets = stored.config.backend, stored.config.num_buckets
-        look = Look(facts, buckets := buckets_of(stored), [])
+        seen = Look(facts, buckets := buckets_of(stored), [])
         facts.problem = next((bucket.problem for bucket in buckets if bucket.problem), None)
         facts.rows = sum(bucket.rows for bucket in buckets)
         facts.bytes = sum(bucket.bytes for bucket in buckets)
         facts.log_bytes = sum(bucket.log_bytes for bucket in buckets)
         facts.owners = distinct_owners(buckets)
         if facts.problem is None:
-            look = look._replace(groups=groups_of(stored))
-            facts.lag = {group.group: group.lag for group in look.groups}
+            seen = seen._replace(groups=groups_of(stored))
+            facts.lag = {group.group: group.lag for group in seen.groups}
     except StorageError as exc:
         facts.problem = str(exc)
-    return look
+    return seen
 
 
 def describe(stored: TopicFolder) -> Description:
@@ -215,16 +216,19 @@ def distinct_owners(buckets: list[BucketFacts]) -> list[dict[str, Any]]:
 
 def groups_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> list[GroupProgress]:
     """Return the consumer groups of a topic with offsets and lag, in all or some buckets."""
-    return group_admin.groups(stored.folder, spans_of(stored, buckets), filesystem.current())
+    chosen = list(stored.buckets if buckets is None else buckets)
+    return group_admin.groups(
+        stored.folder, chosen, lambda: spans_of(stored, chosen), filesystem.current()
+    )
 
 
 def spans_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> dict[int, Span]:
-    """Return the range of offsets of all or some buckets."""
+    """Return the range of offsets of all or some buckets, with the records of their owner's log."""
     spans = {}
     for bucket in stored.buckets if buckets is None else buckets:
-        table = stored.table(bucket)
-        restores = [restore.end for restore in table.restores]
-        spans[bucket] = Span(table.view.start, table.view.end, restores)
+        snapshot = stored.snapshot(bucket)
+        restores = [restore.end for restore in stored.table(bucket).restores[: snapshot.epoch]]
+        spans[bucket] = Span(snapshot.start, snapshot.end, restores)
     return spans
 
 

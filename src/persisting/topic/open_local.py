@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from persisting import fs as filesystem
+from persisting.backends.persisting import PersistingBackend
 from persisting.backends.table_backend import TableBackend
 from persisting.concurrency.pool import in_thread
 from persisting.errors import InvalidArgument, NoSuchTopic
 from persisting.metrics import GroupMetrics
+from persisting.options import DURABLE
 from persisting.topic import spec as topics
 from persisting.topic.bucket_client import Topic
 from persisting.topic.groups import Membership
@@ -54,6 +56,29 @@ def topic_spec(
     )
     wanted.check()
     return wanted, cls
+
+
+def durable_arguments(
+    durable: Any, backend: str | type | None, options: dict[str, Any] | None
+) -> tuple[str | type, dict[str, Any]]:
+    """Return the backend and the options of a durable topic; raise for what contradicts it."""
+    if durable is not True:
+        raise InvalidArgument(f"durable must be True or False, got {durable!r}")
+    if options is not None and not isinstance(options, dict):
+        raise InvalidArgument(f"backend_options must be a dict, got {type(options).__name__}")
+    backend = "persisting" if backend is None else backend
+    if not issubclass(get_backend_class(backend), PersistingBackend):
+        raise InvalidArgument(
+            f"durable=True needs the backend 'persisting', got {backend!r}: leave out backend, or "
+            "durable"
+        )
+    for name, value in DURABLE.items():
+        if (options or {}).get(name, value) != value:
+            raise InvalidArgument(
+                f"durable=True means {name}={value!r}, but backend_options has "
+                f"{name}={options[name]!r}: leave out one of them"  # type: ignore[index]
+            )
+    return backend, {**DURABLE, **(options or {})}
 
 
 async def open_local_writer(
@@ -236,10 +261,8 @@ async def _find(wanted: TopicSpec, cls: type | None, storage_path: Any) -> Topic
         handle = hold_live(in_memory[0]) if in_memory else None
         if handle is not None:
             return handle
-        raise NoSuchTopic(
-            f"there is no topic {wanted.topic!r} in {folder.parent}: check the name and the "
-            "storage_path, or wait for it with wait_for_topic=True"
-        )
+        missing = topics.no_such_topic(folder)
+        raise NoSuchTopic(f"{missing} To wait for it, pass wait_for_topic=True")
     config = wanted.applied_to(config)
     if issubclass(cls or get_backend_class(config.backend), TableBackend):
         return ReadonlyTopic(folder, config)

@@ -13,6 +13,7 @@ from persisting import json_files
 from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem
 from persisting.options import storage_folder
+from persisting.suggestions import choices
 from persisting.topic.topic_names import check_name
 
 FILE = "topic.json"
@@ -186,6 +187,18 @@ def topic_folder(storage_path: str | Path | None, topic: str) -> Path:
     """Return the folder of a topic."""
     root = DEFAULT_ROOT if storage_path is None else storage_path
     return storage_folder(root) / check_name("topic", topic)
+
+
+def no_such_topic(folder: Path) -> str:
+    """Return the message for a topic that does not exist, with the names that may be meant."""
+    message = f"there is no topic {folder.name!r} in {folder.parent}"
+    if not folder.parent.is_dir():
+        return f"{message}: there is no such folder. Check the storage folder."
+    siblings = sorted(path.parent.name for path in folder.parent.glob(f"*/{FILE}"))
+    if not siblings:
+        return f"{message}, which contains no topics. Check the storage folder."
+    hint = choices(folder.name, siblings)
+    return f"{message}; {hint}" if hint.endswith("?") else f"{message}; {hint}."
 
 
 def bucket_folder(folder: Path, bucket: int) -> Path:

@@ -198,6 +198,20 @@ class Query(_ListRead):
 
 
 @dataclass(frozen=True)
+class Count(TableRead[int]):
+    """The number of records that match an SQL condition."""
+
+    op = "count"
+    where: str | None = None
+
+    async def run(self, backend: TableBackend) -> int:
+        return await backend.count(self.where)
+
+    def without_bucket(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
 class Verify(TableRead[Record]):
     op = "verify"
 
@@ -313,6 +327,7 @@ _CALLS: dict[str, type[TableCall[Any]]] = {
         Indexes,
         Take,
         Query,
+        Count,
         Verify,
         MakeDurable,
         Tag,

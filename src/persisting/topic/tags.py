@@ -19,6 +19,7 @@ from persisting import json_files
 from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem, os_errors_as
 from persisting.lock import file_lock
+from persisting.suggestions import choices
 from persisting.table.versions import check_tag
 
 log = logging.getLogger("persisting")
@@ -91,8 +92,8 @@ def load(folder: Path, name: str, fs: FileSystem) -> TopicTag:
     try:
         return json_files.decode(fs.read(path), TopicTag)
     except FileNotFoundError:
-        names = ", ".join(map(repr, names_in(folder, fs))) or "none"
-        raise InvalidArgument(f"there is no tag {name!r}; there are: {names}") from None
+        hint = choices(name, names_in(folder, fs))
+        raise InvalidArgument(f"there is no tag {name!r}; {hint}") from None
     except OSError as exc:
         raise StorageError(f"cannot read the tag file {path}: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:

@@ -41,10 +41,7 @@ class TopicFolder:
     def open(cls, folder: Path) -> TopicFolder:
         config = topics.load(folder, filesystem.current())
         if config is None:
-            raise NoSuchTopic(
-                f"there is no topic in {folder}: it has no {topics.FILE}. Check the topic's name "
-                "and the storage folder"
-            )
+            raise NoSuchTopic(topics.no_such_topic(folder))
         if config.backend not in ("lance", "persisting"):
             raise InvalidArgument(
                 f"topic {config.topic!r} has the backend {config.backend!r}, whose files only its "

@@ -15,6 +15,7 @@ from persisting.table.text_query import check_how
 from persisting.topic.bucket_set import BucketSet
 from persisting.topic.routing import route
 from persisting.topic.table_calls import (
+    Count,
     CreateIndex,
     DropIndex,
     Indexes,
@@ -104,6 +105,10 @@ class TopicSearch:
         self, where: str | None, columns: Sequence[str] | None, limit: int | None
     ) -> list[dict[str, Any]]:
         return await self._query(self._buckets.numbers, where, columns, limit)
+
+    async def count(self, where: str | None) -> int:
+        check_where(where)
+        return sum((await self._buckets.call_each(Count(where))).values())
 
     async def lookup(
         self, column: str, value: Any, columns: Sequence[str] | None

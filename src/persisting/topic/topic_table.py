@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from persisting.concurrency.closing import AsyncClosing
@@ -33,6 +34,12 @@ class TopicTable(AsyncClosing):
     def topic(self) -> str:
         """The name of the topic."""
         return self._topic.name
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the topic; None for a topic in memory."""
+        folder = self._topic.folder
+        return None if folder is None else Path(folder)
 
     # Versions and tags
 
@@ -154,6 +161,10 @@ class TopicTable(AsyncClosing):
         """Return the records that match an SQL condition, bucket by bucket, in order."""
         check_window(0, limit)
         return await self._search.query(where, columns, limit)
+
+    async def count(self, where: str | None = None) -> int:
+        """Return the number of records, or of those that match an SQL condition."""
+        return await self._search.count(where)
 
     async def lookup(
         self, column: str, value: Any, columns: Sequence[str] | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persisting.bucket.producer_sequences import ANONYMOUS, check_number, check_writer
+from persisting.bucket.producer_sequences import ANONYMOUS, GENERATED, check_number, check_writer
 from persisting.errors import InvalidArgument
 from persisting.topic.bucket_client import ProducerSequence, Rows, Topic
 from persisting.topic.routing import by_bucket, route, table_by_bucket
@@ -26,7 +26,7 @@ def check_writer_id(name: Any) -> None:
     """Raise if ``name`` cannot be the id of a writer, which outlives its connection."""
     if name is not None:
         check_writer(name)
-        if name.startswith(ANONYMOUS):
+        if name.startswith(ANONYMOUS) and not name.startswith(GENERATED):
             raise InvalidArgument(f"writer_id must not start with {ANONYMOUS!r}, got {name!r}")
 
 
@@ -53,6 +53,11 @@ class QueueWriter(TopicTable):
     def writer_id(self) -> str:
         """The name under which sequences are stored, so that a retried put is stored once."""
         return self._writer_id
+
+    @property
+    def bucket_column(self) -> str:
+        """The field that decides the bucket of a record."""
+        return self._routing[0]
 
     def bucket_of(self, record: dict[str, Any]) -> int:
         """Return the bucket that a record goes to."""

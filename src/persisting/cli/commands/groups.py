@@ -60,10 +60,16 @@ def groups(
         raise click.UsageError("Name the group to reset or delete.")
     if reset_to is not None and delete:
         raise click.UsageError("Pass either --reset-to or --delete, not both.")
-    source = topics_access.find_recovered(topic, storage)
-    spans = inspect.spans_of(source)
+    source = topics_access.find_followed(topic, storage)
+
+    def spans() -> dict[int, Span]:
+        return inspect.spans_of(source)
+
+    def progress(name: str) -> GroupProgress:
+        return group_admin.progress(source.folder, name, source.buckets, spans, fs.current())
+
     if delete and group is not None:
-        found = [group_admin.progress(source.folder, group, spans, fs.current())]
+        found = [progress(group)]
         if not dry_run:
             topics_access.confirm(f"Delete group {group} and its committed offsets?", yes)
             group_admin.delete(source.folder, group, list(source.buckets), fs.current())
@@ -72,17 +78,22 @@ def groups(
         output.show(found, as_json, lambda: _print_groups(found, details=True) if found else None)
         return
     if reset_to is not None and group is not None:
-        offsets = _offsets(source, spans, reset_to, bucket)
+        now = spans()
+        offsets = _offsets(source, now, reset_to, bucket)
         if dry_run:
-            found = [group_admin.after_reset(source.folder, group, offsets, spans, fs.current())]
+            found = [
+                group_admin.after_reset(
+                    source.folder, group, offsets, source.buckets, spans, fs.current()
+                )
+            ]
             output.show(found, as_json, lambda: _print_groups(found, details=True))
             return
         topics_access.confirm(f"Reset group {group} to {reset_to}?", yes)
-        group_admin.reset(source.folder, group, offsets, spans, fs.current())
+        group_admin.reset(source.folder, group, offsets, now, fs.current())
     if group is None:
-        found = group_admin.groups(source.folder, spans, fs.current())
+        found = group_admin.groups(source.folder, source.buckets, spans, fs.current())
     else:
-        found = [group_admin.progress(source.folder, group, spans, fs.current())]
+        found = [progress(group)]
     output.show(found, as_json, lambda: _print_groups(found, details=group is not None))
 
 
@@ -115,4 +126,5 @@ def _offsets(
     if where.isdecimal():
         return {b: min(max(int(where), span.start), span.end) for b, span in chosen.items()}
     timestamp: dt.datetime = Timestamp().convert(where, None, None)
-    return {b: source.offset_at(b, timestamp) for b in chosen}
+    since = round(timestamp.timestamp() * 1e6)
+    return {b: source.snapshot(b).offset_at(since) for b in chosen}

@@ -14,7 +14,7 @@ import click
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import Found, prints
 from persisting.cli.parameters import Timestamp
-from persisting.cli.records import brief
+from persisting.cli.records import brief, without_nulls
 
 if TYPE_CHECKING:
     from persisting.bucket.snapshot import Snapshot
@@ -34,6 +34,7 @@ class _Chosen:
     topic: str
     bucket: int | None
     columns: list[str] | None
+    nulls: bool
     storage: str
     as_json: bool
 
@@ -44,6 +45,7 @@ _chosen = parameters.bundled(
     parameters.topic,
     parameters.bucket,
     parameters.columns,
+    parameters.nulls,
     parameters.storage,
     parameters.as_json,
 )
@@ -70,7 +72,7 @@ def head(
     for number in topics_access.buckets(source, chosen.bucket):
         snapshot = source.snapshot(number)
         found += _window(source, number, snapshot, snapshot.start, lines, chosen.columns)
-    _print(sorted(found, key=_by_arrival)[:lines], chosen.as_json)
+    _print(sorted(found, key=_by_arrival)[:lines], chosen)
 
 
 @click.command()
@@ -112,13 +114,13 @@ def tail(
             first = max(first, snapshot.offset_at(round(since.timestamp() * 1e6)))
         found += _window(source, number, snapshot, first, snapshot.end - first, chosen.columns)
         positions[number] = (snapshot.end, snapshot.epoch)
-    _print(sorted(found, key=_by_arrival)[-lines:] if lines else [], chosen.as_json)
+    _print(sorted(found, key=_by_arrival)[-lines:] if lines else [], chosen)
     while follow:
         with _change_in(source, positions) as changed:
             new = sorted(_new_records(source, positions, chosen.columns), key=_by_arrival)
             if not new:
                 changed.wait(_FOLLOW_SECONDS)
-        _print(new, chosen.as_json)
+        _print(new, chosen)
 
 
 @contextmanager
@@ -188,7 +190,7 @@ def get(
         first = snapshot.start if offset is None else offset
         if first < snapshot.start:
             _raise_removed(number, first, snapshot.start)
-        _print(_window(source, number, snapshot, first, limit, chosen.columns), chosen.as_json)
+        _print(_window(source, number, snapshot, first, limit, chosen.columns), chosen)
 
 
 def _raise_removed(bucket: int, offset: int, start: int) -> None:
@@ -234,11 +236,13 @@ def _by_arrival(found: Found) -> tuple[str, int, int]:
     return found.time or "", found.bucket, found.offset
 
 
-def _print(records: Sequence[Found], as_json: bool) -> None:
+def _print(records: Sequence[Found], chosen: _Chosen) -> None:
     for found in records:
-        if as_json:
+        if not chosen.nulls:
+            found.record = without_nulls(found.record)
+        if chosen.as_json:
             output.json_line(found)
         else:
             position = f"{found.bucket}:{found.offset}"
-            output.out().print(f"{position:>8}", style="cyan", end="  ", markup=False)
+            output.part(f"{position:>8}", "cyan")
             output.line(brief(found.record))

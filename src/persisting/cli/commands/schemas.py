@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import cast
 
 import click
 
@@ -12,7 +13,8 @@ from persisting.cli.json_contract import CONTRACT, schema_of
 
 @click.command("json-schema")
 @click.argument("command", nargs=-1)
-def json_schema(command: tuple[str, ...]) -> None:
+@click.pass_context
+def json_schema(ctx: click.Context, command: tuple[str, ...]) -> None:
     """Print the JSON Schema of the --json output of a command.
 
     Commands marked 'lines' print one value per line. Later versions may add fields; they never
@@ -24,6 +26,7 @@ def json_schema(command: tuple[str, ...]) -> None:
       persisting json-schema topics
       persisting json-schema wal inspect
     """
+    _load_all(cast(click.Group, ctx.find_root().command))
     name = " ".join(command)
     if not name:
         output.table(
@@ -36,6 +39,13 @@ def json_schema(command: tuple[str, ...]) -> None:
         raise click.UsageError(
             f"{name!r} has no JSON output; these commands have: {', '.join(sorted(CONTRACT))}."
         )
+
+
+def _load_all(group: click.Group) -> None:
+    """Import every command, which registers what it prints."""
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            _load_all(command)
 
 
 @click.command()

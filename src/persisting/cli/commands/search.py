@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Position
-from persisting.cli.records import brief
+from persisting.cli.records import brief, without_nulls
+from persisting.errors import InvalidArgument
 
 
 @click.command()
@@ -51,6 +53,7 @@ from persisting.cli.records import brief
 @click.option("--exact", is_flag=True, help="Compare with every vector instead of using an index.")
 @parameters.where
 @parameters.columns
+@parameters.nulls
 @parameters.storage
 @parameters.as_json
 @prints("search", "persisting.cli.json_contract:Hit", lines=True)
@@ -67,6 +70,7 @@ def search(
     exact: bool,
     where: str | None,
     columns: list[str] | None,
+    nulls: bool,
     storage: str,
     as_json: bool,
 ) -> None:
@@ -92,12 +96,15 @@ def search(
             if like is not None:
                 target = _vector_in((await reader.take([like]))[0], column)
             words: dict[str, Any] = {"match": match, "fuzziness": fuzziness} if text else {}
-            return await reader.search(
-                target, text, column, k, where, columns, metric=metric, exact=exact, **words
-            )
+            try:
+                return await reader.search(
+                    target, text, column, k, where, columns, metric=metric, exact=exact, **words
+                )
+            except InvalidArgument as exc:
+                raise InvalidArgument(str(exc).replace("column=…", "--column")) from exc
 
     for hit in topics_access.run(find()):
-        _print(hit, as_json)
+        _print(hit if nulls else without_nulls(hit), as_json)
 
 
 @click.command()
@@ -106,6 +113,7 @@ def search(
 @parameters.columns
 @parameters.count("--limit", 100, "Maximum number of records to show.")
 @parameters.bucket
+@parameters.nulls
 @parameters.storage
 @parameters.as_json
 @prints("query", "persisting.cli.json_contract:Row", lines=True)
@@ -115,6 +123,7 @@ def query(
     columns: list[str] | None,
     limit: int,
     bucket: int | None,
+    nulls: bool,
     storage: str,
     as_json: bool,
 ) -> None:
@@ -127,15 +136,58 @@ def query(
     """
     topics_access.note_unflushed(topics_access.find_topic(topic, storage), reads_log=True)
 
-    async def find() -> list[dict[str, Any]]:
+    async def find() -> tuple[list[dict[str, Any]], int]:
         async with topics_access.reader(topic, storage, bucket) as reader:
-            return await reader.query(condition, columns, limit)
+            found = await reader.query(condition, columns, limit)
+            return found, await reader.count(condition) if len(found) == limit else len(found)
 
-    for record in topics_access.run(find()):
+    records, total = topics_access.run(find())
+    for record in records:
+        shown = record if nulls else without_nulls(record)
         if as_json:
-            output.json_line({"record": record})
+            output.json_line({"record": shown})
         else:
-            output.line(brief(record))
+            output.line(brief(shown))
+    if total > len(records):
+        output.say(
+            f"note: {output.plural(total - len(records), 'more record')} matched; to show all, "
+            f"pass --limit {total}"
+        )
+
+
+class Counted(msgspec.Struct):
+    """How many records match a condition."""
+
+    topic: str
+    count: int
+
+
+@click.command()
+@parameters.topic
+@click.argument("condition", required=False)
+@parameters.bucket
+@parameters.storage
+@parameters.as_json
+@prints("count", "persisting.cli.commands.search:Counted")
+def count(
+    topic: str, condition: str | None, bucket: int | None, storage: str, as_json: bool
+) -> None:
+    """Count the records of a topic, or those that match an SQL condition.
+
+    \b
+    Examples:
+      persisting count events
+      persisting count events "score > 0.5 AND kind = 'answer'"
+    """
+    source = topics_access.find_topic(topic, storage)
+    topics_access.note_unflushed(source, reads_log=True)
+
+    async def find() -> int:
+        async with topics_access.reader(topic, storage, bucket) as reader:
+            return await reader.count(condition)
+
+    result = Counted(source.config.topic, topics_access.run(find()))
+    output.show(result, as_json, lambda: output.line(str(result.count)))
 
 
 def _print(hit: dict[str, Any], as_json: bool) -> None:
@@ -154,8 +206,8 @@ def _print(hit: dict[str, Any], as_json: bool) -> None:
         return
     position = f"{bucket}:{offset}"
     value = distance if score is None else score
-    output.out().print(f"{position:>8}", style="cyan", end="  ", markup=False)
-    output.out().print(f"{value:>10.4f}", style="green", end="  ", markup=False)
+    output.part(f"{position:>8}", "cyan")
+    output.part(f"{value:>10.4f}", "green")
     output.line(brief(hit))
 
 

@@ -15,11 +15,16 @@ if TYPE_CHECKING:
     from persisting.topic.inspect import Description, TopicFacts
 
 
+_NODE_DIGITS = 8
+"""Enough to tell nodes apart; --json has the whole id."""
+
+
 def _owner(owner: dict[str, Any]) -> str:
     process = f"pid {owner.get('pid', '?')}@{owner.get('host', '?')}"
     if "node" not in owner:
         return process
-    return f"{process} ({owner['node']} {owner.get('address', '')})".replace(" )", ")")
+    node = str(owner["node"])[:_NODE_DIGITS]
+    return f"{process} (node {node} {owner.get('address', '')})".replace(" )", ")")
 
 
 @click.command()

@@ -1,0 +1,160 @@
+"""``create`` and ``delete``: the beginning and the end of a topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from persisting.cli import output, parameters, topics_access
+from persisting.cli.json_contract import prints
+from persisting.cli.parameters import Setting
+from persisting.options import DURABLE
+
+
+class Created(msgspec.Struct):
+    """A new topic."""
+
+    topic: str
+    path: str
+    backend: str
+    num_buckets: int
+    bucket_column: str
+    options: dict[str, Any]
+
+
+class Deleted(msgspec.Struct):
+    """A topic that was deleted, or in a dry run would be."""
+
+    topic: str
+    path: str
+    rows: int
+    bytes: int
+    dry_run: bool = False
+
+
+@click.command()
+@parameters.topic
+@click.option(
+    "--durable",
+    is_flag=True,
+    help="Refuse settings under which an acknowledged record could be lost in a power failure.",
+)
+@parameters.buckets
+@parameters.bucket_column
+@click.option("--backend", help="Backend of the topic.  [default: persisting]")
+@click.option(
+    "--set", "settings", type=Setting(), multiple=True, help="Option of the backend; repeatable."
+)
+@parameters.storage
+@parameters.as_json
+@prints("create", "persisting.cli.commands.lifecycle:Created")
+def create(
+    topic: str,
+    durable: bool,
+    buckets: int | None,
+    bucket_column: str | None,
+    backend: str | None,
+    settings: tuple[tuple[str, Any], ...],
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Create an empty topic; by default every acknowledged record survives a power failure.
+
+    The default is a log that is synced before each acknowledgement, as with durable=True in Python.
+    --set and --backend change it; --durable makes sure that they do not.
+
+    \b
+    Examples:
+      persisting create orders --durable --buckets 8 --bucket-column customer
+      persisting create clicks --set wal_sync_interval=1
+    """
+    from persisting.topic import inspect
+    from persisting.topic.spec import FILE
+
+    folder = inspect.folder_of(topic, storage)
+    if (folder / FILE).exists():
+        raise click.UsageError(
+            f"The topic {folder.name!r} exists already; 'persisting describe' shows it."
+        )
+    if backend == "memory":
+        raise click.UsageError("The backend 'memory' stores nothing; choose another --backend.")
+    options = dict(settings)
+    if not durable:
+        backend = backend or "persisting"
+        options = {**DURABLE, **options} if backend == "persisting" else options
+
+    async def work() -> None:
+        from persisting.queue import write_queue
+
+        writer = await write_queue(
+            topic=folder.name,
+            storage_path=str(folder.parent),
+            num_buckets=buckets,
+            bucket_column=bucket_column,
+            backend=backend,
+            backend_options=options,
+            durable=durable,
+        )
+        await writer.close()
+
+    topics_access.run(work())
+    config = topics_access.find_topic(topic, storage).config
+    result = Created(
+        config.topic,
+        str(folder),
+        config.backend,
+        config.num_buckets,
+        config.bucket_column,
+        config.options,
+    )
+    output.show(result, as_json, lambda: _print_created(result))
+
+
+def _print_created(result: Created) -> None:
+    count = output.plural(result.num_buckets, "bucket")
+    output.line(f"topic {result.topic} with {count} by {result.bucket_column!r} in {result.path}")
+
+
+@click.command()
+@parameters.topic
+@parameters.dry_run
+@parameters.yes
+@parameters.storage
+@parameters.as_json
+@prints("delete", "persisting.cli.commands.lifecycle:Deleted")
+def delete(topic: str, dry_run: bool, yes: bool, storage: str, as_json: bool) -> None:
+    """Delete a topic with its records, versions, tags and consumer groups for good.
+
+    A topic that another process has open for writing, or reads in a consumer group, is not deleted.
+    If the command is interrupted, the topic is either whole or gone; repeat the command to remove
+    the rest of its files.
+
+    \b
+    Examples:
+      persisting delete events --dry-run
+      persisting delete events --yes
+    """
+    from persisting.topic import deletion, inspect
+    from persisting.topic.spec import FILE
+
+    folder = inspect.folder_of(topic, storage)
+    if not (folder / FILE).exists() and not dry_run and deletion.remove_leftovers(folder):
+        result = Deleted(folder.name, str(folder), 0, 0)
+        text = f"the rest of topic {folder.name}, whose deletion was interrupted, is removed"
+        output.show(result, as_json, lambda: output.line(text))
+        return
+    deletion.check_deletable(folder)
+    facts = inspect.look(folder).facts
+    result = Deleted(folder.name, str(folder), facts.rows, facts.bytes, dry_run)
+    content = f"{output.plural(facts.rows, 'record')} ({output.size(facts.bytes)})"
+    if not dry_run:
+        topics_access.confirm(f"Delete topic {folder.name} with {content} for good?", yes)
+        deletion.delete(folder)
+    would = "would be " if dry_run else ""
+    output.show(
+        result,
+        as_json,
+        lambda: output.line(f"topic {folder.name} with {content} {would}deleted"),
+    )

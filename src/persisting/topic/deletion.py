@@ -1,0 +1,106 @@
+"""Deleting a stored topic. Blocking.
+
+The folder is renamed first, which the file system does at once: a crash leaves either the whole
+topic, or a folder with a hidden name that no command lists. The next deletion removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+from persisting import fs as filesystem
+from persisting.bucket.group_offsets import groups_in
+from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic, StorageError
+from persisting.fs import os_errors_as
+from persisting.lock import LOCK_FILE, LockedFile, described, file_lock, is_locked, owner_of
+from persisting.topic import spec as topics
+from persisting.topic.groups import FOLDER as GROUPS
+from persisting.topic.groups import MEMBER
+
+_DELETED = ".deleted-"
+
+
+def check_deletable(folder: Path) -> None:
+    """Raise unless there is a topic in ``folder`` that nobody writes or reads in a group."""
+    if folder.is_symlink():
+        raise InvalidArgument(
+            f"{folder} is a symbolic link; delete the topic in the folder that it points to"
+        )
+    if (folder / topics.BACKUP_FILE).exists():
+        raise InvalidArgument(f"{folder} is a backup, not a topic; remove the folder itself")
+    if not (folder / topics.FILE).exists():
+        raise NoSuchTopic(topics.no_such_topic(folder))
+    for bucket in _bucket_folders(folder):
+        owner = owner_of(bucket)
+        if owner is not None and not owner.get("passing"):
+            raise _owned(folder, described(owner))
+    fs = filesystem.current()
+    for group in groups_in(folder / GROUPS, fs):
+        members = [name for name in fs.list(group) if name.startswith(MEMBER)]
+        if any(is_locked(group / name) for name in members):
+            raise BucketLocked(
+                f"topic {folder.name!r} is being read by group {group.name!r}",
+                hint="close its readers first",
+            )
+
+
+def delete(folder: Path) -> None:
+    """Delete the topic in ``folder``; raise if a process has it open for writing."""
+    check_deletable(folder)
+    fs = filesystem.current()
+    with ExitStack() as stack:
+        # No process may create or open the topic until it has lost its name.
+        stack.enter_context(file_lock(folder / topics.LOCK_FILE))
+        for bucket in _bucket_folders(folder):
+            stack.callback(_locked(folder, bucket).free)
+        trash = folder.with_name(f".{folder.name}{_DELETED}{secrets.token_hex(4)}")
+        with os_errors_as("rename", folder):
+            fs.rename(folder, trash)
+            fs.sync_folder(folder.parent)
+    remove_leftovers(folder)
+
+
+def remove_leftovers(folder: Path) -> int:
+    """Remove what interrupted deletions of a topic left behind; return how many there were."""
+    prefix = f".{folder.name}{_DELETED}"
+    if not folder.parent.is_dir():
+        return 0
+    names = [name for name in os.listdir(folder.parent) if name.startswith(prefix)]
+    for name in names:
+        try:
+            shutil.rmtree(folder.parent / name)
+        except FileNotFoundError:
+            continue  # another process removes it, too
+        except OSError as exc:
+            raise StorageError(
+                f"the topic is deleted, but {folder.parent / name} cannot be removed: "
+                f"{exc.strerror}; remove it by hand, or delete the topic again"
+            ) from exc
+    return len(names)
+
+
+def _bucket_folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("bucket_*") if path.is_dir())
+
+
+def _locked(folder: Path, bucket: Path) -> LockedFile:
+    """Lock a bucket without a note: the note of its last owner stays, should a rename fail."""
+    with os_errors_as("open the lock file", bucket / LOCK_FILE):
+        file = LockedFile(bucket / LOCK_FILE)
+    try:
+        file.lock()
+    except OSError:
+        file.free()
+        owner = owner_of(bucket)
+        raise _owned(folder, described(owner or {})) from None
+    return file
+
+
+def _owned(folder: Path, owner: str) -> BucketLocked:
+    return BucketLocked(
+        f"topic {folder.name!r} is open for writing by {owner}", hint="close it there first"
+    )
