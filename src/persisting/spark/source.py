@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -101,6 +102,14 @@ def read_schema(options: ReadOptions) -> pa.Schema:
             )
         schema = pa.schema([*schema, *METADATA])
     return schema
+
+
+def check_rows(options: Mapping[str, str], schema: StructType) -> None:
+    """Raise if a topic cannot take rows of ``schema`` with these options of the sink."""
+    from persisting.spark.write_plan import check_write
+
+    _check_storable(schema)
+    check_write(write_options(options), _to_arrow(schema))
 
 
 def _check_storable(schema: StructType) -> None:

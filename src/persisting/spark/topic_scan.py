@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from persisting.errors import InvalidArgument
 from persisting.spark.gc_tuning import freeze_loaded_objects
+from persisting.spark.query_errors import readable_errors
 from persisting.spark.source_options import ReadOptions, option_text
 from persisting.spark.types import to_spark
 from persisting.topic import scan
@@ -59,6 +60,7 @@ def read_slices(
         yield from read_slice(part, target, where, metadata=metadata)
 
 
+@readable_errors
 def read_topic(
     spark: SparkSession,
     path: str | Path,
@@ -72,7 +74,8 @@ def read_topic(
 
     ``where`` is a condition in Lance's SQL. Every call loads the topic again, so DataFrames with
     different conditions do not affect each other. ``options`` are those of the format
-    ``persisting``.
+    ``persisting``. An error is one of ours, such as :class:`~persisting.errors.NoSuchTopic`; its
+    ``__cause__`` has Spark's exception. With Spark Connect the first action raises, not this call.
     """
     reader = spark.read.format("persisting")
     if topic is not None:
