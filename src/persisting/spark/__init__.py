@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persisting.spark import jobs
+    from persisting.spark.pruning import install_pruning
     from persisting.spark.spark_session import session
     from persisting.spark.topic_scan import read_topic
 
-__all__ = ["jobs", "read_topic", "session"]
+__all__ = ["install_pruning", "jobs", "read_topic", "session"]
 
 _MODULES = {
+    "install_pruning": "persisting.spark.pruning",
     "read_topic": "persisting.spark.topic_scan",
     "session": "persisting.spark.spark_session",
 }

@@ -12,13 +12,14 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange
 from persisting.spark.gc_tuning import freeze_loaded_objects
+from persisting.spark.scan_hints import ROWS, ScanHints
 from persisting.spark.source_options import (
     BYTES_PER_PARTITION,
     EARLIEST,
     ROWS_PER_PARTITION,
     ReadOptions,
 )
-from persisting.spark.topic_scan import read_slices, topic_fields
+from persisting.spark.topic_scan import pushed_hint, read_slices, topic_fields
 from persisting.table.view import TableView
 from persisting.topic.scan import METADATA, Filter, Slice
 from persisting.topic.topic_files import TopicFolder
@@ -36,11 +37,23 @@ class TopicReader(DataSourceReader):
     """Reads a topic; every attribute pickles."""
 
     def __init__(
-        self, options: ReadOptions, target: pa.Schema, where: Filter | None = None
+        self,
+        options: ReadOptions,
+        target: pa.Schema,
+        where: Filter | None = None,
+        hints: ScanHints | None = None,
     ) -> None:
         self._options, self._target, self._where = options, target, where
+        hints = hints or ScanHints()
+        self._hint = pushed_hint(options, hints.conditions)
+        self._planned = hints.partitions
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_planned": None}  # a task gets its partition alone
 
     def partitions(self) -> list[InputPartition]:
+        if self._planned is not None:
+            return list(self._planned)
         topic = TopicFolder.open(self._options.folder)
         topic.recover()
         freeze_loaded_objects()
@@ -54,7 +67,7 @@ class TopicReader(DataSourceReader):
 
         Other unknown names are allowed: the topic may get those fields later.
         """
-        known = set(METADATA.names if self._options.metadata else ())
+        known = {ROWS, *(METADATA.names if self._options.metadata else ())}
         known.update(name for part in slices for name in topic.view(part.bucket).schema.names)
         if known.issuperset(self._target.names):
             return
@@ -70,7 +83,11 @@ class TopicReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SlicePartition)
         return read_slices(
-            partition.slices, self._target, self._where, metadata=self._options.metadata
+            partition.slices,
+            self._target,
+            self._where,
+            metadata=self._options.metadata,
+            hint=self._hint,
         )
 
 

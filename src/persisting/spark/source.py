@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from persisting.errors import InvalidArgument
 from persisting.spark.gc_tuning import freeze_loaded_objects
+from persisting.spark.scan_hints import take_hints
 from persisting.spark.source_options import ReadOptions, read_options, write_options
 from persisting.spark.topic_scan import checked_filter, topic_fields
 from persisting.spark.types import nested_types, spark_schema
@@ -52,7 +53,8 @@ class PersistingSource(DataSource):
         options = read_options(self.options)
         where = checked_filter(options)
         freeze_loaded_objects()
-        return TopicReader(options, _to_arrow(schema), where)
+        schema, hints = take_hints(schema)
+        return TopicReader(options, _to_arrow(schema), where, hints)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from persisting.spark.stream_reader import TopicStreamReader

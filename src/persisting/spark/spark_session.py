@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persisting.errors import InvalidArgument, StorageError
+from persisting.spark import pruning
 from persisting.spark import settings as defaults
 from persisting.spark.active_session import activate
 from persisting.spark.interrupts import deferred_interrupts
@@ -68,6 +69,7 @@ def session(
             spark = _start(app_name, master, settings)
         _let_workers_import(_running_context())
         _register(spark)
+        pruning.install_pruning(spark)
     activate(spark)
     return spark
 
@@ -181,9 +183,26 @@ def _start(app_name: str, master: str, settings: Mapping[str, str | None]) -> Sp
             warnings.filterwarnings("ignore", message="lance is not fork-safe")
             # Spark applies all settings to a Connect session, including those only its server has.
             warnings.filterwarnings("ignore", message=r"Failed to set spark\.")
+            chosen = _with_extension(chosen)
             spark = SparkSession.builder.config(map=_without_none(chosen)).getOrCreate()
             atexit.register(_stop_at_exit, spark, SparkContext._active_spark_context, os.getpid())
     return spark
+
+
+def _with_extension(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with our extension, if it can be loaded into Spark's Java."""
+    from pyspark import SparkConf, SparkContext
+
+    if str(chosen.get("spark.api.mode", "")).lower() == "connect":
+        return chosen
+    conf = SparkConf()
+    for key, value in _without_none(chosen).items():
+        conf.set(key, value)
+    SparkContext._ensure_initialized(conf=conf)
+    if not pruning.load_classes():
+        return chosen
+    others = chosen.get(pruning.EXTENSIONS)
+    return {**chosen, pruning.EXTENSIONS: ",".join(filter(None, [others, pruning.EXTENSION]))}
 
 
 def _stop_at_exit(spark: SparkSession, started: SparkContext | None, process: int) -> None:
