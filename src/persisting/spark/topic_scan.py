@@ -90,7 +90,7 @@ def read_slice(
     names = [name for name in target.names if not metadata or name not in METADATA.names]
     metadata = metadata and len(names) < len(target.names)
     names = [name for name in names if name != ROWS]
-    rows = scan.read(part, names, where, metadata=metadata, hint=hint)
+    rows = scan.read(part, names, where, metadata=metadata, hint=hint, shape=target)
     defaults = scan.defaults_of(Path(part.folder))
     freeze_loaded_objects()
     return to_spark(rows, target, defaults)

@@ -6,7 +6,7 @@ It holds one batch in memory at a time, whatever the size of the bucket.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from persisting.table.search import check_condition, check_where, enclosed, matc
 from persisting.table.table import Table
 from persisting.table.view import TableView
 from persisting.topic import spec as topics
+from persisting.topic.nested_fields import Leaf, assembled, needed_leaves
 from persisting.topic.spec import bucket_folder
 
 BUCKET, OFFSET, TIME = "_bucket", "_offset", "_time"
@@ -94,11 +95,13 @@ def read(
     *,
     metadata: bool = False,
     hint: Hint | None = None,
+    shape: pa.Schema | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a slice with those fields of ``names`` that the bucket has.
 
     With ``metadata`` the columns of :data:`METADATA` follow the fields. Rows that do not match
-    ``hint`` may be left out. Without fields, metadata and condition nothing is read.
+    ``hint`` may be left out. Fields of structs that ``shape`` does not have may be left out.
+    Without fields, metadata and condition nothing is read.
     """
     view, wanted = _view(part), list(names)
     if hint is not None and not hint.fits(view):
@@ -109,6 +112,9 @@ def read(
         return _filtered_by_lance(view, part, wanted, hint.where, metadata=metadata)
     if not wanted and not metadata:
         return _without_fields(part)
+    narrow = {} if shape is None or metadata else _narrow_structs(view, shape)
+    if narrow:
+        return _narrowed(view, part, wanted, narrow)
     return _plain(view, part, wanted, metadata=metadata)
 
 
@@ -181,6 +187,49 @@ def _plain(
     for batch in view.batches(offset, count, names, rows=_rows(view, names), arrival=metadata):
         yield _described(batch, part.bucket, offset) if metadata else batch
         offset += batch.num_rows
+
+
+def _narrow_structs(view: TableView, shape: pa.Schema) -> dict[str, list[Leaf]]:
+    """Return by name the structs of which only some fields are needed, with these."""
+    found = {}
+    for asked in shape:
+        if asked.name in view.schema.names and pa.types.is_struct(asked.type):
+            leaves = needed_leaves(view.schema.field(asked.name), asked.type)
+            if leaves is not None:
+                found[asked.name] = leaves
+    return found
+
+
+def _narrowed(
+    view: TableView, part: Slice, names: list[str], narrow: dict[str, list[Leaf]]
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows with parts of structs, as long as these say which structs are null."""
+    dataset: Any = view.dataset
+    wanted = pa.schema([f for f in view.schema if f.name in names])
+    stored = [f for f in wanted if f.name in dataset.schema.names]
+    columns = {f.name: f"`{f.name}`" for f in stored if f.name not in narrow}
+    leaves = [leaf for parts in narrow.values() for leaf in parts]
+    offset = part.start
+    with translated("read", dataset.uri):
+        for batch in dataset.scanner(
+            columns=columns | {leaf.expression: leaf.expression for leaf in leaves},
+            offset=part.start - view.start,
+            limit=part.end - part.start,
+            batch_size=_rows(view, names),
+            scan_in_order=True,
+        ).to_batches():
+            read = {name: batch.column(name) for name in batch.schema.names}
+            structs = {name: assembled(parts, read) for name, parts in narrow.items()}
+            if any(struct is None for struct in structs.values()):
+                break
+            plain = pa.schema([f for f in wanted if f.name not in narrow])
+            records = layout.to_logical(batch, plain)
+            for name, struct in structs.items():
+                records = records.append_column(name, struct)
+            yield records
+            offset += batch.num_rows
+    if offset < part.end:
+        yield from _plain(view, replace(part, start=offset), names, metadata=False)
 
 
 def _rows(view: TableView, names: list[str]) -> int:

@@ -1,11 +1,17 @@
 package persisting.spark;
 
+import java.util.HashSet;
+import java.util.Locale;
+import java.util.Set;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.rules.Rule;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
 import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
 import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
 import scala.runtime.AbstractFunction1;
 
 /**
@@ -27,7 +33,8 @@ public class TopicRelations extends Rule {
   LogicalPlan replace(LogicalPlan plan) {
     if (plan instanceof DataSourceV2Relation) {
       DataSourceV2Relation relation = (DataSourceV2Relation) plan;
-      if (relation.table() instanceof PythonTable && FORMAT.equals(relation.table().name())) {
+      if (relation.table() instanceof PythonTable && FORMAT.equals(relation.table().name())
+          && areDistinct(relation.schema())) {
         try {
           TopicTable table = new TopicTable((PythonTable) relation.table());
           LogicalPlan replaced = relation.copy(table, relation.output(), relation.catalog(), relation.identifier(),
@@ -42,6 +49,21 @@ public class TopicRelations extends Rule {
       return plan;
     }
     return (LogicalPlan) plan.mapChildren(new Replace(this));
+  }
+
+  /** Whether Spark can tell all fields apart by name; its push-down cannot cope with names that differ only in case. */
+  static boolean areDistinct(DataType type) {
+    if (SQLConf.get().caseSensitiveAnalysis() || !(type instanceof StructType)) {
+      return true;
+    }
+    Set names = new HashSet();
+    StructField[] fields = ((StructType) type).fields();
+    for (int number = 0; number < fields.length; number++) {
+      if (!names.add(fields[number].name().toLowerCase(Locale.ROOT)) || !areDistinct(fields[number].dataType())) {
+        return false;
+      }
+    }
+    return true;
   }
 
   static class Replace extends AbstractFunction1 {
