@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
+import pyarrow as pa
 import pytest
 from support.spark import random_queries
 from support.spark.processes import Run
 from support.spark.topics import load, put, rows, writer
 
 from persisting.spark import install_pruning, jobs, pruning, read_topic
+from persisting.spark.batch_reader import TopicReader
+from persisting.spark.scan_hints import ScanHints
 from persisting.spark.source_options import ReadOptions
 from persisting.spark.topic_scan import pushed_hint
+from persisting.topic.routing import bucket_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -295,6 +299,23 @@ class TestIndexes:
         assert hint is not None
         table = lance.dataset(str(tmp_path / "t" / "bucket_0" / "data.lance"))
         assert "ScalarIndexQuery" in table.scanner(filter=hint.where).explain_plan()
+
+    def test_buckets_without_a_match_are_not_read(self, tmp_path: Path) -> None:
+        put(tmp_path, rows(100), buckets=4)
+        with writer(tmp_path) as queue:
+            queue.create_index("id", kind="scalar")
+        options, target = ReadOptions(folder=tmp_path / "t"), pa.schema([("id", pa.int64())])
+
+        def planned(key: int) -> tuple[list[int], list[int]]:
+            hints = ScanHints([{"op": "eq", "field": ["id"], "values": [key]}])
+            reader = TopicReader(options, target, None, hints)
+            parts: Any = reader.partitions()
+            assert len(parts[0].snapshot) == 4
+            found = [row for part in parts for batch in reader.read(part) for row in batch[0]]
+            return [s.bucket for part in parts for s in part.slices], [r.as_py() for r in found]
+
+        assert planned(77) == ([bucket_of(77, 4)], [77])
+        assert planned(1000) == ([], [])
 
 
 class TestFallback:

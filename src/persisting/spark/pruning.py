@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 EXTENSION = "persisting.spark.PruningExtension"
 EXTENSIONS = "spark.sql.extensions"
 SETTING = "spark.persisting.pruning"
+CATALOG = "persisting"
+"""The name of the catalog of topics in SQL."""
 
 _SOURCES = Path(__file__).with_name("jvm")
 _log = logging.getLogger("persisting.spark")
@@ -53,6 +55,12 @@ def install_pruning(spark: SparkSession) -> bool:
         _say(exc)
         return False
     return True
+
+
+def catalog_settings(topics: str | Path) -> dict[str, str]:
+    """Return the settings of a catalog with the topics of a folder."""
+    prefix = f"spark.sql.catalog.{CATALOG}"
+    return {prefix: "persisting.spark.TopicCatalog", f"{prefix}.path": str(Path(topics).absolute())}
 
 
 def load_classes() -> bool:
@@ -100,6 +108,8 @@ def _compile(loader: Any, sources: list[Path], folder: Path) -> None:
     java, janino = _java().java.io, _java().org.codehaus.janino
     compiler = janino.Compiler()
     compiler.setIClassLoader(janino.ClassLoaderIClassLoader(loader))
+    compiler.setSourceVersion(8)
+    compiler.setTargetVersion(8)
     compiler.setDestinationDirectory(java.File(str(folder)), False)
     compiler.compile(_array("java.io.File", *(java.File(str(source)) for source in sources)))
 

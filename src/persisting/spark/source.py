@@ -21,10 +21,7 @@ from persisting.spark.scan_hints import take_hints
 from persisting.spark.source_options import ReadOptions, read_options, write_options
 from persisting.spark.topic_scan import checked_filter, topic_fields
 from persisting.spark.types import nested_types, spark_schema
-from persisting.spark.worker_exit import end_quietly
 from persisting.topic.scan import METADATA
-
-end_quietly()  # every worker that plans, reads or commits imports this module
 
 _UNSUPPORTED_TYPES = ("variant", "geometry", "geography")
 

@@ -35,6 +35,7 @@ def session(
     *,
     master: str = DEFAULT_MASTER,
     conf: Mapping[str, Any] | None = None,
+    topics: str | Path | None = None,
 ) -> SparkSession:
     """Return a Spark session in which ``spark.read.format("persisting")`` works.
 
@@ -50,10 +51,13 @@ def session(
     ``spark-submit`` the settings of the command line stay. A master ``sc://host`` is a Spark
     Connect server, which has settings of its own; ``conf`` is applied to the session there.
 
+    ``topics`` is a folder of topics, which get names in SQL: ``SELECT … FROM persisting.steps``.
+
     Call this first in a new Python thread that writes to a topic: Spark looks up the format in the
     session of the thread.
     """
-    settings = {key: _text(value) for key, value in (conf or {}).items()}
+    catalog = {} if topics is None else pruning.catalog_settings(topics)
+    settings = {key: _text(value) for key, value in {**catalog, **(conf or {})}.items()}
     master = settings.get("spark.master") or master
     with _start_lock:
         running = _running_context()
@@ -69,7 +73,12 @@ def session(
             spark = _start(app_name, master, settings)
         _let_workers_import(_running_context())
         _register(spark)
-        pruning.install_pruning(spark)
+        installed = pruning.install_pruning(spark)
+    if topics is not None and not installed:
+        raise StorageError(
+            "topics= needs our catalog, which could not be loaded into this session's Java (the "
+            "logger persisting.spark says why at debug level); load topics by their folder instead"
+        )
     activate(spark)
     return spark
 

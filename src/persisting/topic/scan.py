@@ -118,6 +118,25 @@ def read(
     return _plain(view, part, wanted, metadata=metadata)
 
 
+def matches_by_index(part: Slice, hint: Hint) -> int | None:
+    """Return how many rows of the slice's table match, if an index can tell; None if not.
+
+    Also None if the table is not the one that the slice was made for: reading it will raise.
+    """
+    try:
+        view = _view(part)
+    except StorageError:
+        return None
+    if view.dataset is None or not hint.fits(view):
+        return None
+    dataset: Any = view.dataset
+    with translated("read", dataset.uri):
+        plan = dataset.scanner(columns=[], with_row_id=True, filter=enclosed(hint.where))
+        if "ScalarIndexQuery" not in plan.explain_plan():
+            return None
+        return int(dataset.count_rows(enclosed(hint.where)))
+
+
 def read_snapshot(
     snapshot: Snapshot, bucket: int, first: int, end: int, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:

@@ -36,7 +36,7 @@ public class TopicRelations extends Rule {
       if (relation.table() instanceof PythonTable && FORMAT.equals(relation.table().name())
           && areDistinct(relation.schema())) {
         try {
-          TopicTable table = new TopicTable((PythonTable) relation.table());
+          TopicTable table = TopicTable.of((PythonTable) relation.table());
           LogicalPlan replaced = relation.copy(table, relation.output(), relation.catalog(), relation.identifier(),
               relation.options(), relation.timeTravelSpec());
           replaced.copyTagsFrom(plan);

@@ -11,6 +11,7 @@ import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonBatch;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceReadInfo;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
@@ -33,7 +34,7 @@ public class TopicScan implements Scan, SupportsMetadata {
   /** The only column of a scan that needs none: its values are null, and nobody looks at them. */
   static final String ROWS = "_persisting_rows";
 
-  /** By load, the partitions that its first scan planned. All its later scans read the same rows. */
+  /** By load, the first partition that its first scan planned, which names all rows. Its later scans read the same rows. */
   private static final Map PLANNED = new WeakHashMap();
 
   private final TopicTable table;
@@ -90,7 +91,8 @@ public class TopicScan implements Scan, SupportsMetadata {
     PythonDataSourceReadInfo plan;
     synchronized (table.source) {
       plan = table.source.source().createReadInfoInPython(
-          table.source.getOrCreateDataSourceInPython(table.name(), options, scala.Option.apply(table.schema())), asked, false);
+          table.source.getOrCreateDataSourceInPython(TopicRelations.FORMAT, options, scala.Option.apply(table.readable())), asked,
+          false);
       synchronized (PLANNED) {
         if (!PLANNED.containsKey(table.source)) {
           PLANNED.put(table.source, encoded(plan.partitions()));
@@ -98,13 +100,19 @@ public class TopicScan implements Scan, SupportsMetadata {
       }
     }
     PythonDataSourceV2 own = new PythonDataSourceV2();
-    own.setShortName(table.name());
+    own.setShortName(TopicRelations.FORMAT);
     own.setReadInfo(plan);
-    return new PythonBatch(own, table.name(), asked, options);
+    return new PythonBatch(own, TopicRelations.FORMAT, asked, options);
+  }
+
+  public MicroBatchStream toMicroBatchStream(String checkpoint) {
+    PythonDataSourceV2 own = new PythonDataSourceV2();
+    own.setShortName(TopicRelations.FORMAT);
+    return new PythonScan(own, TopicRelations.FORMAT, columns, options, new Filter[0]).toMicroBatchStream(checkpoint);
   }
 
   private PythonScan template() {
-    return new PythonScan(table.source, table.name(), columns, options, new Filter[0]);
+    return new PythonScan(table.source, TopicRelations.FORMAT, columns, options, new Filter[0]);
   }
 
   private StructType withHints() {
@@ -134,9 +142,7 @@ public class TopicScan implements Scan, SupportsMetadata {
 
   private static List encoded(scala.collection.immutable.Seq partitions) {
     List texts = new ArrayList();
-    for (int number = 0; number < partitions.size(); number++) {
-      texts.add(Base64.getEncoder().encodeToString((byte[]) partitions.apply(number)));
-    }
+    texts.add(Base64.getEncoder().encodeToString((byte[]) partitions.apply(0)));
     return texts;
   }
 }

@@ -1,8 +1,6 @@
 package persisting.spark;
 
-import java.lang.reflect.Field;
 import java.util.Set;
-import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.read.ScanBuilder;
@@ -13,30 +11,38 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** A topic as a table whose scans take columns and conditions. */
 public class TopicTable implements Table, SupportsRead {
-  private final PythonTable table;
   final PythonDataSourceV2 source;
+  private final StructType schema;
+  private final Set capabilities;
 
-  TopicTable(PythonTable table) throws Exception {
-    this.table = table;
-    Field field = PythonTable.class.getDeclaredField("ds");
+  TopicTable(PythonDataSourceV2 source, StructType schema, Set capabilities) {
+    this.source = source;
+    this.schema = schema;
+    this.capabilities = capabilities;
+  }
+
+  /** The same table as Spark's own, with push-down. */
+  static TopicTable of(PythonTable table) throws Exception {
+    java.lang.reflect.Field field = PythonTable.class.getDeclaredField("ds");
     field.setAccessible(true);
-    this.source = (PythonDataSourceV2) field.get(table);
+    return new TopicTable((PythonDataSourceV2) field.get(table), table.schema(), table.capabilities());
   }
 
   public String name() {
-    return table.name();
+    return TopicRelations.FORMAT;
   }
 
   public StructType schema() {
-    return table.schema();
+    return schema;
   }
 
-  public Column[] columns() {
-    return table.columns();
+  /** The columns that a reader can be asked for. */
+  StructType readable() {
+    return schema;
   }
 
   public Set capabilities() {
-    return table.capabilities();
+    return capabilities;
   }
 
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {

@@ -75,8 +75,11 @@ class JobOptions:
     as_json: bool
 
     @contextmanager
-    def session(self) -> Iterator[Any]:
-        """Start Spark for one job; its errors become one line, without Java stack traces."""
+    def session(self, topics: str | None = None) -> Iterator[Any]:
+        """Start Spark for one job; its errors become one line, without Java stack traces.
+
+        ``topics`` is the folder of a catalog.
+        """
         from persisting.spark import session
         from persisting.spark.interrupts import preserved_interrupt_handler
         from persisting.spark.query_errors import SparkTrace, as_storage_errors, silence_logs
@@ -84,7 +87,7 @@ class JobOptions:
         # Fields of a topic may differ only in case.
         conf = {"spark.sql.caseSensitive": "true", **dict(self.conf)}
         with preserved_interrupt_handler():
-            spark = session("persisting", master=self.master, conf=conf)
+            spark = session("persisting", master=self.master, conf=conf, topics=topics)
         if not topics_access.debugging():
             silence_logs(spark)
         try:
