@@ -4,47 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkbench.rows import COLUMNS, NUMBERS, PRUNED, Bench, append_to_topic
+from sparkbench.rows import COLUMNS, Bench, append_to_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 def reading(bench: Bench) -> None:
-    bench.compare(
-        "read",
-        "sums of one column by another",
-        lambda _: aggregated(bench.topic_rows(PRUNED)),
-        lambda _: aggregated(bench.parquet_rows()),
-        at_most=1.3,
-    )
-    bench.compare(
-        "read",
-        "sums of 2 of 6 columns",
-        lambda _: summed(bench.topic_rows(NUMBERS)),
-        lambda _: summed(bench.parquet_rows()),
-        at_most=1.3,
-    )
-    bench.compare(
-        "read",
-        "aggregate, columns not named",
-        lambda _: aggregated(bench.topic_rows()),
-        lambda _: aggregated(bench.parquet_rows()),
-    )
-    bench.compare(
-        "read",
-        "all columns, into nothing",
-        lambda _: into_nothing(bench.topic_rows()),
-        lambda _: into_nothing(bench.parquet_rows()),
-        at_most=2.5,
-    )
-    bench.compare(
-        "read",
-        "all columns, hash of every row",
-        lambda _: hashed(bench.topic_rows()),
-        lambda _: hashed(bench.parquet_rows()),
-        at_most=2.5,
-    )
+    """Nothing is named by hand: Spark finds out which columns and rows a query needs."""
+    from persisting.spark import jobs
+
+    jobs.build_index(bench.spark, bench.topic, column="id", kind="scalar")
+    for name, query, at_most in (
+        ("sums of one column by another", aggregated, 1.3),
+        ("sums of 2 of 6 columns", summed, 1.3),
+        ("count of all rows", counted, None),
+        ("condition that keeps 0.1 %", selected, 1.0),
+        ("one key, with a scalar index", found_by_key, 0.2),
+        ("all columns, into nothing", into_nothing, 1.5),
+        ("all columns, hash of every row", hashed, 1.5),
+    ):
+        bench.compare(
+            "read",
+            name,
+            lambda _, query=query: query(bench.topic_rows()),
+            lambda _, query=query: query(bench.parquet_rows()),
+            at_most=at_most,
+        )
 
 
 def writing(bench: Bench) -> None:
@@ -71,6 +57,19 @@ def aggregated(rows: DataFrame) -> list[tuple[str, int]]:
 def summed(rows: DataFrame) -> tuple[int, int]:
     found = rows.selectExpr("sum(value)", "cast(round(sum(score)) AS bigint)").collect()[0]
     return int(found[0]), int(found[1])
+
+
+def counted(rows: DataFrame) -> int:
+    return int(rows.count())
+
+
+def selected(rows: DataFrame) -> list[tuple[str, int]]:
+    return aggregated(rows.where("score < 0.001"))
+
+
+def found_by_key(rows: DataFrame) -> list[tuple[int, str]]:
+    key = rows.where("id = 'record-000000417'").select("value", "text")
+    return [(int(row[0]), str(row[1])) for row in key.collect()]
 
 
 def hashed(rows: DataFrame) -> int:

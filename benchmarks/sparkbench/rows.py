@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 PARQUET = "Spark's Parquet"
 COLUMNS = ["id", "value", "text", "score", "kind", "tokens"]
 PRUNED = ["kind", "tokens"]
-NUMBERS = ["value", "score"]
 _WORDS = (
     "agent answer batch bucket column context cursor dataset embedding episode feature gradient "
     "history index journal kernel label memory metric model offset packet policy prompt query "

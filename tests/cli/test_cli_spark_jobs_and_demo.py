@@ -44,8 +44,11 @@ def test_every_spark_job_works_and_its_json_matches_the_schema(
     assert {(one.column, one.bucket) for one in profile} >= {("n", None), ("text", 0)}
     once = job("dedupe", "events", "once", "--key", "text", storage=storage)
     assert once.written == 3
-    near = job("near-duplicates", "events", "--column", "text", "-n", 5, storage=storage)
+    near = job(
+        "near-duplicates", "events", "--column", "text", "-c", "id", "-n", 5, storage=storage
+    )
     assert len(near) == 5
+    assert near[0].first.keys() == {"_time", "_bucket", "_offset", "id"}
     assert job("compact", "events", storage=storage).fragments_after == 2
     index = job("index", "events", "--column", "n", "--kind", "scalar", storage=storage)
     assert index.rows == 21
@@ -111,6 +114,7 @@ def test_spark_job_prints_one_error_line_and_ctrl_c_stops_it(storage: Path) -> N
     for words in (
         ["run", "events", "bad", "--select", "nope AS id"],
         ["run", "events", "bad", "--where", "nope > 1"],
+        ["run", "events", "bad", "--select", "id AS key"],
         ["export", "events", "/proc/nowhere", "--format", "parquet"],
         ["index", "events", "--column", "nope"],
         ["ingest", "events", "/nowhere/*.parquet"],
@@ -124,6 +128,7 @@ def test_spark_job_prints_one_error_line_and_ctrl_c_stops_it(storage: Path) -> N
         assert len(errors) == 1, err
         assert "Traceback" not in err, words
         assert "should not happen" not in errors[0], words
+        assert "bucketColumn" not in err, words
     with started("pipeline", "profile", "events", *LOCAL, "-s", storage) as child:
         time.sleep(4)
         assert stopped(child).code == 130

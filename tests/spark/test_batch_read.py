@@ -22,8 +22,9 @@ from support.spark.topics import (
     writer,
 )
 
-from persisting.errors import OffsetOutOfRange, StorageError
+from persisting.errors import InvalidArgument, NoSuchTopic, OffsetOutOfRange, StorageError
 from persisting.spark import read_topic
+from persisting.spark.query_errors import SparkTrace
 from persisting.spark.topic_scan import read_slice
 from persisting.topic.scan import Slice
 
@@ -510,6 +511,20 @@ class TestRefusedReads:
     def test_folder_without_a_topic_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
         with refused("NoSuchTopic", f"no topic in {tmp_path}/nothing.*Check the topic's name"):
             load(spark, tmp_path, "nothing")
+
+    def test_read_topic_raises_our_own_error_in_one_line(
+        self, spark: SparkSession, home: Path
+    ) -> None:
+        for error, words, topic, given in (
+            (NoSuchTopic, "there is no topic in", "nothing", {}),
+            (InvalidArgument, "option columns names 'nope'", "t", {"columns": ["nope"]}),
+            (InvalidArgument, "unknown option 'colums'; did you mean columns", "t", {"colums": 1}),
+        ):
+            with pytest.raises(error, match=words) as raised:
+                read_topic(spark, home, topic, **given)
+            assert "\n" not in str(raised.value)
+            assert isinstance(raised.value.__cause__, SparkTrace)
+            assert "Traceback" in raised.value.__cause__.trace
 
     def test_folder_of_several_topics_is_refused(self, spark: SparkSession, home: Path) -> None:
         with refused("NoSuchTopic", "Check the topic's name and the storage folder"):

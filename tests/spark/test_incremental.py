@@ -17,6 +17,7 @@ from support.spark.topics import ids, put, rows, stored, writer
 
 from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic, StorageError
 from persisting.spark import jobs
+from persisting.spark.query_errors import SparkTrace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +31,7 @@ def test_a_source_without_records_is_no_error(spark: SparkSession, tmp_path: Pat
     with writer(tmp_path, "raw"):
         pass
     done = jobs.incremental(spark, tmp_path / "raw", tmp_path / "all")
-    assert (done.rows, done.batches) == (0, 0)
+    assert (done.rows, done.batches, done.lag) == (0, 0, {"0": 0, "1": 0})
     put(tmp_path, rows(5), "raw")
     assert jobs.incremental(spark, tmp_path / "raw", tmp_path / "all").rows == 5
     assert ids(tmp_path, "all") == list(range(5))
@@ -104,6 +105,7 @@ def test_each_run_takes_only_new_rows(spark: SparkSession, tmp_path: Path) -> No
 
     nothing = step()
     assert (nothing.rows, nothing.written, nothing.batches) == (0, 0, 0)
+    assert nothing.lag == {"0": 0, "1": 0}
 
     put(tmp_path, rows(30, 100), "raw")
     jobs.compact(spark, tmp_path / "raw")
@@ -128,6 +130,49 @@ def test_failed_run_is_repeated_by_the_next_one(spark: SparkSession, tmp_path: P
     done = jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy")
     assert done.rows == 50
     assert ids(tmp_path, "copy") == list(range(50))
+
+
+def test_failed_run_raises_one_line_and_keeps_the_trace_of_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    put(tmp_path, rows(50), "raw")
+
+    def fails(df: DataFrame) -> DataFrame:
+        return df.selectExpr("id", "if(id = 33, raise_error('bad row'), text) as text")
+
+    with pytest.raises(StorageError, match="bad row") as caught:
+        jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy", fails)
+    assert "\n" not in str(caught.value)
+    cause = caught.value.__cause__
+    assert isinstance(cause, SparkTrace)
+    assert "\n" not in str(cause)
+    assert "STREAM_FAILED" in cause.trace
+    with pytest.raises(InvalidArgument, match="UNRESOLVED_COLUMN") as caught_here:
+        jobs.incremental(
+            spark, tmp_path / "raw", tmp_path / "copy", lambda df: df.selectExpr("nope")
+        )
+    assert "\n" not in str(caught_here.value)
+
+
+def test_refused_run_names_the_argument_and_leaves_nothing_behind(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    put(tmp_path, rows(5), "raw")
+
+    def without_id(df: DataFrame) -> DataFrame:
+        return df.selectExpr("id as key", "text")
+
+    with pytest.raises(InvalidArgument, match=r"no column 'id'.* with bucket_column=$"):
+        jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy", without_id)
+    with pytest.raises(InvalidArgument, match=r"^num_buckets='0' must be a whole number"):
+        jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy", num_buckets=0)
+    with pytest.raises(InvalidArgument, match=r"^vectors= names 'text', which is string"):
+        jobs.incremental(spark, tmp_path / "raw", tmp_path / "copy", vectors={"text": 3})
+    assert not (tmp_path / "copy").exists()
+    done = jobs.incremental(
+        spark, tmp_path / "raw", tmp_path / "copy", without_id, bucket_column="key"
+    )
+    assert (done.rows, done.lag) == (5, {"0": 0, "1": 0})
 
 
 def test_several_sources_feed_a_target_under_different_names(

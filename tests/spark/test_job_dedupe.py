@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +15,8 @@ from support.spark.topics import put, writer
 from persisting.errors import InvalidArgument
 from persisting.spark import jobs, read_topic
 from persisting.spark.jobs import minhash, near_dedupe
+from persisting.spark.jobs.near_pairs import find_pairs
+from persisting.spark.jobs.status_line import StatusLine
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,15 +108,28 @@ def texts(seed: int, count: int) -> list[str | None]:
 
 
 def similarity(one: str, other: str) -> float:
-    a, b = (set(minhash.shingles(text, near_dedupe.SHINGLE).tolist()) for text in (one, other))
+    a, b = (shingles(text, near_dedupe.SHINGLE) for text in (one, other))
     return len(a & b) / len(a | b)
+
+
+def shingles(text: str, size: int) -> set[int]:
+    return set(minhash.sketch([text], size, 8).shingles.tolist())
 
 
 def frame(spark: SparkSession, made: list[str | None]) -> DataFrame:
     return spark.createDataFrame(list(enumerate(made)), "n int, text string")
 
 
+@pytest.fixture(params=["in memory", "by spark"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Pair the texts in this process, or by joins of Spark."""
+    if request.param == "by spark":
+        monkeypatch.setattr(near_dedupe, "LOCAL_CHARACTERS", 0)
+    return str(request.param)
+
+
 class TestNearDuplicates:
+    @pytest.mark.usefixtures("way")
     def test_near_duplicates_are_the_pairs_above_the_threshold(self, spark: SparkSession) -> None:
         made = texts(1, 150)
         pairs = jobs.near_duplicates(frame(spark, made), "text", 0.6, order_by="n").collect()
@@ -134,6 +150,7 @@ class TestNearDuplicates:
         missed = near_ones.keys() - found.keys()
         assert len(missed) <= 0.05 * len(near_ones)
 
+    @pytest.mark.usefixtures("way")
     @pytest.mark.parametrize("keep", ["first", "last"])
     def test_drop_near_duplicates_leaves_no_near_pair(self, spark: SparkSession, keep: str) -> None:
         made = texts(2, 60)
@@ -170,6 +187,7 @@ class TestNearDuplicates:
         kept = jobs.drop_near_duplicates(rows, "text")
         assert sorted(row["id"] for row in kept.collect()) == [1, 2]
 
+    @pytest.mark.usefixtures("way")
     @pytest.mark.parametrize("keep", ["first", "last"])
     def test_near_duplicates_with_equal_order_are_distinguished(
         self, spark: SparkSession, keep: str
@@ -196,6 +214,60 @@ class TestNearDuplicates:
             ("mon", "tue"),
         ]
 
+    @pytest.mark.usefixtures("way")
+    def test_pairs_carry_the_columns_that_were_asked_for(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        text = "the quick brown fox jumps over the lazy dog"
+        put(
+            tmp_path,
+            [{"id": 1, "text": text}, {"id": 2, "text": None}, {"id": 3, "text": f"{text}s"}],
+            buckets=2,
+        )
+        rows = read_topic(spark, tmp_path / "t", includeMetadata=True)
+        found = jobs.near_duplicates(rows, "text", columns=["id", "text", "_offset"])
+        names = ["_time", "_bucket", "_offset", "id", "text"]
+        assert found.schema["first"].dataType.names == names  # type: ignore[attr-defined]
+        (pair,) = found.collect()
+        sides = sorted([pair["first"], pair["second"]], key=lambda side: side["id"])
+        assert [(side["id"], side["text"]) for side in sides] == [(1, text), (3, f"{text}s")]
+        times = {row["id"]: row["_time"] for row in rows.collect()}
+        assert [side["_time"] for side in sides] == [times[1], times[3]]
+
+    def test_both_ways_find_the_same_pairs(
+        self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = frame(spark, texts(4, 200))
+        found = []
+        for limit in (near_dedupe.LOCAL_CHARACTERS, 0):
+            monkeypatch.setattr(near_dedupe, "LOCAL_CHARACTERS", limit)
+            pairs = jobs.near_duplicates(rows, "text", 0.5, order_by="n").collect()
+            found.append({(p["first"]["n"], p["second"]["n"], p["similarity"]) for p in pairs})
+        assert found[0] == found[1]
+        assert len(found[0]) > 20
+
+    @pytest.mark.usefixtures("way")
+    def test_rows_without_a_place_in_the_order_come_first(self, spark: SparkSession) -> None:
+        made = [("b", 1, "a text of some length"), (None, 2, "a text of some length")]
+        rows = spark.createDataFrame(made, "key string, n int, text string")
+        (pair,) = jobs.near_duplicates(rows, "text", order_by=["key", "n"]).collect()
+        assert (pair["first"]["n"], pair["second"]["n"]) == (2, 1)
+
+    def test_progress_is_shown_on_a_terminal_or_if_asked_for(self) -> None:
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        shown, hidden, plain = Terminal(), Terminal(), io.StringIO()
+        for out, quiet in ((shown, None), (hidden, True), (plain, None)):
+            with StatusLine(quiet, out) as status:
+                find_pairs(["one text", "another text"] * 3, 0.8, 5, 100, status.show)
+        assert hidden.getvalue() == plain.getvalue() == ""
+        lines = shown.getvalue().split("\r\x1b[K")
+        assert "sketched 6 of 6 texts" in lines
+        assert lines[-1] == ""
+
+    @pytest.mark.usefixtures("way")
     def test_large_groups_are_compared_with_their_first_text(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -213,8 +285,10 @@ class TestNearDuplicates:
             jobs.near_duplicates(rows, "text", "0.8", order_by="n")  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="'n' holds int, not text"):
             jobs.near_duplicates(rows, "n", order_by="n")
-        with pytest.raises(InvalidArgument, match="names 'nope'"):
+        with pytest.raises(InvalidArgument, match="column names 'nope'"):
             jobs.near_duplicates(rows, "nope", order_by="n")
+        with pytest.raises(InvalidArgument, match="columns names 'nope'"):
+            jobs.near_duplicates(rows, "text", order_by="n", columns=["nope"])
         with pytest.raises(InvalidArgument, match="includeMetadata"):
             jobs.near_duplicates(rows, "text")
 
@@ -232,15 +306,27 @@ class TestMinhash:
         assert (lengths[0], lengths[-1]) == (1, minhash.HASHES)
 
     def test_sketch_ignores_case_width_and_white_space(self) -> None:
-        one = minhash.sketch("Straße  und\nＷＥＧ", 5, 8)
-        assert one == minhash.sketch("strasse und weg", 5, 8)
+        sketches = minhash.sketch(["Straße  und\nＷＥＧ", "strasse und weg"], 5, 8)
+        assert sketches.whole[0] == sketches.whole[1]
+        assert (sketches.bands[0] == sketches.bands[1]).all()
 
     def test_text_is_the_set_of_its_shingles(self) -> None:
-        assert len(minhash.shingles("abcdefg", 5)) == 3
-        assert len(minhash.shingles("ababababab", 2)) == 2
-        assert len(minhash.shingles("向量数据库检索", 5)) == 3
-        assert len(minhash.shingles("ab", 5)) == len(minhash.shingles("", 5)) == 1
-        assert minhash.sketch("ab", 5, 8).whole != minhash.sketch("ba", 5, 8).whole
+        assert len(shingles("abcdefg", 5)) == 3
+        assert len(shingles("ababababab", 2)) == 2
+        assert len(shingles("向量数据库检索", 5)) == 3
+        assert len(shingles("ab", 5)) == len(shingles("", 5)) == 1
+        assert shingles("ab", 5) != shingles("ba", 5)
+
+    def test_sketch_of_a_text_does_not_depend_on_its_neighbours(self) -> None:
+        made = [str(text) for text in texts(3, 50)]
+        together = minhash.sketch(made, 5, 6)
+        for number, text in enumerate(made):
+            alone = minhash.sketch([text], 5, 6)
+            start, end = together.starts[number : number + 2]
+            assert together.shingles[start:end].tolist() == alone.shingles.tolist()
+            assert together.whole[number] == alone.whole[0]
+            assert together.bands[number].tolist() == alone.bands[0].tolist()
+        assert len(minhash.sketch([], 5, 6).whole) == 0
 
     def test_share_of_equal_hashes_estimates_the_similarity(self) -> None:
         chance = random.Random(5)
@@ -249,15 +335,15 @@ class TestMinhash:
             words = chance.choices(WORDS, k=60)
             other = [w if chance.random() < 0.8 else chance.choice(WORDS) for w in words]
             one, two = " ".join(words), " ".join(other)
-            a, b = (minhash.bands(minhash.shingles(text, 5), 1) for text in (one, two))
+            a, b = minhash.sketch([one, two], 5, 1).bands
             errors.append(np.mean(a == b) - similarity(one, two))
         assert abs(float(np.mean(errors))) < 0.03
 
     def test_sketch_is_the_same_on_every_machine(self) -> None:
-        found = minhash.sketch("persisting", 5, 64)
-        assert found.bands == GOLDEN_BANDS
-        assert found.whole == GOLDEN_WHOLE
+        sketches = minhash.sketch(["persisting"], 5, 64)
+        assert sketches.bands[0].tolist() == GOLDEN_BANDS
+        assert sketches.whole[0] == GOLDEN_WHOLE
 
 
-GOLDEN_WHOLE = -5939669514313669117
-GOLDEN_BANDS = [5155114629388093458, -6615016196477487994]
+GOLDEN_WHOLE = 16966602389493791575
+GOLDEN_BANDS = [5155114629388093458, 11831727877232063622]

@@ -10,7 +10,8 @@ import pytest
 from support.spark.topics import put, rows
 
 from persisting.errors import BucketLocked, StorageError
-from persisting.spark.jobs import Summary, stream_progress, watch
+from persisting.spark import query_errors
+from persisting.spark.jobs import Summary, watch
 from persisting.spark.jobs.stream_progress import Batch, lag_of, lag_text
 
 if TYPE_CHECKING:
@@ -76,15 +77,34 @@ class TestErrors:
             "persisting.errors.BucketLocked: first\n\nThe above exception was the direct cause\n"
             "persisting.errors.BucketLocked: bucket /x is open; close it\n SQLSTATE: 38000\n"
         )
-        found = stream_progress._own_error(ValueError(text))
-        assert type(found) is BucketLocked
-        assert str(found) == "bucket /x is open; close it"
+        error = query_errors.storage_error(ValueError(text))
+        assert type(error) is BucketLocked
+        assert str(error) == "bucket /x is open; close it"
 
-    def test_other_errors_are_not_translated(self) -> None:
-        other = ValueError("division by zero")
-        assert stream_progress._own_error(other) is other
-        unknown = stream_progress._own_error(ValueError("persisting.errors.Any: text"))
-        assert type(unknown) is StorageError
+    def test_unknown_class_of_ours_becomes_a_storage_error(self) -> None:
+        error = query_errors.storage_error(ValueError("persisting.errors.Any: text"))
+        assert (type(error), str(error)) == (StorageError, "text")
+
+    def test_reason_of_a_failed_query_is_one_line(self) -> None:
+        text = (
+            "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
+            "[USER_RAISED_EXCEPTION] bad row SQLSTATE: P0001 SQLSTATE: XXKST\n=== Query ===\nplan"
+        )
+        error = query_errors.storage_error(ValueError(text))
+        assert str(error) == "[USER_RAISED_EXCEPTION] bad row"
+
+    def test_renamed_error_keeps_its_kind_and_owner(self) -> None:
+        error = query_errors.renamed(BucketLocked("old", owner={"pid": 7}), "new")
+        assert (type(error), str(error)) == (BucketLocked, "new")
+        assert isinstance(error, BucketLocked)
+        assert error.owner == {"pid": 7}
+
+    def test_only_errors_of_spark_are_translated(self) -> None:
+        def fails() -> None:
+            raise KeyError("the user's own")
+
+        with pytest.raises(KeyError):
+            query_errors.readable_errors(fails)()
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from persisting.spark.worker_exit import end_quietly
+
 if TYPE_CHECKING:
     from persisting.spark import jobs
+    from persisting.spark.pruning import install_pruning
     from persisting.spark.spark_session import session
     from persisting.spark.topic_scan import read_topic
 
-__all__ = ["jobs", "read_topic", "session"]
+end_quietly()  # every worker that plans, reads, writes or commits for us imports this package
+
+__all__ = ["install_pruning", "jobs", "read_topic", "session"]
 
 _MODULES = {
+    "install_pruning": "persisting.spark.pruning",
     "read_topic": "persisting.spark.topic_scan",
     "session": "persisting.spark.spark_session",
 }

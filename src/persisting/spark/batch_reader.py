@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,49 +12,64 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange
 from persisting.spark.gc_tuning import freeze_loaded_objects
+from persisting.spark.scan_hints import ROWS, ScanHints
 from persisting.spark.source_options import (
     BYTES_PER_PARTITION,
     EARLIEST,
     ROWS_PER_PARTITION,
     ReadOptions,
 )
-from persisting.spark.topic_scan import read_slices, topic_fields
+from persisting.spark.topic_scan import pushed_hint, read_slices, topic_fields
 from persisting.table.view import TableView
-from persisting.topic.scan import METADATA, Filter, Slice
+from persisting.topic.scan import METADATA, Filter, Hint, Slice, matches_by_index
 from persisting.topic.topic_files import TopicFolder
 
 
 class SlicePartition(InputPartition):
-    """The slices that one task reads."""
+    """The slices that one task reads.
 
-    def __init__(self, value: tuple[Slice, ...]) -> None:
+    ``snapshot`` has all slices of a load, with which later scans of the same load are planned. Only
+    the first partition of a scan has it.
+    """
+
+    def __init__(self, value: tuple[Slice, ...], snapshot: tuple[Slice, ...] | None = None) -> None:
         super().__init__(value)
-        self.slices = value
+        self.slices, self.snapshot = value, snapshot
 
 
 class TopicReader(DataSourceReader):
     """Reads a topic; every attribute pickles."""
 
     def __init__(
-        self, options: ReadOptions, target: pa.Schema, where: Filter | None = None
+        self,
+        options: ReadOptions,
+        target: pa.Schema,
+        where: Filter | None = None,
+        hints: ScanHints | None = None,
     ) -> None:
         self._options, self._target, self._where = options, target, where
+        hints = hints or ScanHints()
+        self._hint = pushed_hint(options, hints.conditions)
+        planned = hints.partitions[0] if hints.partitions else None
+        self._snapshot = planned.snapshot if isinstance(planned, SlicePartition) else None
 
     def partitions(self) -> list[InputPartition]:
         topic = TopicFolder.open(self._options.folder)
         topic.recover()
         freeze_loaded_objects()
-        slices = slices_to_read(topic, self._options)
+        slices = slices_to_read(topic, self._options) if self._snapshot is None else self._snapshot
         self._check_names(topic, slices)
         most = rows_per_partition(topic, self._options, slices)
-        return [SlicePartition(packed) for packed in pack_slices(slices, most)]
+        matching = slices if self._hint is None else _with_matches(slices, self._hint)
+        first, *rest = pack_slices(matching, most)
+        return [SlicePartition(first, tuple(slices)), *map(SlicePartition, rest)]
 
-    def _check_names(self, topic: TopicFolder, slices: list[Slice]) -> None:
+    def _check_names(self, topic: TopicFolder, slices: Sequence[Slice]) -> None:
         """Raise if the schema that the user gave misspells the case of a field's name.
 
         Other unknown names are allowed: the topic may get those fields later.
         """
-        known = set(METADATA.names if self._options.metadata else ())
+        known = {ROWS, *(METADATA.names if self._options.metadata else ())}
         known.update(name for part in slices for name in topic.view(part.bucket).schema.names)
         if known.issuperset(self._target.names):
             return
@@ -70,8 +85,22 @@ class TopicReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SlicePartition)
         return read_slices(
-            partition.slices, self._target, self._where, metadata=self._options.metadata
+            partition.slices,
+            self._target,
+            self._where,
+            metadata=self._options.metadata,
+            hint=self._hint,
         )
+
+
+def _with_matches(slices: Sequence[Slice], hint: Hint) -> list[Slice]:
+    """Leave out the buckets in which no row matches, where an index says so."""
+    kept = []
+    for part in slices:
+        count = matches_by_index(part, hint)
+        if count is None or count:
+            kept.append(part)
+    return kept
 
 
 def rows_per_partition(topic: TopicFolder, options: ReadOptions, slices: Iterable[Slice]) -> int:

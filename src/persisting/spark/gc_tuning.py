@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import sys
 
-_DAEMON = "pyspark.daemon"
+from persisting.spark.worker_exit import daemon_process
+
 _frozen = False
 
 
@@ -16,7 +16,6 @@ def freeze_loaded_objects() -> None:
     this, 40 ms of each go into scanning modules, which never become garbage.
     """
     global _frozen
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if not _frozen and main is not None and main.name == _DAEMON:
+    if not _frozen and daemon_process() is not None:
         gc.freeze()
         _frozen = True

@@ -137,7 +137,7 @@ def wrapper(java: Java) -> Path:
     """Return a ``JAVA_HOME`` whose java filters Spark's flags; created once per user."""
     script = _script(java)
     try:
-        return _ensure_wrapper(_cache_folder(), java, script)
+        return _ensure_wrapper(cache_folder("java"), java, script)
     except OSError:
         # There is no writable home, as in many containers.
         folder = Path(tempfile.mkdtemp(prefix="persisting-java-"))
@@ -185,7 +185,7 @@ def _is_intact(command: Path, script: str) -> bool:
         return False
 
 
-def _cache_folder() -> Path:
+def cache_folder(name: str) -> Path:
     """Return a folder that only this user can write to, since its files are executed."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # the XDG specification says to ignore relative paths
@@ -194,11 +194,11 @@ def _cache_folder() -> Path:
         raise FileNotFoundError("this user has no home")
     base.mkdir(parents=True, exist_ok=True)
     ours = base / "persisting"
-    for folder in (ours, ours / "java"):
+    for folder in (ours, ours / name):
         folder.mkdir(mode=stat.S_IRWXU, exist_ok=True)
         status = folder.stat()
         if status.st_uid != os.geteuid():
             raise PermissionError(f"{folder} belongs to another user")
         if stat.S_IMODE(status.st_mode) != stat.S_IRWXU:
             folder.chmod(stat.S_IRWXU)
-    return ours / "java"
+    return ours / name

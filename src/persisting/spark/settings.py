@@ -35,6 +35,9 @@ def defaults(master: str, folder: Path, conf: Mapping[str, str | None]) -> dict[
     }
     cores = local_cores(master)
     if cores is not None:
+        if not conf.get("spark.pyspark.python"):  # else it may lack persisting
+            chosen["spark.python.daemon.module"] = "persisting.spark.worker_daemon"
+            chosen["spark.python.unix.domain.socket.enabled"] = "true"
         chosen["spark.sql.shuffle.partitions"] = str(max(2, cores))
         for role in ("driver", "executor"):
             flags = (log, *_quick_flags(conf.get(f"spark.{role}.extraJavaOptions")))

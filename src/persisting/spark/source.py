@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from persisting.errors import InvalidArgument
 from persisting.spark.gc_tuning import freeze_loaded_objects
+from persisting.spark.scan_hints import take_hints
 from persisting.spark.source_options import ReadOptions, read_options, write_options
 from persisting.spark.topic_scan import checked_filter, topic_fields
 from persisting.spark.types import nested_types, spark_schema
@@ -51,7 +53,8 @@ class PersistingSource(DataSource):
         options = read_options(self.options)
         where = checked_filter(options)
         freeze_loaded_objects()
-        return TopicReader(options, _to_arrow(schema), where)
+        schema, hints = take_hints(schema)
+        return TopicReader(options, _to_arrow(schema), where, hints)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from persisting.spark.stream_reader import TopicStreamReader
@@ -101,6 +104,14 @@ def read_schema(options: ReadOptions) -> pa.Schema:
             )
         schema = pa.schema([*schema, *METADATA])
     return schema
+
+
+def check_rows(options: Mapping[str, str], schema: StructType) -> None:
+    """Raise if a topic cannot take rows of ``schema`` with these options of the sink."""
+    from persisting.spark.write_plan import check_write
+
+    _check_storable(schema)
+    check_write(write_options(options), _to_arrow(schema))
 
 
 def _check_storable(schema: StructType) -> None:

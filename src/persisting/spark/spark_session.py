@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persisting.errors import InvalidArgument, StorageError
+from persisting.spark import pruning
 from persisting.spark import settings as defaults
 from persisting.spark.active_session import activate
 from persisting.spark.interrupts import deferred_interrupts
@@ -34,6 +35,7 @@ def session(
     *,
     master: str = DEFAULT_MASTER,
     conf: Mapping[str, Any] | None = None,
+    topics: str | Path | None = None,
 ) -> SparkSession:
     """Return a Spark session in which ``spark.read.format("persisting")`` works.
 
@@ -49,10 +51,13 @@ def session(
     ``spark-submit`` the settings of the command line stay. A master ``sc://host`` is a Spark
     Connect server, which has settings of its own; ``conf`` is applied to the session there.
 
+    ``topics`` is a folder of topics, which get names in SQL: ``SELECT … FROM persisting.steps``.
+
     Call this first in a new Python thread that writes to a topic: Spark looks up the format in the
     session of the thread.
     """
-    settings = {key: _text(value) for key, value in (conf or {}).items()}
+    catalog = {} if topics is None else pruning.catalog_settings(topics)
+    settings = {key: _text(value) for key, value in {**catalog, **(conf or {})}.items()}
     master = settings.get("spark.master") or master
     with _start_lock:
         running = _running_context()
@@ -68,6 +73,12 @@ def session(
             spark = _start(app_name, master, settings)
         _let_workers_import(_running_context())
         _register(spark)
+        installed = pruning.install_pruning(spark)
+    if topics is not None and not installed:
+        raise StorageError(
+            "topics= needs our catalog, which could not be loaded into this session's Java (the "
+            "logger persisting.spark says why at debug level); load topics by their folder instead"
+        )
     activate(spark)
     return spark
 
@@ -181,9 +192,26 @@ def _start(app_name: str, master: str, settings: Mapping[str, str | None]) -> Sp
             warnings.filterwarnings("ignore", message="lance is not fork-safe")
             # Spark applies all settings to a Connect session, including those only its server has.
             warnings.filterwarnings("ignore", message=r"Failed to set spark\.")
+            chosen = _with_extension(chosen)
             spark = SparkSession.builder.config(map=_without_none(chosen)).getOrCreate()
             atexit.register(_stop_at_exit, spark, SparkContext._active_spark_context, os.getpid())
     return spark
+
+
+def _with_extension(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with our extension, if it can be loaded into Spark's Java."""
+    from pyspark import SparkConf, SparkContext
+
+    if str(chosen.get("spark.api.mode", "")).lower() == "connect":
+        return chosen
+    conf = SparkConf()
+    for key, value in _without_none(chosen).items():
+        conf.set(key, value)
+    SparkContext._ensure_initialized(conf=conf)
+    if not pruning.load_classes():
+        return chosen
+    others = chosen.get(pruning.EXTENSIONS)
+    return {**chosen, pruning.EXTENSIONS: ",".join(filter(None, [others, pruning.EXTENSION]))}
 
 
 def _stop_at_exit(spark: SparkSession, started: SparkContext | None, process: int) -> None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persisting.errors import InvalidArgument
+from persisting.errors import InvalidArgument, StorageError
 from persisting.spark.gc_tuning import freeze_loaded_objects
+from persisting.spark.pushdown import fields_of, to_sql
+from persisting.spark.query_errors import readable_errors
+from persisting.spark.scan_hints import ROWS
 from persisting.spark.source_options import ReadOptions, option_text
 from persisting.spark.types import to_spark
 from persisting.topic import scan
-from persisting.topic.scan import METADATA, Filter, Slice
+from persisting.topic.scan import METADATA, Filter, Hint, Slice
 from persisting.topic.topic_files import TopicFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_log = logging.getLogger("persisting.spark")
 
 
 def topic_fields(options: ReadOptions) -> pa.Schema:
@@ -40,25 +46,70 @@ def checked_filter(options: ReadOptions) -> Filter | None:
         raise InvalidArgument(str(exc).replace("where=", "option filter=", 1)) from exc
 
 
+def pushed_hint(options: ReadOptions, conditions: Sequence[Mapping[str, Any]]) -> Hint | None:
+    """Return what the storage can evaluate of Spark's conditions; None if nothing."""
+    if not conditions:
+        return None
+    fields = topic_fields(options)
+    texts: list[str] = []
+    used: set[str] = set()
+    for condition in _without_implied(conditions):
+        sql = to_sql(condition, fields)
+        if sql is None:
+            continue
+        names = fields_of(condition) & set(fields.names)
+        try:
+            Hint.checked(sql.text, _only(fields, names))
+        except StorageError as exc:
+            _log.debug("a condition stays with Spark: %s", exc)
+            continue
+        texts.append(sql.text)
+        used |= names
+    return Hint(" AND ".join(texts), _only(fields, used)) if texts else None
+
+
+def _without_implied(conditions: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Leave out tests for null that another condition on the same field implies."""
+    compared = [c["field"] for c in conditions if "values" in c]
+    return [c for c in conditions if c["op"] != "is_not_null" or c["field"] not in compared]
+
+
+def _only(fields: pa.Schema, names: set[str]) -> pa.Schema:
+    return pa.schema([f for f in fields if f.name in names])
+
+
 def read_slice(
-    part: Slice, target: pa.Schema, where: Filter | None, *, metadata: bool
+    part: Slice,
+    target: pa.Schema,
+    where: Filter | None,
+    *,
+    metadata: bool,
+    hint: Hint | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Read a slice as batches for Spark. Runs in a task; holds one batch at a time."""
     names = [name for name in target.names if not metadata or name not in METADATA.names]
-    rows = scan.read(part, names, where, metadata=metadata)
+    metadata = metadata and len(names) < len(target.names)
+    names = [name for name in names if name != ROWS]
+    rows = scan.read(part, names, where, metadata=metadata, hint=hint, shape=target)
     defaults = scan.defaults_of(Path(part.folder))
     freeze_loaded_objects()
     return to_spark(rows, target, defaults)
 
 
 def read_slices(
-    parts: Iterable[Slice], target: pa.Schema, where: Filter | None, *, metadata: bool
+    parts: Iterable[Slice],
+    target: pa.Schema,
+    where: Filter | None,
+    *,
+    metadata: bool,
+    hint: Hint | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Read slices one after the other."""
     for part in parts:
-        yield from read_slice(part, target, where, metadata=metadata)
+        yield from read_slice(part, target, where, metadata=metadata, hint=hint)
 
 
+@readable_errors
 def read_topic(
     spark: SparkSession,
     path: str | Path,
@@ -72,7 +123,8 @@ def read_topic(
 
     ``where`` is a condition in Lance's SQL. Every call loads the topic again, so DataFrames with
     different conditions do not affect each other. ``options`` are those of the format
-    ``persisting``.
+    ``persisting``. An error is one of ours, such as :class:`~persisting.errors.NoSuchTopic`; its
+    ``__cause__`` has Spark's exception. With Spark Connect the first action raises, not this call.
     """
     reader = spark.read.format("persisting")
     if topic is not None:

@@ -42,13 +42,9 @@ class WritePlan:
 
 def plan_write(options: WriteOptions, incoming: pa.Schema) -> WritePlan:
     """Open or create the topic, and prepare every table for rows of ``incoming``."""
+    config = check_write(options, incoming)
     spec = _topic_spec(options)
-    known = topics.load(options.folder, filesystem.current())
-    config = spec.new() if known is None else spec.applied_to(known)
-    if known is not None:
-        TopicFolder.open(options.folder)  # raises unless the backend stores tables
-    _check_columns(config, incoming, _merge_schemas(options, config, incoming))
-    for bucket in range(config.num_buckets) if known is not None else ():
+    for bucket in range(config.num_buckets) if spec.backend is None else ():
         with owner_of(options.folder, config, bucket, USE_THE_QUEUE):
             pass
     _, config, _ = agreed_config(spec, options.folder.parent)
@@ -58,6 +54,17 @@ def plan_write(options: WriteOptions, incoming: pa.Schema) -> WritePlan:
         with owner_of(options.folder, config, bucket, USE_THE_QUEUE) as owner:
             tables[bucket] = bulk_import.prepare(owner.bucket, schema)
     return WritePlan(str(options.folder), config, schema, tables)
+
+
+def check_write(options: WriteOptions, incoming: pa.Schema) -> TopicConfig:
+    """Raise if rows of ``incoming`` cannot be written; change nothing and take no lock."""
+    spec = _topic_spec(options)
+    known = topics.load(options.folder, filesystem.current())
+    config = spec.new() if known is None else spec.applied_to(known)
+    if known is not None:
+        TopicFolder.open(options.folder)  # raises unless the backend stores tables
+    _check_columns(config, incoming, _merge_schemas(options, config, incoming))
+    return config
 
 
 def _topic_spec(options: WriteOptions) -> TopicSpec:

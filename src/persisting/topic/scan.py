@@ -6,7 +6,7 @@ It holds one batch in memory at a time, whatever the size of the bucket.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from persisting import fs as filesystem
 from persisting.bucket.snapshot import Snapshot
 from persisting.bucket.snapshot_search import laid_out, typed
 from persisting.errors import OffsetOutOfRange, StorageError
+from persisting.records.arrow import no_columns
 from persisting.records.field_names import ARRIVAL
 from persisting.table import layout
 from persisting.table.lance_errors import translated
@@ -24,6 +25,7 @@ from persisting.table.search import check_condition, check_where, enclosed, matc
 from persisting.table.table import Table
 from persisting.table.view import TableView
 from persisting.topic import spec as topics
+from persisting.topic.nested_fields import Leaf, assembled, needed_leaves
 from persisting.topic.spec import bucket_folder
 
 BUCKET, OFFSET, TIME = "_bucket", "_offset", "_time"
@@ -65,17 +67,74 @@ class Filter:
         return cls(where, known)
 
 
+@dataclass(frozen=True)
+class Hint:
+    """A condition that the caller evaluates again, so that it may be ignored, and its fields."""
+
+    where: str
+    fields: pa.Schema
+
+    @classmethod
+    def checked(cls, where: str, fields: pa.Schema) -> Hint:
+        """Return the hint, or raise if Lance cannot evaluate it."""
+        check_condition(layout.physical_schema(fields, None), where)
+        return cls(where, fields)
+
+    def fits(self, view: TableView) -> bool:
+        """Whether a table has all fields of the condition, with the types that it was made for."""
+        return all(
+            f.name in view.schema.names and view.schema.field(f.name).type == f.type
+            for f in self.fields
+        )
+
+
 def read(
-    part: Slice, names: Sequence[str], where: Filter | None = None, *, metadata: bool = False
+    part: Slice,
+    names: Sequence[str],
+    where: Filter | None = None,
+    *,
+    metadata: bool = False,
+    hint: Hint | None = None,
+    shape: pa.Schema | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a slice with those fields of ``names`` that the bucket has.
 
-    With ``metadata`` the columns of :data:`METADATA` follow the fields.
+    With ``metadata`` the columns of :data:`METADATA` follow the fields. Rows that do not match
+    ``hint`` may be left out. Fields of structs that ``shape`` does not have may be left out.
+    Without fields, metadata and condition nothing is read.
     """
     view, wanted = _view(part), list(names)
-    if where is None:
-        return _plain(view, part, wanted, metadata=metadata)
-    return _filtered(view, part, wanted, where, metadata=metadata)
+    if hint is not None and not hint.fits(view):
+        hint = None
+    if where is not None:
+        return _filtered(view, part, wanted, where, hint, metadata=metadata)
+    if hint is not None:
+        return _filtered_by_lance(view, part, wanted, hint.where, metadata=metadata)
+    if not wanted and not metadata:
+        return _without_fields(part)
+    narrow = {} if shape is None or metadata else _narrow_structs(view, shape)
+    if narrow:
+        return _narrowed(view, part, wanted, narrow)
+    return _plain(view, part, wanted, metadata=metadata)
+
+
+def matches_by_index(part: Slice, hint: Hint) -> int | None:
+    """Return how many rows of the slice's table match, if an index can tell; None if not.
+
+    Also None if the table is not the one that the slice was made for: reading it will raise.
+    """
+    try:
+        view = _view(part)
+    except StorageError:
+        return None
+    if view.dataset is None or not hint.fits(view):
+        return None
+    dataset: Any = view.dataset
+    with translated("read", dataset.uri):
+        plan = dataset.scanner(columns=[], with_row_id=True, filter=enclosed(hint.where))
+        if "ScalarIndexQuery" not in plan.explain_plan():
+            return None
+        return int(dataset.count_rows(enclosed(hint.where)))
 
 
 def read_snapshot(
@@ -134,6 +193,11 @@ def _view(part: Slice) -> TableView:
     return view
 
 
+def _without_fields(part: Slice) -> Iterator[pa.RecordBatch]:
+    for first in range(part.start, part.end, _BATCH_ROWS):
+        yield no_columns(min(_BATCH_ROWS, part.end - first))
+
+
 def _plain(
     view: TableView, part: Slice, names: list[str], *, metadata: bool
 ) -> Iterator[pa.RecordBatch]:
@@ -142,6 +206,49 @@ def _plain(
     for batch in view.batches(offset, count, names, rows=_rows(view, names), arrival=metadata):
         yield _described(batch, part.bucket, offset) if metadata else batch
         offset += batch.num_rows
+
+
+def _narrow_structs(view: TableView, shape: pa.Schema) -> dict[str, list[Leaf]]:
+    """Return by name the structs of which only some fields are needed, with these."""
+    found = {}
+    for asked in shape:
+        if asked.name in view.schema.names and pa.types.is_struct(asked.type):
+            leaves = needed_leaves(view.schema.field(asked.name), asked.type)
+            if leaves is not None:
+                found[asked.name] = leaves
+    return found
+
+
+def _narrowed(
+    view: TableView, part: Slice, names: list[str], narrow: dict[str, list[Leaf]]
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows with parts of structs, as long as these say which structs are null."""
+    dataset: Any = view.dataset
+    wanted = pa.schema([f for f in view.schema if f.name in names])
+    stored = [f for f in wanted if f.name in dataset.schema.names]
+    columns = {f.name: f"`{f.name}`" for f in stored if f.name not in narrow}
+    leaves = [leaf for parts in narrow.values() for leaf in parts]
+    offset = part.start
+    with translated("read", dataset.uri):
+        for batch in dataset.scanner(
+            columns=columns | {leaf.expression: leaf.expression for leaf in leaves},
+            offset=part.start - view.start,
+            limit=part.end - part.start,
+            batch_size=_rows(view, names),
+            scan_in_order=True,
+        ).to_batches():
+            read = {name: batch.column(name) for name in batch.schema.names}
+            structs = {name: assembled(parts, read) for name, parts in narrow.items()}
+            if any(struct is None for struct in structs.values()):
+                break
+            plain = pa.schema([f for f in wanted if f.name not in narrow])
+            records = layout.to_logical(batch, plain)
+            for name, struct in structs.items():
+                records = records.append_column(name, struct)
+            yield records
+            offset += batch.num_rows
+    if offset < part.end:
+        yield from _plain(view, replace(part, start=offset), names, metadata=False)
 
 
 def _rows(view: TableView, names: list[str]) -> int:
@@ -169,11 +276,18 @@ def _with_metadata(batch: pa.RecordBatch, bucket: int, offsets: np.ndarray) -> p
 
 
 def _filtered(
-    view: TableView, part: Slice, names: list[str], where: Filter, *, metadata: bool
+    view: TableView,
+    part: Slice,
+    names: list[str],
+    where: Filter,
+    hint: Hint | None,
+    *,
+    metadata: bool,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows that match; Lance filters if its table has all fields of the topic."""
     if view.schema.equals(where.known) and not any(pa.types.is_null(f.type) for f in view.schema):
-        yield from _filtered_by_lance(view, part, names, where.where, metadata=metadata)
+        text = where.where if hint is None else f"{enclosed(where.where)} AND {hint.where}"
+        yield from _filtered_by_lance(view, part, names, text, metadata=metadata)
         return
     offset = part.start
     count = part.end - part.start
@@ -194,35 +308,43 @@ def _filtered_by_lance(
 ) -> Iterator[pa.RecordBatch]:
     """Let Lance filter the fragments that the slice touches; drop rows outside of the slice."""
     wanted = pa.schema([f for f in view.schema if f.name in names])
-    columns = wanted.names
+    dataset: Any = view.dataset
+    columns = [name for name in wanted.names if name in dataset.schema.names]
     if metadata or not columns:
         columns = [*columns, ARRIVAL]
+    firsts: dict[int, int] = {}
     first = view.start
     for fragment, size in zip(view.fragments, view.sizes, strict=True):
         if first < part.end and first + size.rows > part.start:
-            low, high = max(0, part.start - first), min(size.rows, part.end - first)
-            for batch in _matching(view, fragment.id, columns, where, _rows(view, wanted.names)):
-                rows = batch.column("_rowaddr").to_numpy() & np.uint64(0xFFFFFFFF)
-                keep = (rows >= low) & (rows < high)
-                batch = batch.filter(pa.array(keep))
-                records = layout.to_logical(batch, wanted)
-                if metadata:
-                    records = records.append_column(layout.ARRIVAL_FIELD, batch.column(ARRIVAL))
-                    offsets = rows[keep].astype(np.int64) + first
-                    records = _with_metadata(records, part.bucket, offsets)
-                yield records
+            firsts[fragment.id] = first
         first += size.rows
+    if not firsts:
+        return
+    ids = np.array(sorted(firsts), np.uint64)
+    offsets_of_ids = np.array([firsts[int(number)] for number in ids], np.int64)
+    for batch in _matching(view, list(firsts), columns, where, _rows(view, wanted.names)):
+        addresses = batch.column("_rowaddr").to_numpy()
+        places = np.searchsorted(ids, addresses >> np.uint64(32))
+        within = (addresses & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        offsets = offsets_of_ids[places] + within
+        keep = (offsets >= part.start) & (offsets < part.end)
+        batch = batch.filter(pa.array(keep))
+        records = layout.to_logical(batch, wanted)
+        if metadata:
+            records = records.append_column(layout.ARRIVAL_FIELD, batch.column(ARRIVAL))
+            records = _with_metadata(records, part.bucket, offsets[keep])
+        yield records
 
 
 def _matching(
-    view: TableView, fragment: int, columns: list[str], where: str, rows: int
+    view: TableView, fragments: list[int], columns: list[str], where: str, rows: int
 ) -> Iterator[pa.RecordBatch]:
     dataset: Any = view.dataset
     with translated("read", dataset.uri):
         yield from dataset.scanner(
             columns=columns,
             filter=enclosed(where),
-            fragments=[dataset.get_fragment(fragment)],
+            fragments=[dataset.get_fragment(number) for number in fragments],
             batch_size=rows,
             with_row_address=True,
             scan_in_order=True,

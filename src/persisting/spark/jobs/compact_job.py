@@ -19,6 +19,7 @@ from persisting.errors import InvalidArgument
 from persisting.spark.bucket_owner import owner_of
 from persisting.spark.jobs.distribute import run_on_executors
 from persisting.spark.jobs.topic_lookup import open_topic
+from persisting.spark.query_errors import readable_errors
 from persisting.table import compaction, operations
 from persisting.table.lance_errors import translated
 from persisting.topic.spec import bucket_folder
@@ -31,6 +32,7 @@ _PARALLEL_BUCKETS = 8
 """Buckets that are open at the same time, with a Spark job each."""
 
 
+@readable_errors
 def compact(
     spark: SparkSession,
     path: str | Path,

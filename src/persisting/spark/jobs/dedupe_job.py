@@ -10,6 +10,7 @@ from pyspark.sql import functions as sf
 
 from persisting.errors import InvalidArgument
 from persisting.spark.jobs.columns import checked_columns, exact_column
+from persisting.spark.query_errors import readable_errors
 from persisting.topic.scan import BUCKET, OFFSET, TIME
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ ARRIVAL = (TIME, BUCKET, OFFSET)
 _RANK = "_persisting_place"
 
 
+@readable_errors
 def deduplicate(
     df: DataFrame,
     keys: str | Sequence[str],

@@ -12,11 +12,13 @@ from persisting.spark.jobs import lance_files, spark_files
 from persisting.spark.jobs.columns import checked_columns
 from persisting.spark.jobs.export_targets import MODES, check_mode, export_folder, write_and_replace
 from persisting.spark.jobs.file_formats import LANCE, PARQUET, is_partition, named_format
+from persisting.spark.query_errors import readable_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+@readable_errors
 def export(
     df: DataFrame,
     path: str | Path,

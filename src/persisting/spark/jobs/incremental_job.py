@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,11 +14,15 @@ from persisting import fs as filesystem
 from persisting import json_files
 from persisting.errors import InvalidArgument, StorageError
 from persisting.lock import file_lock
+from persisting.spark import stream_offsets
 from persisting.spark.active_session import activate
-from persisting.spark.jobs.sink_options import writer_options
+from persisting.spark.jobs.sink_options import names_arguments, writer_options
 from persisting.spark.jobs.stream_progress import Summary, watch
 from persisting.spark.jobs.topic_lookup import open_topic, topic_folder
+from persisting.spark.query_errors import readable_errors
+from persisting.spark.source import check_rows
 from persisting.spark.source_options import option_text
+from persisting.spark.stream_offsets import Place
 from persisting.topic.topic_files import TopicFolder
 from persisting.topic.topic_names import check_name
 
@@ -37,6 +42,8 @@ class _CheckpointSource(msgspec.Struct):
     """The id of the source topic; empty in checkpoints written before topics had one."""
 
 
+@names_arguments
+@readable_errors
 def incremental(
     spark: SparkSession,
     source: str | Path,
@@ -63,7 +70,8 @@ def incremental(
     Progress is stored in ``<target>/checkpoints/<name>``; the default name is that of the source.
     Several sources, or several transforms of one source, can feed a target under different names.
     Runs with the same name wait for each other. If the source has no records yet, there is nothing
-    to do, which is not an error. The summary has ``rows``, ``written``, ``batches``, ``seconds``
+    to do, which is not an error. A run whose rows the target cannot take raises before it creates
+    anything. The summary has ``rows``, ``written``, ``batches``, ``seconds``
     and the ``lag`` by bucket: rows that arrived during the run. For ``quiet`` see
     :func:`persisting.spark.jobs.watch`.
     """
@@ -72,29 +80,45 @@ def incremental(
     if origin == folder:
         raise InvalidArgument(f"source and target are the same topic: {folder}")
     checkpoint = folder / CHECKPOINTS / check_name("checkpoint", name or origin.name)
+    stored.recover()
+    if not stored.schema().names:
+        return Summary(lag=dict.fromkeys(map(str, stored.buckets), 0))
+    activate(spark)
+    options = writer_options(
+        bucket_column=bucket_column,
+        num_buckets=num_buckets,
+        compression=compression,
+        vectors=vectors,
+    )
+    rows = _stream(spark, origin, read or {}, max_rows_per_batch)
+    rows = rows if transform is None else transform(rows)
+    # Before the checkpoint is created, so that a refused run leaves nothing behind.
+    check_rows({"path": str(folder), **options}, rows.schema)
     filesystem.current().make_folder(checkpoint)
     with file_lock(checkpoint / "lock"):
-        stored.recover()
         _check_source(checkpoint / "source.json", stored)
-        if not stored.schema().names:
-            return Summary()
-        activate(spark)
-        rows = _stream(spark, origin, read or {}, max_rows_per_batch)
-        options = writer_options(
-            bucket_column=bucket_column,
-            num_buckets=num_buckets,
-            compression=compression,
-            vectors=vectors,
-        )
         query = (
-            (rows if transform is None else transform(rows))
-            .writeStream.format("persisting")
+            rows.writeStream.format("persisting")
             .options(**options)
             .option("checkpointLocation", str(checkpoint / "spark"))
             .trigger(availableNow=True)
             .start(str(folder))
         )
-        return watch(query, quiet=quiet)
+        summary = watch(query, quiet=quiet)
+        summary.lag = summary.lag or _lag(checkpoint / "spark", stored)
+        return summary
+
+
+def _lag(checkpoint: Path, stored: TopicFolder) -> dict[str, int]:
+    """Return by bucket the rows that arrived since the last run; Spark reports none if a run had
+    nothing to do."""
+    batches = [int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*")]
+    last = (checkpoint / "offsets" / str(max(batches))).read_text() if batches else "{}"
+    taken = stream_offsets.decode(json.loads(last.splitlines()[-1]))
+    return {
+        str(bucket): max(0, stored.view(bucket).end - taken.get(bucket, Place(0)).offset)
+        for bucket in stored.buckets
+    }
 
 
 def _stream(

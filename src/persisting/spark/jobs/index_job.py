@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from persisting.spark.bucket_owner import owner_of
 from persisting.spark.jobs.distribute import run_on_executors
 from persisting.spark.jobs.topic_lookup import open_topic
+from persisting.spark.query_errors import readable_errors
 from persisting.table import indexes
 from persisting.table.indexes import IndexSpec
 from persisting.topic.spec import TopicConfig
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@readable_errors
 def build_index(
     spark: SparkSession,
     path: str | Path,

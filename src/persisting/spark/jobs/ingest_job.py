@@ -13,8 +13,9 @@ from persisting.spark.active_session import activate
 from persisting.spark.jobs import json_lines, lance_files, parquet_files, spark_files
 from persisting.spark.jobs.file_formats import LANCE, PARQUET, detect_format
 from persisting.spark.jobs.row_count import counted
-from persisting.spark.jobs.sink_options import writer_options
+from persisting.spark.jobs.sink_options import names_arguments, writer_options
 from persisting.spark.jobs.topic_lookup import topic_folder
+from persisting.spark.query_errors import readable_errors
 from persisting.spark.types import spark_schema
 from persisting.spark.write_plan import shared_schema
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+@names_arguments
+@readable_errors
 def ingest(
     spark: SparkSession,
     source: str | Path,

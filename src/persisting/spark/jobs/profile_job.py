@@ -21,6 +21,7 @@ from pyspark.sql.types import (
 )
 
 from persisting.spark.jobs.columns import check_times, exact_column
+from persisting.spark.query_errors import readable_errors
 from persisting.topic.scan import BUCKET
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _FIELDS = (
 )
 
 
+@readable_errors
 def profile(df: DataFrame) -> DataFrame:
     """Return one row for each column of ``df``, and for each of its buckets if it has ``_bucket``.
 

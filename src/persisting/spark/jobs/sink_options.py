@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
-from persisting.errors import InvalidArgument
+from persisting.errors import InvalidArgument, StorageError
+from persisting.spark.query_errors import renamed
 from persisting.spark.source_options import option_text
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_ARGUMENTS = {
+    "bucketColumn": "bucket_column",
+    "numBuckets": "num_buckets",
+    "compression": "compression",
+    "vectors": "vectors",
+    "writeId": "write_id",
+}
+_OPTION = re.compile(rf"(?:the )?option ({'|'.join(_ARGUMENTS)})\b=?")
+
+
+def names_arguments(job: _F) -> _F:
+    """Let a job name its own arguments in errors, not the options of the sink that they set."""
+
+    @functools.wraps(job)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return job(*args, **kwargs)
+        except StorageError as exc:
+            text = _OPTION.sub(lambda match: f"{_ARGUMENTS[match[1]]}=", str(exc))
+            if text == str(exc):
+                raise
+            raise renamed(exc, text) from exc.__cause__
+
+    return cast("_F", call)
 
 
 def writer_options(

@@ -17,6 +17,7 @@ from persisting import fs as filesystem
 from persisting.errors import InvalidArgument
 from persisting.spark.jobs.columns import checked_columns, exact_column
 from persisting.spark.jobs.topic_lookup import open_topic
+from persisting.spark.query_errors import readable_errors
 from persisting.spark.topic_scan import read_topic
 from persisting.spark.types import TIMESTAMP_FORMAT, nested_types
 from persisting.topic import tags
@@ -42,6 +43,7 @@ _EXACT = 2.0**53
 """Below this, a double holds every whole number exactly."""
 
 
+@readable_errors
 def split(
     df: DataFrame,
     key: str | Sequence[str],
@@ -60,6 +62,7 @@ def split(
     return {name: df.where(part == sf.lit(name)) for name in shares}
 
 
+@readable_errors
 def assign_splits(
     df: DataFrame,
     key: str | Sequence[str],
@@ -74,6 +77,7 @@ def assign_splits(
     return df.withColumn(into, _part(df, key, shares, salt))
 
 
+@readable_errors
 def split_topic(
     spark: SparkSession,
     path: str | Path,

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
-from persisting import errors
-from persisting.errors import StorageError
 from persisting.spark import stream_offsets
+from persisting.spark.query_errors import readable_errors
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _POLL_SECONDS: Any = 0.5
-
-_OWN_ERROR = re.compile(r"persisting\.errors\.(\w+): (.+)")
 
 
 @dataclass(frozen=True)
@@ -86,6 +82,7 @@ class Summary:
         )
 
 
+@readable_errors
 def watch(
     query: StreamingQuery, *, quiet: bool | None = None, out: IO[str] | None = None
 ) -> Summary:
@@ -93,8 +90,9 @@ def watch(
 
     A line on ``out`` (stderr) shows the current batch, rows per second and the lag by bucket,
     followed by a summary at the end. Nothing is shown if ``quiet``, which is the default unless
-    ``out`` is a terminal. If the query fails with an error of ours, that error is raised; any other
-    failure is raised as Spark's. An interrupt stops the query.
+    ``out`` is a terminal. If the query fails, the error of ours that made it fail is raised, else a
+    ``StorageError`` with the line that says why; its ``__cause__`` has Spark's exception. An
+    interrupt stops the query.
     """
     out = sys.stderr if out is None else out
     line = _Line(None if (not out.isatty() if quiet is None else quiet) else out)
@@ -148,22 +146,7 @@ def lag_text(lag: Mapping[str, int]) -> str:
 
 def _wait(query: StreamingQuery) -> bool:
     """Wait for a short time; return whether the query has ended."""
-    from pyspark.errors import StreamingQueryException
-
-    try:
-        return bool(query.awaitTermination(_POLL_SECONDS))
-    except StreamingQueryException as exc:
-        raise _own_error(exc) from exc
-
-
-def _own_error(exc: Exception) -> Exception:
-    """Return the error of ours that made a query fail, else ``exc`` itself."""
-    matches = _OWN_ERROR.findall(str(exc))
-    if not matches:
-        return exc
-    name, text = matches[-1]
-    cls = getattr(errors, name, StorageError)
-    return cls(text) if issubclass(cls, StorageError) else StorageError(text)
+    return bool(query.awaitTermination(_POLL_SECONDS))
 
 
 class _BatchTracker:

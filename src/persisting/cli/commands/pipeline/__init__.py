@@ -9,6 +9,7 @@ from persisting.cli.commands.pipeline import (
     duplicate_jobs,
     file_jobs,
     incremental_run,
+    sql_query,
     table_jobs,
 )
 from persisting.cli.commands.pipeline.job_group import pipeline
@@ -19,5 +20,6 @@ __all__ = [
     "file_jobs",
     "incremental_run",
     "pipeline",
+    "sql_query",
     "table_jobs",
 ]

@@ -74,7 +74,8 @@ def dedupe(
         if key is not None:
             rows = jobs.deduplicate(rows, key, keep=keep)
         if near is not None:
-            rows = jobs.drop_near_duplicates(rows, near, threshold, keep=keep)
+            quiet = True if job.as_json else None
+            rows = jobs.drop_near_duplicates(rows, near, threshold, keep=keep, quiet=quiet)
         plain = rows.drop("_bucket", "_offset", "_time")
         written = _save(plain, folder, "overwrite" if mode == "overwrite" else "append", write_id)
     seconds = time.monotonic() - started
@@ -104,6 +105,13 @@ def _must_be_empty(spark: Any, target: Path) -> None:
 @job_group.pipeline.command("near-duplicates")
 @parameters.topic
 @click.option("--column", "-f", required=True, help="Field that contains the texts.")
+@click.option(
+    "--columns",
+    "-c",
+    type=Names(),
+    metavar="A,B",
+    help="Fields to show of both records, such as a key or the text.",
+)
 @job_group.threshold
 @parameters.count("--limit", 100, "Maximum number of pairs to show.")
 @job_group.job_options
@@ -113,6 +121,7 @@ def _must_be_empty(spark: Any, target: Path) -> None:
 def near_duplicates(
     topic: str,
     column: str,
+    columns: list[str] | None,
     threshold: float,
     limit: int,
     job: JobOptions,
@@ -121,15 +130,18 @@ def near_duplicates(
 
     \b
     Example:
-      persisting pipeline near-duplicates texts --column text --threshold 0.9
+      persisting pipeline near-duplicates texts --column text --columns id,text --threshold 0.9
     """
     source = topics_access.find_topic(topic, job.storage)
-    topics_access.columns(source, [column])
+    shown = columns or []
+    topics_access.columns(source, [column, *shown])
     with job.session() as spark:
         from persisting.spark import jobs, read_topic
 
-        texts = read_topic(spark, source.folder, columns=[column], includeMetadata=True)
-        pairs = jobs.near_duplicates(texts, column, threshold)
+        read = list(dict.fromkeys([column, *shown]))
+        texts = read_topic(spark, source.folder, columns=read, includeMetadata=True)
+        quiet = True if job.as_json else None
+        pairs = jobs.near_duplicates(texts, column, threshold, columns=shown, quiet=quiet)
         rows = pairs.orderBy("similarity", ascending=False).limit(limit).collect()
     for row in rows:
         pair = NearPair(_in_utc(row["first"]), _in_utc(row["second"]), row["similarity"])
@@ -138,6 +150,8 @@ def near_duplicates(
         else:
             first, second = (f"{p['_bucket']}:{p['_offset']}" for p in (pair.first, pair.second))
             output.line(f"{first:>8}  {second:>8}  {pair.similarity:.3f}")
+            for side in (pair.first, pair.second) if shown else ():
+                output.line("          " + output.encoded({n: side[n] for n in shown}).decode())
 
 
 def _in_utc(row: Any) -> dict[str, Any]:

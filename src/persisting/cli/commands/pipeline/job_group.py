@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ import click
 from persisting.cli import parameters, topics_access
 from persisting.cli.command_group import CommandGroup
 from persisting.cli.parameters import Setting
+from persisting.errors import StorageError
+
+_OPTIONS = {"bucket_column": "--bucket-column", "num_buckets": "--buckets", "name": "--name"}
+_ARGUMENT = re.compile(rf"\b({'|'.join(_OPTIONS)})=(?!\w)")
 
 
 @click.group(cls=CommandGroup)
@@ -70,23 +75,38 @@ class JobOptions:
     as_json: bool
 
     @contextmanager
-    def session(self) -> Iterator[Any]:
-        """Start Spark for one job; its errors become one line, without Java stack traces."""
+    def session(self, topics: str | None = None) -> Iterator[Any]:
+        """Start Spark for one job; its errors become one line, without Java stack traces.
+
+        ``topics`` is the folder of a catalog.
+        """
         from persisting.spark import session
         from persisting.spark.interrupts import preserved_interrupt_handler
-        from persisting.spark.query_errors import as_storage_errors, silence_logs
+        from persisting.spark.query_errors import SparkTrace, as_storage_errors, silence_logs
 
         # Fields of a topic may differ only in case.
         conf = {"spark.sql.caseSensitive": "true", **dict(self.conf)}
         with preserved_interrupt_handler():
-            spark = session("persisting", master=self.master, conf=conf)
+            spark = session("persisting", master=self.master, conf=conf, topics=topics)
         if not topics_access.debugging():
             silence_logs(spark)
         try:
             with as_storage_errors():
                 yield spark
+        except StorageError as exc:
+            if topics_access.debugging() and isinstance(exc.__cause__, SparkTrace):
+                click.echo(exc.__cause__.trace, err=True)
+            raise _naming_options(exc) from exc.__cause__
         finally:
             spark.stop()
+
+
+def _naming_options(exc: StorageError) -> StorageError:
+    """Return the error with the options of the command in place of the job's arguments."""
+    from persisting.spark.query_errors import renamed
+
+    text = _ARGUMENT.sub(lambda match: _OPTIONS[match[1]], str(exc))
+    return exc if text == str(exc) else renamed(exc, text)
 
 
 job_options = parameters.bundled(

@@ -37,6 +37,12 @@ class NearPair(msgspec.Struct):
     similarity: float
 
 
+class SqlRow(msgspec.Struct):
+    """A row of a query by its columns; with ``--to``, the topic, the rows written and seconds."""
+
+    row: dict[str, Any]
+
+
 class ProfileRow(msgspec.Struct):
     """Statistics of a field in one bucket, or in all (bucket is null)."""
 

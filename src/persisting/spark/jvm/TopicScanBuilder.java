@@ -1,0 +1,58 @@
+package persisting.spark;
+
+import java.util.ArrayList;
+import java.util.List;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.connector.expressions.filter.Predicate;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.internal.connector.SupportsPushDownCatalystFilters;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import scala.collection.immutable.Seq;
+
+/**
+ * Collects what one scan needs. Spark evaluates every condition again, so a pushed condition only has to keep all rows for
+ * which Spark's is true.
+ */
+public class TopicScanBuilder implements SupportsPushDownRequiredColumns, SupportsPushDownCatalystFilters {
+  private final TopicTable table;
+  private final CaseInsensitiveStringMap options;
+  private StructType columns;
+  private final List conditions = new ArrayList();
+  private final List shown = new ArrayList();
+
+  TopicScanBuilder(TopicTable table, CaseInsensitiveStringMap options) {
+    this.table = table;
+    this.options = options;
+    this.columns = table.schema();
+  }
+
+  public void pruneColumns(StructType required) {
+    this.columns = required;
+  }
+
+  public Seq pushFilters(Seq filters) {
+    for (int number = 0; number < filters.size(); number++) {
+      Expression filter = (Expression) filters.apply(number);
+      try {
+        Object condition = Conditions.translate(filter, false);
+        if (condition != null) {
+          conditions.add(condition);
+          shown.add(filter.sql());
+        }
+      } catch (Throwable error) {
+        Fallback.report("a condition stays with Spark", error);
+      }
+    }
+    return filters;
+  }
+
+  public Predicate[] pushedFilters() {
+    return new Predicate[0];
+  }
+
+  public Scan build() {
+    return new TopicScan(table, options, columns, conditions, shown);
+  }
+}

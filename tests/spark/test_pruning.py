@@ -1,0 +1,391 @@
+"""Queries push their columns and conditions down to topics, and return the same rows as without."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lance
+import pyarrow as pa
+import pytest
+from support.spark import random_queries
+from support.spark.processes import Run
+from support.spark.topics import load, put, rows, writer
+
+from persisting.spark import install_pruning, jobs, pruning, read_topic
+from persisting.spark.batch_reader import TopicReader
+from persisting.spark.scan_hints import ScanHints
+from persisting.spark.source_options import ReadOptions
+from persisting.spark.topic_scan import pushed_hint
+from persisting.topic.routing import bucket_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = 400
+
+
+@contextmanager
+def pruned(spark: SparkSession, on: bool) -> Iterator[None]:
+    spark.conf.set(pruning.SETTING, str(on).lower())
+    try:
+        yield
+    finally:
+        spark.conf.unset(pruning.SETTING)
+
+
+def optimized(df: DataFrame) -> str:
+    plan: str = df._jdf.queryExecution().optimizedPlan().treeString()
+    return plan
+
+
+def relations(df: DataFrame) -> list[list[str]]:
+    """Return the columns of each scan in the optimized plan."""
+    lines = [line.split("RelationV2[")[1] for line in optimized(df).splitlines() if "Rel" in line]
+    listed = [line.split("]")[0] for line in lines]
+    return [[name.split("#")[0] for name in line.split(", ") if name] for line in listed]
+
+
+def explained(df: DataFrame) -> str:
+    plan: str = df._jdf.queryExecution().executedPlan().treeString()
+    return plan
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A topic with all types, in two buckets with several fragments each."""
+    home = tmp_path_factory.mktemp("pruning")
+    table = random_queries.table(ROWS)
+    with writer(home, buckets=2) as queue:
+        for start in range(0, ROWS, 100):
+            queue.put_arrow(table.slice(start, 100))
+            queue.flush()
+    return home / "t"
+
+
+@pytest.fixture(scope="module")
+def views(spark: SparkSession, folder: Path) -> tuple[str, str]:
+    """Views of the same rows: the topic, and a copy in Parquet, written without pruning."""
+    parquet = str(folder.parent / "copy.parquet")
+    with pruned(spark, False):
+        read_topic(spark, folder).write.parquet(parquet)
+    read_topic(spark, folder).createOrReplaceTempView("pruned_topic")
+    spark.read.parquet(parquet).createOrReplaceTempView("parquet_copy")
+    return "pruned_topic", "parquet_copy"
+
+
+@pytest.fixture(scope="module")
+def simple(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    home = tmp_path_factory.mktemp("simple")
+    put(home, rows(40))
+    return load(spark, home)
+
+
+class TestPlans:
+    def test_scan_lists_the_columns_of_the_result_and_of_conditions(
+        self, simple: DataFrame
+    ) -> None:
+        query = simple.where("score > 5").select("id")
+        assert relations(query) == [["id", "score"]]
+        assert sorted(row["id"] for row in query.collect()) == [
+            row["id"] for row in rows(40) if row["score"] > 5
+        ]
+
+    def test_explain_names_what_is_pushed(self, simple: DataFrame) -> None:
+        query = simple.where("score > 5 AND text LIKE 'row 2%' AND upper(text) = 'ROW 24'")
+        text = explained(query)
+        assert "pushed: [" in text
+        assert "score > 5.0D" in text.split("pushed: [")[1]
+        assert "startswith(text, 'row 2')" in text.split("pushed: [")[1]
+        assert "upper" not in text.split("pushed: [")[1].split("]")[0]
+        assert [row["id"] for row in query.collect()] == [24]
+
+    def test_all_columns_are_listed_where_pruning_is_off(
+        self, spark: SparkSession, simple: DataFrame
+    ) -> None:
+        with pruned(spark, False):
+            query = simple.where("score > 5").select("id")
+            assert relations(query) == [["id", "text", "score", "even"]]
+            assert "pushed" not in explained(query)
+            assert query.count() == sum(row["score"] > 5 for row in rows(40))
+
+    def test_count_reads_no_column(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(40))
+        frame = load(spark, tmp_path)
+        query = frame.selectExpr("count(*)")
+        assert relations(query) == [[]]
+        for file in (tmp_path / "t").glob("bucket_*/data.lance/data/*.lance"):
+            file.unlink()
+        assert query.collect()[0][0] == 40
+        with pytest.raises(Exception, match="cannot read"):
+            frame.selectExpr("count(text)").collect()
+
+    def test_nested_field_is_read_alone(self, spark: SparkSession, tmp_path: Path) -> None:
+        made = [{"id": n, "st": {"a": n, "b": "x" * n, "c": {"d": n / 2}}} for n in range(50)]
+        put(tmp_path, made)
+        query = load(spark, tmp_path).select("id", "st.a", "st.c.d").where("st.a > 3")
+        schema = query._jdf.queryExecution().optimizedPlan().collectLeaves().head().schema()
+        assert schema.simpleString() == "struct<id:bigint,st:struct<a:bigint,c:struct<d:double>>>"
+        found = sorted(tuple(row) for row in query.collect())
+        assert found == [(n, n, n / 2) for n in range(4, 50)]
+
+
+class TestOwnReaders:
+    """One load serves several scans, each with columns and conditions of its own."""
+
+    def test_queries_of_one_load_do_not_affect_each_other(self, simple: DataFrame) -> None:
+        assert [row["id"] for row in simple.where("id = 3").collect()] == [3]
+        assert simple.count() == 40
+        assert simple.where("id < 5").select("text").count() == 5
+        assert simple.count() == 40
+
+    def test_unions_and_self_joins_read_their_own_rows(self, simple: DataFrame) -> None:
+        both = simple.where("id = 1").select("id").union(simple.where("id = 2").select("id"))
+        assert sorted(row["id"] for row in both.collect()) == [1, 2]
+        left, right = simple.where("id < 10").alias("l"), simple.where("id > 5").alias("r")
+        joined = left.join(right, "id").selectExpr("l.text", "r.score")
+        assert sorted(relations(joined)) == [["id", "score"], ["id", "text"]]
+        assert joined.count() == 4
+
+    def test_subqueries_and_views_read_their_own_rows(
+        self, spark: SparkSession, simple: DataFrame
+    ) -> None:
+        simple.createOrReplaceTempView("simple_topic")
+        found = spark.sql(
+            "SELECT id FROM simple_topic WHERE score = (SELECT max(score) FROM simple_topic "
+            "WHERE id < 7) OR id IN (SELECT id FROM simple_topic WHERE text = 'row 9')"
+        )
+        assert sorted(row["id"] for row in found.collect()) == [6, 9]
+        spark.sql("CREATE OR REPLACE TEMP VIEW narrow_topic AS SELECT id FROM simple_topic")
+        assert spark.sql("SELECT sum(id) FROM narrow_topic WHERE id < 3").first()[0] == 3
+
+    def test_cached_frame_answers_all_queries(self, simple: DataFrame) -> None:
+        cached = simple.select("id", "score").cache()
+        try:
+            assert cached.where("score > 5").count() == sum(r["score"] > 5 for r in rows(40))
+            assert cached.select("id").count() == 40
+            assert "InMemoryRelation" in optimized(cached.where("id = 1"))
+        finally:
+            cached.unpersist()
+
+    def test_scans_of_one_load_read_the_same_rows_after_a_put(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(10))
+        frame = load(spark, tmp_path)
+        assert frame.where("id >= 0").count() == 10
+        put(tmp_path, rows(10, 10))
+        assert frame.count() == 10
+        assert frame.select("text").where("id > 5").count() == 4
+        assert load(spark, tmp_path).where("id >= 0").count() == 20
+
+    def test_fields_that_are_added_between_two_queries_do_not_disturb_a_load(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(10))
+        frame = load(spark, tmp_path)
+        put(tmp_path, [{"id": 10, "text": "x", "extra": 1.5}])
+        assert frame.where("score >= 0").count() == 10
+        fresh = load(spark, tmp_path)
+        assert [row["id"] for row in fresh.where("extra > 1").select("id").collect()] == [10]
+        assert fresh.where("extra IS NULL").count() == 10
+        put(tmp_path, [{"id": 11, "text": "x", "score": 2**60}])
+        assert load(spark, tmp_path).where("score > 100").count() == 1
+
+    def test_query_after_a_restore_raises_until_the_topic_is_loaded_again(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        with writer(tmp_path, buckets=1) as queue:
+            queue.put_batch(rows(5))
+            queue.flush()
+            queue.tag("five")
+            queue.put_batch(rows(5, 5))
+            queue.flush()
+            frame = load(spark, tmp_path)
+            assert frame.where("id > 2").count() == 7
+            queue.restore("five")
+        with pytest.raises(Exception, match="load it again"):
+            frame.select("text").where("id > 2").collect()
+        assert load(spark, tmp_path).where("id > 2").count() == 2
+
+    def test_filter_option_and_condition_are_both_applied(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(40))
+        frame = read_topic(spark, tmp_path / "t", where="id < 20", includeMetadata=True)
+        assert sorted(r["id"] for r in frame.where("id > 15").select("id").collect()) == [
+            16,
+            17,
+            18,
+            19,
+        ]
+        assert frame.where("_offset = 0").select("_bucket").count() == 2
+        assert frame.count() == 20
+
+
+class TestStreams:
+    def test_stream_reads_only_the_columns_that_it_uses(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(30), "raw")
+        stream = spark.readStream.format("persisting").load(str(tmp_path / "raw"))
+        query = (
+            stream.where("even")
+            .selectExpr("id", "id * 2 AS twice")
+            .writeStream.format("memory")
+            .queryName("pruned_stream")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        jobs.watch(query)
+        last = query._jsq.streamingQuery().lastExecution()
+        found = sorted(tuple(row) for row in spark.table("pruned_stream").collect())
+        assert found == [(n, 2 * n) for n in range(0, 30, 2)]
+        plan = last.executedPlan().treeString()
+        scan = next(line for line in plan.splitlines() if "MicroBatchScan" in line)
+        assert "even#" in scan
+        assert "text#" not in scan
+        assert "score#" not in scan
+
+    def test_stream_keeps_columns_of_operators_that_use_all(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [{"id": n % 3, "text": f"{n % 2}"} for n in range(12)], "raw")
+        stream = spark.readStream.format("persisting").load(str(tmp_path / "raw"))
+        query = (
+            stream.dropDuplicates()
+            .select("id")
+            .writeStream.format("memory")
+            .queryName("distinct_stream")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        jobs.watch(query)
+        assert sorted(row["id"] for row in spark.table("distinct_stream").collect()) == [
+            0,
+            0,
+            1,
+            1,
+            2,
+            2,
+        ]
+
+
+class TestIndexes:
+    @pytest.mark.parametrize(
+        ("field", "condition"),
+        [
+            ("id", {"op": "eq", "values": [7]}),
+            ("id", {"op": "in", "values": [7, 9]}),
+            ("id", {"op": "ge", "values": [30]}),
+            ("text", {"op": "starts_with", "values": ["row 1"]}),
+            ("score", {"op": "gt", "values": [5.0]}),
+            ("score", {"op": "le", "values": [1.0]}),
+        ],
+    )
+    def test_pushed_condition_uses_a_scalar_index(
+        self, tmp_path: Path, field: str, condition: dict[str, Any]
+    ) -> None:
+        put(tmp_path, rows(40), buckets=1)
+        with writer(tmp_path) as queue:
+            queue.create_index(field, kind="scalar")
+        hint = pushed_hint(ReadOptions(folder=tmp_path / "t"), [{"field": [field], **condition}])
+        assert hint is not None
+        table = lance.dataset(str(tmp_path / "t" / "bucket_0" / "data.lance"))
+        assert "ScalarIndexQuery" in table.scanner(filter=hint.where).explain_plan()
+
+    def test_buckets_without_a_match_are_not_read(self, tmp_path: Path) -> None:
+        put(tmp_path, rows(100), buckets=4)
+        with writer(tmp_path) as queue:
+            queue.create_index("id", kind="scalar")
+        options, target = ReadOptions(folder=tmp_path / "t"), pa.schema([("id", pa.int64())])
+
+        def planned(key: int) -> tuple[list[int], list[int]]:
+            hints = ScanHints([{"op": "eq", "field": ["id"], "values": [key]}])
+            reader = TopicReader(options, target, None, hints)
+            parts: Any = reader.partitions()
+            assert len(parts[0].snapshot) == 4
+            found = [row for part in parts for batch in reader.read(part) for row in batch[0]]
+            return [s.bucket for part in parts for s in part.slices], [r.as_py() for r in found]
+
+        assert planned(77) == ([bucket_of(77, 4)], [77])
+        assert planned(1000) == ([], [])
+
+
+class TestFallback:
+    def test_sources_that_do_not_compile_are_reported_once_at_debug_level(
+        self,
+        spark: SparkSession,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        (tmp_path / "Broken.java").write_text("package persisting.spark; class Broken {")
+        monkeypatch.setattr(pruning, "_SOURCES", tmp_path)
+        monkeypatch.setattr(pruning, "_is_loaded", lambda loader: False)
+        monkeypatch.setattr(pruning, "_reported", False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        with caplog.at_level(logging.DEBUG, "persisting.spark"):
+            assert not install_pruning(spark)
+            assert not pruning.load_classes()
+        assert len(caplog.records) == 1
+        assert "Spark reads all columns of topics" in caplog.text
+        assert list((tmp_path / "cache" / "persisting" / "spark").iterdir()) == []
+
+
+PLAIN_SESSION = """
+import os
+import sys
+from pyspark.sql import SparkSession
+from persisting.spark import install_pruning, pruning
+from persisting.spark.settings import environment, java_variables
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+with environment(java_variables()):
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    spark = builder.getOrCreate()
+topic = spark.read.format("persisting").load(sys.argv[1])
+query = lambda: topic.where("id < 5").select("text")
+plan = lambda: query()._jdf.queryExecution().optimizedPlan().treeString()
+before = plan()
+installed = [install_pruning(spark), install_pruning(spark)]
+folder = pruning._compiled(None)
+pruning._compile = None  # the compiled classes are found again
+assert pruning._compiled(None) == folder
+names = {file.stem for file in folder.glob("persisting/spark/*.class")}
+assert {source.stem for source in pruning._SOURCES.glob("*.java")} <= names
+result = {"before": before, "after": plan(), "installed": installed, "rows": query().count()}
+spark.stop()
+"""
+
+
+@pytest.mark.timeout(240)
+def test_pruning_can_be_installed_into_a_running_session(tmp_path: Path) -> None:
+    put(tmp_path, rows(20))
+    with Run(tmp_path, PLAIN_SESSION, tmp_path / "t") as run:
+        found = json.loads(json.dumps(run.finish().result))
+    assert "score" in found["before"]
+    assert "score" not in found["after"]
+    assert found["installed"] == [True, True]
+    assert found["rows"] == 5
+
+
+class TestRandomQueries:
+    def test_random_queries_return_the_rows_of_parquet(
+        self, spark: SparkSession, views: tuple[str, str]
+    ) -> None:
+        assert random_queries.compare(spark, *views, seed=1, count=100) > 50
+
+    @pytest.mark.nightly
+    @pytest.mark.timeout(3600)
+    @pytest.mark.parametrize("seed", range(2, 12))
+    def test_thousand_random_queries_return_the_rows_of_parquet(
+        self, spark: SparkSession, views: tuple[str, str], seed: int
+    ) -> None:
+        assert random_queries.compare(spark, *views, seed=seed, count=100) > 50
