@@ -59,8 +59,10 @@ class ShuffledOrder:
         missing = self._count * blocks.block_rows - size
         self._missing = missing
         """How many rows the last block is short of a full one."""
-        last = self._permuted.positions_of(np.array([max(0, self._count - 1)]))
-        self._short_slot = int(last[0]) if missing else self._count
+        self._short_slot = self._count
+        if missing:
+            last = np.array([self._count - 1])
+            self._short_slot = int(self._permuted.positions_of(last)[0])
         """The place of the short block among the permuted ones."""
         self._layout = lru_cache(maxsize=4)(self._new_layout)
 

@@ -9,6 +9,7 @@ after an upgrade must continue in the same order.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from math import isqrt
 
 import numpy as np
@@ -50,9 +51,8 @@ class KeyedPermutation:
         """Return where these numbers are in the permuted sequence."""
         return self._walk(numbers, self._backward)
 
-    def _walk(self, numbers: np.ndarray, permute: object) -> np.ndarray:
-        assert callable(permute)
-        result: np.ndarray = permute(np.asarray(numbers).astype(np.uint64))
+    def _walk(self, numbers: np.ndarray, permute: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        result = permute(numbers.astype(np.uint64))
         outside = np.flatnonzero(result >= self.size)
         while len(outside):
             result[outside] = permute(result[outside])
