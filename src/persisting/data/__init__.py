@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persisting.data.dataset import TopicDataset
+    from persisting.data.hugging_face import to_hf
+    from persisting.data.replay import ReplayBuffer, Sample
     from persisting.data.stream import TopicStream
 
-__all__ = ["TopicDataset", "TopicStream"]
+__all__ = ["ReplayBuffer", "Sample", "TopicDataset", "TopicStream", "to_hf"]
 
 _LAZY = {
+    "ReplayBuffer": "persisting.data.replay",
+    "Sample": "persisting.data.replay",
     "TopicDataset": "persisting.data.dataset",
     "TopicStream": "persisting.data.stream",
+    "to_hf": "persisting.data.hugging_face",
 }
 
 

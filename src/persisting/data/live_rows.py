@@ -16,8 +16,9 @@ from persisting.errors import InvalidArgument
 from persisting.records import Rules
 from persisting.records.arrow import align, merge
 from persisting.table.search import check_where, matching
+from persisting.topic import scan
 from persisting.topic.local import live_topic
-from persisting.topic.scan import Filter
+from persisting.topic.scan import Filter, Slice
 from persisting.topic.topic_files import TopicFolder
 
 
@@ -45,6 +46,7 @@ class LiveRows:
         self._topic.recover_own_logs()
         self._columns, self._where = columns, where
         check_where(where)
+        self.config = self._topic.config
         self.topic_id = self._topic.config.id
         self.buckets = self._topic.config.num_buckets
 
@@ -93,9 +95,36 @@ class LiveRows:
 
     def _matching(self, rows: pa.RecordBatch, snapshot: Snapshot, first: int) -> pa.RecordBatch:
         assert self._where is not None
-        known = merge(snapshot.schema, self._topic.schema(), Rules(evolving=True))
-        Filter.checked(self._where, known)
-        table = pa.Table.from_batches([rows])
-        view = laid_out(table, known, first, None, snapshot.defaults)
-        offsets = np.array(matching(view, self._where, None), np.int64)
+        offsets = self._offsets_in(rows, snapshot, first, self._where)
         return rows.take(pa.array(offsets - first))
+
+    def _known(self, snapshot: Snapshot) -> pa.Schema:
+        return merge(snapshot.schema, self._topic.schema(), Rules(evolving=True))
+
+    def _offsets_in(
+        self, rows: pa.RecordBatch, snapshot: Snapshot, first: int, where: str
+    ) -> np.ndarray:
+        """Return the offsets of the rows of a batch that match a condition."""
+        known = self._known(snapshot)
+        Filter.checked(where, known)
+        view = laid_out(pa.Table.from_batches([rows]), known, first, None, snapshot.defaults)
+        return np.array(matching(view, where, None), np.int64)
+
+    def matching(
+        self, bucket: int, snapshot: Snapshot, start: int, end: int, where: str
+    ) -> np.ndarray:
+        """Return the offsets of a range that match a condition."""
+        found = [np.zeros(0, np.int64)]
+        stored = min(end, snapshot.persisted)
+        if start < stored:
+            part = Slice(
+                str(self._topic.folder), bucket, start, stored, version=snapshot.view.version
+            )
+            condition = Filter.checked(where, self._known(snapshot))
+            for batch in scan.read(part, [], condition, metadata=True):
+                found.append(scan.divided(batch)[2].to_numpy())
+        start = max(start, stored)
+        if start < end:
+            batches = list(snapshot.batches(start, end - start))
+            found.append(self._offsets_in(pa.concat_batches(batches), snapshot, start, where))
+        return np.concatenate(found)
