@@ -107,9 +107,4 @@ $(TORCH_BENCH_INSTALLED): $(TORCH_INSTALLED)
 	@echo "installing the systems that the benchmark compares with into $(TORCH_VENV)"
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet \
 	  install "lancedb>=0.40,<0.41" torchrl
-	@# It pins old versions of packages that it does not need to read local files.
-	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet \
-	  install --no-deps "mosaicml-streaming>=0.13,<0.14"
-	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet \
-	  install brotli python-snappy zstd xxhash
 	@touch $@

@@ -60,7 +60,7 @@ def to_numpy(array: pa.Array) -> np.ndarray:
     dtype = array.type
     if _is_number(dtype) and not array.null_count:
         return array.to_numpy(zero_copy_only=False)
-    if pa.types.is_floating(dtype):
+    if pa.types.is_floating(dtype) or pa.types.is_string(dtype) or pa.types.is_binary(dtype):
         return array.to_numpy(zero_copy_only=False)
     if pa.types.is_fixed_size_list(dtype) and _is_number(dtype.value_type):
         if not array.null_count and not array.flatten().null_count:

@@ -44,6 +44,8 @@ _SMALLEST = 1e-8
 _MOST_CONDITIONS = 8
 _MOST_ROUNDS = 16
 _POLL_SECONDS = 0.02
+_REFRESH_SECONDS = 0.02
+"""How old a sample's view of the topic may be. What this buffer has added is always in it."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class ReplayBuffer:
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._closed = False
+        self._refreshed_at = 0.0
         buckets = self._live.buckets
         self._cache = RowCache(buckets, cache_path)
         self._snapshots: list[Snapshot] = []
@@ -172,7 +175,10 @@ class ReplayBuffer:
         if writer is None:
             with self._lock:
                 writer = self._writer or self._open_writer()
-        writer.put(record)
+        try:
+            writer.put(record)
+        finally:
+            self._refreshed_at = 0.0
 
     def __len__(self) -> int:
         """The number of records that can be sampled now."""
@@ -376,6 +382,10 @@ class ReplayBuffer:
 
     def _refresh(self) -> None:
         """Take in records that were added, and leave out those that retention has removed."""
+        now = time.monotonic()
+        if now - self._refreshed_at < _REFRESH_SECONDS:
+            return
+        self._refreshed_at = now
         snapshots = self._new_snapshots()
         if self._epochs is None:
             self._epochs = [snapshot.epoch for snapshot in snapshots]
@@ -520,7 +530,7 @@ class ReplayBuffer:
                 self._taken[task] = unpacked[: self._slots.size].astype(bool)
             for bucket, region in enumerate(state.regions):
                 self._restore_arrivals(bucket, region)
-            self._snapshots = []
+            self._snapshots, self._refreshed_at = [], 0.0
             self._refresh()
 
     def _restore_arrivals(self, bucket: int, region: Region) -> None:

@@ -23,6 +23,8 @@ from persisting.records.arrow import align
 
 _CHUNK_ROWS = 65536
 _CHUNK_BYTES = 64 * 1024 * 1024
+_OFFSET_BITS = 44
+"""A bucket and an offset in one number."""
 
 
 class _Chunk:
@@ -45,6 +47,8 @@ class RowCache:
         with os_errors_as("create a cache in", Path(folder or tempfile.gettempdir())):
             self._folder = Path(tempfile.mkdtemp(prefix="persisting-replay-", dir=folder))
         self._chunks: list[list[_Chunk]] = [[] for _ in range(buckets)]
+        self._index: tuple[np.ndarray, list[_Chunk]] | None = None
+        """The first places of all chunks, and the chunks; None after a change."""
         self._files = 0
         self._finalizer = weakref.finalize(self, _remove, self._folder, os.getpid())
 
@@ -55,6 +59,7 @@ class RowCache:
 
     def append(self, bucket: int, first: int, rows: pa.RecordBatch, arrivals: np.ndarray) -> None:
         """Add rows that follow those of the bucket so far, and when they arrived."""
+        self._index = None
         chunks = self._chunks[bucket]
         chunks.append(_Chunk(first, rows, arrivals))
         while len(chunks) > 1 and _joinable(chunks[-2], chunks[-1]):
@@ -80,6 +85,7 @@ class RowCache:
         """Remove chunks whose rows are all before ``start``."""
         chunks = self._chunks[bucket]
         while chunks and chunks[0].end <= start:
+            self._index = None
             path = chunks.pop(0).path
             if path is not None:
                 path.unlink(missing_ok=True)
@@ -92,21 +98,27 @@ class RowCache:
         defaults: Mapping[str, Any],
     ) -> pa.RecordBatch:
         """Return rows in the order of the arguments, with the fields of ``schema``."""
-        order = np.lexsort((offsets, buckets))
-        pieces = []
-        for bucket in np.unique(buckets):
-            inside = offsets[order][buckets[order] == bucket]
-            chunks = self._chunks[bucket]
-            firsts = np.array([chunk.first for chunk in chunks])
-            numbers = np.searchsorted(firsts, inside, side="right") - 1
-            for number in np.unique(numbers):
-                chunk = chunks[number]
-                rows = chunk.rows.take(pa.array(inside[numbers == number] - chunk.first))
-                pieces.append(align(rows, schema, defaults))
-        if not pieces:
+        if not len(offsets):
             return pa.RecordBatch.from_pylist([], schema=schema)
-        rows = pa.concat_batches(pieces)
-        return rows.take(pa.array(np.argsort(order)))
+        if self._index is None:
+            ordered = [(b, chunk) for b, chunks in enumerate(self._chunks) for chunk in chunks]
+            firsts = np.array([(b << _OFFSET_BITS) + chunk.first for b, chunk in ordered])
+            self._index = firsts, [chunk for _, chunk in ordered]
+        firsts, chunks = self._index
+        places = (buckets << _OFFSET_BITS) + offsets
+        order = np.argsort(places)
+        places = places[order]
+        numbers = np.searchsorted(firsts, places, side="right") - 1
+        cuts = np.flatnonzero(np.diff(numbers)) + 1
+        pieces = []
+        for number, inside in zip(
+            numbers[np.concatenate([[0], cuts])], np.split(places, cuts), strict=True
+        ):
+            rows = chunks[number].rows.take(pa.array(inside - firsts[number]))
+            pieces.append(align(rows, schema, defaults))
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return pa.concat_batches(pieces).take(pa.array(back))
 
     def arrivals(self, bucket: int, start: int, end: int) -> np.ndarray:
         """Return when the rows of a range of offsets arrived, in µs of Unix time."""
@@ -131,7 +143,7 @@ class RowCache:
         return values
 
     def close(self) -> None:
-        self._chunks = []
+        self._chunks, self._index = [], None
         self._finalizer()
 
 
