@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from persisting.queue import write_queue
-
 BATCH = 256
 DIMENSIONS = 128
 TEXT_BYTES = 480
@@ -41,6 +39,7 @@ def tables(rows: int) -> Iterator[pa.Table]:
 
 def store_topic(folder: Path, rows: int) -> Path:
     """Write the rows to a topic, tag it, and return its folder."""
+    from persisting.queue import write_queue  # a peer's environment may not have it
 
     async def put() -> None:
         async with await write_queue(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,16 @@ def record(number: int) -> dict[str, Any]:
 
 
 def make_topic(
-    storage: Path, rows: int, *, name: str = "rows", buckets: int = 3, tag: str | None = "v1"
+    storage: Path,
+    rows: int,
+    *,
+    name: str = "rows",
+    buckets: int = 3,
+    tag: str | None = "v1",
+    record: Callable[[int], dict[str, Any]] = record,
 ) -> Path:
     """Create a topic of ``rows`` records with ids from 0, tag it, and return its folder."""
-    asyncio.run(_put(storage, name, range(rows), buckets, tag))
+    asyncio.run(_put(storage, name, range(rows), buckets, tag, record))
     return storage / name
 
 
@@ -33,7 +40,12 @@ def add_rows(folder: Path, numbers: range, *, tag: str | None = None) -> None:
 
 
 async def _put(
-    storage: Path, name: str, numbers: range, buckets: int | None, tag: str | None
+    storage: Path,
+    name: str,
+    numbers: range,
+    buckets: int | None,
+    tag: str | None,
+    record: Callable[[int], dict[str, Any]] = record,
 ) -> None:
     options = {"vector_type": "float32", "flush_interval": None}
     async with await write_queue(
