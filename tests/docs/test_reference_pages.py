@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.doc_pages import ROOT, blocks, both, code, option_defaults, table_with, tables
 
-from persisting import errors, metrics, queue
+from persisting import data, errors, metrics, queue
 from persisting.cli import exit_codes, metrics_exporter
 from persisting.errors import StorageError, TableError, WALError
 from persisting.options import BucketOptions, PersistingOptions
@@ -41,6 +41,7 @@ def test_api_page_lists_exactly_the_public_names(page: Path):
     expected |= {f"persisting.spark.jobs.{name}" for name in jobs.__all__}
     expected |= {"persisting.cluster.host.serve", "persisting.cluster.host.Host"}
     expected |= {"persisting.metrics.serve"}
+    expected |= {f"persisting.data.{name}" for name in data.__all__}
     assert set(documented_names(page)) == expected
 
 
