@@ -184,6 +184,28 @@ def test_group_of_another_field_than_the_bucket_column_is_refused(grouped: Repla
         grouped.sample(1, group_by="v", group_size=2)
 
 
+def test_group_of_an_unknown_field_is_refused(tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path / "single", num_buckets=1) as buffer:
+        assert len(buffer.sample(1, group_by="nope", group_size=2)) == 0
+        buffer.add(record(1))
+        with pytest.raises(InvalidArgument, match="group_by='nope'; the fields are: 'id'"):
+            buffer.sample(1, group_by="nope", group_size=2)
+
+
+def test_checkpoint_of_another_buffer_is_restored_with_its_records(
+    buffer: ReplayBuffer, tmp_path: Path
+) -> None:
+    with ReplayBuffer(tmp_path / "replay", seed=1) as older:
+        time.sleep(0.2)
+        buffer.add([record(n) for n in range(200, 400)])
+        buffer.sample(1)
+        value = buffer.checkpoint()
+        older.restore(value)
+        found = ids(older.sample(1000, by="recency", half_life=0.02))
+        assert found == ids(buffer.sample(1000, by="recency", half_life=0.02))
+        assert sum(n >= 200 for n in found) > 900
+
+
 def test_task_takes_each_record_once(buffer: ReplayBuffer) -> None:
     found: list[int] = []
     while len(sample := buffer.sample(64, task="critic")):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from persisting.errors import InvalidArgument
-from persisting.table.search import check_where
 
 
 def check_count(name: str, value: Any, *, least: int = 1) -> int:
@@ -38,10 +37,6 @@ def check_columns(columns: Any) -> tuple[str, ...] | None:
     if not names:
         raise InvalidArgument("columns names no field; leave it out to read all fields")
     return names
-
-
-def check_condition(where: Any) -> None:
-    check_where(where)
 
 
 def check_seed(shuffle: Any) -> None:

@@ -206,7 +206,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _start() -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    path = os.pathsep.join(folder for folder in sys.path if folder)
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", _SERVE],
         stdin=subprocess.PIPE,

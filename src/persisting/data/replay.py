@@ -337,6 +337,9 @@ class ReplayBuffer:
                 f"{config.bucket_column!r}, so that a group is in one bucket; create the topic "
                 f"with bucket_column={request.group_by!r}"
             )
+        if request.group_by not in self._schema.names and self._slots.live:
+            names = ", ".join(map(repr, self._schema.names)) or "none"
+            raise InvalidArgument(f"group_by={request.group_by!r}; the fields are: {names}")
         name = request.group_by, request.group_size
         if name not in self._groups:
             self._groups[name] = Groups(*name, self._live.buckets)
@@ -521,7 +524,10 @@ class ReplayBuffer:
                     f"the checkpoint was taken with alpha={state.alpha}, this buffer has alpha="
                     f"{self._alpha}"
                 )
-            self._check_snapshots(self._new_snapshots(), state.regions, state.epochs)
+            snapshots = self._new_snapshots()
+            self._check_snapshots(snapshots, state.regions, state.epochs)
+            for bucket, snapshot in enumerate(snapshots):
+                self._fill_cache(bucket, snapshot)
             self._reset(state.regions, RandomNumbers(state.seed, state.drawn))
             self._epochs, self._largest = state.epochs, state.largest
             self._tree.fill(replay_state.unpack(state.weights, np.float64))
@@ -534,7 +540,7 @@ class ReplayBuffer:
             self._refresh()
 
     def _restore_arrivals(self, bucket: int, region: Region) -> None:
-        """Set the arrival times of records that the cache still has; the others are gone."""
+        """Set the arrival times of records that are left."""
         end = min(region.end, self._cache.end(bucket))
         arrivals = self._cache.arrivals(bucket, region.start, end)
         start = end - len(arrivals)
