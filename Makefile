@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+TORCH_VENV ?= .venv-torch
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
@@ -15,12 +16,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
 BENCH_INSTALLED := $(VENV)/.installed-bench
+TORCH_INSTALLED := $(TORCH_VENV)/.installed
+TORCH_BENCH_INSTALLED := $(TORCH_VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nightly torture lint format bench docs clean distclean
+.PHONY: help install demo test test-torch nightly torture lint format bench bench-torch docs clean distclean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## create .venv with every extra and the development tools
 
@@ -29,6 +32,9 @@ demo: $(INSTALLED) ## show what persisting does, in less than two minutes
 
 test: $(INSTALLED) ## run the tests (PYTEST_ARGS="-k name", PYTEST_WORKERS=0)
 	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+test-torch: $(TORCH_INSTALLED) ## run the tests with torch, in an environment of its own
+	@$(TORCH_VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) tests/torch tests/data $(PYTEST_ARGS)
 
 nightly: $(INSTALLED) ## run the long tests, for hours (NIGHTLY_ARGS="--torture-seconds 60")
 	@$(BIN)/python tests/nightly.py --workers $(PYTEST_WORKERS) $(NIGHTLY_ARGS)
@@ -55,6 +61,9 @@ bench: $(BENCH_INSTALLED) ## run the benchmarks (BENCH_ARGS=...)
 	@$(BIN)/python benchmarks/tables.py
 	@$(BIN)/python benchmarks/spark.py
 
+bench-torch: $(TORCH_BENCH_INSTALLED) ## compare reads for training with others (BENCH_ARGS=...)
+	@$(TORCH_VENV)/bin/python benchmarks/training.py $(BENCH_ARGS)
+
 docs: $(DOCS_INSTALLED) ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -62,8 +71,8 @@ clean: ## remove build output and caches
 	@rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv too
-	@rm -rf $(VENV)
+distclean: clean ## remove the environments too
+	@rm -rf $(VENV) $(TORCH_VENV)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
@@ -84,4 +93,18 @@ $(BENCH_INSTALLED): $(INSTALLED)
 $(DOCS_INSTALLED): $(INSTALLED)
 	@echo "installing the documentation tools into $(VENV)"
 	@$(PIP) install -c constraints.txt -e ".[docs]"
+	@touch $@
+
+$(TORCH_INSTALLED): pyproject.toml constraints.txt
+	@echo "installing torch into $(TORCH_VENV): from PyPI it brings CUDA libraries of several GB"
+	@echo "(for the CPU only: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $@)"
+	@test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv --clear $(TORCH_VENV)
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet \
+	  install -c constraints.txt -e ".[dev,torch]"
+	@touch $@
+
+$(TORCH_BENCH_INSTALLED): $(TORCH_INSTALLED)
+	@echo "installing the systems that the benchmark compares with into $(TORCH_VENV)"
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet \
+	  install "lancedb>=0.40,<0.41" torchrl
 	@touch $@

@@ -1,8 +1,8 @@
 """Run the long tests in one go: ``make nightly``.
 
-First every test marked ``nightly``, then the torture program with a new seed. A part that fails
-does not stop the others. The summary says how long each part took and which failed; the exit
-status is 1 if any did.
+First every test marked ``nightly``, then all tests with torch, in an environment of their own, then
+the torture program with a new seed. A part that fails does not stop the others. The summary says
+how long each part took and which failed; the exit status is 1 if any did.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def parts(workers: str, seconds: int, seed: int | None) -> list[Part]:
         torture += ["--seed", str(seed)]
     return [
         Part("nightly tests", [*pytest, "-m", "nightly"]),
+        Part("torch tests", ["make", "test-torch", "PYTEST_ARGS=-m 'nightly or not nightly'"]),
         *(Part(f"torture {name}", [*torture, "--only", name]) for name in TORTURE),
     ]
 

@@ -48,8 +48,10 @@ def test_every_example_has_a_docstring_and_a_test(example):
     here = {"tour.py", "embedded_backend.py", "durable_producer.py"}
     queues = {"embedded_queue.py", "pulsing_queue.py", "custom_backend.py"}  # test_queue_examples
     queues |= {"trajectory_search.py", "training_snapshot.py", "rollout_buffer.py"}
+    training = {"train_and_resume.py", "replay_training.py"}  # test_training_examples
+    training |= {"train_dataloader.py"}  # tests/torch
     sparks = {"spark_incremental.py", "spark_embedding.py"}  # tests/spark/test_spark_examples
-    assert example.name in here | queues | sparks
+    assert example.name in here | queues | training | sparks
 
 
 def test_core_benchmark_runs_and_writes_its_results(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.doc_pages import ROOT, blocks, both, code, option_defaults, table_with, tables
 
-from persisting import errors, metrics, queue
+from persisting import data, errors, metrics, queue
 from persisting.cli import exit_codes, metrics_exporter
 from persisting.errors import StorageError, TableError, WALError
 from persisting.options import BucketOptions, PersistingOptions
@@ -43,6 +43,7 @@ def test_api_page_lists_exactly_the_public_names(page: Path):
     nodes = ("StorageNode", "NodeOptions", "NodeHealth")
     expected |= {f"persisting.cluster.node.{name}" for name in nodes}
     expected |= {"persisting.metrics.serve"}
+    expected |= {f"persisting.data.{name}" for name in data.__all__}
     assert set(documented_names(page)) == expected
 
 

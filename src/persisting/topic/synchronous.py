@@ -90,6 +90,11 @@ class _Call:
             self._task.cancel()
 
 
+def run_blocking(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine, which runs on an event loop in another thread."""
+    return _Call(coroutine, _own_loop()).result()
+
+
 def _iterate(
     stream: AsyncIterator[Any], run: Callable[[Coroutine[Any, Any, Any]], Any]
 ) -> Iterator[Any]:

@@ -1,0 +1,1 @@
+"""Benchmarks of reads for training."""

@@ -1,0 +1,130 @@
+"""Reads a topic that grows: every acknowledged record, by its bucket and offset. Blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from persisting.backends.table_backend import TableBackend
+from persisting.bucket.snapshot import Snapshot
+from persisting.bucket.snapshot_search import laid_out
+from persisting.errors import InvalidArgument
+from persisting.records import Rules
+from persisting.records.arrow import align, merge
+from persisting.table.search import check_where, matching
+from persisting.topic import scan
+from persisting.topic.local import live_topic
+from persisting.topic.scan import Filter, Slice
+from persisting.topic.topic_files import TopicFolder
+
+
+class LiveRead(NamedTuple):
+    """What a read of a bucket has found."""
+
+    epoch: int
+    """How often the bucket was restored to an older version."""
+    start: int
+    """The first offset that retention has left."""
+    end: int
+    """The offset after the last record."""
+    reached: int
+    """The offset after the last record that was looked at; not all of them may have matched."""
+    rows: pa.RecordBatch
+
+
+class LiveRows:
+    """The buckets of a topic, with some columns and a condition."""
+
+    def __init__(
+        self, folder: Path, columns: Sequence[str] | None = None, where: str | None = None
+    ) -> None:
+        self._topic = TopicFolder.open(folder)
+        self._topic.recover_own_logs()
+        self._columns, self._where = columns, where
+        check_where(where)
+        self.config = self._topic.config
+        self.topic_id = self._topic.config.id
+        self.buckets = self._topic.config.num_buckets
+
+    def snapshot(self, bucket: int) -> Snapshot:
+        """Return the records of a bucket: of its owner if that is this process, else the files."""
+        live = live_topic(self._topic.folder)
+        backend = None if live is None else live.open_backend(bucket)
+        if isinstance(backend, TableBackend) and not backend.bucket.closed:
+            return backend.bucket.snapshot()
+        return self._topic.snapshot(bucket)
+
+    def read(self, bucket: int, offset: int, limit: int) -> LiveRead:
+        """Return the records from ``offset`` on, at most ``limit`` of them."""
+        snapshot = self.snapshot(bucket)
+        first = max(offset, snapshot.start)
+        fields = self._fields(snapshot)
+        names = (
+            None
+            if self._where is not None
+            else [n for n in fields.names if n in snapshot.schema.names]
+        )
+        batches = list(snapshot.batches(first, limit, names))
+        reached = first + sum(batch.num_rows for batch in batches)
+        if batches:
+            rows = pa.concat_batches(batches)
+        else:
+            rows = pa.RecordBatch.from_pylist([], schema=fields)
+        if self._where is not None and rows.num_rows:
+            rows = self._matching(rows, snapshot, first)
+        rows = align(rows, fields, snapshot.defaults)
+        return LiveRead(snapshot.epoch, snapshot.start, snapshot.end, reached, rows)
+
+    def _fields(self, snapshot: Snapshot) -> pa.Schema:
+        """Return the fields of the records that are read."""
+        if self._columns is None:
+            return snapshot.schema
+        missing = [name for name in self._columns if name not in snapshot.schema.names]
+        known = snapshot.schema
+        if missing and snapshot.end > snapshot.start:
+            known = merge(known, self._topic.schema(), Rules(evolving=True))
+        for name in self._columns:
+            if name not in known.names and snapshot.end > snapshot.start:
+                names = ", ".join(map(repr, known.names)) or "none"
+                raise InvalidArgument(f"columns names {name!r}; the fields are: {names}")
+        return pa.schema([known.field(name) for name in self._columns if name in known.names])
+
+    def _matching(self, rows: pa.RecordBatch, snapshot: Snapshot, first: int) -> pa.RecordBatch:
+        assert self._where is not None
+        offsets = self._offsets_in(rows, snapshot, first, self._where)
+        return rows.take(pa.array(offsets - first))
+
+    def _known(self, snapshot: Snapshot) -> pa.Schema:
+        return merge(snapshot.schema, self._topic.schema(), Rules(evolving=True))
+
+    def _offsets_in(
+        self, rows: pa.RecordBatch, snapshot: Snapshot, first: int, where: str
+    ) -> np.ndarray:
+        """Return the offsets of the rows of a batch that match a condition."""
+        known = self._known(snapshot)
+        Filter.checked(where, known)
+        view = laid_out(pa.Table.from_batches([rows]), known, first, None, snapshot.defaults)
+        return np.array(matching(view, where, None), np.int64)
+
+    def matching(
+        self, bucket: int, snapshot: Snapshot, start: int, end: int, where: str
+    ) -> np.ndarray:
+        """Return the offsets of a range that match a condition."""
+        found = [np.zeros(0, np.int64)]
+        stored = min(end, snapshot.persisted)
+        if start < stored:
+            part = Slice(
+                str(self._topic.folder), bucket, start, stored, version=snapshot.view.version
+            )
+            condition = Filter.checked(where, self._known(snapshot))
+            for batch in scan.read(part, [], condition, metadata=True):
+                found.append(scan.divided(batch)[2].to_numpy())
+        start = max(start, stored)
+        if start < end:
+            batches = list(snapshot.batches(start, end - start))
+            found.append(self._offsets_in(pa.concat_batches(batches), snapshot, start, where))
+        return np.concatenate(found)
