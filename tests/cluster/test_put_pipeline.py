@@ -16,7 +16,7 @@ from persisting.errors import SchemaError, StorageError
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locator, "_PAUSE", 0.001)
+    monkeypatch.setattr(locator.OwnerLocator, "pause_seconds", 0.001)
     monkeypatch.setattr(put_delivery, "_TOGETHER_SECONDS", 0.02)
 
 

@@ -110,14 +110,10 @@ class PendingPut:
     ) -> None:
         self.pieces, self.waiter, self.producer = pieces, waiter, producer
 
-    def is_for(self, buckets: Sequence[LoggedBucket]) -> bool:
-        """Whether these are the buckets that it stores records in."""
-        return _buckets_in([self]) == set(buckets)
-
     @property
     def is_row(self) -> bool:
         """Whether it is a plain row, which may share a frame with others."""
-        return len(self.pieces) == 1 and self.pieces[0].whole.is_open
+        return self.producer is None and len(self.pieces) == 1 and self.pieces[0].whole.is_open
 
 
 class _Entry:
@@ -257,13 +253,24 @@ class GroupCommit:
 
     # Queueing
 
-    def enqueue_row(self, bucket: LoggedBucket, chunk: Chunk, waiter: Waiter) -> bool:
-        """Queue a plain row; False if its schema is no longer the current one."""
-        put = PendingPut([Piece(chunk, [(bucket, chunk)])], waiter)
+    def enqueue_row(
+        self,
+        bucket: LoggedBucket,
+        chunk: Chunk,
+        waiter: Waiter,
+        producer: ProducerSequence | None = None,
+    ) -> bool:
+        """Queue a plain row; False if its schema is no longer the current one, or the producer's
+        number is queued or stored already."""
+        put = PendingPut([Piece(chunk, [(bucket, chunk)])], waiter, producer)
         with self._schema_state.lock:
             bucket.check_writable()
             if self._schema_state.encoder is not chunk.encoder or bucket.frozen:
                 return False
+            if producer is not None:
+                if bucket.find_producer(producer):
+                    return False
+                bucket.expect(producer, put)
             self._queue.append(put)
         return True
 

@@ -4,9 +4,10 @@ The owning side: ``host`` the buckets of a node · ``owned_topic`` those of one 
 several of them · ``service`` the requests one bucket answers · ``page_size`` how much it reads for
 a page · ``staged_uploads`` puts of several messages.
 
-The calling side: ``open_remote`` opens writers and readers · ``client`` topics and buckets wherever
-they are, made of ``locator`` (who owns a bucket), ``put_pipeline`` (the order of puts, messages
-that share an owner), ``put_delivery`` (calls to owners, retries) and ``watcher`` (waiting).
+The calling side: ``open_remote`` opens writers and readers · ``cluster_topic`` topics on a cluster
+· ``client`` topics and buckets wherever they are, made of ``locator`` and ``node_locator`` (who
+owns a bucket), ``put_pipeline`` (the order of puts, messages that share an owner),
+``put_delivery`` (calls to owners, retries) and ``watcher`` (waiting).
 
 Between them: ``placement`` which node should own what · ``wire`` requests and replies as bytes ·
 ``transport`` what is needed of a network · ``pulsing_transport`` and ``actor`` the same by

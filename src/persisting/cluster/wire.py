@@ -148,8 +148,14 @@ def _pack_pieces(rows: list[dict[str, Any]], step: int) -> list[bytes]:
 
 
 def unpack_parts(parts: list[bytes], arrow: bool) -> list[dict[str, Any]] | pa.Table:
+    """Return rows that somebody sent; Arrow data that would crash a reader is refused."""
     if arrow:
-        return pa.concat_tables([unpack_arrow(part) for part in parts])
+        table = pa.concat_tables([unpack_arrow(part) for part in parts])
+        try:
+            table.validate(full=True)
+        except pa.ArrowException as exc:
+            raise StorageError(f"Arrow data from another node is damaged: {exc}") from exc
+        return table
     return [record for part in parts for record in unpack_records(part)]
 
 
@@ -234,6 +240,7 @@ def unpack_arrow(data: bytes) -> pa.Table:
 
 
 def _are_plain(records: Sequence[Any]) -> bool:
+    """Whether msgpack has the types of all values; a loop over many records would be slow."""
     if list(map(type, records)).count(dict) != len(records):
         return False
     return _PLAIN.issuperset(map(type, chain.from_iterable(map(dict.values, records))))

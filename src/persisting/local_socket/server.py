@@ -1,0 +1,355 @@
+"""The owner's side of the socket: answers the calls of other processes about one topic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
+
+from persisting import fs as filesystem
+from persisting.cluster import wire
+from persisting.cluster.transport import KEEPALIVE_SECONDS, Answer, ReplyStream
+from persisting.cluster.wire import Reply, Request
+from persisting.concurrency.pool import in_thread
+from persisting.errors import BucketClosed, BucketLocked, InvalidArgument
+from persisting.local_socket import addresses, frames, loop_thread
+from persisting.local_socket.frames import AnswerFrame, CallFrame, FrameBuffer, FrameDecoder
+from persisting.local_socket.open_buckets import OpenBuckets
+from persisting.local_socket.open_sockets import accept
+from persisting.local_socket.peers import Peer, peer_of
+from persisting.topic import spec as topics
+from persisting.topic.local import LocalTopic
+from persisting.topic.registry import get_backend_class
+
+log = logging.getLogger("persisting")
+
+CALLS_AT_ONCE = 256
+"""Calls of one connection under way before no more are read from it."""
+
+_ACCEPT_PAUSE_SECONDS = 0.5
+_END_SECONDS = 1.0
+"""How long the last replies of a connection may take."""
+
+
+class TopicServer:
+    """Listens for one topic while this process has it open."""
+
+    def __init__(self, topic: LocalTopic) -> None:
+        self._topic = topic
+        self._guard = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listening: socket.socket | None = None
+        self._path: Path | None = None
+        self._buckets: OpenBuckets | None = None
+        self._connections: set[_ServerConnection] = set()
+
+    def start(self) -> str | None:
+        """Listen, and return the socket's path; None if this is not possible. Blocking."""
+        with self._guard:
+            if self._loop is None:
+                assert self._topic.folder is not None
+                try:
+                    self._listening, self._path = addresses.listen(self._topic.folder)
+                except OSError as exc:
+                    log.warning(
+                        "topic %r cannot listen for other processes, which find its buckets "
+                        "locked: %s",
+                        self._topic.config.topic,
+                        exc,
+                    )
+                    return None
+                self._loop = loop_thread.acquire()
+                loop_thread.run_blocking(self._begin(), self._loop)
+            return str(self._path)
+
+    async def _begin(self) -> None:
+        self._buckets = OpenBuckets(self._topic)
+        self._watch_listening()
+
+    def _watch_listening(self) -> None:
+        if self._listening is not None and self._listening.fileno() >= 0:
+            assert self._loop is not None
+            self._loop.add_reader(self._listening, self._accept_all)
+
+    def _accept_all(self) -> None:
+        assert self._listening is not None
+        assert self._loop is not None
+        while True:
+            try:
+                connected = accept(self._listening)
+            except BlockingIOError:
+                return
+            except OSError as exc:  # too many open files, most likely
+                log.warning("cannot accept a connection of another process: %s", exc)
+                self._loop.remove_reader(self._listening)
+                self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._watch_listening)
+                return
+            self._admit(connected)
+
+    def _admit(self, connected: socket.socket) -> None:
+        assert self._loop is not None
+        try:
+            peer = peer_of(connected)
+        except OSError:
+            connected.close()
+            return
+        if not peer.is_same_user:
+            log.warning("refused a connection of process %s of user %s", peer.pid, peer.user)
+            connected.close()
+            return
+        connection = _ServerConnection(self, peer)
+        self._connections.add(connection)
+        task = self._loop.create_task(
+            self._loop.connect_accepted_socket(lambda: connection, sock=connected)
+        )
+        task.add_done_callback(lambda done: self._admitted(done, connection, connected))
+
+    def _admitted(
+        self, task: asyncio.Task[Any], connection: _ServerConnection, connected: socket.socket
+    ) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self.left(connection)
+            connected.close()
+
+    def left(self, connection: _ServerConnection) -> None:
+        self._connections.discard(connection)
+
+    async def answer(self, bucket: int, request: Request) -> Answer:
+        """Return the answer to a request; errors become replies."""
+        try:
+            if not threading.main_thread().is_alive():
+                raise BucketClosed("the owner is exiting")
+            if bucket == frames.TOPIC:
+                return Reply(await self._answer_for_topic(request))
+            assert self._buckets is not None
+            service = self._buckets.service(bucket)
+            if service is None:
+                if self._topic.opening == bucket and request.op == "here":
+                    return Reply("opening")
+                raise BucketClosed(f"bucket {bucket} is not open in process {os.getpid()}")
+            if request.op == "here":
+                return Reply("here")
+            answer = await service.answer(request)
+            if (
+                isinstance(answer, Reply)
+                and answer.error
+                and not threading.main_thread().is_alive()
+            ):
+                # Threads are gone: whatever failed can be repeated at the next owner.
+                raise BucketClosed("the owner is exiting")
+            return answer
+        except Exception as exc:
+            return wire.error_reply(exc)
+
+    async def _answer_for_topic(self, request: Request) -> Any:
+        if request.op == "reconfigure":
+            await self._reconfigure()
+            return "reconfigured"
+        if request.op == "open":
+            await self._open(**request.args)
+            return "open"
+        raise wire.unknown_request(request.op)
+
+    async def _open(self, bucket: int) -> None:
+        """Open a bucket that another process needs and nobody owns."""
+        if not 0 <= bucket < self._topic.config.num_buckets:
+            raise InvalidArgument(f"the topic has no bucket {bucket}")
+        await self._topic.backend(bucket)
+
+    async def _reconfigure(self) -> None:
+        """Reopen the buckets as the topic file says, which another process has changed."""
+        folder = self._topic.folder
+        assert folder is not None
+        config = await in_thread(topics.load, folder, filesystem.current())
+        if config is None:
+            return
+        owned = self._topic.buckets_open
+        await self._topic.reconfigure(config, get_backend_class(config.backend))
+        for bucket in owned:  # otherwise the next process that needs one would become its owner
+            with suppress(BucketLocked):
+                await self._topic.backend(bucket)
+
+    async def refuse(self) -> None:
+        """Answer no more calls about buckets; return when none is under way."""
+        if self._loop is not None and self._buckets is not None:
+            await loop_thread.run_elsewhere(self._buckets.refuse(), self._loop)
+
+    async def stop(self) -> None:
+        """Stop listening and end all connections."""
+        if self._loop is not None:
+            await loop_thread.run_elsewhere(self._end(), self._loop)
+            loop_thread.release()
+            self._loop = None
+
+    async def _end(self) -> None:
+        assert self._loop is not None
+        assert self._listening is not None
+        assert self._path is not None
+        self._loop.remove_reader(self._listening)
+        with suppress(OSError):
+            self._path.unlink()
+        self._listening.close()
+        await asyncio.gather(*(connection.end() for connection in list(self._connections)))
+
+
+class _ServerConnection(asyncio.BufferedProtocol):
+    """The calls of one process, any number of them under way."""
+
+    def __init__(self, server: TopicServer, peer: Peer) -> None:
+        self._server, self._peer = server, peer
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._buffer = FrameBuffer()
+        self._decoder = FrameDecoder(CallFrame)
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._streams: dict[int, _Credit] = {}
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._paused = False
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._keepalive: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(frames.greeting())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.left(self)
+        if not self._gone.done():
+            self._gone.set_result(None)
+        self._writable.set()
+        self._transport = None
+        for number in self._streams:
+            self._calls[number].cancel()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            for data in self._buffer.received(nbytes):
+                frame = self._decoder.decode(data)
+                if frame is not None:
+                    self._take(frame)
+        except Exception as exc:
+            log.warning("closed the connection of process %s: %s", self._peer.pid, exc)
+            if self._transport is not None:
+                self._transport.abort()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def _take(self, frame: CallFrame) -> None:
+        if frame.request is None:
+            if frame.credit > 0 and frame.id in self._streams:
+                self._streams[frame.id].add(frame.credit)
+            elif frame.credit == 0 and frame.id in self._calls:
+                self._calls[frame.id].cancel()
+            return
+        if frame.id in self._calls or frame.id <= 0:
+            raise frames.BadFrame(f"the number {frame.id} of a call is in use")
+        task = self._loop.create_task(self._answer(frame.id, frame.bucket, frame.request, frame))
+        self._calls[frame.id] = task
+        task.add_done_callback(lambda _: self._finished(frame.id))
+        self._limit_calls()
+        if self._keepalive is None:
+            self._keepalive = self._loop.call_later(KEEPALIVE_SECONDS, self._send_keepalive)
+
+    def _finished(self, number: int) -> None:
+        self._calls.pop(number, None)
+        self._streams.pop(number, None)
+        self._limit_calls()
+
+    def _limit_calls(self) -> None:
+        """Read no more while very many calls are under way; streams wait for their consumers, so
+        these do not count."""
+        many = len(self._calls) - len(self._streams) >= CALLS_AT_ONCE
+        if many != self._paused and self._transport is not None:
+            self._paused = many
+            if many:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _send_keepalive(self) -> None:
+        self._keepalive = None
+        if self._calls and self._transport is not None:
+            if self._writable.is_set():
+                self._write(frames.encoded(AnswerFrame(0)))
+            self._keepalive = self._loop.call_later(KEEPALIVE_SECONDS, self._send_keepalive)
+
+    async def _answer(self, number: int, bucket: int, request: Request, frame: CallFrame) -> None:
+        answer = await self._server.answer(bucket, request)
+        if isinstance(answer, ReplyStream):
+            self._streams[number] = _Credit(frame.credit)
+            self._limit_calls()
+            await self._send_stream(number, answer, self._streams[number])
+        else:
+            await self._send(number, answer)
+
+    async def _send_stream(self, number: int, stream: ReplyStream, credit: _Credit) -> None:
+        async with aclosing(stream.replies) as replies:
+            await credit.take()
+            async for reply in replies:
+                if not await self._send(number, reply, streamed=True):
+                    break
+                await credit.take()
+        self._write(frames.encoded(AnswerFrame(number)))
+
+    async def _send(self, number: int, reply: Reply, streamed: bool = False) -> bool:
+        """Send a reply when the connection takes it; False if another had to be sent."""
+        if not self._writable.is_set():
+            await self._writable.wait()
+        sendable = True
+        try:
+            data = frames.encoded(AnswerFrame(number, reply, streamed))
+        except Exception as exc:
+            sendable = False
+            data = frames.encoded(AnswerFrame(number, wire.error_reply(exc), streamed))
+        self._write(data)
+        return sendable
+
+    def _write(self, data: bytearray) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    async def end(self) -> None:
+        """Finish what is under way and close the connection."""
+        for number in list(self._streams):
+            self._calls[number].cancel()
+        calls = list(self._calls.values())
+        if calls:
+            await asyncio.wait(calls, timeout=KEEPALIVE_SECONDS)
+        if self._transport is not None:
+            self._transport.close()
+            await asyncio.wait([self._gone], timeout=_END_SECONDS)
+        if self._transport is not None:  # its peer does not read
+            self._transport.abort()
+            await self._gone
+
+
+class _Credit:
+    """How many replies a stream may still send."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._more = asyncio.Event()
+
+    def add(self, count: int) -> None:
+        self._count += count
+        self._more.set()
+
+    async def take(self) -> None:
+        while self._count <= 0:
+            self._more.clear()
+            await self._more.wait()
+        self._count -= 1
