@@ -96,13 +96,18 @@ class _Worker:
         try:
             code = self.child.wait(seconds)
         except subprocess.TimeoutExpired:
+            raise PromiseBroken(f"{self.name} does not end") from None
+        if code and not self.was_killed:
+            raise PromiseBroken(f"{self.name} failed")
+
+    def report(self) -> str:
+        """Return what the process wrote about errors; of a running one also its stacks."""
+        if self.child.poll() is None:
             for dump in (signal.SIGUSR1, signal.SIGUSR2):
                 self.child.send_signal(dump)
                 time.sleep(0.5)
-            stacks = self._errors.read_text()[-8000:]
-            raise PromiseBroken(f"{self.name} does not end: {stacks}") from None
-        if code and not self.was_killed:
-            raise PromiseBroken(f"{self.name} failed: {self._errors.read_text()[-2000:]}")
+        written = self._errors.read_text()[-12000:]
+        return f"{self.name}, process {self.child.pid}: {written}" if written else ""
 
 
 async def torture(seed: int, seconds: float, tally: Counter[str]) -> None:
@@ -144,6 +149,9 @@ async def _run(folder: Path, chance: random.Random, seconds: float, tally: Count
             worker.close()
         for worker in every:
             await asyncio.to_thread(worker.check_exit)
+    except PromiseBroken as exc:
+        reports = [worker.report() for worker in every if not worker.was_killed]
+        raise PromiseBroken("\n\n".join([str(exc), *filter(None, reports)])) from exc
     finally:
         for worker in every:
             worker.kill()

@@ -274,6 +274,30 @@ class GroupCommit:
             self._queue.append(put)
         return True
 
+    def enqueue_rows(
+        self,
+        sections: Sequence[tuple[LoggedBucket, Chunk]],
+        waiter: Waiter,
+        producer: ProducerSequence,
+    ) -> bool:
+        """Queue plain rows for several buckets as one numbered put: all of them or none.
+
+        False if their schema is no longer the current one, or a bucket has the number queued or
+        stored already.
+        """
+        put = PendingPut([Piece(sections[0][1], list(sections))], waiter, producer)
+        with self._schema_state.lock:
+            for bucket, chunk in sections:
+                bucket.check_writable()
+                if self._schema_state.encoder is not chunk.encoder or bucket.frozen:
+                    return False
+                if bucket.find_producer(producer):
+                    return False
+            for bucket, _ in sections:
+                bucket.expect(producer, put)
+            self._queue.append(put)
+        return True
+
     def enqueue(
         self,
         prepared: Prepared,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -44,8 +44,9 @@ class RemoteTopic(ConfiguredTopic):
     @abstractmethod
     async def _put_here(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None
-    ) -> bool:
-        """Store rows in buckets of this process; False, with nothing stored, if one has moved."""
+    ) -> list[tuple[int, Rows]]:
+        """Store rows in buckets of this process; return those that were not stored, because their
+        buckets have moved."""
 
     def locator(self, bucket: int) -> OwnerLocator:
         """Return the way to the owner of a bucket."""
@@ -62,6 +63,9 @@ class RemoteTopic(ConfiguredTopic):
             client = RemoteBucketClient(bucket, self.locator(bucket), self._puts)
             self._clients[bucket] = client
         return self._clients[bucket]
+
+    def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
+        return self._puts.start_row(bucket, record)
 
     async def put_parts(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
@@ -107,8 +111,9 @@ class RemoteTopic(ConfiguredTopic):
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None
     ) -> None:
         """Store rows in buckets that this process owns."""
-        if not await self._put_here(parts, sequence):
-            await self._start(parts, sequence)  # a bucket has just moved; nothing was stored
+        left = await self._put_here(parts, sequence)
+        if left:
+            await self._start(left, sequence)
 
     async def close(self) -> None:
         """Finish the puts that are under way; the buckets stay with their owners."""

@@ -57,10 +57,11 @@ class ClusterTopic(RemoteTopic):
 
     async def _put_here(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None
-    ) -> bool:
+    ) -> list[tuple[int, Rows]]:
         host = host_on(self._transport.node)
         topic = host.topics.get(self._place) if host is not None else None
         if topic is not None:
             with suppress(BucketClosed):  # the topic is being closed; nothing was stored
-                return not await topic.put_parts(parts, sequence)
-        return False
+                missing = await topic.put_parts(parts, sequence)
+                return [part for part in parts if part[0] in missing]
+        return parts

@@ -70,6 +70,11 @@ class OwnerLocator(ABC):
             return self._here
         return self._owner.node if self._owner is not None else None
 
+    @property
+    def remote_node(self) -> str | None:
+        """The node that owns the bucket if it is known and not this process."""
+        return None if self.local_service() is not None or self._owner is None else self._owner.node
+
     def connection(self) -> RequestTarget | None:
         """Return the way to the owner, None while the owner is not known."""
         service = self.local_service()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from persisting.cluster.client import RemoteTopic
-from persisting.errors import BucketClosed, BucketLocked
+from persisting.errors import BucketLocked
 from persisting.local_socket.connection import Connections
 from persisting.local_socket.open_buckets import OpenBuckets
 from persisting.local_socket.socket_locator import OwningLocator, SocketLocator
 from persisting.topic.bucket_client import ProducerSequence, Rows
-from persisting.topic.local import LocalTopic
+from persisting.topic.local import BucketsTaken, LocalTopic
 from persisting.topic.spec import TopicConfig, bucket_folder
 
 
@@ -38,17 +38,15 @@ class LoopTopic(RemoteTopic):
 
     async def _put_here(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None
-    ) -> bool:
+    ) -> list[tuple[int, Rows]]:
         assert self._local is not None
         try:
             await self._local.put_parts(parts, sequence)
+        except BucketsTaken as exc:
+            return exc.left
         except BucketLocked:
-            return False  # reopened with other options, and another process was faster
-        except BucketClosed:
-            if self._local.closed:
-                raise
-            return False
-        return True
+            return parts  # reopened with other options, and another process was faster
+        return []
 
     async def close(self) -> None:
         """Finish the puts that are under way and close the connections."""

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from persisting.local_socket.frames import AnswerFrame, CallFrame, FrameBuffer, 
 from persisting.local_socket.open_buckets import OpenBuckets
 from persisting.local_socket.open_sockets import accept
 from persisting.local_socket.peers import Peer, peer_of
+from persisting.local_socket.quick_puts import QuickPuts
 from persisting.topic import spec as topics
 from persisting.topic.local import LocalTopic
 from persisting.topic.registry import get_backend_class
@@ -31,9 +33,14 @@ log = logging.getLogger("persisting")
 CALLS_AT_ONCE = 256
 """Calls of one connection under way before no more are read from it."""
 
+_PUTS = frozenset({"put", "put_parts"})
+_PAUSE_SECONDS = 0.01
 _ACCEPT_PAUSE_SECONDS = 0.5
 _END_SECONDS = 1.0
 """How long the last replies of a connection may take."""
+
+
+_STORED = Reply("stored")
 
 
 class TopicServer:
@@ -46,6 +53,7 @@ class TopicServer:
         self._listening: socket.socket | None = None
         self._path: Path | None = None
         self._buckets: OpenBuckets | None = None
+        self._quick: QuickPuts | None = None
         self._connections: set[_ServerConnection] = set()
 
     def start(self) -> str | None:
@@ -69,6 +77,7 @@ class TopicServer:
 
     async def _begin(self) -> None:
         self._buckets = OpenBuckets(self._topic)
+        self._quick = QuickPuts(self._topic, self._buckets)
         self._watch_listening()
 
     def _watch_listening(self) -> None:
@@ -102,7 +111,7 @@ class TopicServer:
             log.warning("refused a connection of process %s of user %s", peer.pid, peer.user)
             connected.close()
             return
-        connection = _ServerConnection(self, peer)
+        connection = _ServerConnection(self, peer, connected)
         self._connections.add(connection)
         task = self._loop.create_task(
             self._loop.connect_accepted_socket(lambda: connection, sock=connected)
@@ -119,11 +128,16 @@ class TopicServer:
     def left(self, connection: _ServerConnection) -> None:
         self._connections.discard(connection)
 
+    def put_soon(self, bucket: int, request: Request, waiter: _PutWaiter) -> bool:
+        """Queue a put for the log at once if that is possible; its connection gets the answer."""
+        if self._quick is None or not threading.main_thread().is_alive():
+            return False
+        return self._quick.enqueue(bucket, request, waiter)
+
     async def answer(self, bucket: int, request: Request) -> Answer:
         """Return the answer to a request; errors become replies."""
         try:
-            if not threading.main_thread().is_alive():
-                raise BucketClosed("the owner is exiting")
+            _check_running()
             if bucket == frames.TOPIC:
                 return Reply(await self._answer_for_topic(request))
             assert self._buckets is not None
@@ -135,13 +149,8 @@ class TopicServer:
             if request.op == "here":
                 return Reply("here")
             answer = await service.answer(request)
-            if (
-                isinstance(answer, Reply)
-                and answer.error
-                and not threading.main_thread().is_alive()
-            ):
-                # Threads are gone: whatever failed can be repeated at the next owner.
-                raise BucketClosed("the owner is exiting")
+            if isinstance(answer, Reply) and answer.error:
+                _check_running()
             return answer
         except Exception as exc:
             return wire.error_reply(exc)
@@ -197,11 +206,33 @@ class TopicServer:
         await asyncio.gather(*(connection.end() for connection in list(self._connections)))
 
 
+def _check_running() -> None:
+    """Raise if this process is exiting: what fails without its threads succeeds at the next
+    owner."""
+    if not threading.main_thread().is_alive():
+        raise BucketClosed("the owner is exiting")
+
+
+class _PutWaiter:
+    """A call that waits for its put."""
+
+    __slots__ = ("number", "sink")
+
+    def __init__(self, sink: _ServerConnection, number: int) -> None:
+        self.sink, self.number = sink, number
+
+
 class _ServerConnection(asyncio.BufferedProtocol):
     """The calls of one process, any number of them under way."""
 
-    def __init__(self, server: TopicServer, peer: Peer) -> None:
-        self._server, self._peer = server, peer
+    def __init__(self, server: TopicServer, peer: Peer, connected: socket.socket) -> None:
+        self._server, self._peer, self._socket = server, peer, connected
+        self._puts: set[int] = set()
+        """Calls whose puts are queued for the log; they have no task."""
+        self._writing = threading.Lock()
+        """Held while a thread writes to the connection, or closes it."""
+        self._waiting: list[bytes | bytearray] | None = None
+        """What must be written before anything else, in the event loop."""
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._buffer = FrameBuffer()
@@ -216,15 +247,18 @@ class _ServerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        # Then the buffer of the transport is empty unless writing is paused.
+        transport.set_write_buffer_limits(high=0)
         self._transport = transport
-        transport.write(frames.greeting())
+        self._write(frames.greeting())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.left(self)
         if not self._gone.done():
             self._gone.set_result(None)
         self._writable.set()
-        self._transport = None
+        with self._writing:
+            self._transport = None
         for number in self._streams:
             self._calls[number].cancel()
 
@@ -255,14 +289,28 @@ class _ServerConnection(asyncio.BufferedProtocol):
             elif frame.credit == 0 and frame.id in self._calls:
                 self._calls[frame.id].cancel()
             return
-        if frame.id in self._calls or frame.id <= 0:
+        if frame.id in self._calls or frame.id in self._puts or frame.id <= 0:
             raise frames.BadFrame(f"the number {frame.id} of a call is in use")
+        if self._keepalive is None:
+            self._keepalive = self._loop.call_later(KEEPALIVE_SECONDS, self._send_keepalive)
+        if frame.request.op in _PUTS and len(self._puts) < CALLS_AT_ONCE:
+            self._puts.add(frame.id)
+            if self._server.put_soon(frame.bucket, frame.request, _PutWaiter(self, frame.id)):
+                return
+            self._puts.discard(frame.id)
         task = self._loop.create_task(self._answer(frame.id, frame.bucket, frame.request, frame))
         self._calls[frame.id] = task
         task.add_done_callback(lambda _: self._finished(frame.id))
         self._limit_calls()
-        if self._keepalive is None:
-            self._keepalive = self._loop.call_later(KEEPALIVE_SECONDS, self._send_keepalive)
+
+    def deliver(self, waiters: Sequence[_PutWaiter], exc: BaseException | None) -> None:
+        """Answer calls whose puts have ended; called by the thread that writes the log."""
+        if exc is not None and not threading.main_thread().is_alive():
+            exc = BucketClosed("the owner is exiting")
+        reply = _STORED if exc is None else wire.error_reply(exc)
+        answers = [frames.encoded(AnswerFrame(waiter.number, reply)) for waiter in waiters]
+        self._puts.difference_update([waiter.number for waiter in waiters])
+        self._write_from_thread(answers[0] if len(answers) == 1 else b"".join(answers))
 
     def _finished(self, number: int) -> None:
         self._calls.pop(number, None)
@@ -282,7 +330,7 @@ class _ServerConnection(asyncio.BufferedProtocol):
 
     def _send_keepalive(self) -> None:
         self._keepalive = None
-        if self._calls and self._transport is not None:
+        if (self._calls or self._puts) and self._transport is not None:
             if self._writable.is_set():
                 self._write(frames.encoded(AnswerFrame(0)))
             self._keepalive = self._loop.call_later(KEEPALIVE_SECONDS, self._send_keepalive)
@@ -318,9 +366,38 @@ class _ServerConnection(asyncio.BufferedProtocol):
         self._write(data)
         return sendable
 
-    def _write(self, data: bytearray) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+    def _write(self, data: bytes | bytearray) -> None:
+        with self._writing:
+            if self._waiting is not None:
+                self._waiting.append(data)
+            elif self._transport is not None and not self._transport.is_closing():
+                self._transport.write(data)
+
+    def _write_from_thread(self, data: bytes | bytearray) -> None:
+        """Write from a thread other than the event loop's; that saves a switch of threads."""
+        with self._writing:
+            if self._transport is None or self._transport.is_closing():
+                return
+            sent = 0
+            if self._waiting is None:
+                if self._writable.is_set():
+                    try:
+                        sent = self._socket.send(data)
+                    except BlockingIOError:
+                        pass
+                    except OSError:
+                        return  # the event loop notices, too
+                if sent == len(data):
+                    return
+                self._waiting = []
+                self._loop.call_soon_threadsafe(self._write_waiting)
+            self._waiting.append(data[sent:])
+
+    def _write_waiting(self) -> None:
+        with self._writing:
+            waiting, self._waiting = self._waiting or [], None
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.write(b"".join(waiting))
 
     async def end(self) -> None:
         """Finish what is under way and close the connection."""
@@ -329,6 +406,9 @@ class _ServerConnection(asyncio.BufferedProtocol):
         calls = list(self._calls.values())
         if calls:
             await asyncio.wait(calls, timeout=KEEPALIVE_SECONDS)
+        deadline = self._loop.time() + KEEPALIVE_SECONDS
+        while self._puts and self._loop.time() < deadline:  # noqa: ASYNC110 (set by threads)
+            await asyncio.sleep(_PAUSE_SECONDS)
         if self._transport is not None:
             self._transport.close()
             await asyncio.wait([self._gone], timeout=_END_SECONDS)

@@ -16,7 +16,7 @@ from persisting.local_socket.loop_topic import LoopTopic
 from persisting.topic.bucket_client import BucketClient, ProducerSequence, Rows
 from persisting.topic.bucket_set import all_results
 from persisting.topic.configured import ConfiguredTopic
-from persisting.topic.local import LocalHandle
+from persisting.topic.local import BucketsTaken, LocalHandle
 from persisting.topic.spec import TopicConfig
 from persisting.topic.stream_position import StreamPosition
 from persisting.topic.table_calls import T, TableCall
@@ -86,6 +86,11 @@ class SharedTopic(ConfiguredTopic):
             await self.elsewhere().locator(bucket).locate(Patience())
         return self.is_direct(bucket)
 
+    def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
+        if bucket in self._sent and not self.is_direct(bucket):
+            return self.elsewhere().put_soon(bucket, record)
+        return self._handle.put_soon(bucket, record)
+
     def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
         return self.is_direct(bucket) and self._handle.put_from_thread(bucket, record)
 
@@ -93,15 +98,19 @@ class SharedTopic(ConfiguredTopic):
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
     ) -> None:
         """Store rows in several buckets; each owner stores its part as a whole."""
-        if not all(self.is_direct(bucket) for bucket, _ in parts):
-            here = await all_results([self.locate(bucket) for bucket, _ in parts])
-            if not all(here):
+        remote = [bucket for bucket, _ in parts if not self.is_direct(bucket)]
+        if remote:
+            locator = self.elsewhere().locator
+            unknown = [bucket for bucket in remote if locator(bucket).remote_node is None]
+            await all_results([self.locate(bucket) for bucket in unknown])
+            if len(unknown) < len(remote) or not all(map(self.is_direct, unknown)):
                 await self.put_elsewhere(parts, sequence)
                 return
         try:
             await self._handle.put_parts(parts, sequence)
-        except BucketLocked:  # reopened with other options, and another process was faster
-            await self.put_elsewhere(parts, sequence)
+        except BucketLocked as exc:  # reopened with other options, and another process was faster
+            left = exc.left if isinstance(exc, BucketsTaken) else parts
+            await self.put_elsewhere(left, sequence)
 
     async def close(self) -> None:
         """Finish the puts of this event loop that are under way, then release the topic."""

@@ -23,7 +23,7 @@ from persisting.bucket.shared_schema import SharedSchema
 from persisting.bucket.snapshot import Page
 from persisting.concurrency.loop_bridge import LoopWaiter, ThreadWaiter
 from persisting.concurrency.pool import in_thread, in_thread_or_undo
-from persisting.errors import BucketClosed, InvalidArgument, SchemaError, StorageError
+from persisting.errors import BucketClosed, BucketLocked, InvalidArgument, SchemaError, StorageError
 from persisting.fs import FileSystem
 from persisting.lock import file_lock, noting
 from persisting.records import EMPTY, Rules
@@ -38,7 +38,6 @@ from persisting.topic.backend_adapter import (
     run_table_call,
 )
 from persisting.topic.bucket_client import ProducerSequence, Rows
-from persisting.topic.bucket_set import all_results
 from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.groups import FOLDER as GROUPS_FOLDER
 from persisting.topic.registry import get_backend_class
@@ -48,6 +47,14 @@ from persisting.topic.table_calls import T, TableCall
 
 _T = TypeVar("_T")
 _PAUSE_SECONDS = 0.01
+
+
+class BucketsTaken(BucketLocked):
+    """Other processes own some buckets of a put; the parts for all others are stored."""
+
+    def __init__(self, left: list[tuple[int, Rows]], first: BucketLocked) -> None:
+        super().__init__(first.summary, first.owner, hint=first.hint)
+        self.left = left
 
 
 class Listener(Protocol):
@@ -190,7 +197,15 @@ class LocalTopic:
                 await asyncio.sleep(_PAUSE_SECONDS)
         # Each part waits by itself for a bucket that is being reopened: repeating all of them would
         # store some twice.
-        await all_results([LocalBucketClient(self, b).put(rows, sequence) for b, rows in parts])
+        puts = [LocalBucketClient(self, b).put(rows, sequence) for b, rows in parts]
+        results = await asyncio.gather(*puts, return_exceptions=True)
+        locked = [result for result in results if isinstance(result, BucketLocked)]
+        for result in results:
+            if isinstance(result, BaseException) and result not in locked:
+                raise result
+        if locked:
+            left = [part for part, r in zip(parts, results, strict=True) if r in locked]
+            raise BucketsTaken(left, locked[0])
 
     async def _close_stale(self, parts: list[tuple[int, Rows]], tables: list[Bucket]) -> None:
         """Close buckets that are not in this topic's log: a change of options could not close them.
