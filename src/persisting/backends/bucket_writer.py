@@ -10,15 +10,18 @@ import pyarrow as pa
 
 from persisting.backends.fairness import FairYield, KeyedLocks
 from persisting.bucket.bucket import Bucket
-from persisting.bucket.chunk import Prepared, prepare, prepare_arrow
+from persisting.bucket.chunk import ROWS_AT_ONCE, Prepared, prepare, prepare_arrow, prepare_columns
 from persisting.bucket.producer_sequences import ProducerSequence, check_number, check_writer
 from persisting.bucket.put_cost import check_records, is_light
 from persisting.concurrency.loop_bridge import LoopWaiter
 from persisting.concurrency.pool import in_thread
 from persisting.errors import SchemaError
 from persisting.records import RecordEncoder
+from persisting.records.record_columns import RecordColumns
 
 _FROZEN_PAUSE = 0.005
+_LIGHT_BYTES = 256 * 1024
+"""Columns that become records of another schema in about a millisecond."""
 
 Prepare = Callable[[RecordEncoder], Prepared]
 """Checks and converts the records of one put against a schema."""
@@ -41,7 +44,7 @@ class BucketWriter:
             await acknowledged
 
     async def store_once(
-        self, rows: list[dict[str, Any]] | pa.Table, writer: str, number: int
+        self, rows: list[dict[str, Any]] | pa.Table | RecordColumns, writer: str, number: int
     ) -> None:
         """Put rows unless the producer has stored this number, or a later one, before."""
         check_writer(writer)
@@ -59,7 +62,7 @@ class BucketWriter:
             await acknowledged
 
     def _enqueue_single(
-        self, rows: list[dict[str, Any]] | pa.Table, producer: ProducerSequence
+        self, rows: list[dict[str, Any]] | pa.Table | RecordColumns, producer: ProducerSequence
     ) -> asyncio.Future[None] | None:
         """Queue a single plain record for the log; None if this is another put, or none of a new
         number."""
@@ -96,11 +99,14 @@ class BucketWriter:
         await make_room(self._bucket)
 
 
-def conversion(rows: list[dict[str, Any]] | pa.Table) -> tuple[Prepare, bool]:
+def conversion(rows: list[dict[str, Any]] | pa.Table | RecordColumns) -> tuple[Prepare, bool]:
     """Return how to prepare these rows, and whether that is quick enough for an event loop."""
     if isinstance(rows, list):
         records = check_records(rows)
         return (lambda encoder: prepare(encoder, records)), is_light(records)
+    if isinstance(rows, RecordColumns):
+        small = len(rows) <= ROWS_AT_ONCE and rows.nbytes <= _LIGHT_BYTES
+        return (lambda encoder: prepare_columns(encoder, rows)), small
     return (lambda encoder: prepare_arrow(encoder, rows)), False
 
 

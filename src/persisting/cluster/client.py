@@ -32,10 +32,11 @@ _LARGEST_INT = (1 << 63) - 1
 class RemoteTopic(ConfiguredTopic):
     """A topic whose buckets have their owners elsewhere, or in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, as_columns: bool = False) -> None:
+        """With ``as_columns``, owners take records as Arrow columns."""
         self._locators: dict[int, OwnerLocator] = {}
         self._clients: dict[int, RemoteBucketClient] = {}
-        self._puts = PutPipeline(self.locator)
+        self._puts = PutPipeline(self.locator, as_columns=as_columns)
 
     @abstractmethod
     def _new_locator(self, bucket: int) -> OwnerLocator:

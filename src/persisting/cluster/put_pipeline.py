@@ -44,13 +44,13 @@ _SMALL_BYTES = 64 * 1024
 class _WaitingPut:
     """A put until all its buckets have answered. Packing many rows takes a while."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, as_columns: bool) -> None:
         self.packed: dict[int, PackedRows] | None = None
         self.packing: asyncio.Task[dict[int, PackedRows]] | None = None
         if _are_light(parts):
-            self.packed = _pack(parts)
+            self.packed = _pack(parts, as_columns)
         else:
-            self.packing = asyncio.ensure_future(asyncio.to_thread(_pack, parts))
+            self.packing = asyncio.ensure_future(asyncio.to_thread(_pack, parts, as_columns))
         self.acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unfinished = {bucket for bucket, _ in parts}
         self._failure: BaseException | None = None
@@ -146,7 +146,7 @@ class _Message:
         if bucket in self.rows:
             self.rows[bucket].pieces.extend(packed.pieces)
         else:
-            self.rows[bucket] = PackedRows(list(packed.pieces), packed.is_arrow)
+            self.rows[bucket] = packed._replace(pieces=list(packed.pieces))
 
     def jobs_of(self, buckets: Collection[int]) -> list[_Job]:
         """Return the jobs as far as they go to some buckets."""
@@ -170,8 +170,11 @@ class PutPipeline:
     Puts that wait at the same time for buckets of one owner go out as one message.
     """
 
-    def __init__(self, locator_of: Callable[[int], OwnerLocator]) -> None:
-        self._locator_of = locator_of
+    def __init__(
+        self, locator_of: Callable[[int], OwnerLocator], *, as_columns: bool = False
+    ) -> None:
+        """With ``as_columns``, owners take records as Arrow columns."""
+        self._locator_of, self._as_columns = locator_of, as_columns
         self._delivery = PutDelivery(locator_of)
         self._producer = ANONYMOUS + uuid.uuid4().hex
         self._number = -1
@@ -190,7 +193,7 @@ class PutPipeline:
 
     def start(self, parts: Parts) -> asyncio.Future[None]:
         """Queue a put after those of earlier calls; the future ends when it is acknowledged."""
-        put = _WaitingPut(parts)
+        put = _WaitingPut(parts, self._as_columns)
         unlocated = _Queue(None)
         jobs: dict[_Queue, list[int]] = {}
         for bucket, _ in parts:
@@ -224,7 +227,10 @@ class PutPipeline:
 
     async def put_sequenced(self, parts: Parts, sequence: ProducerSequence) -> None:
         """Store rows under a producer's own sequence; the caller keeps these puts in order."""
-        rows = _pack(parts) if _are_light(parts) else await asyncio.to_thread(_pack, parts)
+        if _are_light(parts):
+            rows = _pack(parts, self._as_columns)
+        else:
+            rows = await asyncio.to_thread(_pack, parts, self._as_columns)
         failure: Exception | None = None
         delivery = self._delivery.everywhere(rows, sequence, Patience())
         async with aclosing(delivery) as outcomes:
@@ -409,22 +415,30 @@ def _halved(jobs: list[_Job]) -> list[_Job]:
 
 def _are_light(parts: Parts) -> bool:
     """Whether packing takes a millisecond at most."""
-    rows = [part for _, part in parts]
-    if not all(isinstance(part, list) for part in rows):
+    rows = [part for _, part in parts if isinstance(part, list)]
+    if len(rows) < len(parts) or sum(map(len, rows)) > ROWS_AT_ONCE:
         return False
-    return sum(map(len, rows)) <= ROWS_AT_ONCE and all(map(is_light, rows))
+    return all(map(is_light, rows))
 
 
-def _pack(parts: Parts) -> dict[int, PackedRows]:
-    return {bucket: PackedRows(*wire.pack_parts(rows)) for bucket, rows in parts}
+def _pack(parts: Parts, as_columns: bool) -> dict[int, PackedRows]:
+    columns = wire.pack_columns([rows for _, rows in parts]) if as_columns else None
+    if columns is None:
+        return {bucket: PackedRows(*wire.pack_parts(rows)) for bucket, rows in parts}
+    schema, packed = columns
+    return {
+        bucket: PackedRows(pieces, is_arrow=False, schema=schema)
+        for (bucket, _), pieces in zip(parts, packed, strict=True)
+    }
 
 
 def _shared_size(job: _Job) -> int | None:
-    """Return the bytes of a job that can share a message; None if it is Arrow, or not packed."""
+    """Return the bytes of a job that can share a message; None if it has columns, or is not packed
+    yet."""
     if isinstance(job.put, _RowPut):
         return job.put.size
     packed = job.put.packed_so_far()
-    if packed is None or any(packed[bucket].is_arrow for bucket in job.buckets):
+    if packed is None or any(packed[b].is_arrow or packed[b].schema for b in job.buckets):
         return None
     return sum(len(piece) for bucket in job.buckets for piece in packed[bucket].pieces)
 

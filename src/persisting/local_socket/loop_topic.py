@@ -21,7 +21,7 @@ class LoopTopic(RemoteTopic):
     """
 
     def __init__(self, folder: Path, config: TopicConfig, local: LocalTopic | None = None) -> None:
-        super().__init__()
+        super().__init__(as_columns=True)
         self.folder, self._config, self._local = folder, config, local
         self._connections = Connections()
         self._buckets = OpenBuckets(local) if local is not None else None

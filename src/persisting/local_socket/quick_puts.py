@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from persisting.backends.table_backend import TableBackend
@@ -28,7 +29,11 @@ class QuickPuts:
     """
 
     def __init__(self, topic: LocalTopic, buckets: OpenBuckets) -> None:
+        """Belongs to the running event loop."""
         self._topic, self._buckets = topic, buckets
+        self._loop = asyncio.get_running_loop()
+        self._to_start: list[GroupCommit] = []
+        """Logs with puts that no thread writes yet."""
 
     def enqueue(self, bucket: int, request: Request, waiter: Waiter) -> bool:
         """Queue a put; False, with nothing queued, if it is not one of plain rows, or cannot be
@@ -60,8 +65,17 @@ class QuickPuts:
             sections.append((core, chunk))
         if log is None or not log.enqueue_rows(sections, waiter, producer):
             return False
-        log.start()
+        if not self._to_start:
+            # Messages of other processes that have arrived by then share the write.
+            self._loop.call_soon(self._start)
+        if log not in self._to_start:
+            self._to_start.append(log)
         return True
+
+    def _start(self) -> None:
+        logs, self._to_start = self._to_start, []
+        for log in logs:
+            log.start()
 
     def _open_bucket(self, bucket: int) -> Bucket | None:
         """Return a bucket that takes puts, None if it has to be waited for."""

@@ -178,7 +178,7 @@ class LocalTopic:
         while True:
             backends = [await self.backend(bucket) for bucket, _ in parts]
             tables = [backend.bucket for backend in backends if isinstance(backend, TableBackend)]
-            kinds = {isinstance(rows, list) for _, rows in parts}
+            kinds = {type(rows) for _, rows in parts}
             if len(tables) < len(backends) or len(kinds) > 1:
                 break
             try:

@@ -47,6 +47,21 @@ def test_chunked_tables_are_converted_in_order(rows: list[tuple[int, str]]) -> N
     assert python_rows(table) == [{"n": n, "text": text} for n, text in rows]
 
 
+@pytest.mark.parametrize("name", ["'", '"', "\\", "\n", "{x}", "日", "v0", "", "__import__('os')"])
+def test_any_name_of_a_field_is_only_a_key(name: str) -> None:
+    batch = pa.RecordBatch.from_pylist([{name: 1, "other": "a"}, {name: 2, "other": "b"}])
+    assert python_rows(batch) == batch.to_pylist()
+
+
+def test_single_column_is_converted() -> None:
+    assert python_rows(pa.table({"a": [1, 2]})) == [{"a": 1}, {"a": 2}]
+
+
+def test_tables_with_very_many_columns_are_converted() -> None:
+    table = pa.table({f"c{number}": [number, None] for number in range(300)})
+    assert python_rows(table) == table.to_pylist()
+
+
 def test_tables_without_columns_keep_their_rows() -> None:
     table = pa.table({"a": [1, 2]}).select([])
     assert python_rows(table) == table.to_pylist()
