@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.owner_process import OwnerProcess
+from support.topic_homes import Home
 from support.topic_places import Place
 
 from persisting.queue import QueueWriter
@@ -64,6 +65,10 @@ class SocketPlace(Place):
             await self._owner.ask("close", topic)
 
 
+class SocketHome(SocketPlace, Home):
+    """Tables that belong to another process."""
+
+
 @pytest.fixture(params=["persisting", pytest.param("lance", marks=pytest.mark.nightly)])
 async def place(
     request: pytest.FixtureRequest, tmp_path: Path, shared_owner: OwnerProcess
@@ -79,5 +84,21 @@ typed_place = table_place = place
 @pytest.fixture
 async def logged_place(tmp_path: Path, shared_owner: OwnerProcess) -> AsyncIterator[Place]:
     made = SocketPlace("persisting", tmp_path / "queues", shared_owner)
+    yield made
+    await made.close()
+
+
+@pytest.fixture(params=["persisting", pytest.param("lance", marks=pytest.mark.nightly)])
+async def home(
+    request: pytest.FixtureRequest, tmp_path: Path, shared_owner: OwnerProcess
+) -> AsyncIterator[Home]:
+    made = SocketHome(request.param, tmp_path / "queues", shared_owner)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def evolving_home(tmp_path: Path, shared_owner: OwnerProcess) -> AsyncIterator[Home]:
+    made = SocketHome("persisting", tmp_path / "queues", shared_owner)
     yield made
     await made.close()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.children import run
 from support.owner_process import OwnerProcess
 from support.topic_places import WAL, ids, numbered
 
@@ -59,8 +60,14 @@ async def everything(folder: Path) -> list[int]:
         return sorted(ids(await reader.get(None)))
 
 
-async def test_forked_workers_put_to_the_topic_of_their_parent(tmp_path: Path) -> None:
-    await asyncio.to_thread(run, MULTIPROCESSING, tmp_path, "fork")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+async def test_workers_of_multiprocessing_put_to_the_topic_of_their_parent(
+    tmp_path: Path, method: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(MULTIPROCESSING)
+    command = [sys.executable, str(program), str(tmp_path), method]
+    await asyncio.to_thread(subprocess.run, command, check=True, timeout=120)
     assert await everything(tmp_path) == list(range(80))
 
 

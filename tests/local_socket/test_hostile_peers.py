@@ -272,6 +272,8 @@ async def test_fuzzed_bytes_neither_crash_the_owner_nor_change_the_topic(
                 wire.Request("watch"),
                 wire.Request("stage", {"upload": "u", "number": 0}, [rows]),
                 wire.Request("table", {"op": "query", "args": {}}),
+                wire.Request("put", {"mark": ["w", -1]}, [rows]),
+                wire.Request("put_parts", {"mark": ["w"], "buckets": [[0, 1, False]]}, [rows]),
             ]
         )
     ]

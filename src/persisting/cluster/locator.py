@@ -33,6 +33,13 @@ class Patience:
 
     def renew(self) -> None:
         self._deadline = time.monotonic() + PATIENCE_SECONDS
+        self._may_retry = True
+
+    def allow_retry(self) -> None:
+        """Leave time for one more search: this process may have been stopped since the last one."""
+        if self._may_retry:
+            self._may_retry = False
+            self._deadline = max(self._deadline, time.monotonic() + PATIENCE_SECONDS / 6)
 
     @property
     def exhausted(self) -> bool:
@@ -111,6 +118,7 @@ class OwnerLocator(ABC):
     async def lost(self, exc: Exception, patience: Patience) -> None:
         """Forget the owner and pause, or raise if patience is exhausted."""
         self.forget()
+        patience.allow_retry()
         if patience.exhausted:
             raise self._unavailable(str(exc)) from exc
         await asyncio.sleep(self.pause_seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncGenerator
 
@@ -17,9 +16,12 @@ from persisting.local_socket.frames import AnswerFrame, CallFrame, FrameBuffer, 
 from persisting.local_socket.open_sockets import new_socket
 from persisting.local_socket.peers import peer_of
 
-SILENCE_SECONDS = 20.0
-"""An owner that sends nothing for this long, while calls wait, has failed. It may still carry them
-out: that is why every put has a producer sequence."""
+SILENT_CHECKS = 4
+"""An owner that sends nothing between so many checks, while calls wait, has failed. It may still
+carry them out: that is why every put has a producer sequence.
+
+Checks are counted, not seconds: time in which this process was stopped, perhaps together with the
+owner, says nothing about the owner."""
 
 _BUFFERED_REPLIES = 4
 """Replies of a stream on their way to a slow consumer before the owner waits."""
@@ -44,7 +46,7 @@ class OwnerConnection(asyncio.BufferedProtocol):
         self._failure: Unreachable | None = None
         self._writable = asyncio.Event()
         self._writable.set()
-        self._heard = 0.0
+        self._silent_checks = 0
         self._watching: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -96,7 +98,7 @@ class OwnerConnection(asyncio.BufferedProtocol):
         return self._buffer.space()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard = time.monotonic()
+        self._silent_checks = 0
         try:
             for data in self._buffer.received(nbytes):
                 frame = self._decoder.decode(data)
@@ -139,9 +141,10 @@ class OwnerConnection(asyncio.BufferedProtocol):
         self._watching = None
         if not self._calls and not self._streams:
             return
-        silence = time.monotonic() - self._heard
-        if silence > SILENCE_SECONDS:
-            self._fail(f"the owner has not answered for {silence:.0f} s; it may be stopped")
+        self._silent_checks += 1
+        if self._silent_checks > SILENT_CHECKS:
+            seconds = SILENT_CHECKS * KEEPALIVE_SECONDS
+            self._fail(f"the owner has not answered for {seconds:.0f} s; it may be stopped")
         else:
             self._watching = self._loop.call_later(KEEPALIVE_SECONDS, self._watch)
 
@@ -156,7 +159,7 @@ class OwnerConnection(asyncio.BufferedProtocol):
             raise self._failure
         self._transport.write(data)
         if self._watching is None:
-            self._heard = time.monotonic()
+            self._silent_checks = 0
             self._watching = self._loop.call_later(KEEPALIVE_SECONDS, self._watch)
 
     async def ask(self, bucket: int, request: Request, timeout: float | None = None) -> Reply:

@@ -102,7 +102,8 @@ class SharedTopic(ConfiguredTopic):
         if remote:
             locator = self.elsewhere().locator
             unknown = [bucket for bucket in remote if locator(bucket).remote_node is None]
-            await all_results([self.locate(bucket) for bucket in unknown])
+            if unknown:  # otherwise a later put would overtake this one
+                await all_results([self.locate(bucket) for bucket in unknown])
             if len(unknown) < len(remote) or not all(map(self.is_direct, unknown)):
                 await self.put_elsewhere(parts, sequence)
                 return
