@@ -184,8 +184,11 @@ class OwningLocator(SocketLocator):
                 return None
             service = self.local_service()
             return None if service is None else LocalConnection(service, self._here)
+        hint = f"{reason}; close it there, or read it here with read_only=True"
+        if note.get("node"):
+            hint = "it belongs to a cluster: pass a system of the cluster to write_queue"
         raise BucketLocked(
             f"bucket {self._folder} is open for writing by {described(note)}",
             owner=note,
-            hint=f"{reason}; close it there, or read it here with read_only=True",
+            hint=hint,
         )
