@@ -211,6 +211,10 @@ async def test_connection_that_breaks_the_protocol_is_closed(
         wire.Request("put", {"mark": ["w", 1]}, [b"no rows"]),
         wire.Request("put", {"mark": ["w", 1]}, [b"no arrow"], True),
         wire.Request("put", {}, [b""]),
+        wire.Request("put", {"mark": ["w", 1]}, [b"\x91\x81\xa2id\xc7\x01\x63x"]),
+        wire.Request("put", {"mark": ["w", 1], "columns": b"no schema"}, [b"no batch"]),
+        wire.Request("put", {"mark": ["w", 1 << 63]}, [wire.pack_records([{"id": 1}])]),
+        wire.Request("put", {"mark": ["", 1]}, [wire.pack_records([{"id": 1}])]),
         wire.Request("put_parts", {"mark": ["w", 1], "buckets": [[0, 9, False]]}, [b""]),
         wire.Request("get", {"offset": "x", "limit": []}),
         wire.Request("table", {"op": "__class__", "args": {}}),
@@ -253,6 +257,42 @@ async def test_damaged_arrow_data_is_refused(writer: QueueWriter, tmp_path: Path
     finally:
         owner.close()
     await still_works(writer, tmp_path)
+
+
+async def test_answers_wait_whole_for_a_peer_that_does_not_read(
+    writer: QueueWriter, tmp_path: Path
+) -> None:
+    """More answers than a socket holds, by threads and by the event loop."""
+    count = 3000
+
+    def call(number: int) -> frames.CallFrame:
+        if number % 10 == 0:
+            return frames.CallFrame(number, 0, wire.Request("stats"))
+        rows = wire.pack_records([{"id": 10_000 + number}])
+        return frames.CallFrame(number, 0, wire.Request("put", {"mark": ["w", number]}, [rows]))
+
+    def send() -> None:
+        for number in range(1, count + 1):
+            peer.sendall(frames.encoded(call(number)))
+
+    with connected(socket_of(tmp_path)) as peer:
+        peer.sendall(frames.greeting())
+        sending = asyncio.create_task(asyncio.to_thread(send))
+        await asyncio.wait([sending], timeout=1.0)
+        buffer, decoder = frames.FrameBuffer(), frames.FrameDecoder(frames.AnswerFrame)
+        answered: list[int] = []
+        while len(answered) < count:
+            size = await asyncio.to_thread(peer.recv_into, buffer.space())
+            assert size
+            decoded = [decoder.decode(data) for data in buffer.received(size)]
+            answers = [answer for answer in decoded if answer is not None and answer.id]
+            assert all(answer.reply is not None and not answer.reply.error for answer in answers)
+            answered += [answer.id for answer in answers]
+        await sending
+    assert sorted(answered) == list(range(1, count + 1))
+    puts = [10_000 + number for number in range(1, count + 1) if number % 10]
+    async with await read_queue(topic="t", storage_path=str(tmp_path), bucket_id=0) as reader:
+        assert [found for found in ids(await reader.get(None)) if found >= 10_000] == puts
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -12,7 +12,6 @@ from persisting.bucket.group_commit import GroupCommit, Waiter
 from persisting.bucket.producer_sequences import ProducerSequence, check_number, check_writer
 from persisting.cluster import wire
 from persisting.cluster.wire import Request
-from persisting.errors import StorageError
 from persisting.local_socket.open_buckets import OpenBuckets
 from persisting.records import RecordEncoder
 from persisting.topic.local import LocalTopic
@@ -24,8 +23,9 @@ _QUICK_BYTES = 16 * 1024
 class QuickPuts:
     """Queues the puts of other processes for the log if nothing stands in the way.
 
-    A caller sends the next number of a producer to a bucket when it has the answer to the last
-    one. So these puts need no lock per producer, unlike those that a task prepares.
+    They need no lock per producer, unlike puts that a task prepares: the numbers of a producer
+    arrive in order over one connection, and after a lost connection a caller sends a number again
+    before the next one.
     """
 
     def __init__(self, topic: LocalTopic, buckets: OpenBuckets) -> None:
@@ -46,7 +46,7 @@ class QuickPuts:
             check_writer(mark[0])
             producer = mark[0], check_number(mark[1])
             return self._enqueue(parts, producer, waiter)
-        except (StorageError, ValueError, TypeError, LookupError, RecursionError):
+        except Exception:
             return False  # a task finds the same, and answers with the error
 
     def _enqueue(

@@ -229,6 +229,8 @@ class _ServerConnection(asyncio.BufferedProtocol):
         self._server, self._peer, self._socket = server, peer, connected
         self._puts: set[int] = set()
         """Calls whose puts are queued for the log; they have no task."""
+        self._slow_puts: set[int] = set()
+        """Puts among the calls that have a task."""
         self._writing = threading.Lock()
         """Held while a thread writes to the connection, or closes it."""
         self._waiting: list[bytes | bytearray] | None = None
@@ -293,28 +295,41 @@ class _ServerConnection(asyncio.BufferedProtocol):
             raise frames.BadFrame(f"the number {frame.id} of a call is in use")
         if self._keepalive is None:
             self._keepalive = self._loop.call_later(KEEPALIVE_SECONDS, self._send_keepalive)
-        if frame.request.op in _PUTS and len(self._puts) < CALLS_AT_ONCE:
-            self._puts.add(frame.id)
-            if self._server.put_soon(frame.bucket, frame.request, _PutWaiter(self, frame.id)):
+        if frame.request.op in _PUTS:
+            if self._is_quick and self._put_soon(frame.id, frame.bucket, frame.request):
                 return
-            self._puts.discard(frame.id)
+            self._slow_puts.add(frame.id)
         task = self._loop.create_task(self._answer(frame.id, frame.bucket, frame.request, frame))
         self._calls[frame.id] = task
         task.add_done_callback(lambda _: self._finished(frame.id))
         self._limit_calls()
+
+    @property
+    def _is_quick(self) -> bool:
+        """Whether a put needs no task. It must not overtake one that has a task, and for a peer
+        that reads no answers only tasks are limited."""
+        return not self._slow_puts and len(self._puts) < CALLS_AT_ONCE and self._writable.is_set()
+
+    def _put_soon(self, number: int, bucket: int, request: Request) -> bool:
+        self._puts.add(number)
+        if self._server.put_soon(bucket, request, _PutWaiter(self, number)):
+            return True
+        self._puts.discard(number)
+        return False
 
     def deliver(self, waiters: Sequence[_PutWaiter], exc: BaseException | None) -> None:
         """Answer calls whose puts have ended; called by the thread that writes the log."""
         if exc is not None and not threading.main_thread().is_alive():
             exc = BucketClosed("the owner is exiting")
         reply = _STORED if exc is None else wire.error_reply(exc)
-        answers = [frames.encoded(AnswerFrame(waiter.number, reply)) for waiter in waiters]
+        answers = [_encoded(AnswerFrame(waiter.number, reply))[0] for waiter in waiters]
         self._puts.difference_update([waiter.number for waiter in waiters])
         self._write_from_thread(answers[0] if len(answers) == 1 else b"".join(answers))
 
     def _finished(self, number: int) -> None:
         self._calls.pop(number, None)
         self._streams.pop(number, None)
+        self._slow_puts.discard(number)
         self._limit_calls()
 
     def _limit_calls(self) -> None:
@@ -357,12 +372,7 @@ class _ServerConnection(asyncio.BufferedProtocol):
         """Send a reply when the connection takes it; False if another had to be sent."""
         if not self._writable.is_set():
             await self._writable.wait()
-        sendable = True
-        try:
-            data = frames.encoded(AnswerFrame(number, reply, streamed))
-        except Exception as exc:
-            sendable = False
-            data = frames.encoded(AnswerFrame(number, wire.error_reply(exc), streamed))
+        data, sendable = _encoded(AnswerFrame(number, reply, streamed))
         self._write(data)
         return sendable
 
@@ -389,8 +399,9 @@ class _ServerConnection(asyncio.BufferedProtocol):
                         return  # the event loop notices, too
                 if sent == len(data):
                     return
+                with suppress(RuntimeError):  # the event loop has ended
+                    self._loop.call_soon_threadsafe(self._write_waiting)
                 self._waiting = []
-                self._loop.call_soon_threadsafe(self._write_waiting)
             self._waiting.append(data[sent:])
 
     def _write_waiting(self) -> None:
@@ -415,6 +426,15 @@ class _ServerConnection(asyncio.BufferedProtocol):
         if self._transport is not None:  # its peer does not read
             self._transport.abort()
             await self._gone
+
+
+def _encoded(frame: AnswerFrame) -> tuple[bytearray, bool]:
+    """Return an answer as bytes; if it cannot be sent, an error instead of it, and False."""
+    try:
+        return frames.encoded(frame), True
+    except Exception as exc:
+        error = AnswerFrame(frame.id, wire.error_reply(exc), frame.streamed)
+        return frames.encoded(error), False
 
 
 class _Credit:
