@@ -94,11 +94,12 @@ async def _use(folder: Path, run: Run) -> dict[str, float]:
         for start in range(0, len(rows), LIST):
             await writer.put(rows[start : start + LIST])
         found["list"] = rate(len(rows), time.perf_counter() - started)
-        async with await read_queue(topic="bench", storage_path=str(folder)) as reader:
-            started, count = time.perf_counter(), 0
-            async for _ in reader.get_stream():
-                count += 1
-            found["stream"] = rate(count, time.perf_counter() - started)
+        for _ in range(2):  # the first time, an owner learns how large the rows are
+            async with await read_queue(topic="bench", storage_path=str(folder)) as reader:
+                started, count = time.perf_counter(), 0
+                async for _ in reader.get_stream():
+                    count += 1
+                found["stream"] = rate(count, time.perf_counter() - started)
         async with await read_queue(topic="bench", storage_path=str(folder)) as reader:
             started = time.perf_counter()
             count = (await reader.get_arrow()).num_rows
