@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.restore_contract import LoggedRestoreContract, RestoreContract
 from support.retention_contract import RetentionContract, SlowContract
 from support.table_contract import (
@@ -18,6 +19,7 @@ class TestVersions(VersionContract):
     pass
 
 
+@pytest.mark.nightly  # slow: each call of a table crosses the socket
 class TestSearch(SearchContract):
     pass
 
@@ -46,9 +48,11 @@ class TestLoggedRestore(LoggedRestoreContract):
     pass
 
 
+@pytest.mark.nightly  # slow: each call of a table crosses the socket
 class TestRetention(RetentionContract):
     pass
 
 
+@pytest.mark.nightly  # slow: each call of a table crosses the socket
 class TestSlow(SlowContract):
     pass
