@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/queues.py
     .venv/bin/python benchmarks/queues.py --quick --only remote
 
-Measures embedded queues, an actor in this process, and another process over the loopback. A file
+Measures embedded queues, an actor in this process, another process over the loopback, and
+processes that share a topic by its local socket. A file
 named ``queue.py`` would hide the module of the standard library from the other benchmarks.
 Absolute numbers depend on the machine and its load; compare the ratios.
 """
@@ -27,6 +28,7 @@ import pulsing as pul
 from corebench import records, report
 from corebench.arguments import BenchParser
 from corebench.report import Run, Target, rate
+from sharedbench.measure import measure as measure_sockets
 
 from persisting.cluster.host import host_here, serve
 from persisting.queue import read_queue, write_queue
@@ -49,7 +51,7 @@ TOPICS: dict[str, dict[str, Any]] = {
     },
 }
 """The arguments of ``write_queue``, by label."""
-PLACES = ("embedded", "local", "remote")
+PLACES = ("embedded", "local", "remote", "socket")
 TARGETS = {
     ("remote", "list"): Target("value", at_least=300_000),
     ("remote", "stream"): Target("value", at_least=250_000),
@@ -272,7 +274,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="persisting-bench-", dir=given.folder) as folder:
         run = Run(given.records, given.repeat, Path(folder))
         for where in given.only or PLACES:
-            asyncio.run(measure(where, run))
+            if where == "socket":
+                measure_sockets(run)
+            else:
+                asyncio.run(measure(where, run))
     print(f"\nwritten to {report.write_json(run, given.results, before, 'queues')}")
 
 

@@ -110,7 +110,7 @@ def _recover(left: Path, count: int) -> Callable[[Path], float]:
         return rate(count, seconds)
 
     def measure(folder: Path) -> float:
-        copy = shutil.copytree(left, folder / "copy")
+        copy = shutil.copytree(left, folder / "copy", ignore=shutil.ignore_patterns(".sockets"))
         os.sync()  # the syncs of the recovery must not write the copy
         return asyncio.run(reopen(copy))
 

@@ -41,7 +41,9 @@ _BRIEF_WAIT = 10.0
 _NOTE_WAIT = 1.0
 """Seconds to wait for a new owner to write its note."""
 _PAUSE = 0.01
+_NOT_DESCRIBED = ("pid", "host", "clean", "passing", "socket")
 _brief: ContextVar[bool] = ContextVar("brief", default=False)
+_noted: ContextVar[dict[str, Any] | None] = ContextVar("noted", default=None)
 
 
 class LockedFile:
@@ -122,7 +124,7 @@ class BucketLock:
         self.note = _read(self._file.fd)
         """The last owner's note; it counts only if that owner left cleanly."""
         self.left_clean = self.note.get("clean") is True
-        self._owner = {**this_process(), **owner}
+        self._owner = {**this_process(), **owner, **(_noted.get() or {})}
         if _brief.get():
             self._owner["passing"] = True
         try:
@@ -228,6 +230,16 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+@contextmanager
+def noting(**entries: Any) -> Iterator[None]:
+    """Add entries to the notes of locks that are taken in this context."""
+    token = _noted.set(entries)
+    try:
+        yield
+    finally:
+        _noted.reset(token)
+
+
 def left_note(folder: Path) -> dict[str, Any]:
     """The note that the last owner of a bucket left; empty unless it left cleanly."""
     note = last_note(folder)
@@ -280,8 +292,6 @@ def described(note: dict[str, Any]) -> str:
     """Describe an owner for people, by its note."""
     if not note.get("pid"):
         return "an unknown owner"
-    extra = "".join(
-        f", {k} {v}" for k, v in note.items() if k not in ("pid", "host", "clean", "passing")
-    )
+    extra = "".join(f", {k} {v}" for k, v in note.items() if k not in _NOT_DESCRIBED)
     here = " (this process)" if note["pid"] == os.getpid() else ""
     return f"process {note['pid']} on {note.get('host', 'an unknown host')}{here}{extra}"

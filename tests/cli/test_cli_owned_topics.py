@@ -1,4 +1,5 @@
-"""Commands on a topic that another process owns: readers do not disturb it, writers are refused."""
+"""Commands on a topic that another process owns: they do not disturb it, and change it through its
+socket; without a socket, changes are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +15,18 @@ from urllib.request import urlopen
 import pytest
 from support.children import python, wait_for_line
 from support.cli_contracts import decoded
-from support.cli_runner import Answer, files_in, line_of, owner, piped, released, started, stopped
+from support.cli_runner import (
+    DURABLE,
+    Answer,
+    files_in,
+    line_of,
+    owner,
+    piped,
+    released,
+    started,
+    stopped,
+)
+from support.owner_process import OwnerProcess
 
 READING = [
     ["topics"],
@@ -44,10 +56,52 @@ WRITING = [
 ]
 
 
-def test_reading_does_not_disturb_an_owner_and_writing_names_it(
+def test_commands_change_a_topic_through_the_socket_of_its_owner(
     tmp_path: Path, call: Callable[..., Answer]
 ) -> None:
     with owner(tmp_path, "live") as child:
+        _until_flushed(tmp_path, call)
+        line = json.dumps({"id": "mine", "n": -1}).encode() + b"\n"
+        assert piped("put", "live", "-s", tmp_path, given=line).code == 0
+        assert call("tag", "live", "v1", "-s", tmp_path).code == 0
+        assert call("compact", "live", "-s", tmp_path).code == 0
+        found = call("query", "live", "n = -1", "-s", tmp_path)
+        assert (found.code, found.out.count("mine")) == (0, 1)
+        released(child)
+    exported = call("export", "live", "-", "-s", tmp_path).out.splitlines()
+    assert sum(json.loads(line)["n"] == -1 for line in exported) == 1
+
+
+def test_tail_follows_what_a_service_and_other_commands_put(tmp_path: Path) -> None:
+    service = OwnerProcess()
+    words = {
+        "topic": "live",
+        "storage_path": str(tmp_path),
+        "backend": "persisting",
+        "num_buckets": 2,
+        "backend_options": DURABLE,
+    }
+    try:
+        service.tell("own", "live", words)
+        service.tell("put", "live", [{"id": "first"}])
+        with started("tail", "live", "-f", "--json", "-c", "id", "-s", tmp_path) as child:
+            assert json.loads(line_of(child.stdout))["record"] == {"id": "first"}
+            service.tell("put", "live", [{"id": "service"}])
+            assert json.loads(line_of(child.stdout))["record"] == {"id": "service"}
+            assert piped("put", "live", "-s", tmp_path, given=b'{"id": "command"}\n').code == 0
+            assert json.loads(line_of(child.stdout))["record"] == {"id": "command"}
+            stopped(child)
+        stats = service.tell("stats", "live")
+        assert stats["total_count"] == 3
+        assert sum(bucket["persisted_count"] for bucket in stats["buckets"]) < 3
+    finally:
+        service.close()
+
+
+def test_reading_does_not_disturb_an_owner_and_writing_names_it(
+    tmp_path: Path, call: Callable[..., Answer]
+) -> None:
+    with owner(tmp_path, "live", local_socket=False) as child:
         _until_flushed(tmp_path, call)
         for _ in range(2):
             for words in READING:

@@ -34,7 +34,7 @@ from support.values import EVERY_TYPE
 from support.waiting import until
 
 from persisting.bucket.snapshot import Page
-from persisting.cluster import client, locator, pulsing_transport, watcher
+from persisting.cluster import client, locator, node_locator, pulsing_transport, watcher
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError, TableError
 from persisting.queue import read_queue, write_queue
 
@@ -388,7 +388,7 @@ async def _owner(cluster: Cluster, writer: Any) -> Any:
 async def test_a_call_whose_owner_dies_is_carried_out_by_the_next_owner(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
-    monkeypatch.setattr(locator, "OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(node_locator, "OPEN_SECONDS", 1.0)
     cluster.start(2)
     system = await join(cluster)
     writer = await _filled(system, tmp_path)
@@ -494,7 +494,7 @@ async def test_table_calls_name_a_paused_owner_and_succeed_once_it_continues(
     writer = await _filled(await join(cluster), tmp_path)
     owner = await _owner(cluster, writer)
     monkeypatch.setattr(locator, "PATIENCE_SECONDS", 3.0)
-    monkeypatch.setattr(locator, "OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(node_locator, "OPEN_SECONDS", 1.0)
     monkeypatch.setattr(pulsing_transport, "CALL_SECONDS", 2.0)
     owner.signal(signal.SIGSTOP)
     results = await asyncio.gather(

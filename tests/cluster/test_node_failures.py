@@ -16,7 +16,7 @@ from support.cluster_nodes import Cluster
 from support.cluster_traffic import GROUP_MEMBER, SYNCED, Traffic, assert_once, synced_writer
 from support.topic_places import ids, numbered, streamed
 
-from persisting.cluster import locator, pulsing_transport
+from persisting.cluster import locator, node_locator, pulsing_transport
 from persisting.cluster.host import REBALANCE_SECONDS
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.errors import StorageError
@@ -98,7 +98,7 @@ async def test_a_paused_owner_keeps_its_bucket_and_is_named_in_the_error(
     await writer.put(numbered(20))
     owner = cluster.owner((await writer.stats())["buckets"][0])
     monkeypatch.setattr(locator, "PATIENCE_SECONDS", 3.0)
-    monkeypatch.setattr(locator, "OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(node_locator, "OPEN_SECONDS", 1.0)
     monkeypatch.setattr(pulsing_transport, "CALL_SECONDS", 2.0)
     owner.signal(signal.SIGSTOP)
     with pytest.raises(StorageError) as caught:

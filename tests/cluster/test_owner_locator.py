@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from persisting.cluster import locator
-from persisting.cluster.locator import LOST, OwnerLocator, Patience
+from persisting.cluster.locator import LOST, Patience
+from persisting.cluster.node_locator import NodeLocator
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.transport import HOST_ENDPOINT, Unreachable
 from persisting.cluster.wire import Reply, Request
@@ -63,12 +64,12 @@ class SimulatedConnection:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locator, "_PAUSE", 0.001)
+    monkeypatch.setattr(locator.OwnerLocator, "pause_seconds", 0.001)
 
 
-def located(nodes: Nodes, home: str | None = None) -> OwnerLocator:
+def located(nodes: Nodes, home: str | None = None) -> NodeLocator:
     transport: Any = nodes
-    return OwnerLocator(transport, KEY, OPENING, home)
+    return NodeLocator(transport, KEY, OPENING, home)
 
 
 async def test_the_first_ranked_node_is_asked_to_own_a_bucket() -> None:

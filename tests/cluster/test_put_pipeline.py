@@ -16,7 +16,7 @@ from persisting.errors import SchemaError, StorageError
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locator, "_PAUSE", 0.001)
+    monkeypatch.setattr(locator.OwnerLocator, "pause_seconds", 0.001)
     monkeypatch.setattr(put_delivery, "_TOGETHER_SECONDS", 0.02)
 
 
@@ -230,3 +230,92 @@ async def _move_forever(owners: Owners, chance: random.Random) -> None:
     while True:
         await asyncio.sleep(chance.choice([0, 0.001, 0.01]))
         await owners.move(chance.randrange(5), chance.choice(list(owners.topics)))
+
+
+async def test_single_records_share_a_call_and_keep_their_order_among_other_puts() -> None:
+    owners = Owners(1, 2)
+    pipeline = await owned_by(owners, n0=[0, 1])
+    puts: list[Any] = []
+    for number in range(30):
+        if number % 5 == 4:
+            puts.append(pipeline.start(parts(0, 1, number=number)))
+        else:
+            puts.append(pipeline.start_row(number % 2, {"id": number}))
+    await asyncio.gather(*puts)
+    assert owners.calls == [("n0", "put_parts")]
+    lists = [number for number in range(30) if number % 5 == 4]
+    singles = [number for number in range(30) if number % 5 != 4]
+    assert stored(owners) == [
+        sorted(lists + [number for number in singles if number % 2 == bucket]) for bucket in (0, 1)
+    ]
+
+
+async def test_single_record_that_cannot_be_packed_fails_alone() -> None:
+    owners = Owners(1, 1)
+    pipeline = await owned_by(owners, n0=[0])
+    records: list[dict[str, Any]] = [{"id": 0}, {"id": 2**70}, {"id": 1, "t": "\ud800"}, {"id": 2}]
+    puts = [pipeline.start_row(0, record) for record in records]
+    assert all(put is not None for put in puts)
+    results = await asyncio.gather(*puts, return_exceptions=True)  # type: ignore[arg-type]
+    assert [type(result) for result in results] == [
+        type(None),
+        SchemaError,
+        SchemaError,
+        type(None),
+    ]
+    assert stored(owners) == [[0, 2]]
+    await pipeline.drain(0)
+
+
+async def test_single_record_that_the_owner_refuses_fails_alone() -> None:
+    owners = Owners(1, 1)
+    pipeline = await owned_by(owners, n0=[0])
+    puts = [
+        pipeline.start_row(0, {"id": number, **({"bad": 1} if number == 3 else {})})
+        for number in range(8)
+    ]
+    results = await asyncio.gather(*puts, return_exceptions=True)  # type: ignore[arg-type]
+    assert [number for number, result in enumerate(results) if result is not None] == [3]
+    assert stored(owners) == [[0, 1, 2, 4, 5, 6, 7]]
+
+
+async def test_cancelled_single_record_does_not_hold_up_a_drain() -> None:
+    owners = Owners(1, 1)
+    pipeline = await owned_by(owners, n0=[0])
+    put = pipeline.start_row(0, {"id": 0})
+    assert put is not None
+    put.cancel()
+    await asyncio.wait_for(pipeline.drain(0), 5)
+    assert stored(owners) == [[0]]
+
+
+@pytest.mark.parametrize("record", [{"id": [1]}, {"id": "x" * 100_000}, ["id"], {"id": {"a": 1}}])
+async def test_other_than_small_plain_records_go_the_longer_way(record: Any) -> None:
+    owners = Owners(1, 1)
+    pipeline = await owned_by(owners, n0=[0])
+    assert pipeline.start_row(0, record) is None
+    assert not pipeline.is_busy(0)
+
+
+async def test_single_record_for_an_unknown_owner_goes_the_longer_way() -> None:
+    assert pipeline_to(Owners(1, 1)).start_row(0, {"id": 1}) is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_single_records_are_stored_once_and_in_order_while_buckets_move(seed: int) -> None:
+    owners = Owners(3, 4, seed=seed)
+    pipeline = await owned_by(owners, n0=[0, 1], n1=[2, 3])
+    owners.lossiness = 0.2
+    puts: list[Any] = []
+    for number in range(120):
+        bucket = number % 4
+        put = pipeline.start_row(bucket, {"id": number})
+        puts.append(put if put is not None else pipeline.start(parts(bucket, number=number)))
+        if number % 9 == 0:
+            await owners.move(owners.chance.randrange(4), f"n{owners.chance.randrange(3)}")
+        for _ in range(owners.chance.randrange(3)):
+            await asyncio.sleep(0)
+    await asyncio.gather(*puts)
+    owners.lossiness = 0.0
+    await owners.finish_late_requests()
+    assert stored(owners) == [list(range(bucket, 120, 4)) for bucket in range(4)]

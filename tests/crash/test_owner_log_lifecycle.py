@@ -159,7 +159,7 @@ from persisting.queue import write_queue
 async def opened(folder):
     options = {"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": None}
     return await write_queue("topic", storage_path=folder, num_buckets=4, backend="persisting",
-                             backend_options=options)
+                             backend_options=options, local_socket=False)
 
 queue = asyncio.run(opened(sys.argv[1]))
 writer, how = queue.sync(), sys.argv[2]

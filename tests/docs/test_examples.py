@@ -42,10 +42,19 @@ def test_durable_producer_resumes_after_kill_9(tmp_path):
     assert run_example("durable_producer.py", str(tmp_path), str(last + 10)) == ""
 
 
+def test_two_processes_of_the_shared_topic_see_each_other(tmp_path):
+    program = [sys.executable, str(EXAMPLES / "shared_topic.py"), str(tmp_path), "60"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as child:
+        output = run_example("shared_topic.py", str(tmp_path), "20")
+        child.kill()
+    assert f"process {child.pid} has put 0\n" in output
+
+
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_every_example_has_a_docstring_and_a_test(example):
     assert example.read_text().startswith('"""')
     here = {"tour.py", "embedded_backend.py", "durable_producer.py"}
+    here |= {"shared_topic.py"}
     queues = {"embedded_queue.py", "pulsing_queue.py", "custom_backend.py"}  # test_queue_examples
     queues |= {"trajectory_search.py", "training_snapshot.py", "rollout_buffer.py"}
     training = {"train_and_resume.py", "replay_training.py"}  # test_training_examples

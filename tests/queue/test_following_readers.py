@@ -1,4 +1,4 @@
-"""Readers without the lock follow the log of an owner in another process."""
+"""Readers without the lock or a socket follow the log of an owner in another process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INTERVAL = 1000.0
 
 
 def opened(root: Path, **words: Any) -> Any:
-    return read_queue(topic="t", storage_path=str(root), **words)
+    return read_queue(topic="t", storage_path=str(root), local_socket=False, **words)
 
 
 def log_of(root: Path) -> Path:

@@ -205,13 +205,13 @@ async def segmented_writer(home: Path) -> Any:
     await writer.flush()
     for first, same in ((10, {"id": "x"}), (20, {"id": "x"}), (30, {})):
         await writer.put([record | same for record in records(first, 10)])
-        writer._topic._topic._log.group_commit.seal()
+        writer._topic._local._log.group_commit.seal()
     return writer
 
 
 async def flush_one_bucket(home: Path, writer: Any) -> Any:
     """Release the first two segments."""
-    local = writer._topic._topic
+    local = writer._topic._local
     before = len(segments_of(home / "t"))
     for bucket in range(2):
         (await local.backend(bucket)).bucket.flush_now()

@@ -67,11 +67,14 @@ class TestOtherProcesses:
             tell(owner, "tag t")
             tell(owner, "put 30 60")
             reader, waiting, follower = [
-                await read_queue(topic="t", storage_path=str(tmp_path)) for _ in range(3)
+                await read_queue(topic="t", storage_path=str(tmp_path), local_socket=False)
+                for _ in range(3)
             ]
             assert sorted(await taken(reader, 60)) == list(range(60))
             assert sorted(await taken(waiting, 60)) == list(range(60))
-            member = await read_queue(topic="t", storage_path=str(tmp_path), group="g")
+            member = await read_queue(
+                topic="t", storage_path=str(tmp_path), local_socket=False, group="g"
+            )
             assert sorted(await taken(member, 60)) == list(range(60))
             async with aclosing(Following(follower.get_stream(block=True))) as tail:
                 await tail.reaches(60)
@@ -84,7 +87,9 @@ class TestOtherProcesses:
                 assert sorted((await tail.reaches(70))[60:]) == fresh
             await member.commit()
             await member.close()
-            heir = await read_queue(topic="t", storage_path=str(tmp_path), group="g")
+            heir = await read_queue(
+                topic="t", storage_path=str(tmp_path), local_socket=False, group="g"
+            )
             assert sorted(await taken(heir, 10)) == fresh
             with pytest.raises(BucketLocked, match=str(owner.pid)):
                 await reader.restore("t")
@@ -99,7 +104,7 @@ class TestOtherProcesses:
             tell(owner, "tag t")
             tell(owner, "put 10 20")
             tell(owner, "restore t")
-            reader = await read_queue(topic="t", storage_path=str(tmp_path))
+            reader = await read_queue(topic="t", storage_path=str(tmp_path), local_socket=False)
             await reader.set_offset(10)
             polls = 0
             client = reader._topic.bucket(0)

@@ -158,17 +158,17 @@ class TestStored:
     ) -> None:
         home = make_home("persisting")
         writer = await home.open()
-        number = one_per_bucket()[1]
+        number = one_per_bucket()[0]
         await writer.put({"id": number, "v": QUERY, "text": "word"})
         await home.close()
         async with await read_queue(topic=home.topic, storage_path=str(tmp_path)) as reader:
-            assert not (tmp_path / home.topic / "bucket_0").exists()
+            assert not (tmp_path / home.topic / "bucket_1").exists()
             with pytest.raises(OffsetOutOfRange):
-                await reader.take([(0, 0)])
+                await reader.take([(1, 0)])
             assert ids(await reader.search(vector=QUERY)) == [number]
             assert ids(await reader.search(text="word", vector=QUERY)) == [number]
             assert ids(await reader.query("id >= 0")) == [number]
-            assert {v["bucket"] for v in await reader.versions()} == {1}
+            assert {v["bucket"] for v in await reader.versions()} == {0}
             assert (await reader.verify())["ok"]
             assert (await reader.tag("t"))["rows"] == 1
             assert ids(await reader.get(version="t")) == [number]

@@ -115,7 +115,7 @@ asyncio.run(main())
                 assert wait_for_line(child) == "done"
 
             tell("put 0 30")
-            reader = await read_queue(topic="t", storage_path=str(tmp_path))
+            reader = await read_queue(topic="t", storage_path=str(tmp_path), local_socket=False)
             for name, change in (
                 ("tag", reader.tag("mine")),
                 ("compact", reader.compact()),

@@ -29,6 +29,7 @@ async def main():
     writer = await write_queue(
         topic=sys.argv[1], storage_path=sys.argv[2], backend="persisting", num_buckets=2,
         backend_options={"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": 0.05},
+        local_socket=sys.argv[3] == "True",
     )
     async with writer:
         number = 0
@@ -210,10 +211,12 @@ def filled(
 
 
 @contextmanager
-def owner(storage: Path, topic: str) -> Iterator[subprocess.Popen[str]]:
+def owner(
+    storage: Path, topic: str, *, local_socket: bool = True
+) -> Iterator[subprocess.Popen[str]]:
     """Start another process that puts records into a topic until :func:`released`."""
     child = subprocess.Popen(
-        [sys.executable, "-c", OWNER, topic, str(storage)],
+        [sys.executable, "-c", OWNER, topic, str(storage), str(local_socket)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

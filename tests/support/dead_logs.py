@@ -38,7 +38,7 @@ async def dead_topic(
         backend_options=LOGGED,
     )
     async with writer:
-        local = writer._topic._topic
+        local = writer._topic._local
         for number, records in enumerate(puts, start=1):
             await writer.put(list(records))
             local._log.group_commit.seal()

@@ -20,7 +20,8 @@ import asyncio, json, sys
 from persisting.queue import write_queue
 async def main():
     root, words = sys.argv[1], json.loads(sys.argv[2])
-    writer = await write_queue(topic="t", storage_path=root, writer_id="w", **words)
+    writer = await write_queue(topic="t", storage_path=root, writer_id="w",
+        local_socket=False, **words)
     for line in sys.stdin:
         word, *given = line.split()
         if word == "put":
@@ -131,7 +132,9 @@ class Following:
 @asynccontextmanager
 async def following(root: Path, topic: str = "t") -> AsyncIterator[Following]:
     """Follow all buckets of a topic that another process owns, or will own."""
-    async with await read_queue(topic=topic, storage_path=str(root), wait_for_topic=60) as reader:
+    async with await read_queue(
+        topic=topic, storage_path=str(root), wait_for_topic=60, local_socket=False
+    ) as reader:
         seen = Following(len(reader.buckets))
         tasks = [
             asyncio.create_task(seen.follow(reader._topic, bucket)) for bucket in reader.buckets

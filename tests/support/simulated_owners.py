@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from persisting.cluster import wire
-from persisting.cluster.locator import OwnerLocator
+from persisting.cluster.node_locator import NodeLocator
 from persisting.cluster.owned_topic import OwnedTopic
 from persisting.cluster.placement import bucket_key
 from persisting.cluster.service import BucketService
@@ -93,10 +93,10 @@ class Owners:
         """Node and operation of every put."""
         self._late: set[asyncio.Task[Any]] = set()
 
-    def locator(self, bucket: int) -> OwnerLocator:
+    def locator(self, bucket: int) -> NodeLocator:
         transport: Any = self
         args = {"bucket": bucket, "config": {"topic": "t"}}
-        return OwnerLocator(transport, bucket_key(PLACE, bucket), Request("open", args))
+        return NodeLocator(transport, bucket_key(PLACE, bucket), Request("open", args))
 
     async def hosts(self) -> list[str]:
         return list(self.topics)

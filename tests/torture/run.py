@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 
 from support.crash.checks import PromiseBroken
 
-from torture import bucket, cluster, scenario, soak, spark, topic
+from torture import bucket, cluster, scenario, shared, soak, spark, topic
 
 Part = Callable[[argparse.Namespace, float, "Counter[str]"], Awaitable[None]]
 
@@ -46,6 +46,10 @@ async def _cluster(given: argparse.Namespace, seconds: float, tally: Counter[str
     await cluster.torture(given.seed, seconds, tally)
 
 
+async def _shared(given: argparse.Namespace, seconds: float, tally: Counter[str]) -> None:
+    await shared.torture(given.seed, seconds, tally)
+
+
 async def _spark(given: argparse.Namespace, seconds: float, tally: Counter[str]) -> None:
     await asyncio.to_thread(spark.torture, given.seed, seconds, tally)
 
@@ -58,10 +62,11 @@ PARTS: dict[str, Part] = {
     "bucket": _bucket,
     "topic": _topic,
     "cluster": _cluster,
+    "shared": _shared,
     "soak": _soak,
     "spark": _spark,
 }
-DEFAULT_PARTS = ("bucket", "topic", "cluster", "soak")
+DEFAULT_PARTS = ("bucket", "topic", "cluster", "shared", "soak")
 
 
 def arguments() -> argparse.Namespace:

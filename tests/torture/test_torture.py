@@ -13,7 +13,7 @@ import pytest
 from support.crash.checks import PromiseBroken
 
 from persisting.topic.routing import bucket_of
-from torture import bucket, cluster, scenario, soak, topic
+from torture import bucket, cluster, scenario, shared, soak, topic
 from torture.follower_model import Content, FollowerModel
 from torture.soak import Sample, growth
 from torture.topic_model import TopicModel
@@ -61,6 +61,21 @@ async def test_twenty_topics_keep_their_promises_under_random_faults(seed: int) 
 @pytest.mark.parametrize("seed", range(1000, 1060, 12))
 async def test_twelve_buckets_keep_acknowledged_records(seed: int) -> None:
     await bucket.run_buckets(seed, 1800, Counter(), most=12)
+
+
+async def test_four_processes_that_share_a_topic_store_records_once() -> None:
+    tally: Counter[str] = Counter()
+    await shared.torture(1, 8, tally)
+    assert tally["records"] > 100
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(2, 6))
+async def test_four_processes_share_a_topic_for_minutes(seed: int) -> None:
+    tally: Counter[str] = Counter()
+    await shared.torture(seed, 180, tally)
+    assert tally["records"] > 1000
 
 
 @pytest.mark.nightly

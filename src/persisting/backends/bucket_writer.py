@@ -10,16 +10,19 @@ import pyarrow as pa
 
 from persisting.backends.fairness import FairYield, KeyedLocks
 from persisting.bucket.bucket import Bucket
-from persisting.bucket.chunk import Prepared, prepare, prepare_arrow
+from persisting.bucket.chunk import ROWS_AT_ONCE, Prepared, prepare, prepare_arrow, prepare_columns
 from persisting.bucket.producer_sequences import ProducerSequence, check_number, check_writer
 from persisting.bucket.put_cost import check_records, is_light
 from persisting.bucket.vector_fields import check_vectors
-from persisting.concurrency.loop_bridge import LoopWaiter, mailbox
+from persisting.concurrency.loop_bridge import LoopWaiter
 from persisting.concurrency.pool import in_thread
 from persisting.errors import SchemaError
 from persisting.records import RecordEncoder
+from persisting.records.record_columns import RecordColumns
 
 _FROZEN_PAUSE = 0.005
+_LIGHT_BYTES = 256 * 1024
+"""Columns that become records of another schema in about a millisecond."""
 
 Prepare = Callable[[RecordEncoder], Prepared]
 """Checks and converts the records of one put against a schema."""
@@ -42,21 +45,32 @@ class BucketWriter:
             await acknowledged
 
     async def store_once(
-        self, rows: list[dict[str, Any]] | pa.Table, writer: str, number: int
+        self, rows: list[dict[str, Any]] | pa.Table | RecordColumns, writer: str, number: int
     ) -> None:
         """Put rows unless the producer has stored this number, or a later one, before."""
         check_writer(writer)
         producer = writer, check_number(number)
-        convert, small = conversion(rows)
         # Hold the lock only until the put has its place in the log, so that the producer's next
         # put can share its sync.
         async with self._producer_locks.of(writer):
             if self._bucket.is_full:
                 await self.make_room()
-            acknowledged = await self._accept(convert, small=small, producer=producer)
+            acknowledged = self._enqueue_single(rows, producer)
+            if acknowledged is None:
+                convert, small = conversion(rows)
+                acknowledged = await self._accept(convert, small=small, producer=producer)
         if acknowledged is not None:
-            # A retry may wait for the same put: cancelling one must not cancel the other.
-            await asyncio.shield(acknowledged)
+            await acknowledged
+
+    def _enqueue_single(
+        self, rows: list[dict[str, Any]] | pa.Table | RecordColumns, producer: ProducerSequence
+    ) -> asyncio.Future[None] | None:
+        """Queue a single plain record for the log; None if this is another put, or none of a new
+        number."""
+        if not isinstance(rows, list) or len(rows) != 1 or self._bucket.group_commit is None:
+            return None
+        waiter = self._bucket.enqueue_row(rows[0], LoopWaiter, producer)
+        return None if waiter is None else waiter.future
 
     async def _accept(
         self, prepare: Prepare, *, small: bool, producer: ProducerSequence | None = None
@@ -86,11 +100,14 @@ class BucketWriter:
         await make_room(self._bucket)
 
 
-def conversion(rows: list[dict[str, Any]] | pa.Table) -> tuple[Prepare, bool]:
+def conversion(rows: list[dict[str, Any]] | pa.Table | RecordColumns) -> tuple[Prepare, bool]:
     """Return how to prepare these rows, and whether that is quick enough for an event loop."""
     if isinstance(rows, list):
         records = check_records(rows)
         return (lambda encoder: prepare(encoder, records)), is_light(records)
+    if isinstance(rows, RecordColumns):
+        small = len(rows) <= ROWS_AT_ONCE and rows.nbytes <= _LIGHT_BYTES
+        return (lambda encoder: prepare_columns(encoder, rows)), small
     return (lambda encoder: prepare_arrow(encoder, rows)), False
 
 
@@ -137,10 +154,8 @@ async def enqueued(
     group_commit.start()
     if put.waiter is waiter:
         return waiter.future
-    if put.is_for([bucket for bucket, _ in targets]) and isinstance(put.waiter, LoopWaiter):
-        if put.waiter.sink is mailbox():
-            return put.waiter.future
-    # Another loop or thread, or a put to other buckets, has the same number: wait for its outcome.
+    # A put of the same number is under way: wait for its outcome. Its future belongs to another
+    # caller, who may be cancelled.
     await asyncio.wrap_future(group_commit.drain())
     return False
 

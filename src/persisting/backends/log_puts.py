@@ -11,8 +11,9 @@ import pyarrow as pa
 from persisting.backends.bucket_writer import conversion, enqueued, make_room, prepared_for
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.producer_sequences import ProducerSequence
+from persisting.records.record_columns import RecordColumns
 
-Part: TypeAlias = "tuple[Bucket, list[dict[str, Any]] | pa.Table]"
+Part: TypeAlias = "tuple[Bucket, list[dict[str, Any]] | pa.Table | RecordColumns]"
 """Rows for one bucket."""
 
 
@@ -65,9 +66,11 @@ async def queue_for_log(
             return queued
 
 
-def _joined(parts: list[Any]) -> list[dict[str, Any]] | pa.Table:
+def _joined(parts: list[Any]) -> list[dict[str, Any]] | pa.Table | RecordColumns:
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0], list):
         return [record for rows in parts for record in rows]
+    if isinstance(parts[0], RecordColumns):
+        return RecordColumns.joined(parts)
     return pa.concat_tables(parts)

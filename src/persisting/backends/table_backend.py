@@ -29,6 +29,7 @@ from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.concurrency.loop_bridge import LoopWaiter
 from persisting.concurrency.pool import in_thread
 from persisting.options import BucketOptions, check_window
+from persisting.records.record_columns import RecordColumns
 from persisting.table.layout import EFFECTIVE
 from persisting.table.retention import Limits
 from persisting.table.versions import Version
@@ -97,7 +98,7 @@ class TableBackend(AsyncClosing):
         await self._writer.store(lambda encoder: prepare_arrow(encoder, data), small=False)
 
     async def put_once(
-        self, rows: list[dict[str, Any]] | pa.Table, writer: str, number: int
+        self, rows: list[dict[str, Any]] | pa.Table | RecordColumns, writer: str, number: int
     ) -> None:
         """Store rows unless the writer has stored this number, or a later one, before.
 

@@ -354,11 +354,17 @@ class Bucket:
         return True
 
     def enqueue_row(
-        self, record: Any, waiter: Callable[[], _W], *, start: bool = True
+        self,
+        record: Any,
+        waiter: Callable[[], _W],
+        producer: ProducerSequence | None = None,
+        *,
+        start: bool = True,
     ) -> _W | None:
         """Queue a plain record for the log and return its waiter; with ``start``, have it written.
 
-        None if it needs :func:`prepare` and :meth:`GroupCommit.enqueue`.
+        None if it needs :func:`prepare` and :meth:`GroupCommit.enqueue`, or if the producer's
+        number is queued or stored already.
         """
         assert self.group_commit is not None
         encoder = self.encoder
@@ -367,7 +373,7 @@ class Bucket:
             return None
         chunk = Chunk(encoder, rows=[copied[0]], nbytes=copied[1])
         caller = waiter()
-        if not self.group_commit.enqueue_row(self, chunk, caller):
+        if not self.group_commit.enqueue_row(self, chunk, caller, producer):
             return None
         if start:
             self.group_commit.start()

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from persisting.errors import SchemaError
 from persisting.records import RecordEncoder, arrow
 from persisting.records.evolution import integers_become_floats, is_float_list, is_vector
+from persisting.records.record_columns import RecordColumns
 
 ROWS_AT_ONCE = 1000
 """Rows converted in one step, which holds the interpreter for about a millisecond."""
@@ -290,6 +291,20 @@ def prepare_arrow(encoder: RecordEncoder, data: Any) -> Prepared:
         _large_int_fields(after, chunks),
         tuple(_loosened_arrow(encoder, after, table)),
     )
+
+
+def prepare_columns(encoder: RecordEncoder, columns: RecordColumns) -> Prepared:
+    """Check records that arrive as Arrow columns, or raise :class:`SchemaError`.
+
+    Columns of exactly the schema are what the records would be converted to.
+    """
+    batch, schema = columns.batch, encoder.schema
+    given = batch.schema
+    if not encoder.defined or given.names != schema.names or given.types != schema.types:
+        return prepare(encoder, columns.to_records())
+    batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    chunks = [Chunk(encoder, batch=part) for part in _parts(batch)]
+    return Prepared(encoder, encoder, _check_sizes(chunks), _large_int_fields(encoder, chunks))
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -110,14 +110,10 @@ class PendingPut:
     ) -> None:
         self.pieces, self.waiter, self.producer = pieces, waiter, producer
 
-    def is_for(self, buckets: Sequence[LoggedBucket]) -> bool:
-        """Whether these are the buckets that it stores records in."""
-        return _buckets_in([self]) == set(buckets)
-
     @property
     def is_row(self) -> bool:
         """Whether it is a plain row, which may share a frame with others."""
-        return len(self.pieces) == 1 and self.pieces[0].whole.is_open
+        return self.producer is None and len(self.pieces) == 1 and self.pieces[0].whole.is_open
 
 
 class _Entry:
@@ -257,13 +253,48 @@ class GroupCommit:
 
     # Queueing
 
-    def enqueue_row(self, bucket: LoggedBucket, chunk: Chunk, waiter: Waiter) -> bool:
-        """Queue a plain row; False if its schema is no longer the current one."""
-        put = PendingPut([Piece(chunk, [(bucket, chunk)])], waiter)
+    def enqueue_row(
+        self,
+        bucket: LoggedBucket,
+        chunk: Chunk,
+        waiter: Waiter,
+        producer: ProducerSequence | None = None,
+    ) -> bool:
+        """Queue a plain row; False if its schema is no longer the current one, or the producer's
+        number is queued or stored already."""
+        put = PendingPut([Piece(chunk, [(bucket, chunk)])], waiter, producer)
         with self._schema_state.lock:
             bucket.check_writable()
             if self._schema_state.encoder is not chunk.encoder or bucket.frozen:
                 return False
+            if producer is not None:
+                if bucket.find_producer(producer):
+                    return False
+                bucket.expect(producer, put)
+            self._queue.append(put)
+        return True
+
+    def enqueue_rows(
+        self,
+        sections: Sequence[tuple[LoggedBucket, Chunk]],
+        waiter: Waiter,
+        producer: ProducerSequence,
+    ) -> bool:
+        """Queue plain rows for several buckets as one numbered put: all of them or none.
+
+        False if their schema is no longer the current one, or a bucket has the number queued or
+        stored already.
+        """
+        put = PendingPut([Piece(sections[0][1], list(sections))], waiter, producer)
+        with self._schema_state.lock:
+            for bucket, chunk in sections:
+                bucket.check_writable()
+                if self._schema_state.encoder is not chunk.encoder or bucket.frozen:
+                    return False
+                if bucket.find_producer(producer):
+                    return False
+            for bucket, _ in sections:
+                bucket.expect(producer, put)
             self._queue.append(put)
         return True
 

@@ -5,9 +5,10 @@ several of them · ``service`` the requests one bucket answers · ``page_size`` 
 a page · ``staged_uploads`` puts of several messages · ``node`` a process that is nothing but a
 storage node.
 
-The calling side: ``open_remote`` opens writers and readers · ``client`` topics and buckets wherever
-they are, made of ``locator`` (who owns a bucket), ``put_pipeline`` (the order of puts, messages
-that share an owner), ``put_delivery`` (calls to owners, retries) and ``watcher`` (waiting).
+The calling side: ``open_remote`` opens writers and readers · ``cluster_topic`` topics on a cluster
+· ``client`` topics and buckets wherever they are, made of ``locator`` and ``node_locator`` (who
+owns a bucket), ``put_pipeline`` (the order of puts, messages that share an owner),
+``put_delivery`` (calls to owners, retries) and ``watcher`` (waiting).
 
 Between them: ``placement`` which node should own what · ``wire`` requests and replies as bytes ·
 ``transport`` what is needed of a network · ``pulsing_transport`` and ``actor`` the same by

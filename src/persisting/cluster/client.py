@@ -1,32 +1,28 @@
-"""The calling side: topics and buckets that live on the nodes of a cluster."""
+"""The calling side: topics and buckets wherever their owners are."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, suppress
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from persisting.bucket.snapshot import Page
 from persisting.cluster import wire
-from persisting.cluster.host import host_on
 from persisting.cluster.locator import LOST, OwnerLocator, Patience
-from persisting.cluster.placement import bucket_key
 from persisting.cluster.put_pipeline import PutPipeline
 from persisting.cluster.service import BucketService
-from persisting.cluster.transport import Transport
 from persisting.cluster.watcher import EndWatcher
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, InvalidArgument, OffsetOutOfRange
 from persisting.records import Rules
 from persisting.records.arrow import align, merge
+from persisting.records.python_rows import python_rows
 from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.configured import ConfiguredTopic
-from persisting.topic.spec import TopicConfig
 from persisting.topic.stream_position import StreamPosition
 from persisting.topic.table_calls import T, TableCall
 
@@ -34,51 +30,43 @@ _LARGEST_INT = (1 << 63) - 1
 
 
 class RemoteTopic(ConfiguredTopic):
-    """A topic whose buckets live on the nodes of a cluster."""
+    """A topic whose buckets have their owners elsewhere, or in this process."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        place: str,
-        storage_path: str | None,
-        config: TopicConfig,
-        home: str | None,
-    ) -> None:
-        """``home`` is the node that holds a topic in memory, which cannot move."""
-        self._transport, self._place, self._config, self._home = transport, place, config, home
-        self._storage_path = storage_path
+    def __init__(self, *, as_columns: bool = False) -> None:
+        """With ``as_columns``, owners take records as Arrow columns."""
         self._locators: dict[int, OwnerLocator] = {}
         self._clients: dict[int, RemoteBucketClient] = {}
-        self._puts = PutPipeline(self._locator)
+        self._puts = PutPipeline(self.locator, as_columns=as_columns)
 
-    @property
-    def config(self) -> TopicConfig:
-        return self._config
+    @abstractmethod
+    def _new_locator(self, bucket: int) -> OwnerLocator:
+        """Return the way to the owner of a bucket."""
 
-    @property
-    def folder(self) -> Path | None:
-        return None if self._home is not None else Path(self._place)
+    @abstractmethod
+    async def _put_here(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None
+    ) -> list[tuple[int, Rows]]:
+        """Store rows in buckets of this process; return those that were not stored, because their
+        buckets have moved."""
 
-    def _locator(self, bucket: int) -> OwnerLocator:
+    def locator(self, bucket: int) -> OwnerLocator:
+        """Return the way to the owner of a bucket."""
         if bucket not in self._locators:
-            opening = Request(
-                "open",
-                {
-                    "place": self._place,
-                    "storage_path": self._storage_path,
-                    "config": msgspec.to_builtins(self._config),
-                    "bucket": bucket,
-                },
-            )
-            key = bucket_key(self._place, bucket)
-            self._locators[bucket] = OwnerLocator(self._transport, key, opening, self._home)
+            self._locators[bucket] = self._new_locator(bucket)
         return self._locators[bucket]
+
+    def is_busy(self, bucket: int) -> bool:
+        """Whether puts to a bucket are under way."""
+        return self._puts.is_busy(bucket)
 
     def bucket(self, bucket: int) -> RemoteBucketClient:
         if bucket not in self._clients:
-            client = RemoteBucketClient(bucket, self._locator(bucket), self._puts)
+            client = RemoteBucketClient(bucket, self.locator(bucket), self._puts)
             self._clients[bucket] = client
         return self._clients[bucket]
+
+    def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
+        return self._puts.start_row(bucket, record)
 
     async def put_parts(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
@@ -124,13 +112,9 @@ class RemoteTopic(ConfiguredTopic):
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None
     ) -> None:
         """Store rows in buckets that this process owns."""
-        host = host_on(self._transport.node)
-        topic = host.topics.get(self._place) if host is not None else None
-        if topic is not None:
-            with suppress(BucketClosed):  # the topic is being closed; nothing was stored
-                if not await topic.put_parts(parts, sequence):
-                    return
-        await self._start(parts, sequence)  # a bucket has just moved; nothing was stored
+        left = await self._put_here(parts, sequence)
+        if left:
+            await self._start(left, sequence)
 
     async def close(self) -> None:
         """Finish the puts that are under way; the buckets stay with their owners."""
@@ -143,7 +127,7 @@ class RemoteTopic(ConfiguredTopic):
 
 
 class RemoteBucketClient:
-    """A bucket of a cluster, reached directly while this process owns it."""
+    """A bucket of any owner, reached directly while this process owns it."""
 
     def __init__(self, bucket: int, locator: OwnerLocator, puts: PutPipeline) -> None:
         """``puts`` is shared by all buckets of the topic."""
@@ -310,7 +294,7 @@ def _page_of(reply: Reply) -> Page:
 
 
 def _as_records(rows: Any) -> list[dict[str, Any]]:
-    return rows if isinstance(rows, list) else rows.to_pylist()
+    return rows if isinstance(rows, list) else python_rows(rows)
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

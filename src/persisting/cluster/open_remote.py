@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from persisting import fs as filesystem
-from persisting.cluster.client import RemoteTopic
+from persisting.cluster.cluster_topic import ClusterTopic
 from persisting.cluster.host import host_on, serve
 from persisting.cluster.placement import ranked
 from persisting.cluster.pulsing_transport import PulsingTransport
@@ -39,7 +39,7 @@ async def open_remote_writer(
         if folder is None:
             topic = await _in_memory(transport, wanted)
         else:
-            topic = RemoteTopic(transport, str(folder), str(folder.parent), config, None)
+            topic = ClusterTopic(transport, str(folder), str(folder.parent), config, None)
             if changed:
                 await topic.reopen()
     return QueueWriter(topic, writer_id=writer_id)
@@ -47,7 +47,7 @@ async def open_remote_writer(
 
 async def _already_open(
     transport: Transport, wanted: TopicSpec, storage_path: Any
-) -> RemoteTopic | None:
+) -> ClusterTopic | None:
     """Return the open topic that is meant when no storage_path is given, or one in memory."""
     if wanted.backend == "memory":
         candidates = [t for t in await _open_topics(transport, wanted.topic) if _in_ram(t)]
@@ -95,7 +95,7 @@ async def _ready(system: Any, wanted: TopicSpec, cls: type | None) -> Transport:
     return transport
 
 
-async def _find(transport: Transport, wanted: TopicSpec, storage_path: Any) -> RemoteTopic:
+async def _find(transport: Transport, wanted: TopicSpec, storage_path: Any) -> ClusterTopic:
     """Return a topic that is open on the cluster, or the one on disk."""
     if storage_path is None:
         candidates = await _open_topics(transport, wanted.topic)
@@ -112,24 +112,24 @@ async def _find(transport: Transport, wanted: TopicSpec, storage_path: Any) -> R
             "pass wait_for_topic=True"
         )
     place = folder.resolve()
-    return RemoteTopic(transport, str(place), str(place.parent), wanted.applied_to(config), None)
+    return ClusterTopic(transport, str(place), str(place.parent), wanted.applied_to(config), None)
 
 
-def _remote(transport: Transport, wanted: TopicSpec, known: dict[str, Any]) -> RemoteTopic:
+def _remote(transport: Transport, wanted: TopicSpec, known: dict[str, Any]) -> ClusterTopic:
     """Return the topic that a host described."""
     config = wanted.applied_to(msgspec.convert(known["config"], TopicConfig))
     place = known["place"]
     if _in_ram(known):
-        return RemoteTopic(transport, place, None, config, known["node"])
-    return RemoteTopic(transport, place, place.rsplit("/", 1)[0], config, None)
+        return ClusterTopic(transport, place, None, config, known["node"])
+    return ClusterTopic(transport, place, place.rsplit("/", 1)[0], config, None)
 
 
-async def _in_memory(transport: Transport, wanted: TopicSpec) -> RemoteTopic:
+async def _in_memory(transport: Transport, wanted: TopicSpec) -> ClusterTopic:
     """Create a topic in the memory of a node."""
     place = str(TopicAddress.in_memory(wanted.topic))
     here = host_on(transport.node)
     hosts = await transport.hosts() or ([here.node] if here is not None else [])
-    topic = RemoteTopic(transport, place, None, wanted.new(), ranked(place, hosts)[0])
+    topic = ClusterTopic(transport, place, None, wanted.new(), ranked(place, hosts)[0])
     await topic.bucket(0).stats()
     return topic
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from persisting.cluster.service import BucketService
 from persisting.errors import BucketLocked
 from persisting.topic.bucket_client import ProducerSequence, Rows
-from persisting.topic.local import LocalHandle
+from persisting.topic.local import BucketsTaken, LocalHandle
 
 
 class OwnedTopic:
@@ -22,7 +22,8 @@ class OwnedTopic:
     ) -> list[int]:
         """Store rows in several buckets and return an empty list.
 
-        If some of the buckets are not on this node, return those instead; nothing is stored then.
+        If some of the buckets are not on this node, return those instead: nothing is stored in
+        them. Without a log the other buckets may have stored their parts.
         """
         services = {bucket: self.services.get(bucket) for bucket, _ in parts}
         missing = [b for b, service in services.items() if service is None or service.closed]
@@ -34,6 +35,10 @@ class OwnedTopic:
                 keeping_open.enter_context(service.kept_open())
             try:
                 await self.handle.put_parts(parts, sequence)
+            except BucketsTaken as exc:
+                for bucket in (taken := [bucket for bucket, _ in exc.left]):
+                    await services[bucket].is_still_here()  # type: ignore[union-attr]
+                return taken
             except BucketLocked:
                 # One was closed to be reopened with new options, and another node took its lock.
                 taken = [b for b, s in services.items() if s and not await s.is_still_here()]

@@ -10,7 +10,7 @@ PAGE_BYTES = wire.MESSAGE_BYTES // 2
 PAGE_ROWS = 8192
 """A page holds no more rows than this, however small they are."""
 
-READ_ROWS = 4096
+READ_ROWS = 8192
 """A single read asks for no more rows than this. Half as many would make streams of rows of some
 500 bytes much slower: every read of a table has a fixed cost."""
 

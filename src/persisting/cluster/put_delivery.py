@@ -31,6 +31,8 @@ class PackedRows(NamedTuple):
 
     pieces: list[bytes]
     is_arrow: bool
+    schema: bytes | None = None
+    """The schema of records that are sent as columns; :func:`wire.pack_columns`."""
 
 
 class Outcome(NamedTuple):
@@ -165,6 +167,9 @@ class PutDelivery:
         *before, last = wire.in_messages(pieces)
         for _ in range(_UPLOAD_ATTEMPTS):
             args: dict[str, Any] = {"mark": list(sequence)}
+            schema = next(iter(rows.values())).schema
+            if schema is not None:
+                args["columns"] = schema
             if before:
                 upload = uuid.uuid4().hex
                 for number, message in enumerate(before):

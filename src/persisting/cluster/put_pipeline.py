@@ -17,6 +17,7 @@ import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import aclosing
+from typing import Any
 
 from persisting.bucket.chunk import ROWS_AT_ONCE
 from persisting.bucket.producer_sequences import ANONYMOUS
@@ -34,17 +35,22 @@ _SHARED_BYTES = 256 * 1024
 """The most that several puts share a message for. Larger ones go out one by one: the owner stores
 one while the next is still being packed."""
 
+_NUMBERS = frozenset({int, float, bool, type(None)})
+_ROW_BYTES = 32
+_SMALL_BYTES = 64 * 1024
+"""Records up to this size are packed in the event loop without further thought."""
+
 
 class _WaitingPut:
     """A put until all its buckets have answered. Packing many rows takes a while."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, as_columns: bool) -> None:
         self.packed: dict[int, PackedRows] | None = None
         self.packing: asyncio.Task[dict[int, PackedRows]] | None = None
         if _are_light(parts):
-            self.packed = _pack(parts)
+            self.packed = _pack(parts, as_columns)
         else:
-            self.packing = asyncio.ensure_future(asyncio.to_thread(_pack, parts))
+            self.packing = asyncio.ensure_future(asyncio.to_thread(_pack, parts, as_columns))
         self.acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unfinished = {bucket for bucket, _ in parts}
         self._failure: BaseException | None = None
@@ -76,10 +82,37 @@ class _WaitingPut:
         return True
 
 
+class _RowPut:
+    """A put of one plain record, which is packed together with those that are sent with it."""
+
+    __slots__ = ("_ended", "acknowledged", "record", "size")
+
+    def __init__(self, record: dict[str, Any], size: int) -> None:
+        self.record, self.size = record, size
+        self.acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended = False
+
+    def finish(self, bucket: int, failure: BaseException | None) -> bool:
+        """Note the end; return False if it was noted before."""
+        if self._ended:
+            return False
+        self._ended = True
+        if not self.acknowledged.done():
+            if failure is None:
+                self.acknowledged.set_result(None)
+            else:
+                self.acknowledged.set_exception(failure)
+        return True
+
+
 class _Job:
     """The parts of a put that are in one queue."""
 
-    def __init__(self, put: _WaitingPut, buckets: list[int], group: object = None) -> None:
+    __slots__ = ("buckets", "group", "put")
+
+    def __init__(
+        self, put: _WaitingPut | _RowPut, buckets: list[int], group: object = None
+    ) -> None:
         """Only jobs of the same group share a message."""
         self.put, self.buckets, self.group = put, buckets, group
 
@@ -90,15 +123,30 @@ class _Message:
     def __init__(self, jobs: list[_Job], sequence: ProducerSequence, patience: Patience) -> None:
         self.jobs, self.sequence, self.patience = jobs, sequence, patience
         self.rows: dict[int, PackedRows] = {}
+        records: dict[int, list[dict[str, Any]]] = {}
+        """By bucket, single records that are not packed yet."""
         for job in jobs:
-            packed = job.put.packed
-            assert packed is not None
+            put = job.put
+            if isinstance(put, _RowPut):
+                for bucket in job.buckets:
+                    records.setdefault(bucket, []).append(put.record)
+                continue
+            assert put.packed is not None
             for bucket in job.buckets:
-                if bucket in self.rows:
-                    self.rows[bucket].pieces.extend(packed[bucket].pieces)
-                else:
-                    pieces, is_arrow = packed[bucket]
-                    self.rows[bucket] = PackedRows(list(pieces), is_arrow)
+                self._pack(bucket, records.pop(bucket, None))
+                self._add(bucket, put.packed[bucket])
+        for bucket, waiting in records.items():
+            self._pack(bucket, waiting)
+
+    def _pack(self, bucket: int, records: list[dict[str, Any]] | None) -> None:
+        if records:
+            self._add(bucket, PackedRows(*wire.pack_parts(records)))
+
+    def _add(self, bucket: int, packed: PackedRows) -> None:
+        if bucket in self.rows:
+            self.rows[bucket].pieces.extend(packed.pieces)
+        else:
+            self.rows[bucket] = packed._replace(pieces=list(packed.pieces))
 
     def jobs_of(self, buckets: Collection[int]) -> list[_Job]:
         """Return the jobs as far as they go to some buckets."""
@@ -122,8 +170,11 @@ class PutPipeline:
     Puts that wait at the same time for buckets of one owner go out as one message.
     """
 
-    def __init__(self, locator_of: Callable[[int], OwnerLocator]) -> None:
-        self._locator_of = locator_of
+    def __init__(
+        self, locator_of: Callable[[int], OwnerLocator], *, as_columns: bool = False
+    ) -> None:
+        """With ``as_columns``, owners take records as Arrow columns."""
+        self._locator_of, self._as_columns = locator_of, as_columns
         self._delivery = PutDelivery(locator_of)
         self._producer = ANONYMOUS + uuid.uuid4().hex
         self._number = -1
@@ -142,7 +193,7 @@ class PutPipeline:
 
     def start(self, parts: Parts) -> asyncio.Future[None]:
         """Queue a put after those of earlier calls; the future ends when it is acknowledged."""
-        put = _WaitingPut(parts)
+        put = _WaitingPut(parts, self._as_columns)
         unlocated = _Queue(None)
         jobs: dict[_Queue, list[int]] = {}
         for bucket, _ in parts:
@@ -156,9 +207,30 @@ class PutPipeline:
             self._wake(queue)
         return put.acknowledged
 
+    def start_row(self, bucket: int, record: dict[str, Any]) -> asyncio.Future[None] | None:
+        """As :meth:`start`, for a plain record of a bucket whose owner is known; None otherwise."""
+        size = _plain_size(record)
+        if size is None:
+            return None
+        if self._started[bucket] == self._finished[bucket]:
+            node = self._locator_of(bucket).remote_node
+            if node is None:
+                return None
+            queue = self._queue_of[bucket] = self._queue_at(node)
+        else:
+            queue = self._queue_of[bucket]
+        put = _RowPut(dict(record), size)
+        self._started[bucket] += 1
+        queue.jobs.append(_Job(put, [bucket]))
+        self._wake(queue)
+        return put.acknowledged
+
     async def put_sequenced(self, parts: Parts, sequence: ProducerSequence) -> None:
         """Store rows under a producer's own sequence; the caller keeps these puts in order."""
-        rows = _pack(parts) if _are_light(parts) else await asyncio.to_thread(_pack, parts)
+        if _are_light(parts):
+            rows = _pack(parts, self._as_columns)
+        else:
+            rows = await asyncio.to_thread(_pack, parts, self._as_columns)
         failure: Exception | None = None
         delivery = self._delivery.everywhere(rows, sequence, Patience())
         async with aclosing(delivery) as outcomes:
@@ -211,25 +283,38 @@ class PutPipeline:
     async def _compose(self, queue: _Queue) -> _Message | None:
         """Take the next puts from a queue as one message; None if the first cannot be packed."""
         first = queue.jobs[0]
-        try:
-            packed = await first.put.wait_packed()
-        except Exception as exc:
-            queue.jobs.popleft()
-            self._finish(first, first.buckets, exc)
-            return None
+        if isinstance(first.put, _WaitingPut):
+            try:
+                await first.put.wait_packed()
+            except Exception as exc:
+                queue.jobs.popleft()
+                self._finish(first, first.buckets, exc)
+                return None
         jobs = [queue.jobs.popleft()]
-        if not _has_arrow(packed, first.buckets):
-            size = _size(packed, first.buckets)
-            while queue.jobs and queue.jobs[0].group is first.group:
-                packed_next = queue.jobs[0].put.packed_so_far()
-                if packed_next is None or _has_arrow(packed_next, queue.jobs[0].buckets):
-                    break
-                size += _size(packed_next, queue.jobs[0].buckets)
-                if size > _SHARED_BYTES:
-                    break
-                jobs.append(queue.jobs.popleft())
+        size = _shared_size(first)
+        while size is not None and queue.jobs and queue.jobs[0].group is first.group:
+            further = _shared_size(queue.jobs[0])
+            if further is None or size + further > _SHARED_BYTES:
+                break
+            size += further
+            jobs.append(queue.jobs.popleft())
         self._number += 1
-        return _Message(jobs, (self._producer, self._number), Patience())
+        sequence = self._producer, self._number
+        try:
+            return _Message(jobs, sequence, Patience())
+        except SchemaError:
+            sendable = [job for job in jobs if self._can_pack(job)]
+            return _Message(sendable, sequence, Patience()) if sendable else None
+
+    def _can_pack(self, job: _Job) -> bool:
+        """Whether a record can be sent; otherwise its put fails."""
+        if isinstance(job.put, _RowPut):
+            try:
+                wire.pack_records([job.put.record])
+            except SchemaError as exc:
+                self._finish(job, job.buckets, exc)
+                return False
+        return True
 
     async def _send_to_owner(self, queue: _Queue, message: _Message, node: str) -> None:
         try:
@@ -330,19 +415,43 @@ def _halved(jobs: list[_Job]) -> list[_Job]:
 
 def _are_light(parts: Parts) -> bool:
     """Whether packing takes a millisecond at most."""
-    rows = [part for _, part in parts]
-    if not all(isinstance(part, list) for part in rows):
+    rows = [part for _, part in parts if isinstance(part, list)]
+    if len(rows) < len(parts) or sum(map(len, rows)) > ROWS_AT_ONCE:
         return False
-    return sum(map(len, rows)) <= ROWS_AT_ONCE and all(map(is_light, rows))
+    return all(map(is_light, rows))
 
 
-def _pack(parts: Parts) -> dict[int, PackedRows]:
-    return {bucket: PackedRows(*wire.pack_parts(rows)) for bucket, rows in parts}
+def _pack(parts: Parts, as_columns: bool) -> dict[int, PackedRows]:
+    columns = wire.pack_columns([rows for _, rows in parts]) if as_columns else None
+    if columns is None:
+        return {bucket: PackedRows(*wire.pack_parts(rows)) for bucket, rows in parts}
+    schema, packed = columns
+    return {
+        bucket: PackedRows(pieces, is_arrow=False, schema=schema)
+        for (bucket, _), pieces in zip(parts, packed, strict=True)
+    }
 
 
-def _size(packed: dict[int, PackedRows], buckets: list[int]) -> int:
-    return sum(len(piece) for bucket in buckets for piece in packed[bucket].pieces)
+def _shared_size(job: _Job) -> int | None:
+    """Return the bytes of a job that can share a message; None if it has columns, or is not packed
+    yet."""
+    if isinstance(job.put, _RowPut):
+        return job.put.size
+    packed = job.put.packed_so_far()
+    if packed is None or any(packed[b].is_arrow or packed[b].schema for b in job.buckets):
+        return None
+    return sum(len(piece) for bucket in job.buckets for piece in packed[bucket].pieces)
 
 
-def _has_arrow(packed: dict[int, PackedRows], buckets: list[int]) -> bool:
-    return any(packed[bucket].is_arrow for bucket in buckets)
+def _plain_size(record: Any) -> int | None:
+    """Return the rough size of a small record of plain values; None for any other."""
+    if type(record) is not dict:
+        return None
+    size = _ROW_BYTES + 16 * len(record)
+    for value in record.values():
+        kind = type(value)
+        if kind is str or kind is bytes:
+            size += len(value)
+        elif kind not in _NUMBERS:
+            return None
+    return size if size <= _SMALL_BYTES else None

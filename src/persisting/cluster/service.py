@@ -143,12 +143,13 @@ class BucketService:
         mark: list[Any],
         upload: str | None = None,
         staged: int = 0,
+        columns: bytes | None = None,
     ) -> str:
         """Store rows; answer "resend" if messages that were sent before are missing."""
         pieces = self._with_staged(parts, upload, staged)
         if pieces is None:
             return "resend"
-        ((_, rows),) = await _unpacked(pieces, [(self.bucket, len(pieces), arrow)])
+        ((_, rows),) = await _unpacked(pieces, [(self.bucket, len(pieces), arrow)], columns)
         await self.client.put(rows, (mark[0], mark[1]))
         return "stored"
 
@@ -160,18 +161,20 @@ class BucketService:
         buckets: list[tuple[int, int, bool]],
         upload: str | None = None,
         staged: int = 0,
+        columns: bytes | None = None,
     ) -> str | dict[str, list[int]]:
         """Store rows in several buckets of the topic.
 
         ``buckets`` has, for each, its number, the count of its pieces, and whether these are
-        Arrow. If buckets are not on this node, answer which; nothing is stored then.
+        Arrow. ``columns`` is the schema of records that are sent as columns. If buckets are not on
+        this node, answer which; nothing is stored then.
         """
         if self._put_parts is None:
             raise wire.unknown_request("put_parts")
         pieces = self._with_staged(parts, upload, staged)
         if pieces is None:
             return "resend"
-        rows = await _unpacked(pieces, buckets)
+        rows = await _unpacked(pieces, buckets, columns)
         missing = await self._put_parts(rows, (mark[0], mark[1]))
         return {"missing": missing} if missing else "stored"
 
@@ -335,16 +338,23 @@ class BucketService:
 
 
 async def _unpacked(
-    pieces: list[bytes], buckets: list[tuple[int, int, bool]]
+    pieces: list[bytes], buckets: list[tuple[int, int, bool]], columns: bytes | None
 ) -> list[tuple[int, Rows]]:
     """Return the rows of each bucket; much work goes to a thread."""
     if sum(map(len, pieces)) > wire.MESSAGE_BYTES:
-        return await asyncio.to_thread(_divided, pieces, buckets)
-    return _divided(pieces, buckets)
+        return await asyncio.to_thread(_divided, pieces, buckets, columns)
+    return _divided(pieces, buckets, columns)
 
 
-def _divided(pieces: list[bytes], buckets: list[tuple[int, int, bool]]) -> list[tuple[int, Rows]]:
+def _divided(
+    pieces: list[bytes], buckets: list[tuple[int, int, bool]], columns: bytes | None
+) -> list[tuple[int, Rows]]:
     left = iter(pieces)
+    if columns is not None:
+        return [
+            (bucket, wire.unpack_columns(list(islice(left, count)), columns))
+            for bucket, count, _ in buckets
+        ]
     return [
         (bucket, wire.unpack_parts(list(islice(left, count)), is_arrow))
         for bucket, count, is_arrow in buckets

@@ -32,6 +32,7 @@ async def write_queue(
     *,
     writer_id: str | None = None,
     durable: bool = False,
+    local_socket: bool = True,
 ) -> QueueWriter:
     """Open a topic for writing; a topic that does not exist is created.
 
@@ -63,6 +64,10 @@ async def write_queue(
         Store the topic so that every acknowledged record survives power loss: the backend
         "persisting", with a log that is synced before each acknowledgement. An existing topic
         becomes durable for new records; arguments that contradict it raise.
+    local_socket : bool, optional
+        Share the topic with other processes of this user on this machine: reach the buckets that
+        they own, and let them reach those of this process. False: a bucket of another process
+        raises ``BucketLocked``.
     """
     system, topic = _system_and_topic(system, topic)
     check_writer_id(writer_id)
@@ -81,6 +86,10 @@ async def write_queue(
         from persisting.cluster.open_remote import open_remote_writer
 
         writer = await open_remote_writer(system, wanted, cls, storage_path, writer_id)
+    elif local_socket:
+        from persisting.local_socket.open_shared import open_shared_writer
+
+        writer = await open_shared_writer(wanted, cls, storage_path, writer_id)
     else:
         writer = await open_local_writer(wanted, cls, storage_path, writer_id)
     if storage_path is not None and in_memory_by_default and writer.folder is None:
@@ -111,6 +120,7 @@ async def read_queue(
     auto_commit: bool = False,
     wait_for_topic: bool | float = False,
     enable_metrics: bool = False,
+    local_socket: bool = True,
 ) -> QueueReader:
     """Open a topic for reading.
 
@@ -133,6 +143,9 @@ async def read_queue(
         Wait until the topic exists, or that many seconds, instead of raising.
     enable_metrics : bool, optional
         In a group: export its lag as a Prometheus metric at every commit.
+    local_socket : bool, optional
+        Read through the process that owns a bucket, if there is one on this machine. False: read
+        the files only.
     """
     system, topic = _system_and_topic(system, topic)
     wanted, cls = topic_spec(
@@ -144,6 +157,10 @@ async def read_queue(
         from persisting.cluster.open_remote import open_remote_reader
 
         return await open_remote_reader(system, wanted, cls, storage_path, options)
+    if local_socket:
+        from persisting.local_socket.open_shared import open_shared_reader
+
+        return await open_shared_reader(wanted, cls, storage_path, options)
     return await open_local_reader(wanted, cls, storage_path, options)
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.snapshot import Page
 from persisting.errors import StorageError
+from persisting.records.record_columns import RecordColumns
 from persisting.topic.table_calls import MakeDurable, T, TableCall
 
 _BLOCK_ROWS = 1000
@@ -51,7 +52,7 @@ class AdaptedBackend:
             await self.put_batch(data.to_pylist())
 
     async def put_once(
-        self, rows: list[dict[str, Any]] | pa.Table, writer: str, number: int
+        self, rows: list[dict[str, Any]] | pa.Table | RecordColumns, writer: str, number: int
     ) -> None:
         """Store rows unless the writer has stored this number, or a later one, before.
 
@@ -167,9 +168,11 @@ async def run_table_call(backend: TableBackend | AdaptedBackend, call: TableCall
 
 
 async def put_rows(
-    backend: TableBackend | AdaptedBackend, rows: list[dict[str, Any]] | pa.Table
+    backend: TableBackend | AdaptedBackend, rows: list[dict[str, Any]] | pa.Table | RecordColumns
 ) -> None:
     """Store rows, all or none, with the put that suits them."""
+    if isinstance(rows, RecordColumns):
+        rows = rows.to_records()
     if not isinstance(rows, list):
         await backend.put_arrow(rows)
     elif len(rows) == 1:

@@ -12,9 +12,10 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from persisting.bucket.snapshot import Page
+from persisting.records.record_columns import RecordColumns
 from persisting.topic.table_calls import T, TableCall
 
-Rows: TypeAlias = "list[dict[str, Any]] | pa.Table"
+Rows: TypeAlias = "list[dict[str, Any]] | pa.Table | RecordColumns"
 ProducerSequence: TypeAlias = "tuple[str, int]"
 """A writer's id and the number of a put; a bucket stores each at most once."""
 

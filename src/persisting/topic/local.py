@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from persisting import fs as filesystem
 from persisting.backends.fairness import KeyedLocks
@@ -23,9 +23,9 @@ from persisting.bucket.shared_schema import SharedSchema
 from persisting.bucket.snapshot import Page
 from persisting.concurrency.loop_bridge import LoopWaiter, ThreadWaiter
 from persisting.concurrency.pool import in_thread, in_thread_or_undo
-from persisting.errors import BucketClosed, InvalidArgument, SchemaError, StorageError
+from persisting.errors import BucketClosed, BucketLocked, InvalidArgument, SchemaError, StorageError
 from persisting.fs import FileSystem
-from persisting.lock import file_lock
+from persisting.lock import file_lock, noting
 from persisting.records import EMPTY, Rules
 from persisting.records.arrow import check_defaults
 from persisting.topic import spec as topics
@@ -38,7 +38,6 @@ from persisting.topic.backend_adapter import (
     run_table_call,
 )
 from persisting.topic.bucket_client import ProducerSequence, Rows
-from persisting.topic.bucket_set import all_results
 from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.groups import FOLDER as GROUPS_FOLDER
 from persisting.topic.registry import get_backend_class
@@ -50,6 +49,30 @@ _T = TypeVar("_T")
 _PAUSE_SECONDS = 0.01
 
 
+class BucketsTaken(BucketLocked):
+    """Other processes own some buckets of a put; the parts for all others are stored."""
+
+    def __init__(self, left: list[tuple[int, Rows]], first: BucketLocked) -> None:
+        super().__init__(first.summary, first.owner, hint=first.hint)
+        self.left = left
+
+
+class Listener(Protocol):
+    """Answers other processes about the buckets of a topic that this process owns."""
+
+    def start(self) -> str | None:
+        """Listen, and return the address that the locks note; may be called again. Blocking."""
+
+    async def refuse(self) -> None:
+        """Answer no more calls about buckets; return when none is under way."""
+
+    async def stop(self) -> None:
+        """Stop listening and end all connections."""
+
+
+Listening: TypeAlias = "Callable[[LocalTopic], Listener]"
+
+
 class LocalTopic:
     """An open topic that this process owns; each bucket is opened when it is first used."""
 
@@ -57,6 +80,11 @@ class LocalTopic:
         self.address, self.config, self.backend_class = address, config, cls
         self.handles = 0
         self.closed = False
+        self.listener: Listener | None = None
+        self.listening_at: str | None = None
+        """The address that the locks of the buckets note."""
+        self.opening: int | None = None
+        """The bucket that is being opened."""
         self._reconfiguring = 0
         self._backends: dict[int, BucketBackend] = {}
         self._log: OwnerLog | None = None
@@ -78,6 +106,16 @@ class LocalTopic:
             return backend
         return await in_thread(self._open, bucket)
 
+    @property
+    def has_locks(self) -> bool:
+        """Whether the buckets have locks, which say who owns them."""
+        return self.folder is not None and issubclass(self.backend_class, TableBackend)
+
+    @property
+    def buckets_open(self) -> list[int]:
+        """The buckets that this process owns now."""
+        return sorted(self._backends)
+
     def open_backend(self, bucket: int) -> BucketBackend | None:
         """Return the bucket's backend if it is open and stays so."""
         return None if self._reconfiguring else self._backends.get(bucket)
@@ -87,7 +125,14 @@ class LocalTopic:
             if self.closed:
                 raise BucketClosed(f"topic {self.config.topic!r} was closed; open it again")
             if bucket not in self._backends:
-                self._backends[bucket] = self._build(bucket)
+                if self.listener is not None:
+                    self.listening_at = self.listener.start()
+                self.opening = bucket
+                try:
+                    with noting(**({"socket": self.listening_at} if self.listening_at else {})):
+                        self._backends[bucket] = self._build(bucket)
+                finally:
+                    self.opening = None
             return self._backends[bucket]
 
     def _build(self, bucket: int) -> BucketBackend:
@@ -133,7 +178,7 @@ class LocalTopic:
         while True:
             backends = [await self.backend(bucket) for bucket, _ in parts]
             tables = [backend.bucket for backend in backends if isinstance(backend, TableBackend)]
-            kinds = {isinstance(rows, list) for _, rows in parts}
+            kinds = {type(rows) for _, rows in parts}
             if len(tables) < len(backends) or len(kinds) > 1:
                 break
             try:
@@ -152,7 +197,15 @@ class LocalTopic:
                 await asyncio.sleep(_PAUSE_SECONDS)
         # Each part waits by itself for a bucket that is being reopened: repeating all of them would
         # store some twice.
-        await all_results([LocalBucketClient(self, b).put(rows, sequence) for b, rows in parts])
+        puts = [LocalBucketClient(self, b).put(rows, sequence) for b, rows in parts]
+        results = await asyncio.gather(*puts, return_exceptions=True)
+        locked = [result for result in results if isinstance(result, BucketLocked)]
+        for result in results:
+            if isinstance(result, BaseException) and result not in locked:
+                raise result
+        if locked:
+            left = [part for part, r in zip(parts, results, strict=True) if r in locked]
+            raise BucketsTaken(left, locked[0])
 
     async def _close_stale(self, parts: list[tuple[int, Rows]], tables: list[Bucket]) -> None:
         """Close buckets that are not in this topic's log: a change of options could not close them.
@@ -197,12 +250,17 @@ class LocalTopic:
         with self._guard:
             self.closed = True
         try:
+            if self.listener is not None:
+                await self.listener.refuse()
             await self.close_buckets()
         except BaseException:
             with self._guard:
                 self.closed = False
             raise
         await in_thread(self._retire_log)
+        if self.listener is not None:
+            # Until here others heard that this process is alive and about to release the locks.
+            await self.listener.stop()
 
     async def close_bucket(self, bucket: int) -> None:
         """Flush and close one bucket; the next use opens it again."""
@@ -257,6 +315,10 @@ class LocalHandle(ConfiguredTopic):
     def __init__(self, topic: LocalTopic) -> None:
         self._topic = topic
         self._clients: dict[int, LocalBucketClient] = {}
+
+    @property
+    def topic(self) -> LocalTopic:
+        return self._topic
 
     @property
     def folder(self) -> Path | None:
@@ -435,13 +497,19 @@ class LocalBucketClient:
 
 
 async def open_for_writing(
-    spec: TopicSpec, storage_path: Any, backend_class: type | None
+    spec: TopicSpec,
+    storage_path: Any,
+    backend_class: type | None,
+    listening: Listening | None = None,
 ) -> LocalHandle:
-    """Return a handle on a topic of this process; a topic that does not exist is created."""
+    """Return a handle on a topic of this process; a topic that does not exist is created.
+
+    ``listening`` creates the listener of a topic whose buckets have locks, if it has none yet.
+    """
     spec.check()
     while True:
         opened = await in_thread_or_undo(
-            _undo_open, _open_handle, spec, storage_path, backend_class
+            _undo_open, _open_handle, spec, storage_path, backend_class, listening
         )
         if opened is not None:
             break
@@ -512,7 +580,10 @@ def _check_defaults(folder: Path, spec: TopicSpec, fs: FileSystem) -> None:
 
 
 def _open_handle(
-    spec: TopicSpec, storage_path: Any, backend_class: type | None
+    spec: TopicSpec,
+    storage_path: Any,
+    backend_class: type | None,
+    listening: Listening | None,
 ) -> tuple[LocalHandle, TopicConfig, type] | None:
     """Find or create the topic, on disk and in this process; None while it is being closed."""
     with _opening_guard:
@@ -525,7 +596,10 @@ def _open_handle(
             if topic is not None and topic.handles == 0:
                 return None
             if topic is None:
-                topic = _live[address] = LocalTopic(address, config, cls)
+                topic = LocalTopic(address, config, cls)
+                if listening is not None and topic.has_locks:
+                    topic.listener = listening(topic)
+                _live[address] = topic
             elif folder is None:
                 config = spec.applied_to(topic.config)
                 cls = topic.backend_class
@@ -564,6 +638,17 @@ def live_topic(folder: Path) -> LocalTopic | None:
     address = TopicAddress.in_folder(folder)
     with _live_guard:
         return _live.get(address)
+
+
+def live_bucket(folder: Path, bucket: int) -> LocalTopic | None:
+    """Return the topic in ``folder`` if it is open in this process and a reader may use the bucket.
+
+    If other processes share the topic, reading must not open a bucket here.
+    """
+    live = live_topic(folder)
+    if live is None or live.listener is None or live.open_backend(bucket) is not None:
+        return live
+    return None
 
 
 def hold_live(topic: LocalTopic) -> LocalHandle | None:

@@ -93,7 +93,9 @@ async def open_local_reader(
 ) -> QueueReader:
     """Return a reader of a topic of this process, or of a topic on disk."""
     deadline = deadline_of(options.wait_for_topic)
-    topic = await when_found(lambda: _find(wanted, cls, storage_path), deadline, _WAIT_STEP_SECONDS)
+    topic = await when_found(
+        lambda: find_topic(wanted, cls, storage_path), deadline, _WAIT_STEP_SECONDS
+    )
     return await open_reader(topic, options)
 
 
@@ -233,7 +235,7 @@ def _whole_number(name: str, value: Any) -> int | None:
         raise InvalidArgument(f"{name} must be a whole number, got {value!r}") from None
 
 
-async def _find(wanted: TopicSpec, cls: type | None, storage_path: Any) -> Topic:
+async def find_topic(wanted: TopicSpec, cls: type | None, storage_path: Any) -> Topic:
     """Return the topic that is open in this process, else the one on disk."""
     if storage_path is None:
         live = live_topics(wanted.topic)

@@ -23,7 +23,7 @@ from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketClosed, BucketLocked, StorageError, TableError
 from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.configured import ConfiguredTopic
-from persisting.topic.local import LocalBucketClient, live_topic
+from persisting.topic.local import LocalBucketClient, live_bucket
 from persisting.topic.ownership import open_owner, recover, recover_own_log
 from persisting.topic.spec import TopicConfig, bucket_folder
 from persisting.topic.stream_position import StreamPosition
@@ -70,7 +70,7 @@ class ReadonlyBucketClient:
 
     async def _source(self) -> LocalBucketClient | TableBackend | None:
         """Return the live bucket, else a reader of the table, None while neither exists."""
-        live = live_topic(self._topic_folder)
+        live = live_bucket(self._topic_folder, self._bucket)
         if live is not None:
             return LocalBucketClient(live, self._bucket)
         if self._reader is None:
@@ -200,7 +200,7 @@ class ReadonlyBucketClient:
         """Wait for more in the files; False once this process owns the topic."""
         waiting = asyncio.ensure_future(source.wait_beyond(offset, epoch))
         try:
-            while live_topic(self._topic_folder) is None:
+            while live_bucket(self._topic_folder, self._bucket) is None:
                 if (await asyncio.wait([waiting], timeout=_POLL_SECONDS))[0]:
                     waiting.result()
                     return True

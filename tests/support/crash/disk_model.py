@@ -117,7 +117,11 @@ class Disk:
     def _observe(self, path: Path, folder: _LiveFolder) -> bool:
         changed = False
         try:
-            found = {entry.name: entry.is_dir() for entry in os.scandir(path)}
+            found = {
+                entry.name: entry.is_dir()
+                for entry in os.scandir(path)
+                if entry.is_dir() or entry.is_file()  # a crash leaves sockets without a meaning
+            }
         except FileNotFoundError:  # removed since it was listed; the next call notices
             return False
         for name in set(folder.current) - set(found):

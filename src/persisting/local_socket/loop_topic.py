@@ -1,0 +1,57 @@
+"""The owners of a topic's buckets, as one event loop reaches them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from persisting.cluster.client import RemoteTopic
+from persisting.errors import BucketLocked
+from persisting.local_socket.connection import Connections
+from persisting.local_socket.open_buckets import OpenBuckets
+from persisting.local_socket.socket_locator import OwningLocator, SocketLocator
+from persisting.topic.bucket_client import ProducerSequence, Rows
+from persisting.topic.local import BucketsTaken, LocalTopic
+from persisting.topic.spec import TopicConfig, bucket_folder
+
+
+class LoopTopic(RemoteTopic):
+    """A topic whose buckets other processes own, or, with ``local``, this one too.
+
+    It belongs to the event loop in which it was created.
+    """
+
+    def __init__(self, folder: Path, config: TopicConfig, local: LocalTopic | None = None) -> None:
+        super().__init__(as_columns=True)
+        self.folder, self._config, self._local = folder, config, local
+        self._connections = Connections()
+        self._buckets = OpenBuckets(local) if local is not None else None
+
+    @property
+    def config(self) -> TopicConfig:
+        return self._config
+
+    def _new_locator(self, bucket: int) -> SocketLocator:
+        folder = bucket_folder(self.folder, bucket)
+        if self._local is None or self._buckets is None:
+            return SocketLocator(folder, bucket, self._connections)
+        return OwningLocator(folder, bucket, self._connections, self._local, self._buckets)
+
+    async def _put_here(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None
+    ) -> list[tuple[int, Rows]]:
+        assert self._local is not None
+        try:
+            await self._local.put_parts(parts, sequence)
+        except BucketsTaken as exc:
+            return exc.left
+        except BucketLocked:
+            return parts  # reopened with other options, and another process was faster
+        return []
+
+    async def close(self) -> None:
+        """Finish the puts that are under way and close the connections."""
+        await super().close()
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        self._connections.close()

@@ -1,0 +1,120 @@
+"""Puts of plain rows, from a connection to the log of their buckets without a task in between."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from persisting.backends.table_backend import TableBackend
+from persisting.bucket.bucket import Bucket
+from persisting.bucket.chunk import MAX_BATCH_BYTES, Chunk
+from persisting.bucket.group_commit import GroupCommit, Waiter
+from persisting.bucket.producer_sequences import ProducerSequence, check_number, check_writer
+from persisting.cluster import wire
+from persisting.cluster.wire import Request
+from persisting.local_socket.open_buckets import OpenBuckets
+from persisting.records import RecordEncoder
+from persisting.topic.local import LocalTopic
+
+_QUICK_BYTES = 16 * 1024
+"""A put with more bytes is decoded and checked by a task, which may take its time."""
+
+
+class QuickPuts:
+    """Queues the puts of other processes for the log if nothing stands in the way.
+
+    They need no lock per producer, unlike puts that a task prepares: the numbers of a producer
+    arrive in order over one connection, and after a lost connection a caller sends a number again
+    before the next one.
+    """
+
+    def __init__(self, topic: LocalTopic, buckets: OpenBuckets) -> None:
+        """Belongs to the running event loop."""
+        self._topic, self._buckets = topic, buckets
+        self._loop = asyncio.get_running_loop()
+        self._to_start: list[GroupCommit] = []
+        """Logs with puts that no thread writes yet."""
+
+    def enqueue(self, bucket: int, request: Request, waiter: Waiter) -> bool:
+        """Queue a put; False, with nothing queued, if it is not one of plain rows, or cannot be
+        queued now. :meth:`BucketService.answer` then does the rest."""
+        try:
+            parts = _parts_of(bucket, request)
+            if parts is None:
+                return False
+            mark = request.args["mark"]
+            check_writer(mark[0])
+            producer = mark[0], check_number(mark[1])
+            return self._enqueue(parts, producer, waiter)
+        except Exception:
+            return False  # a task finds the same, and answers with the error
+
+    def _enqueue(
+        self, parts: list[tuple[int, list[bytes]]], producer: ProducerSequence, waiter: Waiter
+    ) -> bool:
+        sections: list[tuple[Bucket, Chunk]] = []
+        log: GroupCommit | None = None
+        for bucket, pieces in parts:
+            core = self._open_bucket(bucket)
+            if core is None or log not in (None, core.group_commit):
+                return False
+            log = core.group_commit
+            chunk = _chunk(core.encoder, pieces)
+            if chunk is None:
+                return False
+            sections.append((core, chunk))
+        if log is None or not log.enqueue_rows(sections, waiter, producer):
+            return False
+        if not self._to_start:
+            # Messages of other processes that have arrived by then share the write.
+            self._loop.call_soon(self._start)
+        if log not in self._to_start:
+            self._to_start.append(log)
+        return True
+
+    def _start(self) -> None:
+        logs, self._to_start = self._to_start, []
+        for log in logs:
+            log.start()
+
+    def _open_bucket(self, bucket: int) -> Bucket | None:
+        """Return a bucket that takes puts, None if it has to be waited for."""
+        if self._buckets.service(bucket) is None:
+            return None
+        backend = self._topic.open_backend(bucket)
+        if not isinstance(backend, TableBackend):
+            return None
+        core = backend.bucket
+        return None if core.group_commit is None or core.is_full else core
+
+
+def _parts_of(bucket: int, request: Request) -> list[tuple[int, list[bytes]]] | None:
+    """Return the pieces for each bucket; None if this is not a small put of records."""
+    pieces, args = request.rows, request.args
+    if pieces is None or request.arrow or "upload" in args:
+        return None
+    if sum(map(len, pieces)) > _QUICK_BYTES:
+        return None
+    if request.op == "put":
+        return [(bucket, pieces)]
+    parts, start = [], 0
+    for number, count, is_arrow in args["buckets"]:
+        if is_arrow:
+            return None
+        parts.append((number, pieces[start : start + count]))
+        start += count
+    return parts if len({number for number, _ in parts}) == len(parts) else None
+
+
+def _chunk(encoder: RecordEncoder, pieces: list[bytes]) -> Chunk | None:
+    """Return records as a chunk of rows; None if one needs more than a check."""
+    rows: list[dict[str, Any]] = []
+    for piece in pieces:
+        rows += wire.unpack_records(piece)
+    nbytes = 0
+    for row in rows:
+        size = encoder.known_row(row)
+        if size is None:
+            return None
+        nbytes += size
+    return Chunk(encoder, rows=rows, nbytes=nbytes) if rows and nbytes < MAX_BATCH_BYTES else None

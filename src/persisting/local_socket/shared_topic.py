@@ -1,0 +1,194 @@
+"""A topic that this process shares with others: it owns some buckets, other processes the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from persisting.bucket.snapshot import Page
+from persisting.cluster.locator import Patience
+from persisting.errors import BucketLocked
+from persisting.local_socket.loop_topic import LoopTopic
+from persisting.topic.bucket_client import BucketClient, ProducerSequence, Rows
+from persisting.topic.bucket_set import all_results
+from persisting.topic.configured import ConfiguredTopic
+from persisting.topic.local import BucketsTaken, LocalHandle
+from persisting.topic.spec import TopicConfig
+from persisting.topic.stream_position import StreamPosition
+from persisting.topic.table_calls import T, TableCall
+
+_T = TypeVar("_T")
+_PAUSE_SECONDS = 0.01
+
+
+class SharedTopic(ConfiguredTopic):
+    """A writer's or reader's handle on a topic of several processes.
+
+    A bucket that nobody owns is opened here when it is used. Buckets of this process are called
+    directly, as if no other process existed.
+    """
+
+    def __init__(self, handle: LocalHandle) -> None:
+        self._handle, self._local = handle, handle.topic
+        self._clients: dict[int, SharedBucketClient] = {}
+        self._sent: set[int] = set()
+        """Buckets to which puts may be on their way to another owner."""
+        self._remote: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTopic] = WeakKeyDictionary()
+
+    @property
+    def config(self) -> TopicConfig:
+        return self._handle.config
+
+    @property
+    def folder(self) -> Path:
+        assert self._handle.folder is not None
+        return self._handle.folder
+
+    def bucket(self, bucket: int) -> SharedBucketClient:
+        if bucket not in self._clients:
+            self._clients[bucket] = SharedBucketClient(self, self._handle, bucket)
+        return self._clients[bucket]
+
+    def is_direct(self, bucket: int) -> bool:
+        """Whether this process owns a bucket and no put to it is on its way to another owner."""
+        if self._local.open_backend(bucket) is None:
+            return False
+        return bucket not in self._sent or not self._is_under_way(bucket)
+
+    def _is_under_way(self, bucket: int) -> bool:
+        if any(topic.is_busy(bucket) for topic in list(self._remote.values())):
+            return True
+        self._sent.discard(bucket)
+        return False
+
+    async def put_elsewhere(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None
+    ) -> None:
+        """Store rows wherever the owners of their buckets are."""
+        self._sent.update(bucket for bucket, _ in parts)
+        await self.elsewhere().put_parts(parts, sequence)
+
+    def elsewhere(self) -> LoopTopic:
+        """Return the owners of the buckets as the running event loop reaches them."""
+        loop = asyncio.get_running_loop()
+        topic = self._remote.get(loop)
+        if topic is None:
+            topic = self._remote[loop] = LoopTopic(self.folder, self.config, self._local)
+        return topic
+
+    async def locate(self, bucket: int) -> bool:
+        """Find the owner of a bucket; open it here if it has none. Return :meth:`is_direct`."""
+        if not self.is_direct(bucket):
+            await self.elsewhere().locator(bucket).locate(Patience())
+        return self.is_direct(bucket)
+
+    def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
+        if bucket in self._sent and not self.is_direct(bucket):
+            return self.elsewhere().put_soon(bucket, record)
+        return self._handle.put_soon(bucket, record)
+
+    def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
+        return self.is_direct(bucket) and self._handle.put_from_thread(bucket, record)
+
+    async def put_parts(
+        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
+    ) -> None:
+        """Store rows in several buckets; each owner stores its part as a whole."""
+        remote = [bucket for bucket, _ in parts if not self.is_direct(bucket)]
+        if remote:
+            locator = self.elsewhere().locator
+            unknown = [bucket for bucket in remote if locator(bucket).remote_node is None]
+            if unknown:  # otherwise a later put would overtake this one
+                await all_results([self.locate(bucket) for bucket in unknown])
+            if len(unknown) < len(remote) or not all(map(self.is_direct, unknown)):
+                await self.put_elsewhere(parts, sequence)
+                return
+        try:
+            await self._handle.put_parts(parts, sequence)
+        except BucketLocked as exc:  # reopened with other options, and another process was faster
+            left = exc.left if isinstance(exc, BucketsTaken) else parts
+            await self.put_elsewhere(left, sequence)
+
+    async def close(self) -> None:
+        """Finish the puts of this event loop that are under way, then release the topic."""
+        running = asyncio.get_running_loop()
+        for loop, topic in list(self._remote.items()):
+            if loop is running:
+                await topic.close()
+            elif not loop.is_closed():
+                loop.call_soon_threadsafe(topic.disconnect)
+        self._remote.clear()
+        await self._handle.close()
+
+
+class SharedBucketClient:
+    """A bucket of this process or of another one; which, can change at any time."""
+
+    def __init__(self, topic: SharedTopic, handle: LocalHandle, bucket: int) -> None:
+        self._topic, self._bucket = topic, bucket
+        self._local = handle.bucket(bucket)
+
+    async def put(self, rows: Rows, sequence: ProducerSequence | None = None) -> None:
+        if self._topic.is_direct(self._bucket) or await self._topic.locate(self._bucket):
+            try:
+                await self._local.put(rows, sequence)
+                return
+            except BucketLocked:
+                pass  # reopened with other options, and another process was faster
+        await self._topic.put_elsewhere([(self._bucket, rows)], sequence)
+
+    async def _call(self, call: Callable[[BucketClient], Awaitable[_T]]) -> _T:
+        if await self._topic.locate(self._bucket):
+            try:
+                return await call(self._local)
+            except BucketLocked:
+                pass
+        return await call(self._topic.elsewhere().bucket(self._bucket))
+
+    async def read(self, offset: int, limit: int | None) -> Page:
+        return await self._call(lambda bucket: bucket.read(offset, limit))
+
+    async def read_arrow(self, offset: int, limit: int | None) -> Page:
+        return await self._call(lambda bucket: bucket.read_arrow(offset, limit))
+
+    async def wait(self, offset: int, epoch: int = 0) -> None:
+        await self._call(lambda bucket: bucket.wait(offset, epoch))
+
+    async def call(self, call: TableCall[T]) -> T:
+        return await self._call(lambda bucket: bucket.call(call))
+
+    async def find(self, timestamp: int) -> int:
+        return await self._call(lambda bucket: bucket.find(timestamp))
+
+    async def last_number(self, writer: str) -> int:
+        return await self._call(lambda bucket: bucket.last_number(writer))
+
+    async def flush(self) -> None:
+        await self._call(lambda bucket: bucket.flush())
+
+    async def stats(self) -> dict[str, Any]:
+        stats = await self._call(lambda bucket: bucket.stats())
+        stats.pop("node", None)
+        return stats
+
+    async def pages(
+        self, offset: int, limit: int | None, block: bool, epoch: int | None = None
+    ) -> AsyncGenerator[Page]:
+        position = StreamPosition(offset, limit, epoch)
+        while not position.at_limit:
+            source: BucketClient = self._local
+            if not await self._topic.locate(self._bucket):
+                source = self._topic.elsewhere().bucket(self._bucket)
+            try:
+                async with aclosing(source.pages(*position.window(block))) as pages:  # type: ignore[type-var]
+                    async for page in pages:
+                        yield page
+                        if not position.advance(page):
+                            return
+                return
+            except BucketLocked:  # reopened with other options, and another process was faster
+                await asyncio.sleep(_PAUSE_SECONDS)

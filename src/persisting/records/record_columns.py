@@ -1,0 +1,77 @@
+"""Records that are alike as Arrow columns: how many of them travel between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+
+from persisting.records.python_rows import python_rows
+
+_TYPES = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    bytes: pa.binary(),
+}
+"""Types whose values are the same after a journey through Arrow."""
+
+
+class RecordColumns:
+    """Records whose values come back from Arrow as they were."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return int(self.batch.num_rows)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.batch.nbytes)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        return python_rows(self.batch)
+
+    @staticmethod
+    def joined(parts: Sequence[RecordColumns]) -> RecordColumns:
+        """Return parts of one schema as one."""
+        return RecordColumns(pa.concat_batches([part.batch for part in parts]))
+
+
+def columns_of(parts: Sequence[list[Any]]) -> list[RecordColumns] | None:
+    """Return lists of records as columns of one schema.
+
+    None if the records do not all have the same fields, or a field has values of several types or
+    of a type that Arrow does not return as it was.
+    """
+    records = parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
+    if not records or set(map(type, records)) != {dict}:
+        return None
+    names = list(records[0])
+    # Every record has all the names; the sum is larger only if some record has more.
+    if not names or sum(map(len, records)) != len(names) * len(records):
+        return None
+    try:
+        arrays = [_array(list(map(itemgetter(name), records))) for name in names]
+        whole = pa.RecordBatch.from_arrays(arrays, names)
+    except (KeyError, TypeError, ValueError, OverflowError, pa.ArrowException):
+        return None
+    columns, start = [], 0
+    for part in parts:
+        columns.append(RecordColumns(whole.slice(start, len(part))))
+        start += len(part)
+    return columns
+
+
+def _array(values: list[Any]) -> pa.Array:
+    kinds = set(map(type, values))
+    kinds.discard(type(None))
+    (kind,) = kinds
+    return pa.array(values, _TYPES[kind])
