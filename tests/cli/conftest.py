@@ -61,7 +61,8 @@ def crashed_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def crashed(crashed_template: Path, tmp_path: Path) -> Path:
     """Return a copy of the crashed storage folder that the test may change."""
-    return Path(shutil.copytree(crashed_template, tmp_path / "crashed"))
+    ignored = shutil.ignore_patterns(".sockets")  # Python does not copy sockets
+    return Path(shutil.copytree(crashed_template, tmp_path / "crashed", ignore=ignored))
 
 
 @pytest.fixture
