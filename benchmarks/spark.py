@@ -19,13 +19,14 @@ from pathlib import Path
 from corebench import report
 from corebench.arguments import RESULTS, BenchParser
 from sparkbench.batches import reading, writing
+from sparkbench.duplicates import duplicates
 from sparkbench.replay import profile
 from sparkbench.rows import make
 from sparkbench.streams import streaming
 
 from persisting.spark import session
 
-SUITES = {"read": reading, "write": writing, "stream": streaming}
+SUITES = {"read": reading, "write": writing, "stream": streaming, "duplicates": duplicates}
 JAVA = "-XX:TieredStopAtLevel=4 -XX:+UseG1GC"
 """Our sessions are tuned to start quickly; this one computes for a long time."""
 

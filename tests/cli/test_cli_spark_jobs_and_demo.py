@@ -49,6 +49,11 @@ def test_every_spark_job_works_and_its_json_matches_the_schema(
     )
     assert len(near) == 5
     assert near[0].first.keys() == {"_time", "_bucket", "_offset", "id"}
+    counted = job("sql", "SELECT count(*) AS n FROM persisting.events", storage=storage)
+    assert [line.row for line in counted] == [{"n": 21}]
+    query = "SELECT id, n FROM persisting.events WHERE n < 3"
+    (line,) = job("sql", query, "--to", "few", "--buckets", 1, storage=storage)
+    assert (line.row["topic"], line.row["written"]) == ("few", 3)
     assert job("compact", "events", storage=storage).fragments_after == 2
     index = job("index", "events", "--column", "n", "--kind", "scalar", storage=storage)
     assert index.rows == 21

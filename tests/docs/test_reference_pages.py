@@ -37,7 +37,9 @@ def test_api_page_lists_exactly_the_public_names(page: Path):
     problems = {name for name in queue.__all__ if inspect.isclass(getattr(queue, name))}
     raised = {name for name in problems if issubclass(getattr(queue, name), StorageError)}
     expected = {f"persisting.queue.{name}" for name in set(queue.__all__) - raised}
-    expected |= {f"persisting.spark.{name}" for name in ("session", "read_topic")}
+    expected |= {
+        f"persisting.spark.{name}" for name in ("session", "read_topic", "install_pruning")
+    }
     expected |= {f"persisting.spark.jobs.{name}" for name in jobs.__all__}
     expected |= {"persisting.cluster.host.serve", "persisting.cluster.host.Host"}
     nodes = ("StorageNode", "NodeOptions", "NodeHealth")

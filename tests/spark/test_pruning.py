@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from support.spark import random_queries
 from support.spark.processes import Run
 from support.spark.topics import load, put, rows, writer
@@ -19,6 +20,7 @@ from support.spark.topics import load, put, rows, writer
 from persisting.spark import install_pruning, jobs, pruning, read_topic
 from persisting.spark.batch_reader import TopicReader
 from persisting.spark.scan_hints import ScanHints
+from persisting.spark.source import _to_arrow, read_schema
 from persisting.spark.source_options import ReadOptions
 from persisting.spark.topic_scan import pushed_hint
 from persisting.topic.routing import bucket_of
@@ -277,6 +279,45 @@ class TestStreams:
         ]
 
 
+PUSHED: dict[str, Any] = {
+    "flag": True,
+    **dict.fromkeys(["i8", "i16", "i32", "i64", "u8", "u16", "u32", "at", "at utc", "day"], 7),
+    "u64": "7",
+    "f32": 0.5,
+    "f64": 0.5,
+    "text": "a",
+    "bin": "AAE=",
+    "span": 7,
+    "clock": 7000,
+    "uid": "00000000-0000-0000-0000-000000000005",
+    "money": "1.50",
+    "st.a": 1,
+    "st.c.d": 0.5,
+}
+"""By field, a value as Spark's Java encodes it."""
+
+
+class TestTypes:
+    @pytest.mark.parametrize("path", PUSHED)
+    def test_conditions_on_every_type_reach_the_storage(self, folder: Path, path: str) -> None:
+        options = ReadOptions(folder=folder)
+        asked = _to_arrow(from_arrow_schema(read_schema(options)))
+        for op in ("eq", "same", "in", *(("gt", "le") if path != "uid" else ())):
+            condition = {"op": op, "field": path.split("."), "values": [PUSHED[path]]}
+            assert pushed_hint(options, [condition], asked) is not None, op
+            negated = {"op": "not", "parts": [condition]}
+            assert pushed_hint(options, [negated], asked) is not None, op
+
+    def test_condition_on_a_field_that_is_converted_stays_with_spark(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [{"id": n, "score": n / 10} for n in range(20)])
+        reader = spark.read.format("persisting").schema("id BIGINT, score FLOAT")
+        frame = reader.load(str(tmp_path / "t"))
+        found = frame.where("score = CAST(0.1 AS FLOAT)").select("id").collect()
+        assert [row["id"] for row in found] == [1]
+
+
 class TestIndexes:
     @pytest.mark.parametrize(
         ("field", "condition"),
@@ -295,7 +336,8 @@ class TestIndexes:
         put(tmp_path, rows(40), buckets=1)
         with writer(tmp_path) as queue:
             queue.create_index(field, kind="scalar")
-        hint = pushed_hint(ReadOptions(folder=tmp_path / "t"), [{"field": [field], **condition}])
+        options = ReadOptions(folder=tmp_path / "t")
+        hint = pushed_hint(options, [{"field": [field], **condition}], read_schema(options))
         assert hint is not None
         table = lance.dataset(str(tmp_path / "t" / "bucket_0" / "data.lance"))
         assert "ScalarIndexQuery" in table.scanner(filter=hint.where).explain_plan()

@@ -27,7 +27,13 @@ def test_spark_benchmark_runs_and_writes_its_results(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(result.read_text())["rows"]
-    assert {row["group"] for row in rows} == {"read", "write", "stream", "profile"}
+    assert {row["group"] for row in rows} == {
+        "read",
+        "write",
+        "stream",
+        "duplicates",
+        "profile",
+    }
     assert all(row["name"] in done.stdout for row in rows)
     assert all(row["ratio"] is not None for row in rows)
     assert list(tmp_path.iterdir()) == [result.parent]

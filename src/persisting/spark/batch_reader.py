@@ -49,7 +49,7 @@ class TopicReader(DataSourceReader):
     ) -> None:
         self._options, self._target, self._where = options, target, where
         hints = hints or ScanHints()
-        self._hint = pushed_hint(options, hints.conditions)
+        self._hint = pushed_hint(options, hints.conditions, target)
         planned = hints.partitions[0] if hints.partitions else None
         self._snapshot = planned.snapshot if isinstance(planned, SlicePartition) else None
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from persisting.records.values import UUID
+from persisting.spark.types import spark_type
 
 _COMPARISONS = {"eq": "=", "same": "=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _EPOCH = dt.datetime(1970, 1, 1)
@@ -59,11 +60,28 @@ def to_sql(condition: Mapping[str, Any], schema: pa.Schema) -> Sql | None:
         return None
 
 
+def tests_of(condition: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the tests of single fields that a condition consists of."""
+    if "field" in condition:
+        yield condition
+    for part in condition.get("parts", ()):
+        yield from tests_of(part)
+
+
 def fields_of(condition: Mapping[str, Any]) -> set[str]:
     """Return the names of the top-level fields that a condition uses."""
-    if "field" in condition:
-        return {condition["field"][0]}
-    return {name for part in condition["parts"] for name in fields_of(part)}
+    return {test["field"][0] for test in tests_of(condition)}
+
+
+def is_read_as_stored(condition: Mapping[str, Any], stored: pa.Schema, asked: pa.Schema) -> bool:
+    """Whether Spark compares the stored values: a schema that the user gave may convert them."""
+    try:
+        return all(
+            spark_type(_type_of(test["field"], stored)) == _type_of(test["field"], asked)
+            for test in tests_of(condition)
+        )
+    except _Unsupported:
+        return False
 
 
 def _test(condition: Mapping[str, Any], schema: pa.Schema) -> Sql:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persisting.errors import InvalidArgument, StorageError
 from persisting.spark.gc_tuning import freeze_loaded_objects
-from persisting.spark.pushdown import fields_of, to_sql
+from persisting.spark.pushdown import fields_of, is_read_as_stored, to_sql
 from persisting.spark.query_errors import readable_errors
 from persisting.spark.scan_hints import ROWS
 from persisting.spark.source_options import ReadOptions, option_text
@@ -46,8 +46,10 @@ def checked_filter(options: ReadOptions) -> Filter | None:
         raise InvalidArgument(str(exc).replace("where=", "option filter=", 1)) from exc
 
 
-def pushed_hint(options: ReadOptions, conditions: Sequence[Mapping[str, Any]]) -> Hint | None:
-    """Return what the storage can evaluate of Spark's conditions; None if nothing."""
+def pushed_hint(
+    options: ReadOptions, conditions: Sequence[Mapping[str, Any]], target: pa.Schema
+) -> Hint | None:
+    """Return what the storage can evaluate of Spark's conditions on ``target``; None if nothing."""
     if not conditions:
         return None
     fields = topic_fields(options)
@@ -55,7 +57,7 @@ def pushed_hint(options: ReadOptions, conditions: Sequence[Mapping[str, Any]]) -
     used: set[str] = set()
     for condition in _without_implied(conditions):
         sql = to_sql(condition, fields)
-        if sql is None:
+        if sql is None or not is_read_as_stored(condition, fields, target):
             continue
         names = fields_of(condition) & set(fields.names)
         try:
