@@ -97,7 +97,8 @@ class PinnedRows:
     def blocks(self) -> Blocks:
         """The granularity of a shuffle: blocks of about 1 MiB, and windows of 32 blocks.
 
-        A block has at most 2048 rows, so that the first batch of short rows comes soon. It depends on the pinned rows only, and not on columns, so that all readers agree.
+        A block has at most 2048 rows, so that the first batch of short rows comes soon. Both depend
+        on the pinned rows only, and not on columns, so that all readers agree.
         """
         rows = sum(view.rows for view in self._views)
         stored = sum(size.nbytes for view in self._views for size in view.sizes)
