@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from support.training_topics import add_rows, make_topic, record
 
 from persisting.data import TopicDataset
 from persisting.errors import InvalidArgument, NoSuchTopic
+from persisting.queue import write_queue
 
 ROWS = 1000
 
@@ -128,3 +130,52 @@ def test_missing_topic_raises(tmp_path: Path) -> None:
         TopicDataset(None)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="is an address"):
         TopicDataset("s3://bucket/topic")
+
+
+def test_rows_that_retention_left_are_read_by_their_offsets(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, 100, buckets=1)
+    add_rows(folder, range(100, 200))
+
+    async def retain() -> None:
+        async with await write_queue(topic=folder.name, storage_path=str(tmp_path)) as writer:
+            assert (await writer.retain(rows=100))["dropped"] == 100
+            await writer.tag("later")
+
+    asyncio.run(retain())
+    for where, expected in ((None, range(100, 200)), ("id >= 150", range(150, 200))):
+        dataset = TopicDataset(folder, "later", where=where, columns=["id"])
+        assert [row["id"] for row in dataset.__getitems__(range(len(dataset)))] == [*expected]
+    earlier = TopicDataset(folder, "v1", columns=["id"])
+    assert [row["id"] for row in earlier.__getitems__(range(100))] == [*range(100)]
+
+
+def test_fields_that_only_some_buckets_have_are_none_elsewhere(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, 20)
+
+    async def put() -> None:
+        async with await write_queue(topic=folder.name, storage_path=str(tmp_path)) as writer:
+            await writer.put({"id": 20, "extra": "x"})
+            await writer.tag("later")
+
+    asyncio.run(put())
+    dataset = TopicDataset(folder, "later")
+    rows = {row["id"]: row for row in dataset.__getitems__(range(21))}
+    assert rows[20] == {**dict.fromkeys(dataset.schema.names), "id": 20, "extra": "x"}
+    assert rows[3] == {**record(3), "extra": None}
+    assert [row["id"] for row in TopicDataset(folder, "later", where="extra = 'x'")] == [20]  # type: ignore[attr-defined]
+
+
+def test_compaction_after_the_tag_changes_nothing(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, 50, buckets=1)
+    for start in range(50, 100, 10):
+        add_rows(folder, range(start, start + 10), tag="v2")
+    dataset = TopicDataset(folder, "v2")
+    before = dataset.__getitems__(range(100))
+
+    async def compact() -> None:
+        async with await write_queue(topic=folder.name, storage_path=str(tmp_path)) as writer:
+            await writer.compact()
+
+    asyncio.run(compact())
+    assert dataset.__getitems__(range(100)) == before
+    assert TopicDataset(folder, "v2").__getitems__(range(100)) == before

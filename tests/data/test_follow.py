@@ -36,6 +36,14 @@ def test_following_stream_yields_every_record_once(tmp_path: Path) -> None:
     assert sorted(ids(stream)) == list(range(500, 600)), "the next iteration continues"
 
 
+def test_topic_without_records_is_followed(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, 0, tag=None)
+    stream = followed(folder, columns=["id"])
+    assert list(stream) == []
+    add_rows(folder, range(5))
+    assert sorted(ids(stream)) == [0, 1, 2, 3, 4]
+
+
 def test_following_stream_waits_for_records(tmp_path: Path) -> None:
     folder = make_topic(tmp_path, 10)
     stream = TopicStream(folder, follow=True)

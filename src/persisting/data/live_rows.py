@@ -17,7 +17,7 @@ from persisting.records import Rules
 from persisting.records.arrow import align, merge
 from persisting.table.search import check_where, matching
 from persisting.topic import scan
-from persisting.topic.local import live_topic
+from persisting.topic.local import LocalTopic, live_topic
 from persisting.topic.scan import Filter, Slice
 from persisting.topic.topic_files import TopicFolder
 
@@ -50,9 +50,17 @@ class LiveRows:
         self.topic_id = self._topic.config.id
         self.buckets = self._topic.config.num_buckets
 
-    def snapshot(self, bucket: int) -> Snapshot:
-        """Return the records of a bucket: of its owner if that is this process, else the files."""
+    def snapshots(self) -> list[Snapshot]:
+        """Return the records of all buckets."""
         live = live_topic(self._topic.folder)
+        return [self._snapshot(bucket, live) for bucket in range(self.buckets)]
+
+    def snapshot(self, bucket: int) -> Snapshot:
+        """Return the records of a bucket."""
+        return self._snapshot(bucket, live_topic(self._topic.folder))
+
+    def _snapshot(self, bucket: int, live: LocalTopic | None) -> Snapshot:
+        """Ask the owner of a bucket if that is this process, else read the files."""
         backend = None if live is None else live.open_backend(bucket)
         if isinstance(backend, TableBackend) and not backend.bucket.closed:
             return backend.bucket.snapshot()

@@ -30,7 +30,7 @@ from persisting.topic.spec import bucket_folder
 
 _BLOCK_BYTES = 1024 * 1024
 _WINDOW_BLOCKS = 32
-_LEAST_BLOCK, _MOST_BLOCK = 16, 8192
+_LEAST_BLOCK, _MOST_BLOCK = 16, 2048
 _SAMPLE_ROWS = 64
 _GAP = 64
 _SCANNED_ROWS = 128
@@ -95,9 +95,10 @@ class PinnedRows:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The granularity of a shuffle: blocks of about 1 MiB, in windows of 32 blocks.
+        """The granularity of a shuffle: blocks of about 1 MiB, and windows of 32 blocks.
 
-        It depends on the pinned rows only, and not on columns, so that all readers agree.
+        A block has at most 2048 rows, so that the first batch of short rows comes soon. Both depend
+        on the pinned rows only, and not on columns, so that all readers agree.
         """
         rows = sum(view.rows for view in self._views)
         stored = sum(size.nbytes for view in self._views for size in view.sizes)

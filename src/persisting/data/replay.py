@@ -44,8 +44,10 @@ _SMALLEST = 1e-8
 _MOST_CONDITIONS = 8
 _MOST_ROUNDS = 16
 _POLL_SECONDS = 0.02
-_REFRESH_SECONDS = 0.02
-"""How old a sample's view of the topic may be. What this buffer has added is always in it."""
+_REFRESH_SECONDS = 0.05
+_REFRESH_SHARE = 0.05
+"""How often samples look for new records: after this time, and for at most this share of the time.
+What this buffer has added is always seen."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class ReplayBuffer:
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._closed = False
-        self._refreshed_at = 0.0
+        self._refreshed_at, self._refresh_interval = 0.0, _REFRESH_SECONDS
         buckets = self._live.buckets
         self._cache = RowCache(buckets, cache_path)
         self._snapshots: list[Snapshot] = []
@@ -385,14 +387,16 @@ class ReplayBuffer:
 
     def _refresh(self) -> None:
         """Take in records that were added, and leave out those that retention has removed."""
-        now = time.monotonic()
-        if now - self._refreshed_at < _REFRESH_SECONDS:
+        started = time.monotonic()
+        if started - self._refreshed_at < self._refresh_interval:
             return
-        self._refreshed_at = now
-        snapshots = self._new_snapshots()
+        snapshots = self._live.snapshots()
         if self._epochs is None:
             self._epochs = [snapshot.epoch for snapshot in snapshots]
         self._check_snapshots(snapshots, self._slots.regions, self._epochs)
+        self._refreshed_at = time.monotonic()
+        seconds = self._refreshed_at - started
+        self._refresh_interval = min(1.0, max(_REFRESH_SECONDS, seconds / _REFRESH_SHARE))
         if self._is_unchanged(snapshots):
             return
         for bucket, snapshot in enumerate(snapshots):
@@ -409,9 +413,6 @@ class ReplayBuffer:
             (region.start, region.end) == (snapshot.start, snapshot.end)
             for region, snapshot in zip(regions, snapshots, strict=True)
         )
-
-    def _new_snapshots(self) -> list[Snapshot]:
-        return [self._live.snapshot(bucket) for bucket in range(self._live.buckets)]
 
     def _check_snapshots(
         self, snapshots: list[Snapshot], regions: list[Region], epochs: list[int]
@@ -438,6 +439,7 @@ class ReplayBuffer:
             rows, _, offsets, times = scan.divided(batch)
             arrivals = times.cast(pa.int64()).to_numpy(zero_copy_only=False)
             self._cache.append(bucket, int(offsets[0].as_py()), rows, arrivals)
+        self._cache.store(bucket)
         self._cache.drop(bucket, snapshot.start)
         self._schema = schema
 
@@ -524,7 +526,7 @@ class ReplayBuffer:
                     f"the checkpoint was taken with alpha={state.alpha}, this buffer has alpha="
                     f"{self._alpha}"
                 )
-            snapshots = self._new_snapshots()
+            snapshots = self._live.snapshots()
             self._check_snapshots(snapshots, state.regions, state.epochs)
             for bucket, snapshot in enumerate(snapshots):
                 self._fill_cache(bucket, snapshot)

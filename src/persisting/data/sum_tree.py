@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
+_TOP = 256
+"""Nodes from which on upwards a running sum is quicker than further levels of the tree."""
+
 
 class SumTree:
     """A binary tree over ``capacity`` weights (a power of two); each node is the sum below it."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._levels = capacity.bit_length() - 1
+        self._top = min(_TOP, capacity)
+        """The nodes of the highest level begin here; there are as many."""
+        self._levels = (capacity // self._top).bit_length() - 1
         self._sums = np.zeros(2 * capacity)
+        self._running: np.ndarray | None = None
+
+    def _running_sums(self) -> np.ndarray:
+        """Return the sums before each node of the highest level, and the total."""
+        if self._running is None:
+            sums = np.cumsum(self._sums[self._top : 2 * self._top])
+            self._running = np.concatenate([[0.0], sums])
+        return self._running
 
     @property
     def total(self) -> float:
-        return float(self._sums[1])
+        return float(self._running_sums()[-1])
 
     @property
     def weights(self) -> np.ndarray:
@@ -24,14 +37,16 @@ class SumTree:
 
     def set(self, slots: np.ndarray, weights: np.ndarray | float) -> None:
         """Set the weights of some slots; of a slot that occurs twice, the last one counts."""
+        self._running = None
         nodes = slots + self.capacity
         self._sums[nodes] = weights
         if len(nodes) * 4 > self.capacity:
             self._rebuild()
             return
         for _ in range(self._levels):
+            left = nodes & -2
             nodes = nodes >> 1
-            self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
+            self._sums[nodes] = self._sums[left] + self._sums[left + 1]
 
     def fill(self, weights: np.ndarray) -> None:
         """Set the weights of all slots."""
@@ -39,18 +54,21 @@ class SumTree:
         self._rebuild()
 
     def _rebuild(self) -> None:
+        self._running = None
         size = self.capacity
-        while size > 1:
+        while size > self._top:
             below = self._sums[size : 2 * size]
             size //= 2
             np.add(below[0::2], below[1::2], out=self._sums[size : 2 * size])
 
     def find(self, places: np.ndarray) -> np.ndarray:
         """Return the slots in whose weights these places of the running sum lie."""
-        nodes = np.ones(len(places), np.int64)
-        left_over = places.copy()
+        running = self._running_sums()
+        tops = np.searchsorted(running[1:-1], places, side="right")
+        left_over = places - running[tops]
+        nodes = tops + self._top
         for _ in range(self._levels):
-            nodes <<= 1
+            nodes = nodes << 1
             left = self._sums[nodes]
             goes_right = left_over >= left
             left_over -= left * goes_right
