@@ -245,8 +245,15 @@ class TestIndex:
             assert hint in err
         assert call("index", "list", "events", "-s", storage).err == "no indexes\n"
 
-    def test_topic_with_a_running_owner_is_refused(self, tmp_path: Path) -> None:
+    def test_index_is_created_and_dropped_through_a_running_owner(self, tmp_path: Path) -> None:
         with owner(tmp_path, "live") as child:
-            answer = piped("index", "create", "live", "n", "-s", tmp_path)
-            assert answer.code == 4
+            assert piped("index", "create", "live", "n", "-s", tmp_path).code == 0
+            listed = piped("index", "list", "live", "-s", tmp_path).out.splitlines()
+            assert [line.split()[0] for line in listed] == ["field", "n"]
+            assert piped("index", "drop", "live", "n", "-s", tmp_path).out == "1 index dropped\n"
+            released(child)
+
+    def test_owner_without_a_socket_refuses_an_index(self, tmp_path: Path) -> None:
+        with owner(tmp_path, "live", local_socket=False) as child:
+            assert piped("index", "create", "live", "n", "-s", tmp_path).code == 4
             released(child)

@@ -11,6 +11,9 @@ import pytest
 from support.owner_process import OwnerProcess
 from support.topic_places import WAL, ids, numbered, streamed
 
+from persisting.cluster import locator
+from persisting.errors import StorageError
+from persisting.local_socket import connection
 from persisting.lock import owner_of
 from persisting.queue import QueueReader, QueueWriter, read_queue, write_queue
 from persisting.topic.spec import bucket_folder
@@ -133,6 +136,25 @@ async def test_puts_wait_for_an_owner_that_is_stopped(tmp_path: Path, owner: Own
     await put
     await writer.close()
     assert is_in_order(await stored(tmp_path), 20)
+
+
+async def test_call_to_an_owner_that_stays_stopped_fails(
+    tmp_path: Path, owner: OwnerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await owner.own(tmp_path, **LOGGED)
+    writer = await writing(tmp_path)
+    await writer.put({"id": 0})
+    owner.stop()
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "KEEPALIVE_SECONDS", 0.1)
+        patch.setattr(locator, "PATIENCE_SECONDS", 0.5)
+        with pytest.raises(StorageError, match=f"process {owner.pid}, does not answer"):
+            await writer.put({"id": 1})
+    owner.resume()
+    await writer.put({"id": 2})
+    await writer.close()
+    found = [number for numbers in (await stored(tmp_path)).values() for number in numbers]
+    assert sorted(set(found) - {1}) == [0, 2]
 
 
 async def test_different_processes_own_different_buckets(

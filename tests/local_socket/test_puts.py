@@ -164,8 +164,8 @@ async def test_put_that_cannot_be_queued_at_once_is_stored_too(
     asked: list[bool] = []
     enqueue = QuickPuts.enqueue
 
-    def sometimes(self: QuickPuts, *args: Any) -> bool:
-        asked.append(len(asked) % 2 == 0 and enqueue(self, *args))
+    def sometimes(self: QuickPuts, *args: Any, **words: Any) -> bool:
+        asked.append(len(asked) % 2 == 0 and enqueue(self, *args, **words))
         return asked[-1]
 
     monkeypatch.setattr(QuickPuts, "enqueue", sometimes)

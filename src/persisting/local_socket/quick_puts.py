@@ -35,9 +35,15 @@ class QuickPuts:
         self._to_start: list[GroupCommit] = []
         """Logs with puts that no thread writes yet."""
 
-    def enqueue(self, bucket: int, request: Request, waiter: Waiter) -> bool:
+    def enqueue(
+        self, bucket: int, request: Request, waiter: Waiter, *, alone: bool = False
+    ) -> bool:
         """Queue a put; False, with nothing queued, if it is not one of plain rows, or cannot be
-        queued now. :meth:`BucketService.answer` then does the rest."""
+        queued now. :meth:`BucketService.answer` then does the rest.
+
+        Unless this process has only one peer (``alone``), the write begins when the messages of
+        the other ones that have arrived are queued, too.
+        """
         try:
             parts = _parts_of(bucket, request)
             if parts is None:
@@ -45,32 +51,40 @@ class QuickPuts:
             mark = request.args["mark"]
             check_writer(mark[0])
             producer = mark[0], check_number(mark[1])
-            return self._enqueue(parts, producer, waiter)
+            log = self._enqueue(parts, producer, waiter)
         except Exception:
             return False  # a task finds the same, and answers with the error
+        if log is not None:
+            self._start_soon(log, alone)
+        return log is not None
 
     def _enqueue(
         self, parts: list[tuple[int, list[bytes]]], producer: ProducerSequence, waiter: Waiter
-    ) -> bool:
+    ) -> GroupCommit | None:
+        """Return the log that the put is queued for, None if it is not."""
         sections: list[tuple[Bucket, Chunk]] = []
         log: GroupCommit | None = None
         for bucket, pieces in parts:
             core = self._open_bucket(bucket)
             if core is None or log not in (None, core.group_commit):
-                return False
+                return None
             log = core.group_commit
             chunk = _chunk(core.encoder, pieces)
             if chunk is None:
-                return False
+                return None
             sections.append((core, chunk))
         if log is None or not log.enqueue_rows(sections, waiter, producer):
-            return False
+            return None
+        return log
+
+    def _start_soon(self, log: GroupCommit, alone: bool) -> None:
+        if alone:
+            log.start()
+            return
         if not self._to_start:
-            # Messages of other processes that have arrived by then share the write.
             self._loop.call_soon(self._start)
         if log not in self._to_start:
             self._to_start.append(log)
-        return True
 
     def _start(self) -> None:
         logs, self._to_start = self._to_start, []

@@ -132,7 +132,7 @@ class TopicServer:
         """Queue a put for the log at once if that is possible; its connection gets the answer."""
         if self._quick is None or not threading.main_thread().is_alive():
             return False
-        return self._quick.enqueue(bucket, request, waiter)
+        return self._quick.enqueue(bucket, request, waiter, alone=len(self._connections) == 1)
 
     async def answer(self, bucket: int, request: Request) -> Answer:
         """Return the answer to a request; errors become replies."""
