@@ -14,7 +14,6 @@ import pyarrow as pa
 from persisting.bucket.chunk import CONVERT_BYTES, ROWS_AT_ONCE, Chunk, rows_at_once
 from persisting.errors import OffsetOutOfRange
 from persisting.records.arrow import align
-from persisting.records.python_rows import python_rows
 from persisting.table.view import Size, TableView
 
 _PAGE_BYTES = 4 * 1024 * 1024
@@ -142,7 +141,7 @@ class Snapshot:
             nbytes = batch.nbytes
             step = rows_at_once(nbytes, batch.num_rows)
             for start in range(0, batch.num_rows, step):
-                rows = python_rows(batch.slice(start, step))
+                rows = batch.slice(start, step).to_pylist()
                 yield rows, nbytes * len(rows) // batch.num_rows
 
     def take(self, offsets: Sequence[int], schema: pa.Schema | None = None) -> list[Any]:

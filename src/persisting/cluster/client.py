@@ -20,7 +20,6 @@ from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, InvalidArgument, OffsetOutOfRange
 from persisting.records import Rules
 from persisting.records.arrow import align, merge
-from persisting.records.python_rows import python_rows
 from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.stream_position import StreamPosition
@@ -294,7 +293,7 @@ def _page_of(reply: Reply) -> Page:
 
 
 def _as_records(rows: Any) -> list[dict[str, Any]]:
-    return rows if isinstance(rows, list) else python_rows(rows)
+    return rows if isinstance(rows, list) else rows.to_pylist()
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from persisting.records.python_rows import python_rows
-
 _TYPES = {
     str: pa.string(),
     int: pa.int64(),
@@ -37,7 +35,8 @@ class RecordColumns:
         return int(self.batch.nbytes)
 
     def to_records(self) -> list[dict[str, Any]]:
-        return python_rows(self.batch)
+        records: list[dict[str, Any]] = self.batch.to_pylist()
+        return records
 
     @staticmethod
     def joined(parts: Sequence[RecordColumns]) -> RecordColumns:
