@@ -239,7 +239,9 @@ class SearchContract:
         await writer.put(vectors(60, 4060))
         records = vectors(4000) + vectors(60, 4000) + vectors(60, 4060)
         (known,) = await reader.indexes()
-        assert (known["column"], known["rows"], known["behind"]) == ("v", 4000, 60)
+        assert (known["column"], known["rows"]) == ("v", 4000)
+        # A flush that the first put began may end only now, and then takes the last records too.
+        assert known["behind"] in (60, 120)
         for query in (QUERY, records[4007]["v"], records[4100]["v"], records[5]["v"]):
             assert ids(await reader.search(vector=query, k=20)) == nearest(records, query, 20)
         assert await writer.drop_index("v") == 1
