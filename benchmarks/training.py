@@ -55,7 +55,7 @@ def shuffled(run: Run, given: argparse.Namespace) -> None:
         for name, folder in folders.items():
             found[name].append(in_process(name, folder, "--read", 0, given.mosaic_python))
     best = {name: max(result["rate"] for result in results) for name, results in found.items()}
-    peers = {name: rate for name, rate in best.items() if not name.startswith("ours")}
+    peers = {name: rate for name, rate in best.items() if name in streams.SHUFFLES_ROWS}
     fastest = max(peers, key=lambda name: peers[name], default=None)
     for name in folders:
         if name != "ours":

@@ -144,6 +144,8 @@ PEERS: dict[str, tuple[Store, Read]] = {
     "HF datasets, Parquet": (store_parquet, hugging_face),
     MOSAIC: (store_mosaic, mosaic),
 }
+SHUFFLES_ROWS = tuple(name for name in PEERS if name != "lancedb, clumps of 1,000")
+"""Peers whose batches hold rows of many places. Clumps are only printed for comparison."""
 
 _LANCEDB = ("lancedb", "lancedb.permutation", "lancedb.streaming", "torch")
 IMPORTED: dict[str, tuple[str, ...]] = {
