@@ -8,6 +8,7 @@ import random
 import socket
 import stat
 import struct
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -92,20 +93,23 @@ async def test_socket_goes_with_the_last_handle(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-async def test_socket_of_a_long_path_is_in_the_runtime_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("runtime_is_short", [True, False])
+async def test_socket_of_a_long_path_is_in_a_runtime_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime_is_short: bool
 ) -> None:
-    runtime = tmp_path / "run"
-    runtime.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    folder = tmp_path / ("long" * 30)
-    async with await write_queue(topic="t", storage_path=str(folder), **LOGGED) as writer:
-        await writer.put(numbered(20))
-        path = socket_of(folder)
-        if len(str(runtime)) < 60:
-            assert path.parent == runtime / "persisting"
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-        await still_works(writer, folder)
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        runtime = Path(short) / ("run" if runtime_is_short else "long" * 30)
+        runtime.mkdir()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        folder = tmp_path / ("long" * 30)
+        async with await write_queue(topic="t", storage_path=str(folder), **LOGGED) as writer:
+            await writer.put(numbered(20))
+            path = socket_of(folder)
+            in_temporary = Path(short) / f"persisting-{os.geteuid()}"
+            assert path.parent == (runtime / "persisting" if runtime_is_short else in_temporary)
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            await still_works(writer, folder)
 
 
 async def test_topic_without_a_place_for_a_socket_works_alone(

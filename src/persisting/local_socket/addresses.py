@@ -32,18 +32,20 @@ _DRAFT_SECONDS = 60.0
 def listen(topic: Path) -> tuple[socket.socket, Path]:
     """Listen on a new socket for a topic; return it with its path. Raises ``OSError``."""
     name = f"{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        return _listen_in(topic / FOLDER, name)
-    except OSError:  # the path is too long, or the file system has no sockets
-        return _listen_in(runtime_folder(), name)
+    *folders, last = [topic / FOLDER, *runtime_folders()]
+    for folder in folders:
+        with suppress(OSError):  # the path is too long, or the file system has no sockets
+            return _listen_in(folder, name)
+    return _listen_in(last, name)
 
 
-def runtime_folder() -> Path:
-    """Return this user's folder for sockets whose own folder cannot have them."""
+def runtime_folders() -> list[Path]:
+    """Return this user's folders for sockets that cannot be in the folder of their topic."""
+    folders = [Path(tempfile.gettempdir()) / f"persisting-{os.geteuid()}"]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
-        return Path(runtime) / "persisting"
-    return Path(tempfile.gettempdir()) / f"persisting-{os.geteuid()}"
+        folders.insert(0, Path(runtime) / "persisting")
+    return folders
 
 
 def _listen_in(folder: Path, name: str) -> tuple[socket.socket, Path]:
