@@ -509,14 +509,14 @@ class TestOldDataFrame:
 
 class TestRefusedReads:
     def test_folder_without_a_topic_is_refused(self, spark: SparkSession, tmp_path: Path) -> None:
-        with refused("NoSuchTopic", f"no topic in {tmp_path}/nothing.*Check the topic's name"):
+        with refused("NoSuchTopic", f"there is no topic 'nothing' in {tmp_path}"):
             load(spark, tmp_path, "nothing")
 
     def test_read_topic_raises_our_own_error_in_one_line(
         self, spark: SparkSession, home: Path
     ) -> None:
         for error, words, topic, given in (
-            (NoSuchTopic, "there is no topic in", "nothing", {}),
+            (NoSuchTopic, "there is no topic 'nothing' in .*there are: 't'", "nothing", {}),
             (InvalidArgument, "option columns names 'nope'", "t", {"columns": ["nope"]}),
             (InvalidArgument, "unknown option 'colums'; did you mean columns", "t", {"colums": 1}),
         ):
@@ -527,7 +527,7 @@ class TestRefusedReads:
             assert "Traceback" in raised.value.__cause__.trace
 
     def test_folder_of_several_topics_is_refused(self, spark: SparkSession, home: Path) -> None:
-        with refused("NoSuchTopic", "Check the topic's name and the storage folder"):
+        with refused("NoSuchTopic", "it is a folder of topics. Name one of them: t"):
             spark.read.format("persisting").load(str(home))
 
     def test_topic_of_a_custom_backend_is_refused(

@@ -32,6 +32,7 @@ from support.spark.writes import DirectStore, SparkStore, Store
 
 from persisting.bucket.producer_sequences import ANONYMOUS, WRITERS, ProducerSequences
 from persisting.topic.routing import bucket_of
+from persisting.topic.synchronous import SyncQueue
 from persisting.topic.topic_files import TopicFolder
 
 if TYPE_CHECKING:
@@ -490,6 +491,11 @@ class TestOverwriting:
         assert is_sound(tmp_path)
 
 
+def alone(folder: Path) -> SyncQueue:
+    """Return a queue that opens no bucket but those that it puts to."""
+    return writer(folder, local_socket=False)
+
+
 class TestLiveOwner:
     def test_write_to_an_open_topic_raises_and_says_what_to_do(
         self, spark: SparkSession, tmp_path: Path
@@ -507,7 +513,7 @@ class TestLiveOwner:
         self, store: Store, tmp_path: Path
     ) -> None:
         put(tmp_path, rows(10), buckets=2)
-        with writer(tmp_path) as queue:
+        with alone(tmp_path) as queue:
             queue.put({"id": in_bucket(1, 2)})
             with refused("BucketLocked", "bucket_1"):
                 store.save(table(10, 10))
@@ -526,7 +532,7 @@ class TestLiveOwner:
             with refused("BucketLocked", "bucket_1"):
                 save(gate.hold(frame(spark, 20, 10)), tmp_path, writeId="w")
 
-        with gate.holding(spark, write) as writing, writer(tmp_path) as queue:
+        with gate.holding(spark, write) as writing, alone(tmp_path) as queue:
             queue.put({"id": in_bucket(1, 2)})
             gate.let_go()
             writing.join()
@@ -536,7 +542,7 @@ class TestLiveOwner:
         put(tmp_path, rows(10), buckets=2)
         store = DirectStore(tmp_path)
         first = {i for i in range(10, 30) if bucket_of(i, 2) == 0}
-        queue = writer(tmp_path)
+        queue = alone(tmp_path)
         with refused("BucketLocked", "bucket_1"):
             store.save(
                 table(20, 10), writeId="w", meanwhile=lambda: queue.put({"id": in_bucket(1, 2)})

@@ -192,6 +192,9 @@ def topic_folder(storage_path: str | Path | None, topic: str) -> Path:
 def no_such_topic(folder: Path) -> str:
     """Return the message for a topic that does not exist, with the names that may be meant."""
     message = f"there is no topic {folder.name!r} in {folder.parent}"
+    children = sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
+    if children:
+        return f"{message}: it is a folder of topics. Name one of them: {', '.join(children[:10])}."
     if not folder.parent.is_dir():
         return f"{message}: there is no such folder. Check the storage folder."
     siblings = sorted(path.parent.name for path in folder.parent.glob(f"*/{FILE}"))

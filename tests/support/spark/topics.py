@@ -33,6 +33,7 @@ def writer(
     column: str | None = None,
     backend: str | None = None,
     writer_id: str | None = None,
+    local_socket: bool = True,
     **options: Any,
 ) -> SyncQueue:
     """Return a queue that owns the topic until it is closed; a new topic has two buckets."""
@@ -45,6 +46,7 @@ def writer(
         backend=backend or ("persisting" if new else None),
         backend_options={**QUIET, **options} if new else (options or None),
         writer_id=writer_id,
+        local_socket=local_socket,
     )
     return _sync(opening)
 
