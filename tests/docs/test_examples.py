@@ -99,5 +99,5 @@ def test_peers_benchmark_measures_recovery_and_latency_between_processes(tmp_pat
     output = run_example("../benchmarks/peers.py", *small, "--only=recovery", "--only=latency")
     (result,) = tmp_path.glob("peers-*.json")
     rows = json.loads(result.read_text())["rows"]
-    assert [row["group"] for row in rows] == ["recovery"] * 3 + ["latency"] * 4
+    assert [row["group"] for row in rows] == ["recovery"] * 4 + ["latency"] * 4
     assert all(row["value"] > 0 and row["name"] in output for row in rows)
