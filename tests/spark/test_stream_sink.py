@@ -168,7 +168,7 @@ class TestRepeatedBatch:
         put(tmp_path, rows(30), "in", buckets=3)
         put(tmp_path, [], "out", buckets=2)
         first = {i for i in range(30) if bucket_of(i, 2) == 0}
-        queue = writer(tmp_path, "out")
+        queue = writer(tmp_path, "out", local_socket=False)
         taken = next(i for i in range(100, 199) if bucket_of(i, 2) == 1)
         with refused("BucketLocked", "bucket_1 is open for writing.*close it"):
             pipe.run(meanwhile=lambda: queue.put({"id": taken}))
