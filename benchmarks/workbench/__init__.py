@@ -1,0 +1,1 @@
+"""Work groups beside other systems that lease single records to workers."""

@@ -1,0 +1,145 @@
+"""The journal of a work group: operations in a log, and a snapshot at the start of each segment.
+
+A segment begins with the whole state, so the segments before it are removed once it is durable. The
+log's own recovery cuts off a torn tail and detects damage to what was synced. Blocking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from persisting.codec import NONE
+from persisting.errors import StorageError, WALError
+from persisting.fs import FileSystem
+from persisting.wal.frame import START, Frame, SegmentStart, encode_start
+from persisting.wal.inspection import Inspection, ReadOnlyFileSystem
+from persisting.wal.log import Log, Payload
+from persisting.wal.recovery import Recovery
+from persisting.work.state import GroupState, Operation
+
+SNAPSHOT = 8
+OPERATIONS = 9
+"""Kinds of frames. The kinds of buckets' logs are below them."""
+
+SEGMENT_BYTES = 4 * 1024 * 1024
+"""After this many bytes of operations, or as many as the snapshot has, a new segment begins."""
+
+_UNLIMITED = 1 << 62
+_TRIES = 20
+
+
+class Journal:
+    """The journal of one group, open for appending. One thread at a time."""
+
+    def __init__(self, log: Log, snapshot: Callable[[], bytes]) -> None:
+        """``snapshot`` returns the present state, with the operations of the next write applied."""
+        self._log, self._snapshot = log, snapshot
+        self._released = log.last_sequence
+        """The last sequence before the present segment."""
+        self._unreleased = True
+        self._limit = SEGMENT_BYTES
+        self._segment_began = 0
+        self._snapshot_bytes = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return self._log.size
+
+    def write(self, first: int, operations: Sequence[Operation], now: int) -> None:
+        """Make operations durable; ``first`` is the number of operations before them."""
+        data = msgspec.msgpack.encode((first, operations))
+        payload = Payload(OPERATIONS, NONE, len(data), data)
+        try:
+            self._log.append([[payload]], self._preamble, now)
+            self._log.sync()
+        except WALError:
+            self._log.retract()
+            raise
+        if self._unreleased:
+            self._log.release(self._released)
+            self._unreleased = False
+        if self._log.size - self._segment_began - self._snapshot_bytes > self._limit:
+            self._released = self._log.seal()
+            self._unreleased = True
+
+    def _preamble(self) -> list[Payload]:
+        start = encode_start(SegmentStart(self._log.last_written, {}))
+        state = self._snapshot()
+        self._segment_began, self._snapshot_bytes = self._log.size, len(state)
+        self._limit = segment_limit(len(state))
+        return [
+            Payload(START, NONE, len(start), start),
+            Payload(SNAPSHOT, NONE, len(state), state),
+        ]
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def segment_limit(snapshot_bytes: int) -> int:
+    """Return how many bytes of operations follow a snapshot in its segment."""
+    return max(SEGMENT_BYTES, snapshot_bytes)
+
+
+def replay(folder: Path, fs: FileSystem) -> tuple[GroupState, Log]:
+    """Return the state that a journal holds, and its log, open for appending."""
+    recovery = Recovery(folder, fs, after=0)
+    state = _replayed(recovery)
+    state.take_operations()
+    return state, recovery.open_log(_UNLIMITED)
+
+
+def read_state(folder: Path) -> GroupState:
+    """Return the state that a journal holds, without opening it; its keeper may be writing.
+
+    Nothing is changed. What the keeper has not written yet is missing.
+    """
+    for _ in range(_TRIES):
+        inspection = Inspection(folder, ReadOnlyFileSystem(), after=0)
+        try:
+            return _replayed(inspection)
+        except FileNotFoundError:  # its keeper has just released a segment
+            continue
+    raise WALError(f"the journal in {folder} changes too often to be read; try again")
+
+
+def _replayed(recovery: Recovery) -> GroupState:
+    state = GroupState()
+    for frame in recovery.frames():
+        if frame.kind == SNAPSHOT:
+            state = _load(frame, recovery.folder)
+        elif frame.kind == OPERATIONS:
+            _apply(state, frame, recovery.folder)
+    return state
+
+
+def _load(frame: Frame, folder: Path) -> GroupState:
+    try:
+        return GroupState.load(frame.payload)
+    except StorageError as exc:
+        raise WALError(f"{exc} (the journal in {folder})") from exc
+
+
+def _apply(state: GroupState, frame: Frame, folder: Path) -> None:
+    try:
+        first, operations = msgspec.msgpack.decode(
+            frame.payload, type=tuple[int, list[list[object]]]
+        )
+        if first > state.operations:
+            raise WALError(
+                f"the journal in {folder} lacks operations {state.operations} to {first - 1}: "
+                "restore the folder from a backup"
+            )
+        for operation in operations[state.operations - first :]:
+            state.apply(operation)
+    except StorageError as exc:
+        raise WALError(f"{exc} (the journal in {folder})") from exc
+    except Exception as exc:  # intact frames that make no sense: a later version wrote them
+        raise WALError(
+            f"the journal in {folder} cannot be replayed: {type(exc).__name__}: {exc}; upgrade "
+            "persisting, or restore the folder from a backup"
+        ) from exc

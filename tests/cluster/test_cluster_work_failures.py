@@ -1,0 +1,189 @@
+"""Work groups on a cluster whose nodes are killed, paused and stopped while members work."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cluster_nodes import Cluster
+from support.waiting import until
+from support.work_places import WorkPlace
+
+from persisting.cluster import serve
+from persisting.cluster.placement import bucket_key, ranked
+from persisting.cluster.pulsing_transport import PulsingTransport
+from persisting.errors import LeaseLost, StorageError
+from persisting.queue import read_queue
+
+BUCKETS = 4
+
+
+class Workers:
+    """Members that take records until all are finished, and what they saw."""
+
+    def __init__(self, place: WorkPlace) -> None:
+        self._place = place
+        self.delivered: Counter[int] = Counter()
+        self.acknowledged: dict[int, int] = {}
+        self.rejected: set[int] = set()
+        self.late: list[int] = []
+        """Records that were delivered although an ack or a reject had returned."""
+        self.tokens: dict[int, list[int]] = {}
+
+    async def work(self, done: asyncio.Event, *, reject: bool = False) -> None:
+        member = await self._place.member(lease=2.0, max_deliveries=1_000_000, breaker=False)
+        while True:
+            try:
+                deliveries = await member.fetch(8, wait=True, timeout=0.5)
+                for delivery in deliveries:
+                    await self._handle(delivery, reject)
+                if not deliveries and done.is_set():
+                    if not (await member.stats())["unacknowledged"]:
+                        return
+            except StorageError as exc:
+                if not isinstance(exc, LeaseLost):
+                    await asyncio.sleep(0.2)  # no owner for a while
+
+    async def _handle(self, delivery: Any, reject: bool) -> None:
+        number, token = delivery.record["id"], delivery.key[2]
+        self.delivered[number] += 1
+        if token > self.acknowledged.get(number, token):
+            self.late.append(number)
+        try:
+            if reject:
+                await delivery.reject("on purpose")
+                self.rejected.add(number)
+            else:
+                await delivery.ack()
+            self.acknowledged[number] = token
+        except LeaseLost:
+            return
+
+
+@pytest.fixture
+async def place(cluster: Cluster, join: Any, tmp_path: Path) -> AsyncIterator[WorkPlace]:
+    cluster.start(3)
+    place = WorkPlace(tmp_path, await join(cluster))
+    yield place
+    await place.close()
+
+
+async def put_slowly(writer: Any, count: int, done: asyncio.Event) -> None:
+    for first in range(0, count, 10):
+        await writer.put([{"id": n} for n in range(first, first + 10)])
+        await asyncio.sleep(0.02)
+    done.set()
+
+
+async def run(place: WorkPlace, cluster: Cluster, fault: str, *, reject: bool = False) -> Workers:
+    """Have three members work while the owners of bucket 0 and of another bucket fail."""
+    count = 400
+    writer = await place.writer(num_buckets=BUCKETS)
+    workers, done = Workers(place), asyncio.Event()
+    tasks = [asyncio.create_task(workers.work(done, reject=reject)) for _ in range(3)]
+    putting = asyncio.create_task(put_slowly(writer, count, done))
+    for bucket in (0, 1):
+        while len(workers.acknowledged) < (bucket + 1) * count // 4:
+            await asyncio.sleep(0.05)
+            for task in [*tasks, putting]:
+                assert not task.done() or task.exception() is None
+        owner = cluster.owner((await writer.stats())["buckets"][bucket])
+        if fault == "kill":
+            owner.kill()
+        elif fault == "leave":
+            owner.signal(signal.SIGTERM)
+        else:
+            owner.signal(signal.SIGSTOP)
+            await asyncio.sleep(3.0)
+            owner.signal(signal.SIGCONT)
+        if fault != "pause" and bucket == 0:
+            await asyncio.to_thread(cluster.start, 1)
+    await putting
+    await asyncio.gather(*tasks)
+    assert set(workers.delivered) == set(range(count))
+    assert workers.late == []
+    return workers
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", ["kill", "leave", "pause"])
+async def test_failing_owners_lose_no_record_and_repeat_nothing_acknowledged(
+    cluster: Cluster, place: WorkPlace, fault: str
+) -> None:
+    workers = await run(place, cluster, fault)
+    assert set(workers.acknowledged) == set(range(400))
+    member = await place.member()
+    assert (await member.stats())["acknowledged"] == 400
+
+
+@pytest.mark.timeout(300)
+async def test_killed_owners_store_every_dead_letter_once(
+    cluster: Cluster, place: WorkPlace
+) -> None:
+    await run(place, cluster, "kill", reject=True)
+    dead = await read_queue(
+        place.system, topic=f"{place.topic}.dead", storage_path=str(place.folder)
+    )
+    stored = Counter(letter["id"] for letter in await dead.get(None))
+    await dead.close()
+    assert stored == Counter(range(400))
+    member = await place.member(lease=60.0)
+    assert await member.redrive() == 400
+    again = Counter()
+    while deliveries := await member.fetch(100, wait=True, timeout=2.0):
+        again.update(delivery.record["id"] for delivery in deliveries)
+        await member.ack(deliveries)
+    assert again == Counter(range(400))
+
+
+async def test_a_member_in_flight_keeps_its_lease_when_the_keeper_dies(
+    cluster: Cluster, place: WorkPlace
+) -> None:
+    writer = await place.writer(4, num_buckets=BUCKETS)
+    member = await place.member(lease=120.0)
+    deliveries = await member.fetch(4)
+    await deliveries[0].ack()
+    cluster.owner((await writer.stats())["buckets"][0]).kill()
+    await deliveries[0].ack()  # repeated, as after a lost answer
+    await member.ack(deliveries[1:3])
+    assert await member.fetch(4) == []
+    await deliveries[3].reject("broken")
+    stats = await member.stats()
+    assert (stats["acknowledged"], stats["dead"], stats["unacknowledged"]) == (3, 1, 0)
+
+
+async def test_a_group_moves_while_its_dead_letters_have_no_owner(
+    cluster: Cluster, join: Any, tmp_path: Path
+) -> None:
+    """A node opens no bucket while a group leaves it, so the group must not wait for one."""
+    (other,) = cluster.start(1)
+    system = await join(cluster)
+    host = await serve(system)
+
+    async def hosts_are_known() -> bool:
+        return len(await PulsingTransport(system).hosts()) == 2
+
+    await until(hosts_are_known)
+    hosts = [host.node, other.id]
+
+    def best_owner(topic: str) -> str:
+        return ranked(bucket_key(str(tmp_path / topic), 0), hosts)[0]
+
+    place = WorkPlace(tmp_path, system)
+    while [best_owner(place.topic), best_owner(f"{place.topic}.dead")] != hosts:
+        place = WorkPlace(tmp_path, system)
+    await place.writer(2, num_buckets=1)
+    member = await place.member(lease=120.0)
+    first, second = await member.fetch(2)
+    await first.reject("broken")
+    other.kill()
+    async with host._opening:  # as when the bucket of the group moves to a better node
+        await asyncio.wait_for(host._close_bucket(bucket_key(str(tmp_path / place.topic), 0)), 20)
+    await second.reject("broken too")
+    assert (await member.stats())["dead"] == 2
+    await place.close()
