@@ -1,0 +1,178 @@
+"""A bucket in an object store.
+
+What differs from a bucket in a folder: who may write (an ownership with a term, not a lock), how
+the table is committed (under a fence), and that everything acknowledged is durable in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from persisting.bucket.bucket import Bucket
+from persisting.bucket.maintenance import Maintenance
+from persisting.bucket.schema_state import SchemaState
+from persisting.bucket.store_maintenance import StoreMaintenance
+from persisting.bucket.store_ownership import Ownership
+from persisting.concurrency import timer
+from persisting.errors import OwnershipLost, StorageError
+from persisting.metrics import NO_METRICS, BucketMetrics
+from persisting.options import BucketOptions
+from persisting.records import Rules
+from persisting.store.object_store import ObjectStore
+from persisting.store_address import StoreAddress
+from persisting.table.store_table import StoreTable
+
+log = logging.getLogger("persisting")
+
+
+class LogState(Protocol):
+    """What a bucket asks of the log that it writes to."""
+
+    @property
+    def lost(self) -> str:
+        """Why this process no longer owns the log; empty while it does."""
+
+    @property
+    def overdue(self) -> str:
+        """Why another process may have taken over unnoticed; empty while that cannot be."""
+
+
+class StoreBucket(Bucket):
+    """The records of one bucket, opened for writing by its owner."""
+
+    table: StoreTable
+
+    flush_pause = 1.0
+    """A flush takes five requests, and its records are durable in the log anyway."""
+
+    def __init__(
+        self,
+        options: BucketOptions,
+        rules: Rules,
+        store: ObjectStore,
+        ownership: Ownership,
+        schema: SchemaState,
+        metrics: BucketMetrics = NO_METRICS,
+    ) -> None:
+        """``store`` is that of the topic."""
+        self._store, self.ownership = store, ownership
+        self._lost: OwnershipLost | None = None
+        self.log_state: LogState | None = None
+        """The log, once the bucket is attached to it."""
+        super().__init__(options, rules, metrics, schema)
+
+    def _new_table(self) -> StoreTable:
+        address = self.options.storage_path
+        assert isinstance(address, StoreAddress)
+        return StoreTable(
+            address,
+            self._store.options,
+            compression=self.options.compression,
+            defaults=self.rules.defaults,
+        )
+
+    def _new_maintenance(self) -> Maintenance:
+        parts = self.table_writer, self.schema_state, self.options, self.metrics, self.fs
+        return StoreMaintenance(self._store, self, *parts)
+
+    def _writers_of_notes(self) -> Iterable[str]:
+        return ()  # nothing is handed over in an object store
+
+    def _open_for_writing(self) -> None:
+        try:
+            timer.start_timer()
+        except RuntimeError as exc:
+            raise StorageError(
+                f"cannot open {self.options.storage_path}: no thread for the timer ({exc})"
+            ) from exc
+        self.table.take(self.ownership.term)
+        self.table.set_compression()
+        self.maintenance.start()
+
+    def flush_at_exit(self) -> None:
+        """Everything acknowledged is in the log."""
+
+    # Ownership
+
+    @property
+    def lost(self) -> str:
+        """Why this process no longer owns the bucket; empty while it does, as far as it knows."""
+        if self._lost is not None:
+            return self._lost.summary
+        return "" if self.log_state is None else self.log_state.lost
+
+    @property
+    def overdue(self) -> str:
+        """Why another process may have taken the bucket over unnoticed; empty while that cannot
+        be."""
+        return "" if self.log_state is None else self.log_state.overdue
+
+    def check_writable(self) -> None:
+        super().check_writable()
+        if self._lost is not None:
+            raise self._lost.with_traceback(None)
+
+    @contextmanager
+    def _quiesced(self) -> Iterator[None]:
+        with super()._quiesced():
+            try:
+                yield
+            except BaseException as exc:
+                if self.table.committer.is_uncertain:
+                    # Puts that go on would get offsets of a version that may be over.
+                    self._lost = OwnershipLost(
+                        f"nobody knows whether a change of {self.options.storage_path} was stored "
+                        f"({exc})",
+                        hint="open the topic again",
+                    )
+                raise
+
+    def _commit_buffer(self, at_least: int = 0) -> bool:
+        landed = self._drop_landed()
+        return super()._commit_buffer(at_least) or landed
+
+    def _drop_landed(self) -> bool:
+        """Drop from the buffer what the table holds already; return whether that was anything.
+
+        The flush that wrote it has failed: its outcome was unknown, and so it could not drop the
+        records itself.
+        """
+        with self.table_writer.lock:
+            self.table.committer.complete_undo()
+            with self.state_lock:
+                sequences = [chunk.sequence for chunk in self._buffer.chunks]
+            landed = sum(sequence <= self.table.sequence for sequence in sequences)
+            if landed:
+                self.publish_table(landed)
+            return landed > 0
+
+    def _flush(self) -> bool:
+        try:
+            if self._lost is not None:
+                raise self._lost.with_traceback(None)
+            return super()._flush()
+        except OwnershipLost as exc:
+            self._lost = exc
+            self.flusher.stop()
+            if not self.closed:
+                raise
+            log.warning(
+                "closing %s without a flush: %s. Its acknowledged records are in the log, which "
+                "the new owner reads",
+                self.options.storage_path,
+                exc.summary,
+            )
+            return False
+        except StorageError as exc:
+            if not self.closed or not self.lost:
+                raise
+            log.warning(
+                "closing %s without a flush: %s. Its acknowledged records are in the log, which "
+                "the next owner reads",
+                self.options.storage_path,
+                exc,
+            )
+            return False

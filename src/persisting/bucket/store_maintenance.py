@@ -1,0 +1,93 @@
+"""Maintenance of a bucket in an object store.
+
+The steps are those of a bucket in a folder; each commit is under the owner's fence. What differs is
+where the requested indexes and the groups' offsets are stored, and when old versions are removed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from persisting.bucket import store_groups
+from persisting.bucket.group_offsets import Hold
+from persisting.bucket.maintenance import Maintenance
+from persisting.errors import StorageError
+from persisting.store.object_store import ObjectStore
+from persisting.store.register import Register
+from persisting.table import indexes, versions
+from persisting.table.indexes import IndexSpec
+from persisting.table.versions import Version
+
+_FORMAT = 1
+_NEVER = -1
+
+
+class IndexList(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``bucket_<i>/indexes.json``."""
+
+    indexes: list[IndexSpec] = []
+    format: int = _FORMAT
+
+
+def index_register(store: ObjectStore, bucket: int) -> Register[IndexList]:
+    """``store`` is that of the topic."""
+    return Register(store, f"bucket_{bucket}/{indexes.FILE}", IndexList, _FORMAT)
+
+
+class StoreMaintenance(Maintenance):
+    """Maintains the table of one bucket in an object store."""
+
+    def __init__(self, store: ObjectStore, *given: Any) -> None:
+        """``store`` is that of the topic; ``given`` are the arguments of :class:`Maintenance`."""
+        super().__init__(*given)
+        self._store = store
+        self._register = index_register(store, self._options.bucket_id)
+        self._cleaned_version = _NEVER
+
+    def _load_index_specs(self) -> list[IndexSpec]:
+        held = self._register.read()
+        return [] if held is None else list(held.content.indexes)
+
+    def _store_index_specs(self, specs: list[IndexSpec]) -> None:
+        self._register.update(lambda _: IndexList(indexes=specs))
+
+    def _group_holds(self, restored: list[int]) -> list[Hold]:
+        if "groups" not in self._options.retention_waits_for:
+            return []
+        return store_groups.holds(self._store, self._options.bucket_id, restored)
+
+    @property
+    def _cleaning_due(self) -> bool:
+        """The age of a version counts back from the newest one, so without a new version there is
+        nothing more to remove, and an idle bucket costs no request."""
+        return super()._cleaning_due and self._table.view.version != self._cleaned_version
+
+    def _clean(self) -> int:
+        due = self._cleaning_due
+        removed = super()._clean()
+        if due:
+            self._cleaned_version = self._table.view.version
+        return removed
+
+    def _sweep(self) -> None:
+        """Cleaning removes the files of failed writes after a week, see ``remove_versions``."""
+
+    def restore(self, version: Version, token: str | None = None) -> dict[str, Any]:
+        """As in a folder, but not to a version that cleaning may be removing.
+
+        A former owner that was paused while it removed old versions goes on when it wakes. It
+        removes only versions that were too old then, which are too old now.
+        """
+        keep = self._options.keep_versions
+        dataset = self._table.view.dataset
+        if keep is not None and dataset is not None:
+            number = versions.resolve(dataset, version)
+            if number in self._table.committer.outdated(keep):
+                raise StorageError(
+                    f"version {number} of {self._options.storage_path} is older than "
+                    f"keep_versions ({keep:g} s) and may be removed at any time; restore a newer "
+                    "one, or one that has a tag"
+                )
+        return super().restore(version, token)

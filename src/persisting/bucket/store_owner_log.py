@@ -1,0 +1,192 @@
+"""The log of one topic in one process, in an object store; shared by all buckets that it owns."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from contextlib import suppress
+
+from persisting.bucket import slot_files
+from persisting.bucket.group_commit import GroupCommit
+from persisting.bucket.lanes import Grouping
+from persisting.bucket.log_index import LogIndex
+from persisting.bucket.log_recovery import Replay
+from persisting.bucket.schema_state import SchemaState
+from persisting.bucket.store_bucket import StoreBucket
+from persisting.bucket.store_ownership import PATIENCE_SECONDS, Ownership, owner_register
+from persisting.bucket.store_schema import StoreSchema
+from persisting.concurrency.coalesced import weak_callback
+from persisting.errors import BucketLocked, StorageError, WALError
+from persisting.options import PersistingOptions
+from persisting.records import Rules
+from persisting.store.object_store import ObjectStore, StoreError
+from persisting.store.probe import probe
+from persisting.wal import sealing
+from persisting.wal.lease import Lease
+from persisting.wal.object_log import ObjectLog
+from persisting.wal.sealing import SealedLog
+from persisting.wal.slots import lease_key, new_log_name, slots_prefix
+
+log = logging.getLogger("persisting")
+
+
+class StoreOwnerLog:
+    """An open log. Buckets of the topic attach to it; all of them share its group commit."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        num_buckets: int,
+        options: PersistingOptions,
+        rules: Rules,
+        *,
+        passing: bool = False,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        """``store`` is that of the topic. Blocking.
+
+        ``passing``: buckets are owned only for one short change, so that others wait for it, up to
+        their ``patience`` in seconds.
+        """
+        self._patience = patience
+        probe(store)
+        self.store, self.options, self._num_buckets = store, options, num_buckets
+        self.process = os.getpid()
+        self.name = new_log_name()
+        self.schema_state = SchemaState(rules, StoreSchema(store))
+        self._lease = Lease(store, self.name, options.lease, passing=passing)
+        self.log = ObjectLog(store, self._lease)
+        self._lease.start(weak_callback(self.log, ObjectLog.beat))
+        self.group_commit = GroupCommit(
+            self.log,
+            self.schema_state,
+            options,
+            _publish_nothing,
+            Grouping(options.linger, options.linger_bytes),
+        )
+        self._attached: set[int] = set()
+        self._is_noted = False
+        """Whether an owner object may still name this log after its bucket was closed."""
+        self._retired = False
+        self._last_index: tuple[SealedLog, LogIndex] | None = None
+        self._guard = threading.Lock()
+        self._indexing = threading.Lock()
+
+    @property
+    def lost(self) -> str:
+        """Why this process no longer owns the log; empty while it does."""
+        return self._lease.lost
+
+    @property
+    def overdue(self) -> str:
+        """Why another process may have taken over unnoticed; empty while that cannot be."""
+        return self._lease.overdue
+
+    def own(self, bucket: int) -> Ownership:
+        """Take a bucket over for this process. Blocking."""
+        try:
+            return Ownership(self.store, bucket, self.name, self._patience)
+        except BucketLocked:
+            raise
+        except BaseException:
+            self._is_noted = True  # the answer may have been lost
+            raise
+
+    def disown(self, ownership: Ownership) -> None:
+        """Give a bucket back that could not be opened. Blocking."""
+        if not ownership.give_up():
+            self._is_noted = True
+
+    def attach(self, bucket: StoreBucket) -> None:
+        """Recover what a former owner logged for a bucket, and log its records from now on."""
+        with self._guard:
+            if self._retired:
+                raise StorageError(f"the log {self.log.place} is closed; open the bucket again")
+            self._attached.add(bucket.number)
+        try:
+            left = bucket.ownership.left_log
+            if left is not None:
+                self._recover(bucket, left)
+            bucket.ownership.use_own_log()
+        except BaseException:
+            self._detached(bucket.number)
+            raise
+        if left is not None and left.slots:
+            self._remove_if_unused(left)
+        bucket.log_state = self
+        bucket.attach(self.group_commit, lambda: self._forget(bucket))
+
+    def _recover(self, bucket: StoreBucket, left: SealedLog) -> None:
+        """Bring the records of a former owner's log into the table."""
+        index = self._index_of(left)
+        after = bucket.table.sequence
+        index.check(bucket.number, after)
+        replay = Replay(bucket, index.folder, after)
+        replay.add_blocks(index.blocks(bucket.number, after))
+        replay.finish()
+        bucket.flush_recovered()
+
+    def _index_of(self, left: SealedLog) -> LogIndex:
+        """Return the index of a log, which is read once for all its buckets."""
+        with self._indexing:
+            if self._last_index is None or self._last_index[0] != left:
+                place = str(self.store.address / slots_prefix(left.name))
+                contents = sealing.read_slots(self.store, left)
+                self._last_index = left, slot_files.index_slots(place, contents)
+            return self._last_index[1]
+
+    def _remove_if_unused(self, left: SealedLog) -> None:
+        """Delete the group commits of a former owner's log if no bucket needs them any more."""
+        try:
+            for number in range(self._num_buckets):
+                held = owner_register(self.store, number).read()
+                if held is not None and held.content.log == left.name:
+                    return
+            sealing.remove(self.store, left)
+            with self._indexing:
+                self._last_index = None
+        except StoreError as exc:
+            log.warning("cannot delete the log of a former owner, which is not needed: %s", exc)
+
+    def _forget(self, bucket: StoreBucket) -> None:
+        """Detach a bucket, and give it back unless its log holds records that its table lacks, or
+        may hold some."""
+        is_needed = bucket.first_sequence is not None or self.log.lost
+        if is_needed or not bucket.ownership.give_back():
+            self._is_noted = True
+        with suppress(WALError):
+            self.group_commit.release()
+        self._detached(bucket.number)
+
+    def retire(self) -> None:
+        """Close and remove the log once no bucket is attached to it."""
+        with self._guard:
+            self._retired = True
+        self._close_if_unused()
+
+    def abandon(self) -> None:
+        """Stop the beats: others take the buckets over after the time of the lease."""
+        self._lease.stop()
+
+    def _detached(self, bucket: int) -> None:
+        with self._guard:
+            self._attached.discard(bucket)
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        with self._guard:
+            if not self._retired or self._attached or self.log.closed:
+                return
+            self.group_commit.close()
+        if self._is_noted or self.log.lost:
+            return  # a late put must find the claim
+        try:
+            self.log.delete_all()
+            self.store.delete([lease_key(self.name)])
+        except StorageError as exc:
+            log.warning("cannot delete the log %s, which is not needed: %s", self.log.place, exc)
+
+
+def _publish_nothing(acknowledged: int, synced: int) -> None:
+    """Readers in other processes look at the store."""

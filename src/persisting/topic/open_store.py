@@ -1,0 +1,142 @@
+"""Opening topics in an object store, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from persisting import store_address
+from persisting.backends.table_backend import TableBackend
+from persisting.concurrency.pool import in_thread
+from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic
+from persisting.store.object_store import ObjectStore, open_store
+from persisting.store.probe import probe
+from persisting.store.storage_options import StorageOptions
+from persisting.topic import store_config, store_files
+from persisting.topic.bucket_client import Topic
+from persisting.topic.local import (
+    LocalBucketClient,
+    LocalTopic,
+    hold_live,
+    live_in_store,
+    open_for_writing,
+)
+from persisting.topic.open_local import ReaderOptions, deadline_of, open_reader, when_found
+from persisting.topic.reader import QueueReader
+from persisting.topic.readonly import ReadonlyBucketClient, ReadonlyTopic
+from persisting.topic.spec import TopicConfig, TopicSpec
+from persisting.topic.table_calls import T, TableCall, TableRead
+from persisting.topic.topic_names import check_name
+from persisting.topic.writer import QueueWriter
+
+_WAIT_STEP_SECONDS = 0.5
+
+
+def store_of(
+    storage_path: str, topic: str, storage_options: Mapping[str, Any] | None
+) -> ObjectStore:
+    """Return the store of a topic. No request is made."""
+    address = store_address.parse(storage_path) / check_name("topic", topic)
+    return open_store(address, StorageOptions(storage_options))
+
+
+def refuse_options_of_stores(storage_options: Any) -> None:
+    """Raise for ``storage_options`` of a topic that is not in an object store."""
+    if storage_options is not None:
+        raise InvalidArgument(
+            "storage_options are for topics in an object store: "
+            "storage_path='s3://bucket/prefix', gs:// or az://"
+        )
+
+
+async def open_store_writer(
+    wanted: TopicSpec, cls: type | None, store: ObjectStore, writer_id: str | None
+) -> QueueWriter:
+    """Return a writer of a topic whose buckets this process owns."""
+    if cls is not None:
+        raise InvalidArgument(
+            f"a topic at {store.address} needs the backend 'persisting' by its name, got {cls!r}"
+        )
+    wanted.check()
+    await in_thread(probe, store)
+    handle = await open_for_writing(wanted, None, None, store=store)
+    return QueueWriter(handle, writer_id=writer_id)
+
+
+async def open_store_reader(
+    wanted: TopicSpec, store: ObjectStore, options: ReaderOptions
+) -> QueueReader:
+    """Return a reader of a topic that this process owns, or of its tables."""
+    deadline = deadline_of(options.wait_for_topic)
+    topic = await when_found(lambda: _find(wanted, store), deadline, _WAIT_STEP_SECONDS)
+    return await open_reader(topic, options)
+
+
+async def _find(wanted: TopicSpec, store: ObjectStore) -> Topic:
+    live = live_in_store(store.address)
+    if live is not None:
+        wanted.applied_to(live.config)
+        handle = hold_live(live)
+        if handle is not None:
+            return handle
+    config = await in_thread(store_config.load, store)
+    if config is None:
+        raise NoSuchTopic(
+            f"there is no topic {store.address.name!r} at {store.address.parent}. To wait for it, "
+            "pass wait_for_topic=True"
+        )
+    return StoreReadTopic(store, wanted.applied_to(config))
+
+
+class StoreReadTopic(ReadonlyTopic):
+    """A topic in an object store, opened for reading."""
+
+    def __init__(self, store: ObjectStore, config: TopicConfig) -> None:
+        self._store, self._config = store, config
+        self._clients: dict[int, ReadonlyBucketClient] = {}
+
+    folder = None  # type: ignore[assignment]
+
+    @property
+    def store(self) -> ObjectStore:
+        return self._store
+
+    def bucket(self, bucket: int) -> ReadonlyBucketClient:
+        if bucket not in self._clients:
+            self._clients[bucket] = StoreBucketClient(self._store, self._config, bucket)
+        return self._clients[bucket]
+
+
+class StoreBucketClient(ReadonlyBucketClient):
+    """A bucket in an object store, or the live bucket while this process owns it."""
+
+    def __init__(self, store: ObjectStore, config: TopicConfig, bucket: int) -> None:
+        self._store, self._config, self._bucket = store, config, bucket
+        self._reader: TableBackend | None = None
+
+    def _live(self) -> LocalTopic | None:
+        return live_in_store(self._store.address)
+
+    def _open(self) -> TableBackend:
+        return TableBackend(store_files.open_reader(self._store, self._config, self._bucket))
+
+    async def call(self, call: TableCall[T]) -> T:
+        source = await self._source()
+        if isinstance(source, LocalBucketClient) or isinstance(call, TableRead):
+            return await super().call(call)
+        return await self._as_owner(call)
+
+    async def _as_owner(self, call: TableCall[T]) -> T:
+        """Own the bucket for the duration of a call; raise if a living process owns it."""
+        wanted = TopicSpec(topic=self._config.topic)
+        owner = await open_for_writing(wanted, None, None, store=self._store)
+        try:
+            return await owner.bucket(self._bucket).call(call)
+        except BucketLocked as exc:
+            raise BucketLocked(
+                exc.summary, owner=exc.owner, hint=f"call {call.op}() in that process"
+            ) from exc
+        finally:
+            await owner.close()
+            if self._reader is not None:
+                self._reader.bucket.expire_view()

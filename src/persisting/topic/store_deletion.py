@@ -1,0 +1,77 @@
+"""Deleting a topic in an object store. Blocking.
+
+Every bucket is taken over first: so no living process writes the topic, and the claims and fences
+of the take-over refuse whatever a paused one still sends. Those must outlive the topic, because a
+request may arrive at any time, perhaps when there is a new topic of the same name. So these small
+objects stay: of each bucket ``owner.json`` and the newest, empty version of its table, and of each
+log that was taken over its lease and its claim. A new topic of that name goes on behind them.
+
+The definition is marked first. From then on nobody can open the topic, and a deletion that was
+interrupted is completed by the next one.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from persisting.backends.persisting import PersistingBackend, new_store_owner_log
+from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
+from persisting.bucket.store_bucket import StoreBucket
+from persisting.bucket.store_groups import GROUPS
+from persisting.errors import BucketLocked, NoSuchTopic
+from persisting.store.object_store import ObjectStore
+from persisting.table.indexes import FILE as INDEX_FILE
+from persisting.topic import spec as topics
+from persisting.topic import store_config, tags
+from persisting.topic.backup_form import CHECKPOINTS
+from persisting.topic.spec import TopicConfig
+from persisting.topic.store_group_admin import living_members
+from persisting.wal.slots import LOGS, is_claim, slots_prefix
+
+
+def check_deletable(store: ObjectStore, config: TopicConfig) -> None:
+    """Raise if a group reads the topic. Waits for the time of the lease if there are members."""
+    for group, members in living_members(store, config).items():
+        if members:
+            raise BucketLocked(
+                f"topic {config.topic!r} is being read by group {group!r}",
+                hint="close its readers first",
+            )
+
+
+def delete(store: ObjectStore) -> None:
+    """Delete the topic at the address of ``store``; raise if a living process writes it."""
+    held = store_config.register(store).read()
+    if held is None:
+        raise NoSuchTopic(f"there is no topic {store.address.name!r} at {store.address.parent}")
+    config = held.content
+    check_deletable(store, config)
+    with ExitStack() as stack:
+        log = new_store_owner_log(store, config.num_buckets, **config.options)
+        stack.callback(log.retire)
+        owned = []
+        for number in range(config.num_buckets):
+            place = store.address / topics.bucket_name(number)
+            backend = PersistingBackend(number, place, owner_log=log, **config.options)  # type: ignore[arg-type]
+            stack.callback(backend.close_now)
+            owned.append(backend.bucket)
+        store_config.mark_deleted(store)
+        for bucket in owned:
+            assert isinstance(bucket, StoreBucket)
+            bucket.ownership.note_deletion()
+            bucket.table.erase()
+        for folder in (GROUPS, tags.FOLDER, CHECKPOINTS):
+            store.delete(store.list(folder))
+        store.delete(f"{topics.bucket_name(b)}/{INDEX_FILE}" for b in range(config.num_buckets))
+        _delete_old_logs(store, log.name)
+        store.delete([SCHEMA_FILE, topics.FILE])
+
+
+def _delete_old_logs(store: ObjectStore, own: str) -> None:
+    """Delete the group commits of former owners, also those behind a claim. The claims stay."""
+    for key in store.list(LOGS):
+        name = key.split("/")[1]
+        if name != own and key.startswith(f"{slots_prefix(name)}/"):
+            found = store.get(key)
+            if found is not None and not is_claim(found.data):
+                store.delete([key])

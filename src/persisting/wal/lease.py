@@ -1,0 +1,241 @@
+"""The lease of a log in an object store: who writes the log, and whether that process lives.
+
+The lease is advice. It keeps two processes from disturbing each other, but nothing durable depends
+on time: what decides is which object was created first (:mod:`persisting.wal.slots`) and the fence
+of the tables.
+
+It also says up to which slot objects may be gone (``released``). The owner announces that here
+before it deletes them. Whoever takes over first swaps the lease, so that nothing more can be
+announced: every slot behind ``released`` that was ever used is then still there, and the first free
+one was never used. Only such a slot may hold the claim.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from persisting.concurrency import timer
+from persisting.concurrency.coalesced import CoalescedTask, weak_callback
+from persisting.errors import OwnershipLost
+from persisting.store.object_store import ObjectChanged, ObjectStore, StoreError
+from persisting.store.register import Held, Register
+from persisting.wal.slots import Process, lease_key, this_process
+
+log = logging.getLogger("persisting")
+
+FORMAT = 1
+LEASE_SECONDS = 5.0
+_BEATS_PER_LEASE = 3
+NOTHING_RELEASED = -1
+
+_ended: set[str] = set()
+"""Logs that this process has written and never will again."""
+
+
+def has_ended_here(name: str) -> bool:
+    """Whether this process wrote a log and has stopped: nobody needs to wait for its lease."""
+    return name in _ended
+
+
+class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the lease object."""
+
+    owner: Process
+    seconds: float
+    """After this time without a beat, others may take over."""
+    beat: int = 0
+    released: int = NOTHING_RELEASED
+    """The objects of slots up to this one may be gone; their records are in the tables."""
+    released_through: int = 0
+    """The last sequence in those slots."""
+    taken_by: str = ""
+    """The log of the process that takes over; empty while the owner lives."""
+    passing: bool = False
+    """Whether the process owns buckets for one short change, so that others wait for it."""
+    format: int = FORMAT
+
+
+def lease_register(store: ObjectStore, name: str) -> Register[LeaseRecord]:
+    return Register(store, lease_key(name), LeaseRecord, FORMAT)
+
+
+class Lease:
+    """The owner's side: beats, and announces what may be deleted."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        name: str,
+        seconds: float = LEASE_SECONDS,
+        *,
+        passing: bool = False,
+    ) -> None:
+        """Create the lease of a new log. Blocking."""
+        self.name, self.seconds, self._store = name, seconds, store
+        self._register = lease_register(store, name)
+        record = LeaseRecord(owner=this_process(), seconds=seconds, passing=passing)
+        self._renewed_at = time.monotonic()
+        self._held: Held[LeaseRecord] = self._register.create(record)
+        self._guard = threading.Lock()
+        self._on_beat: Callable[[], None] | None = None
+        # Not in the pool, whose threads may all be waiting for other owners.
+        self._beating = CoalescedTask(weak_callback(self, Lease._beat), short=True)
+        self._stopped = False
+        self._failure = ""
+        """Why the last beat failed; empty if it did not."""
+        self.lost = ""
+        """Why this process no longer owns the log; empty while it does."""
+
+    def start(self, on_beat: Callable[[], None]) -> None:
+        """Beat from now on, in threads of the pool; ``on_beat`` does it, and must not keep the
+        lease alive."""
+        self._on_beat = on_beat
+        self._beat_later()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._stopped = True
+
+    def end(self) -> None:
+        """Beat no more: this process writes nothing more to the log."""
+        self.stop()
+        _ended.add(self.name)
+
+    def give_up(self, reason: str) -> None:
+        """Note that this process no longer owns the log."""
+        self.lost = self.lost or reason
+        _ended.add(self.name)
+
+    @property
+    def overdue(self) -> str:
+        """Why another process may have taken over unnoticed; empty while that cannot be.
+
+        Others wait for the time of the lease after they have seen a beat. So until that time after
+        the begin of the last beat nobody has taken over.
+        """
+        late = time.monotonic() - self._renewed_at
+        if late <= self.seconds:
+            return ""
+        known = self._failure or self._store.trouble  # a beat is retried for long until it fails
+        cause = f": {known}" if known else ""
+        return f"the lease {self._register.place} has not been renewed for {late:.0f} s{cause}"
+
+    def beat_soon(self) -> None:
+        """Beat now, in a thread of the pool."""
+        if not self._stopped:
+            self._beating.request()
+
+    def _beat_later(self) -> None:
+        if not self._stopped and not self.lost:
+            timer.after(self.seconds / _BEATS_PER_LEASE, weak_callback(self, Lease._beat_at_time))
+
+    def _beat_at_time(self) -> None:
+        self.beat_soon()
+        self._beat_later()
+
+    def _beat(self) -> None:
+        if self._stopped or self.lost or self._on_beat is None:
+            return
+        try:
+            self._on_beat()
+        except OwnershipLost as exc:
+            log.error("%s", exc)
+        except StoreError as exc:
+            if not self._failure:
+                log.warning("cannot renew the lease of the log %s: %s", self.name, exc)
+            self._failure = str(exc)
+        else:
+            self._failure = ""
+
+    def renew(self, released: int = NOTHING_RELEASED, through: int = 0) -> None:
+        """Show that this process lives, and announce that slots up to ``released`` may be deleted,
+        whose last sequence is ``through``.
+
+        Raises :class:`OwnershipLost` if another process has taken over. Blocking.
+        """
+        with self._guard:
+            self.check()
+            record = self._held.content
+            began = time.monotonic()
+            try:
+                self._held = self._register.swap(self._held, _beaten(record, released, through))
+            except ObjectChanged as exc:
+                found = None if exc.found is None else self._register.decode(exc.found)
+                if found is None or found.content.taken_by or found.content.owner != record.owner:
+                    self._lose(exc)
+                    self.check()
+                else:  # an earlier beat of ours, whose answer was lost
+                    self._held = found
+                    began = time.monotonic()
+                    self._renew_again(released, through)
+            self._renewed_at = began
+
+    def _renew_again(self, released: int, through: int) -> None:
+        try:
+            record = _beaten(self._held.content, released, through)
+            self._held = self._register.swap(self._held, record)
+        except ObjectChanged as exc:
+            self._lose(exc)
+            self.check()
+
+    def _lose(self, exc: ObjectChanged) -> None:
+        if exc.found is None:
+            self.give_up("its lease was deleted")
+            return
+        record = self._register.decode(exc.found).content
+        if record.taken_by:
+            self.give_up(
+                f"the log {record.taken_by} took over, since this process stopped renewing its "
+                f"lease for longer than {self.seconds:g} s"
+            )
+        self.give_up("its lease was changed")
+
+    def check(self) -> None:
+        """Raise if another process is known to have taken over."""
+        if self.lost:
+            raise OwnershipLost(
+                f"this process no longer owns the log {self._register.place}: {self.lost}",
+                hint="open the topic again",
+            )
+
+
+def _beaten(record: LeaseRecord, released: int, through: int) -> LeaseRecord:
+    return msgspec.structs.replace(
+        record,
+        beat=record.beat + 1,
+        released=max(record.released, released),
+        released_through=max(record.released_through, through),
+    )
+
+
+class LeaseWatch:
+    """A claimant's side: whether the owner of a log still beats, by this process's own clock."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._seen: Held[LeaseRecord] | None = None
+        self._first_read = self._last_read_began = 0.0
+        self._guard = threading.Lock()
+
+    def look(self, store: ObjectStore) -> Held[LeaseRecord] | None:
+        """Read the lease. None if there is none."""
+        began = time.monotonic()
+        found = lease_register(store, self._name).read()
+        with self._guard:
+            if found is None or self._seen is None or found.version != self._seen.version:
+                self._first_read = time.monotonic()
+            self._seen, self._last_read_began = found, began
+        return found
+
+    @property
+    def unchanged_for(self) -> float:
+        """For how many seconds the lease has certainly not changed: from the end of the first read
+        that returned it to the begin of the last one. A pause of this process alone proves
+        nothing."""
+        with self._guard:
+            return max(0.0, self._last_read_began - self._first_read)

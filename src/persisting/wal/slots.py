@@ -1,0 +1,131 @@
+"""The objects of a log in an object store.
+
+    log/<name>/lease.json            who writes the log, and up to which slot objects may be gone
+    log/<name>/slots/<slot:020d>     one group commit, or a claim
+
+A slot is created if absent and never overwritten. A group commit has the bytes of a whole segment
+(docs/reference/wal-format.md): header, start frame, schema, records. So the log of an owner is
+replayed by the code that replays files. Only the owner writes group commits, one after the other
+and from slot 0 on. A claim ends the log: whoever takes over from the owner creates one in the first
+slot that was never used, and the owner's next put, however late it arrives, is refused there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+import msgspec
+
+from persisting.errors import WALError
+from persisting.lock import IDENTITY
+from persisting.wal.frame import (
+    SEGMENT_HEADER_SIZE,
+    Broken,
+    decode_frame,
+    decode_segment_header,
+)
+from persisting.wal.frame_run import read_run
+
+LOGS = "log"
+MOST_UNDER_WAY = 4
+"""How many slots an owner may be storing at once. It acknowledges them in order, so a slot behind a
+free one was never acknowledged, and at most this many less one lie behind a claim."""
+
+_CLAIM = b"PSTCLAIM"
+_NAME = re.compile(r"[0-9]{20}-[0-9a-f]{16}")
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process, for messages, and for clients of a cluster that look for the owner."""
+
+    host: str
+    pid: int
+    node: str = ""
+    """Its id as a storage node; empty if it is none."""
+    address: str = ""
+
+    def __str__(self) -> str:
+        node = f", node {self.node}" if self.node else ""
+        return f"process {self.pid} on {self.host}{node}"
+
+
+def this_process() -> Process:
+    node, address = IDENTITY.get("node", ""), IDENTITY.get("address", "")
+    return Process(socket.gethostname(), os.getpid(), node, address)
+
+
+def new_log_name() -> str:
+    """Return a name that no other log has; names sort by the time on the owner's clock."""
+    return f"{time.time_ns():020d}-{secrets.token_hex(8)}"
+
+
+def is_log_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def lease_key(log: str) -> str:
+    return f"{LOGS}/{log}/lease.json"
+
+
+def slots_prefix(log: str) -> str:
+    return f"{LOGS}/{log}/slots"
+
+
+def slot_key(log: str, slot: int) -> str:
+    return f"{slots_prefix(log)}/{slot:020d}"
+
+
+def slot_of(key: str) -> int:
+    return int(key.rpartition("/")[2])
+
+
+def first_free(used: Collection[int], first: int) -> int:
+    """Return the first slot from ``first`` on that is not used."""
+    slot = first
+    while slot in used:
+        slot += 1
+    return slot
+
+
+def new_claim() -> bytes:
+    """Return the content of a claim, which no other claim has."""
+    return _CLAIM + msgspec.json.encode([this_process(), secrets.token_hex(16)])
+
+
+def is_claim(data: bytes) -> bool:
+    return data.startswith(_CLAIM)
+
+
+class SlotSequences(NamedTuple):
+    last: int
+    """The last sequence in the slot."""
+    durable: int
+    """The last sequence that was known to be durable when the slot was begun."""
+
+
+def check_slot(data: bytes, place: str) -> SlotSequences:
+    """Return which sequences a slot has; raise if its content is not a whole segment.
+
+    An object is stored whole or not at all, so there are no torn tails: anything broken is damage.
+    """
+    try:
+        header = decode_segment_header(memoryview(data))
+        position, sequence = SEGMENT_HEADER_SIZE, header.first_sequence
+        durable = decode_frame(memoryview(data), position, header.salt)[0].synced
+        while position < len(data):
+            run = read_run(data, position, header.salt, sequence)
+            if run.broken is not None:
+                raise run.broken
+            position, sequence = run.end, run.next_sequence
+        return SlotSequences(sequence - 1, durable)
+    except Broken as exc:
+        raise WALError(
+            f"the log object {place} is damaged: {exc}. It holds acknowledged records; restore it "
+            "from a copy or from an older version of the object"
+        ) from exc

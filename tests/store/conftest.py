@@ -1,0 +1,103 @@
+"""One SeaweedFS for all tests of object stores in a process; nightly, an Azurite beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.azurite import Azurite
+from support.fault_proxy import FaultProxy
+from support.object_stores import SeaweedFS, fresh_prefix, installed, storage_options, url
+
+from persisting.store.object_store import ObjectStore, open_store
+from persisting.store.storage_options import StorageOptions
+from persisting.store_address import parse
+
+_missing = installed()
+
+DAY_CONTRACT = frozenset(
+    {
+        "test_blocking_stream_delivers_new_records",
+        "test_new_field_is_accepted_by_all_buckets_or_by_none",
+        "test_members_share_buckets_without_overlap_and_hand_them_over",
+        "test_group_continues_after_its_last_commit",
+        "test_index_changes_no_result",
+        "test_compaction_changes_no_offset_order_or_record",
+        "test_verify_names_the_bucket_the_file_and_the_offsets",
+        "test_versions_without_a_tag_are_cleaned_up",
+        "test_retention_keeps_what_a_group_has_not_committed",
+        "test_restored_topic_equals_the_tag_and_accepts_new_records",
+        "test_logged_records_before_a_restore_are_not_replayed",
+    }
+)
+"""The tests of the contracts that run by day on an object store; folders run all of them."""
+
+DAY_CLUSTER_CONTRACT = frozenset(
+    {
+        "test_blocking_stream_delivers_new_records",
+        "test_group_continues_after_its_last_commit",
+        "test_restored_topic_equals_the_tag_and_accepts_new_records",
+    }
+)
+"""The same for a cluster."""
+
+_BY_DAY = {
+    "test_store_contract.py": DAY_CONTRACT,
+    "test_cluster_contract_in_store.py": DAY_CLUSTER_CONTRACT,
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        name = getattr(item, "originalname", item.name)
+        by_day = _BY_DAY.get(item.path.name)
+        if by_day is not None and name not in by_day:
+            item.add_marker(pytest.mark.nightly)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
+    if _missing is not None:
+        pytest.skip(_missing)
+    running = SeaweedFS(Path(tmp_path_factory.mktemp("seaweedfs")))
+    running.start()
+    yield running
+    running.kill()
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    running = Azurite(Path(tmp_path_factory.mktemp("azurite")))
+    running.start()
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def proxy(server: SeaweedFS) -> Iterator[FaultProxy]:
+    running = FaultProxy(server.port)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def prefix() -> str:
+    return fresh_prefix()
+
+
+OpenStore = Callable[..., ObjectStore]
+
+
+@pytest.fixture
+def store(server: SeaweedFS, prefix: str) -> ObjectStore:
+    """A store without faults."""
+    return open_store(parse(url(prefix)), StorageOptions(server.options()))
+
+
+@pytest.fixture
+def faulty(proxy: FaultProxy, prefix: str) -> ObjectStore:
+    """The same store behind the proxy, with short timeouts."""
+    options = storage_options(proxy.port, timeout="1s", connect_timeout="1s")
+    return open_store(parse(url(prefix)), StorageOptions(options), retry_seconds=6.0)

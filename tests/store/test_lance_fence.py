@@ -1,0 +1,252 @@
+"""What Lance does with commits of a former owner.
+
+Everything in persisting.table.fenced_commit rests on this matrix: another release of Lance must not
+change it unnoticed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from lance import LanceOperation
+from support.fault_proxy import FaultProxy
+from support.object_stores import SeaweedFS, storage_options, url
+
+ROWS = pa.table({"n": pa.array([1, 2, 3], pa.int64()), "text": ["a", "b", "c"]})
+Options = dict[str, str]
+
+
+@pytest.fixture
+def options(server: SeaweedFS) -> Options:
+    return server.options()
+
+
+@pytest.fixture
+def uri(prefix: str) -> str:
+    return f"{url(prefix)}/data.lance"
+
+
+@pytest.fixture
+def table(uri: str, options: Options) -> Any:
+    """A table of two fragments, at version 2."""
+    lance.write_dataset(ROWS, uri, enable_stable_row_ids=True, storage_options=options)
+    return lance.write_dataset(ROWS, uri, mode="append", storage_options=options)
+
+
+def fence(dataset: Any, properties: dict[str, str] | None = None) -> Any:
+    fragments = [fragment.metadata for fragment in dataset.get_fragments()]
+    operation = LanceOperation.Merge(fragments, dataset.lance_schema)
+    transaction = lance.Transaction(
+        dataset.version, operation, transaction_properties=properties or {}
+    )
+    handle = dataset.checkout_version(dataset.version)
+    return lance.LanceDataset.commit(handle, transaction, max_retries=0)
+
+
+def commit(dataset: Any, operation: Any, **more: Any) -> Any:
+    return lance.LanceDataset.commit(dataset, lance.Transaction(dataset.version, operation), **more)
+
+
+def append(dataset: Any, **more: Any) -> Any:
+    transaction = lance.fragment.write_fragments(
+        ROWS, dataset, mode="append", return_transaction=True
+    )
+    return lance.LanceDataset.commit(dataset, transaction, enable_stable_row_ids=True, **more)
+
+
+def fragments_of(dataset: Any) -> list[Any]:
+    return [fragment.metadata for fragment in dataset.get_fragments()]
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "append": append,
+    "append without retries": lambda ds: append(ds, max_retries=0),
+    "update (retention)": lambda ds: commit(ds, LanceOperation.Update(removed_fragment_ids=[0])),
+    "delete (whole fragments)": lambda ds: commit(ds, LanceOperation.Delete([], [0], "true")),
+    "rewrite (compaction)": lambda ds: ds.optimize.compact_files(),
+    "schema metadata": lambda ds: ds.update_schema_metadata({"key": "value"}),
+    "field metadata": lambda ds: ds.update_field_metadata({"n": {"key": "value"}}),
+    "merge (add a column)": lambda ds: ds.add_columns(pa.schema([pa.field("new", pa.int64())])),
+    "merge (fence)": fence,
+    "project (drop a column)": lambda ds: ds.drop_columns(["text"]),
+    "project (rename a column)": lambda ds: ds.alter_columns({"path": "text", "name": "renamed"}),
+}
+REFUSED["overwrite without retries (restore)"] = lambda ds: commit(
+    ds,
+    LanceOperation.Overwrite(ds.lance_schema, fragments_of(ds)[:1]),
+    enable_stable_row_ids=True,
+    max_retries=0,
+)
+ACCEPTED: dict[str, Callable[[Any], Any]] = {
+    "restore": lambda ds: commit(ds, LanceOperation.Restore(1)),
+    "update config": lambda ds: ds.update_config({"key": "value"}),
+    "create index": lambda ds: ds.create_scalar_index("n", "BTREE"),
+}
+
+
+def test_fence_changes_neither_rows_nor_row_ids_nor_indexes(table: Any) -> None:
+    table.create_scalar_index("n", "BTREE")
+    before = table.to_table(with_row_id=True)
+    fenced = fence(table, {"persisting.sequence": "5"})
+    assert fenced.version == table.version + 1
+    assert fenced.to_table(with_row_id=True).equals(before)
+    assert [index.name for index in fenced.describe_indices()] == ["n_idx"]
+    transaction = fenced.read_transaction(fenced.version)
+    assert transaction.transaction_properties == {"persisting.sequence": "5"}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_fence_refuses_the_former_owner(table: Any, uri: str, options: Options, name: str) -> None:
+    fence(table)
+    before = lance.dataset(uri, storage_options=options)
+    with pytest.raises((OSError, ValueError, RuntimeError), match=r"onflict|ncompatible"):
+        REFUSED[name](table)
+    after = lance.dataset(uri, storage_options=options)
+    # A compaction first reserves numbers of fragments, in a commit that changes no row.
+    assert after.version == before.version + (name == "rewrite (compaction)")
+    assert after.to_table(with_row_id=True).equals(before.to_table(with_row_id=True))
+    assert after.schema.equals(before.schema, check_metadata=True)
+
+
+@pytest.mark.parametrize("name", sorted(ACCEPTED))
+def test_fence_does_not_refuse_these_operations(table: Any, name: str) -> None:
+    """They are not used on tables in object stores. If one is refused some day, it could be."""
+    version = fence(table).version
+    ACCEPTED[name](table)
+    assert table.latest_version > version
+
+
+def test_overwrite_refuses_an_index_of_the_rows_before(table: Any) -> None:
+    """A restore gives numbers of fragments to other rows: an old index must not cover them."""
+    stale = table.checkout_version(table.version)
+    operation = LanceOperation.Overwrite(table.lance_schema, fragments_of(table)[1:])
+    done = commit(table, operation, enable_stable_row_ids=True, max_retries=0)
+    with pytest.raises((OSError, ValueError, RuntimeError), match=r"onflict|ncompatible"):
+        stale.create_scalar_index("n", "BTREE")
+    assert done.count_rows() == 3
+    appended = append(done)
+    assert appended.to_table().column("n").to_pylist() == [1, 2, 3, 1, 2, 3]
+
+
+def test_without_a_fence_the_append_of_a_former_owner_is_accepted(table: Any) -> None:
+    stale = table.checkout_version(table.version)
+    append(table.checkout_version(table.version))
+    assert append(stale, max_retries=0).version == table.version + 2
+
+
+def test_fence_lands_behind_what_it_read_or_fails(table: Any) -> None:
+    stale = table.checkout_version(table.version)
+    append(table.checkout_version(table.version))
+    with pytest.raises((OSError, ValueError, RuntimeError), match=r"onflict|ncompatible"):
+        fence(stale)
+
+
+def test_fence_that_was_cleaned_up_refuses_nothing(table: Any) -> None:
+    """So the newest fence is never removed."""
+    stale = table.checkout_version(table.version)
+    fenced = fence(table)
+    append(fenced)
+    newest = fenced.checkout_version(fenced.version)
+    newest.checkout_latest()
+    newest.cleanup_old_versions(versions=[fenced.version], error_if_tagged_old_versions=False)
+    assert append(stale).count_rows() == 12
+
+
+def created(uri: str, options: Options, **more: Any) -> Any:
+    operation = LanceOperation.Overwrite(ROWS.schema, [])
+    return lance.LanceDataset.commit(
+        uri,
+        lance.Transaction(0, operation),
+        enable_stable_row_ids=True,
+        storage_options=options,
+        **more,
+    )
+
+
+def test_late_creation_replaces_a_table_unless_it_has_no_retries(
+    table: Any, uri: str, options: Options
+) -> None:
+    with pytest.raises((OSError, ValueError, RuntimeError)):
+        created(uri, options, max_retries=0)
+    assert lance.dataset(uri, storage_options=options).count_rows() == 6
+    created(uri, options)
+    assert lance.dataset(uri, storage_options=options).count_rows() == 0
+
+
+@pytest.mark.parametrize("held", ["LIST", "PUT"])
+def test_creation_that_was_overtaken_fails_without_retries(
+    proxy: FaultProxy, uri: str, options: Options, held: str
+) -> None:
+    fault = proxy.add(held, hold=1.5, times=1)
+    results: list[object] = []
+
+    def create_late() -> None:
+        try:
+            done = created(uri, storage_options(proxy.port), max_retries=0)
+            results.append((done.version, done.latest_version))
+        except Exception as exc:
+            results.append(exc)
+
+    late = threading.Thread(target=create_late)
+    late.start()
+    assert fault.reached.wait(30)
+    lance.write_dataset(ROWS, uri, enable_stable_row_ids=True, storage_options=options)
+    lance.write_dataset(ROWS, uri, mode="append", storage_options=options)
+    late.join()
+    assert isinstance(results[0], Exception)
+    assert lance.dataset(uri, storage_options=options).count_rows() == 6
+
+
+def test_delayed_commit_may_succeed_at_a_version_that_nobody_sees(
+    table: Any, proxy: FaultProxy, uri: str, options: Options
+) -> None:
+    """So the log is released only if the commit is the newest version, which costs one request."""
+    slow = lance.dataset(uri, storage_options=storage_options(proxy.port))
+    transaction = lance.fragment.write_fragments(ROWS, slow, mode="append", return_transaction=True)
+    held = proxy.add("PUT-if-absent", also="/_versions/", hold=2.5, times=1)
+    results: list[tuple[int, int]] = []
+
+    def commit_late() -> None:
+        done = lance.LanceDataset.commit(slow, transaction, enable_stable_row_ids=True)
+        results.append((done.version, done.latest_version))
+
+    late = threading.Thread(target=commit_late)
+    late.start()
+    assert held.reached.wait(30)
+    for _ in range(3):
+        lance.write_dataset(ROWS, uri, mode="append", storage_options=options)
+    lance.dataset(uri, storage_options=options).cleanup_old_versions(older_than=dt.timedelta(0))
+    late.join()
+    ((version, newest),) = results
+    assert version < newest
+    assert lance.dataset(uri, storage_options=options).count_rows() == 15
+
+
+def test_commit_whose_answer_is_lost_lands_once(
+    table: Any, proxy: FaultProxy, uri: str, options: Options
+) -> None:
+    proxy.add("PUT-if-absent", times=1, lose=True)
+    append(lance.dataset(uri, storage_options=storage_options(proxy.port)))
+    assert lance.dataset(uri, storage_options=options).count_rows() == 9
+
+
+def test_commit_that_raises_may_have_landed(
+    table: Any, proxy: FaultProxy, uri: str, options: Options
+) -> None:
+    """So after an error the committer fences, and looks at what the table holds."""
+    slow = lance.dataset(uri, storage_options=storage_options(proxy.port, timeout="1s"))
+    held = proxy.add("PUT-if-absent", times=1, hold=1.5)
+    with pytest.raises(OSError, match="error sending request"):
+        append(slow)
+    assert held.met == 1
+    deadline = time.monotonic() + 30
+    while lance.dataset(uri, storage_options=options).count_rows() != 9:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,0 +1,92 @@
+"""Members of a consumer group in an object store: killed, paused, replaced."""
+
+from __future__ import annotations
+
+import time
+
+from persisting.bucket.store_groups import read_committed
+from persisting.store.object_store import ObjectStore
+from persisting.topic.store_membership import StoreMembership
+
+LEASE = 0.8
+BUCKETS = [0, 1, 2, 3]
+
+
+def member(store: ObjectStore) -> StoreMembership:
+    return StoreMembership(store, "g", BUCKETS, LEASE)
+
+
+def die(dead: StoreMembership) -> None:
+    """Beat no more, as a killed or paused process does."""
+    dead._beating._run = lambda: None
+
+
+def holds(who: StoreMembership, buckets: set[int], *others: StoreMembership) -> None:
+    """Rebalance until a member has these buckets."""
+    end = time.monotonic() + 60
+    while set(who.held) != buckets:
+        assert time.monotonic() < end, f"it has {set(who.held)}"
+        for one in (who, *others):
+            one.rebalance()
+        time.sleep(0.02)
+
+
+def test_buckets_of_a_dead_member_are_taken_over_at_its_last_commit(store: ObjectStore) -> None:
+    first = member(store)
+    holds(first, {0, 1, 2, 3})
+    assert first.commit({0: (first.held[0].generation, 7, 0)}) == {0: 7}
+    die(first)
+    second = member(store)
+    began = time.monotonic()
+    second.rebalance()
+    assert not set(second.held)  # the first one may live
+    holds(second, {0, 1, 2, 3})
+    assert time.monotonic() - began >= LEASE
+    assert second.held[0].start == 7
+    second.leave()
+
+
+def test_paused_member_that_was_replaced_cannot_commit(store: ObjectStore) -> None:
+    first = member(store)
+    holds(first, {0, 1, 2, 3})
+    assigned = first.held
+    die(first)
+    second = member(store)
+    holds(second, {0, 1, 2, 3})
+    assert second.commit({1: (second.held[1].generation, 5, 0)}) == {1: 5}
+    assert first.commit({1: (assigned[1].generation, 100, 0)}) == {}
+    assert read_committed(store, "g", 1).offset == 5
+    first.rebalance()  # it looks at the store, and has nothing more
+    assert not set(first.held)
+    second.leave()
+
+
+def test_member_that_was_taken_for_dead_joins_again(store: ObjectStore) -> None:
+    first = member(store)
+    holds(first, {0, 1, 2, 3})
+    store.delete(store.list("groups/g/members"))
+    first._beat()
+    assert len(store.list("groups/g/members")) == 1
+    second = member(store)
+    end = time.monotonic() + 60
+    while len(first.held) != 2 or len(second.held) != 2:
+        assert time.monotonic() < end
+        first.rebalance()
+        second.rebalance()
+        time.sleep(0.02)
+    assert not set(first.held) & set(second.held)
+    first.leave()
+    second.leave()
+
+
+def test_released_buckets_are_free_at_once(store: ObjectStore) -> None:
+    first = member(store)
+    holds(first, {0, 1, 2, 3})
+    first.commit({2: (first.held[2].generation, 9, 0)})
+    first.leave()
+    assert store.list("groups/g/members") == []
+    second = member(store)
+    second.rebalance()
+    assert set(second.held) == {0, 1, 2, 3}
+    assert second.held[2].start == 9
+    second.leave()

@@ -1,0 +1,229 @@
+"""Several machines that share nothing but an object store: hosts die, hang and lose their links.
+
+Each host is a network namespace with a folder of its own. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cluster_nodes import HERE, Node, Process
+from support.network_hosts import Host, HostedSeaweedFS, Network
+from support.object_stores import environment_of, fresh_prefix, url
+from support.small_disk import SmallDisk
+from support.store_client import BUCKETS, ONCE, WRITERS
+
+PASSPHRASE = "several machines"
+LEASE = 5.0
+PORT = 7000
+PROGRESS_SECONDS = 240.0
+
+
+class Machines:
+    """A store on one host, storage nodes on others, and a client on the last one."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.network = Network()
+        self.store_host = self.network.add_host()
+        self.store = HostedSeaweedFS(folder / "store", self.store_host)
+        self.hosts = [self.network.add_host() for _ in range(nodes)]
+        self.folders = [folder / f"host-{number}" for number in range(nodes)]
+        self.client_host = self.network.add_host()
+        self.url = url(fresh_prefix())
+        self.nodes: dict[int, Node] = {}
+        self.client: Process | None = None
+        self._ended: list[Process] = []
+
+    def start(self) -> None:
+        self.store.start()
+        for number in range(len(self.hosts)):
+            self.start_node(number)
+        self.client = self._run(self.client_host, "write")
+        self.progress()
+
+    def start_node(self, number: int) -> None:
+        """Start the node of a host, which has its own folder and its own credentials."""
+        host, folder = self.hosts[number], self.folders[number]
+        folder.mkdir(exist_ok=True)
+        seeds = [f"{self.hosts[other].address}:{PORT}" for other in self.nodes if other != number]
+        self.nodes[number] = Node(
+            *(["--seeds", *seeds] if seeds else []),
+            *("--address", f"{host.address}:{PORT}", "--passphrase", PASSPHRASE),
+            *("--storage", self.url),
+            cwd=folder,
+            prefix=host.prefix,
+            variables=environment_of(self.store.options()),
+        ).ready()
+
+    def _run(self, host: Host, mode: str) -> Process:
+        seeds = [f"{other.address}:{PORT}" for other in self.hosts]
+        return Process(
+            *(str(HERE / "store_client.py"), mode, "--address", f"{host.address}:0"),
+            *("--seeds", *seeds, "--passphrase", PASSPHRASE),
+            *("--url", self.url, "--lease", str(LEASE)),
+            prefix=host.prefix,
+            variables=environment_of(self.store.options()),
+        )
+
+    def kill_node(self, number: int) -> None:
+        self.nodes[number].kill()
+        self._ended.append(self.nodes.pop(number))
+
+    # What the client has seen
+
+    def acknowledged(self) -> Counter[str]:
+        """Return how many puts of each writer were acknowledged."""
+        assert self.client is not None
+        return Counter(line.split()[0] for line in self.client.lines("ACK"))
+
+    def progress(self, puts: int = 5) -> None:
+        """Return when every writer has had so many more puts acknowledged."""
+        before = self.acknowledged()
+        print(f"waiting for progress after {before.total()} puts, {len(self.errors())} errors")
+        names = [ONCE, *map(str, range(WRITERS))]
+        self.until(lambda: all(self.acknowledged()[n] >= before[n] + puts for n in names))
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        assert self.client is not None
+        deadline = time.monotonic() + PROGRESS_SECONDS
+        while not condition():
+            assert self.client.popen.poll() is None, self.client.output
+            assert time.monotonic() < deadline, self.explain()
+            time.sleep(0.2)
+
+    def errors(self) -> list[str]:
+        assert self.client is not None
+        return self.client.lines("ERR")
+
+    def explain(self) -> str:
+        assert self.client is not None
+        parts = [f"acknowledged: {self.acknowledged()}", *self.errors()[-20:]]
+        for number, node in self.nodes.items():
+            parts.append(f"node {number} ({node.id}):\n{node.output[-4000:]}")
+        return "\n".join(parts)
+
+    def check(self) -> None:
+        """Stop the writers; every acknowledged record is there once and in order."""
+        assert self.client is not None
+        self.client.signal(signal.SIGTERM)
+        self.client.wait_for("DONE", seconds=PROGRESS_SECONDS)
+        acknowledged: dict[str, set[int]] = defaultdict(set)
+        for line in self.client.lines("ACK"):
+            name, number = line.split()
+            acknowledged[name].add(int(number))
+        failed = {int(line.split()[1]) for line in self.errors() if line.split()[0] == ONCE}
+        reading = self._run(self.client_host, "read")
+        try:
+            reading.wait_for("DONE", seconds=PROGRESS_SECONDS)
+            found = [json.loads(line.split(" ", 1)[1]) for line in reading.lines("BUCKET")]
+        finally:
+            reading.close()
+        assert len(found) == BUCKETS
+        counts: Counter[tuple[str, int]] = Counter()
+        for records in found:
+            last: dict[str, int] = {}
+            for name, number in records:
+                assert number > last.get(name, -1), f"writer {name}: {number} after {last[name]}"
+                last[name] = number
+                counts[name, number] += 1
+        for name, numbers in acknowledged.items():
+            records = [3 * number + k for number in sorted(numbers) for k in range(3)]
+            assert [n for n in records if counts[name, n] != 1] == []
+        extra = {(name, n // 3) for name, n in counts if n // 3 not in acknowledged[name]}
+        assert extra <= {(ONCE, number) for number in failed}
+        print(
+            f"{sum(map(len, acknowledged.values()))} puts acknowledged, {len(self.errors())} errors"
+        )
+
+    def close(self) -> None:
+        processes: list[Any] = [*self.nodes.values(), *self._ended]
+        for process in [*processes, *([self.client] if self.client else [])]:
+            process.close()
+        self.store.kill()
+        self.network.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A disk for the store of ``machines``, if a test asks for it first."""
+    disk = SmallDisk(tmp_path / "store", megabytes=256)
+    yield disk
+    disk.close()
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    made = Machines(tmp_path, nodes=3)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
+
+
+def test_nothing_is_lost_doubled_or_reordered_when_hosts_die_and_hang(machines: Machines) -> None:
+    for number in (0, 1):
+        machines.kill_node(number)
+        machines.progress()
+        machines.start_node(number)
+        machines.progress()
+    machines.nodes[2].signal(signal.SIGSTOP)
+    machines.progress()
+    machines.nodes[2].signal(signal.SIGCONT)
+    machines.progress()
+    machines.check()
+
+
+def test_nothing_is_lost_doubled_or_reordered_when_links_are_cut(machines: Machines) -> None:
+    for number in (0, 2):
+        machines.hosts[number].cut()
+        machines.progress()
+        machines.hosts[number].mend()
+        machines.progress()
+    machines.check()
+
+
+def test_writers_wait_for_a_store_that_cannot_be_reached_and_errors_name_it(
+    machines: Machines,
+) -> None:
+    before = len(machines.errors())
+    machines.store_host.cut()
+    machines.until(lambda: len(machines.errors()) > before)
+    machines.store_host.mend()
+    machines.progress()
+    messages = machines.errors()[before:]
+    assert all(machines.url in message for message in messages), messages
+    machines.store.kill()
+    machines.store.start()
+    machines.progress()
+    machines.check()
+
+
+def test_writers_go_on_after_the_disk_of_the_store_was_full_and_an_error_named_it(
+    small_disk: SmallDisk, machines: Machines
+) -> None:
+    """A client that stops waiting before the node does says only that no owner answers."""
+    small_disk.fill()
+
+    def is_named() -> bool:
+        return any(
+            machines.url in message and "500 Internal Server Error" in message
+            for message in machines.errors()
+        )
+
+    machines.until(is_named)
+    machines.store.kill()  # its own journal refuses writes until it is started again
+    small_disk.make_room()
+    machines.store.start()
+    machines.progress()
+    machines.check()

@@ -1,0 +1,478 @@
+"""Topics in an object store: ownership, what is stored, and what is not supported yet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from support.fault_proxy import FaultProxy
+from support.object_stores import KEY, SECRET, SeaweedFS, storage_options, url
+
+from persisting.backends.persisting import PersistingBackend, new_store_owner_log
+from persisting.bucket.store_bucket import StoreBucket
+from persisting.bucket.store_owner_log import StoreOwnerLog
+from persisting.errors import (
+    BucketLocked,
+    InvalidArgument,
+    NoSuchTopic,
+    OwnershipLost,
+    StorageError,
+)
+from persisting.queue import QueueReader, QueueWriter, read_queue, write_queue
+from persisting.store.object_store import ObjectStore
+
+LEASE = 0.6
+OPTIONS: dict[str, Any] = {"enable_wal": True, "lease": LEASE, "flush_interval": None}
+Opened = tuple[StoreOwnerLog, PersistingBackend]
+
+
+def opened(store: ObjectStore, bucket: int = 0, **more: Any) -> Opened:
+    """Own a bucket as another process would, with a log of its own."""
+    options = {**OPTIONS, **more}
+    log = new_store_owner_log(store, 1, **options)
+    place: Any = store.address / f"bucket_{bucket}"
+    return log, PersistingBackend(bucket, place, owner_log=log, **options)
+
+
+def die(log: StoreOwnerLog) -> None:
+    """Stop beating, as a killed or paused process does."""
+    log._lease.stop()
+
+
+def numbers(records: list[dict[str, Any]]) -> list[int]:
+    return [record["n"] for record in records]
+
+
+@pytest.fixture
+async def write(server: SeaweedFS, prefix: str) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    made: list[QueueWriter] = []
+
+    async def open_writer(**given: Any) -> QueueWriter:
+        arguments = {
+            "topic": "t",
+            "storage_path": url(prefix),
+            "durable": True,
+            "num_buckets": 2,
+            "storage_options": server.options(),
+        }
+        made.append(await write_queue(**{**arguments, **given}))
+        return made[-1]
+
+    yield open_writer
+    for writer in made:
+        await writer.close()
+
+
+async def read(server: SeaweedFS, prefix: str, **given: Any) -> QueueReader:
+    arguments = {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
+    return await read_queue(**{**arguments, **given})
+
+
+# Ownership
+
+
+async def test_killed_owner_is_replaced_and_nothing_is_lost(store: ObjectStore) -> None:
+    log, first = opened(store)
+    for number in range(5):
+        await first.put({"n": number})
+    await first.flush()
+    for number in range(5, 9):
+        await first.put({"n": number})
+    die(log)
+    began = time.monotonic()
+    _, second = await asyncio.to_thread(opened, store)
+    assert time.monotonic() - began >= LEASE
+    assert numbers(await second.get()) == list(range(9))
+    await second.put({"n": 9})
+    await second.close()
+
+
+async def test_paused_owner_can_neither_acknowledge_nor_flush(store: ObjectStore) -> None:
+    log, first = opened(store)
+    await first.put({"n": 0})
+    die(log)
+    _, second = await asyncio.to_thread(opened, store)
+    with pytest.raises(OwnershipLost):
+        await first.put({"n": 1})
+    with pytest.raises(OwnershipLost):
+        await first.flush()
+    with pytest.raises(OwnershipLost):
+        await first.put({"n": 2})
+    await first.close()  # nothing to flush: the new owner has its records
+    assert numbers(await second.get()) == [0]
+    await second.close()
+
+
+async def test_writer_that_lost_its_bucket_can_be_closed_and_opened_again(
+    server: SeaweedFS, prefix: str
+) -> None:
+    place: dict[str, Any] = {
+        "topic": "t",
+        "storage_path": url(prefix),
+        "storage_options": server.options(),
+        "backend_options": {"lease": LEASE, "flush_interval": None},
+    }
+    writer = await write_queue(**place, durable=True, num_buckets=1, bucket_column="n")
+    await writer.put({"n": 0})
+    topic: Any = writer._topic
+    core = topic._topic.open_backend(0).bucket
+    core._lost = OwnershipLost("another process has taken over")
+    with pytest.raises(OwnershipLost):
+        await writer.put({"n": 1})
+    await writer.close()  # what it has acknowledged is in the log
+    async with await write_queue(**place) as again:
+        await again.put({"n": 2})
+        async with await read_queue(**place) as reader:
+            assert numbers(await reader.get(10)) == [0, 2]
+
+
+async def test_flush_of_a_paused_owner_is_refused_even_if_it_puts_nothing(
+    store: ObjectStore,
+) -> None:
+    log, first = opened(store)
+    await first.put({"n": 0})
+    await first.flush()
+    await first.put({"n": 1})
+    die(log)
+    _, second = await asyncio.to_thread(opened, store)
+    with pytest.raises(OwnershipLost, match="term"):
+        await first.flush()
+    assert numbers(await second.get()) == [0, 1]
+    await second.close()
+
+
+async def test_living_owner_keeps_its_bucket(store: ObjectStore) -> None:
+    log, first = opened(store)
+    with pytest.raises(BucketLocked, match="is alive"):
+        await asyncio.to_thread(opened, store)
+    await first.put({"n": 0})
+    await first.close()
+    log.retire()
+
+
+async def test_closed_bucket_is_free_at_once_and_its_log_is_deleted(store: ObjectStore) -> None:
+    log, first = opened(store)
+    await first.put({"n": 0})
+    await first.close()
+    log.retire()
+    assert store.list("log") == []
+    began = time.monotonic()
+    log, second = await asyncio.to_thread(opened, store)
+    assert second.total_count() == 1
+    assert log.store is store
+    await second.close()
+    log.retire()
+    assert time.monotonic() - began < 60
+
+
+async def test_owner_that_dies_during_recovery_loses_nothing(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, first = opened(store)
+    await first.put({"n": 0})
+    die(log)
+
+    def fail(self: StoreOwnerLog, *_: Any) -> None:
+        die(self)
+        raise StorageError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreOwnerLog, "_recover", fail)
+        with pytest.raises(StorageError, match="killed"):
+            await asyncio.to_thread(opened, store)
+    _, third = await asyncio.to_thread(opened, store)
+    assert numbers(await third.get()) == [0]
+    await third.close()
+
+
+async def test_flush_whose_commit_fails_stores_its_records_once(
+    faulty: ObjectStore, proxy: FaultProxy
+) -> None:
+    log, backend = opened(faulty)
+    await backend.put({"n": 0})
+    await backend.flush()
+    await backend.put({"n": 1})
+    held = proxy.add("PUT-if-absent", also="/_versions/", hold=1.5, times=1)
+    try:
+        await backend.flush()
+    except StorageError:
+        await backend.put({"n": 2})
+        await asyncio.sleep(1)
+        await backend.flush()
+    assert held.met == 1
+    stored = numbers(await backend.get())
+    assert stored == list(range(len(stored)))
+    assert (await backend.stats())["buffer_count"] == 0
+    await backend.close()
+    log.retire()
+
+
+async def test_close_stores_every_group_that_it_acknowledges(store: ObjectStore) -> None:
+    log, backend = opened(store, linger_bytes=1)  # a group for each put
+    await backend.put({"n": -1})
+    puts = [asyncio.ensure_future(backend.put({"n": number})) for number in range(16)]
+    await asyncio.sleep(0)
+    await backend.close()
+    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+    acknowledged = [number for number, outcome in enumerate(outcomes) if outcome is None]
+    log.retire()
+    assert acknowledged, outcomes
+    log, again = await asyncio.to_thread(opened, store)
+    assert numbers(await again.get()) == [-1, *acknowledged]
+    await again.close()
+    log.retire()
+
+
+@pytest.mark.parametrize("step", ["recovery", "defaults"])
+async def test_bucket_whose_opening_failed_can_be_opened(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    log, first = opened(store)
+    await first.put({"n": 0})
+    die(log)
+
+    def fail(*_: Any) -> None:
+        raise StorageError("not now")
+
+    failed = new_store_owner_log(store, 1, **OPTIONS)
+    place: Any = store.address / "bucket_0"
+    with monkeypatch.context() as patched:
+        if step == "recovery":
+            patched.setattr(StoreOwnerLog, "_recover", fail)
+        else:
+            patched.setattr(StoreBucket, "check_defaults", fail)
+        with pytest.raises(StorageError, match="not now"):
+            await asyncio.to_thread(PersistingBackend, 0, place, owner_log=failed, **OPTIONS)
+    failed.retire()
+    log, second = await asyncio.to_thread(opened, store)
+    assert numbers(await second.get()) == [0]
+    await second.close()
+    log.retire()
+
+
+async def test_records_of_a_put_with_an_unknown_outcome_keep_their_offsets(
+    faulty: ObjectStore, store: ObjectStore, proxy: FaultProxy
+) -> None:
+    """Readers of other processes may have seen them, so no other record gets their offsets."""
+    log, backend = opened(faulty)
+    await backend.put({"n": 0})
+    proxy.add("/slots/", lose=True)  # stored, but nobody can find out
+    with pytest.raises(StorageError, match="may be stored"):
+        await backend.put({"n": 1})
+    proxy.heal()
+    with pytest.raises(StorageError, match="nobody knows"):
+        await backend.put({"n": 2})
+    with suppress(StorageError):
+        await backend.close()
+    log.retire()
+    log, again = await asyncio.to_thread(opened, store)
+    await again.put({"n": 3})
+    assert numbers(await again.get()) == [0, 1, 3]
+    await again.close()
+    log.retire()
+
+
+# What is stored
+
+
+async def test_credentials_are_not_stored(
+    write: Callable[..., Awaitable[QueueWriter]], store: ObjectStore
+) -> None:
+    writer = await write()
+    await writer.put({"id": 1})
+    await writer.flush()
+    for key in store.list(""):
+        found = store.get(key)
+        if found is None:  # a slot that a beat has deleted since
+            continue
+        assert SECRET.encode() not in found.data
+        assert KEY.encode() not in found.data
+    assert SECRET not in repr(writer)
+
+
+async def test_requests_of_puts_are_those_of_the_price_table(
+    proxy: FaultProxy, prefix: str
+) -> None:
+    writer = await write_queue(
+        topic="t",
+        storage_path=url(prefix),
+        durable=True,
+        num_buckets=4,
+        backend_options={"lease": 300.0, "flush_interval": None},
+        storage_options=storage_options(proxy.port),
+    )
+    await writer.put([{"id": number} for number in range(100)])
+    proxy.reset_counts()
+    await writer.put([{"id": number} for number in range(100)])
+    assert proxy.counts == {"PUT-if-absent": 1}  # one object for four buckets
+    await writer.flush()
+    await writer.indexes()  # maintenance asks for them once, after the first flush
+    proxy.reset_counts()
+    await writer.put({"id": 1})
+    await writer.flush()
+    counts = dict(proxy.counts)
+    assert counts.pop("PUT-if-absent") == 2  # the log and a manifest
+    assert counts == {"PUT": 2, "LIST": 2}
+    await writer.close()
+    proxy.reset_counts()
+    again = await write_queue(
+        topic="t", storage_path=url(prefix), storage_options=storage_options(proxy.port)
+    )
+    await again.put([{"id": number} for number in range(100)])
+    opening = proxy.counts
+    assert opening["GET"] <= 24
+    assert opening["LIST"] <= 12
+    assert sum(count for kind, count in opening.items() if kind.startswith("PUT")) <= 20
+    await again.close()
+
+
+async def test_puts_that_wait_share_an_object(proxy: FaultProxy, prefix: str) -> None:
+    writer = await write_queue(
+        topic="t",
+        storage_path=url(prefix),
+        durable=True,
+        num_buckets=1,
+        backend_options={"linger": 0.5, "lease": 300.0, "flush_interval": None},
+        storage_options=storage_options(proxy.port),
+    )
+    await writer.put({"id": 0})
+    proxy.reset_counts()
+
+    async def put_later(number: int) -> None:
+        await asyncio.sleep(number / 100)
+        await writer.put({"id": number})
+
+    await asyncio.gather(*(put_later(number) for number in range(1, 9)))
+    assert proxy.counts == {"PUT-if-absent": 1}
+    await writer.close()
+
+
+async def test_topic_survives_its_process_and_keeps_its_definition(
+    write: Callable[..., Awaitable[QueueWriter]], server: SeaweedFS, prefix: str
+) -> None:
+    writer = await write(bucket_column="key")
+    await writer.put([{"key": number} for number in range(10)])
+    await writer.close()
+    reader = await read(server, prefix)
+    assert sorted(r["key"] for r in await reader.get(None)) == list(range(10))
+    await reader.close()
+    with pytest.raises(InvalidArgument, match="num_buckets=2"):
+        await write(num_buckets=3)
+    again = await write(num_buckets=None)
+    assert again.bucket_column == "key"
+
+
+async def test_reader_of_another_process_sees_what_is_acknowledged(
+    store: ObjectStore,
+    server: SeaweedFS,
+    prefix: str,
+    write: Callable[..., Awaitable[QueueWriter]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"flush_interval": None, "lease": LEASE}
+    writer = await write(backend_options=options)
+    monkeypatch.setattr("persisting.topic.open_store.live_in_store", lambda address: None)
+    seen: list[dict[str, Any]] = []
+
+    async def reaches(count: int) -> None:
+        while len(seen) < count:
+            seen.extend(await asyncio.wait_for(reader.get(wait=True), 60))
+        assert len(seen) == count
+
+    reader = await read(server, prefix)
+    await writer.put([{"id": number} for number in range(10)])
+    await reaches(10)  # from the log
+    await writer.flush()
+    await writer.put([{"id": number, "new": "field"} for number in range(10, 20)])
+    await reaches(20)  # across a flush and a new field
+    await writer.tag("twenty")
+    await writer.put([{"id": number} for number in range(20, 30)])
+    late = await read(server, prefix)
+    assert len(await late.get(None)) == 30
+    await late.close()
+    await reaches(30)
+    await writer.restore("twenty")
+    await writer.put([{"id": number} for number in range(30, 40)])
+    await reaches(40)  # across a restore
+    await writer.close()
+    again = await write(num_buckets=None, backend_options=options)
+    await again.put([{"id": number} for number in range(40, 50)])
+    await reaches(50)  # of the next owner
+    assert {record["id"] for record in seen} == set(range(50))
+    await reader.close()
+
+
+async def test_restore_refuses_a_version_that_cleaning_may_be_removing(
+    write: Callable[..., Awaitable[QueueWriter]],
+) -> None:
+    options = {"flush_interval": None, "keep_versions": 3600.0, "compaction": False}
+    writer = await write(num_buckets=1, backend_options=options)
+    await writer.put({"id": 1})
+    await writer.tag("one")
+    for number in (2, 3):
+        await writer.put({"id": number})
+        await writer.flush()
+    *_, older, _ = [entry["version"] for entry in await writer.versions()]
+    await writer.close()
+    await asyncio.sleep(1.1)  # stores may note times in seconds
+    with pytest.warns(UserWarning, match="keep_versions"):
+        writer = await write(num_buckets=None, backend_options={"keep_versions": 0.5})
+    with pytest.raises(StorageError, match=rf"version {older} .* may be removed at any time"):
+        await writer.restore(older)
+    assert (await writer.restore("one"))["removed"] == 2
+    assert await writer.count() == 1
+
+
+# What is not supported yet
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"durable": False}, "needs durable=True"),
+        ({"durable": False, "backend": "lance"}, "cannot store a topic at"),
+        ({"durable": False, "backend": "persisting"}, "every topic has a log"),
+        (
+            {"backend_options": {"retention_drops_unacknowledged": True}},
+            "retention_drops_unacknowledged is not supported",
+        ),
+        ({"storage_path": "s3://"}, "does not name a bucket"),
+        ({"topic": "../x"}, "topic"),
+    ],
+)
+async def test_unusable_arguments_are_refused(
+    write: Callable[..., Awaitable[QueueWriter]], given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        await write(**given)
+
+
+async def test_options_of_stores_are_refused_for_folders(tmp_path: Any) -> None:
+    where = {"topic": "t", "storage_path": str(tmp_path), "durable": True}
+    with pytest.raises(InvalidArgument, match="storage_options are for topics in an object store"):
+        await write_queue(**where, storage_options={})
+    for option in ({"linger": 0.1}, {"linger_bytes": 5}, {"lease": 1.0}):
+        with pytest.raises(InvalidArgument, match="leave it out"):
+            await write_queue(**where, backend_options=option)
+
+
+async def test_missing_topic_is_named(server: SeaweedFS, prefix: str) -> None:
+    with pytest.raises(NoSuchTopic, match="there is no topic 't' at s3://lab/"):
+        await read(server, prefix)
+
+
+async def test_what_is_missing_says_so(
+    write: Callable[..., Awaitable[QueueWriter]], server: SeaweedFS, prefix: str
+) -> None:
+    writer = await write()
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        lambda: read(server, prefix, group="g", mode="work"),
+        lambda: writer.put({"id": 1}, delay=3.0),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgument, match=r"object store"):
+            await call()
