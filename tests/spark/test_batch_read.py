@@ -572,7 +572,7 @@ class TestRegistration:
     def test_plain_spark_finds_the_format_without_registration(self, home: Path) -> None:
         """A Spark session that was not created by persisting."""
         with python(PLAIN, home) as child:
-            out, err = child.communicate(timeout=110)
+            out, err = child.communicate(timeout=280)
         assert out.split() == [str(ROWS), str(ROWS // 2)], err
 
     def test_second_registration_does_no_harm(self, spark: SparkSession, home: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from support.handover import files_of_handovers
 from support.spark.gates import BackgroundWork, Gate
 from support.spark.topics import (
     content,
@@ -31,6 +33,7 @@ from support.spark.topics import (
 from support.spark.writes import DirectStore, SparkStore, Store
 
 from persisting.bucket.producer_sequences import ANONYMOUS, WRITERS, ProducerSequences
+from persisting.lock import BucketLock
 from persisting.topic.routing import bucket_of
 from persisting.topic.synchronous import SyncQueue
 from persisting.topic.topic_files import TopicFolder
@@ -491,70 +494,88 @@ class TestOverwriting:
         assert is_sound(tmp_path)
 
 
+@contextmanager
+def owner_without_ears(bucket: Path) -> Iterator[None]:
+    """Own a bucket as a process that hangs does: it holds the lock, and handles no notes."""
+    lock = BucketLock(bucket, bucket=1)
+    try:
+        yield
+    finally:
+        lock.release(clean=False)
+
+
 def alone(folder: Path) -> SyncQueue:
     """Return a queue that opens no bucket but those that it puts to."""
     return writer(folder, local_socket=False)
 
 
 class TestLiveOwner:
-    def test_write_to_an_open_topic_raises_and_says_what_to_do(
+    def test_write_to_an_open_topic_adds_the_rows_and_the_queue_goes_on(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with writer(tmp_path) as queue:
             queue.put_batch(rows(10))
-            words = "bucket_0 is open for writing by process .*close it.*put through its queue"
-            with refused("BucketLocked", words):
-                save(spark.sql("SELECT 1 AS id, 'a' AS new"), tmp_path)
-            queue.put({"id": 10})
-        assert ids(tmp_path) == list(range(11))
-        assert "new" not in stored(tmp_path)[0]
+            save(spark.sql("SELECT 10 AS id, 'a' AS new"), tmp_path)
+            queue.put({"id": 11, "new": "b"})
+        assert ids(tmp_path) == list(range(12))
+        assert {r["id"]: r["new"] for r in stored(tmp_path) if r["id"] > 9} == {10: "a", 11: "b"}
 
-    def test_write_is_refused_if_one_bucket_has_an_owner(
-        self, store: Store, tmp_path: Path
-    ) -> None:
+    def test_write_works_if_one_bucket_has_an_owner(self, store: Store, tmp_path: Path) -> None:
         put(tmp_path, rows(10), buckets=2)
         with alone(tmp_path) as queue:
             queue.put({"id": in_bucket(1, 2)})
-            with refused("BucketLocked", "bucket_1"):
-                store.save(table(10, 10))
-        assert len(stored(tmp_path)) == 11
+            store.save(table(10, 10))
+        assert [i for i in ids(tmp_path) if i < 100] == list(range(20))
 
-    def test_owner_that_comes_during_a_write_loses_nothing(
+    def test_owner_that_comes_during_a_write_gets_the_rows(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        """An owner takes the second bucket between plan and commit: the rows of the first bucket
-        are stored, and repeating the write with the same id adds the others."""
         put(tmp_path, rows(10), buckets=2)
         gate = Gate(tmp_path / "gate")
-        first = {i for i in range(10, 30) if bucket_of(i, 2) == 0}
-
-        def write() -> None:
-            with refused("BucketLocked", "bucket_1"):
-                save(gate.hold(frame(spark, 20, 10)), tmp_path, writeId="w")
-
-        with gate.holding(spark, write) as writing, alone(tmp_path) as queue:
+        held = gate.hold(frame(spark, 20, 10))
+        with (
+            gate.holding(spark, lambda: save(held, tmp_path, writeId="w")) as writing,
+            alone(tmp_path) as queue,
+        ):
             queue.put({"id": in_bucket(1, 2)})
             gate.let_go()
             writing.join()
-        self.check_completion(SparkStore(spark, tmp_path), tmp_path, first)
+        assert [i for i in ids(tmp_path) if i < 100] == list(range(30))
 
-    def test_owner_that_comes_during_a_direct_write_loses_nothing(self, tmp_path: Path) -> None:
+    def test_write_beside_an_owner_that_does_not_answer_stores_nothing(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(10), buckets=2)
+        words = "bucket_1 is open for writing by process .*did not answer within 0.3 s; nothing was"
+        with owner_without_ears(tmp_path / "t" / "bucket_1"), refused("BucketLocked", words):
+            store.save(
+                pa.table({"id": [1], "new": ["a"]}), ownerTimeout=0.3
+            )  # no field is added either
+        assert ids(tmp_path) == list(range(10))
+        assert "new" not in stored(tmp_path)[0]
+
+    def test_owner_that_comes_during_a_direct_write_and_does_not_answer_loses_nothing(
+        self, tmp_path: Path
+    ) -> None:
+        """No bucket gets rows; repeating the write with the same id adds them to all."""
         put(tmp_path, rows(10), buckets=2)
         store = DirectStore(tmp_path)
-        first = {i for i in range(10, 30) if bucket_of(i, 2) == 0}
-        queue = alone(tmp_path)
-        with refused("BucketLocked", "bucket_1"):
+        with ExitStack() as later, refused("BucketLocked", "bucket_1 .*nothing was changed"):
             store.save(
-                table(20, 10), writeId="w", meanwhile=lambda: queue.put({"id": in_bucket(1, 2)})
+                table(20, 10),
+                writeId="w",
+                ownerTimeout=0.3,
+                meanwhile=lambda: later.enter_context(
+                    owner_without_ears(tmp_path / "t" / "bucket_1")
+                ),
             )
-        queue.close()
-        self.check_completion(store, tmp_path, first)
+        self.check_completion(store, tmp_path)
 
-    def check_completion(self, store: Store, folder: Path, first: set[int]) -> None:
-        assert {i for i in ids(folder) if i in range(10, 30)} == first
-        assert len(ids(folder)) == 11 + len(first)
+    def check_completion(self, store: Store, folder: Path) -> None:
+        assert ids(folder) == list(range(10))
         assert is_sound(folder)
         assert unreferenced(folder) == []
+        assert files_of_handovers(folder / "t") == []
         for _ in range(2):
             store.save(table(20, 10), writeId="w")
         assert [i for i in ids(folder) if i < 100] == list(range(30))

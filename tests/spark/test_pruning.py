@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
+import os
+import pickle
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,18 +16,25 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 import pytest
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql import functions
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import LongType, StructField, StructType
+from support.doc_pages import both
 from support.spark import random_queries
 from support.spark.processes import Run
 from support.spark.topics import load, put, rows, writer
 
-from persisting.spark import install_pruning, jobs, pruning, read_topic
-from persisting.spark.batch_reader import TopicReader
-from persisting.spark.scan_hints import ScanHints
+from persisting.errors import InvalidArgument
+from persisting.spark import batch_reader, install_pruning, jobs, pruning, read_topic
+from persisting.spark.batch_reader import SlicePartition, TopicReader
+from persisting.spark.scan_hints import _MARK, HINTS, ScanHints, snapshot_text, take_hints
 from persisting.spark.source import _to_arrow, read_schema
 from persisting.spark.source_options import ReadOptions
 from persisting.spark.topic_scan import pushed_hint
+from persisting.topic import scan
 from persisting.topic.routing import bucket_of
+from persisting.topic.scan import Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,6 +116,21 @@ class TestPlans:
         assert "startswith(text, 'row 2')" in text.split("pushed: [")[1]
         assert "upper" not in text.split("pushed: [")[1].split("]")[0]
         assert [row["id"] for row in query.collect()] == [24]
+
+    @pytest.mark.parametrize("page", both("guide/spark.md"), ids=["en", "zh"])
+    def test_plan_in_the_guide_is_what_spark_prints(
+        self, spark: SparkSession, tmp_path: Path, page: Path
+    ) -> None:
+        put(tmp_path, [{"id": 1, "action": "open", "score": 0.5}])
+        query = load(spark, tmp_path).where("score > 0.6").select("id")
+        execution = query._jdf.queryExecution()
+        printed = execution.toString()
+        _, _, text = page.read_text("utf-8").partition("best.explain(True)\n")
+        shown = [line[2:] for line in text.partition("print(")[0].splitlines()]
+        assert len(shown) == 6
+        for line in shown:
+            for part in line.split("…"):
+                assert re.sub(r"#\d+", "#", part) in re.sub(r"#\d+", "#", printed)
 
     def test_all_columns_are_listed_where_pruning_is_off(
         self, spark: SparkSession, simple: DataFrame
@@ -342,22 +368,120 @@ class TestIndexes:
         table = lance.dataset(str(tmp_path / "t" / "bucket_0" / "data.lance"))
         assert "ScalarIndexQuery" in table.scanner(filter=hint.where).explain_plan()
 
-    def test_buckets_without_a_match_are_not_read(self, tmp_path: Path) -> None:
-        put(tmp_path, rows(100), buckets=4)
+    @staticmethod
+    def planned(folder: Path, key: Any, **options: Any) -> tuple[list[int], list[Any]]:
+        """Return the buckets that tasks read of a scan for a key, and the rows that they find."""
+        target = pa.schema([("id", pa.int64()), ("text", pa.string())])
+        hints = ScanHints([{"op": "le" if options else "eq", "field": ["id"], "values": [key]}])
+        reader = TopicReader(ReadOptions(folder=folder / "t"), target, None, hints)
+        parts: Any = reader.partitions()
+        sent = base64.b64encode(CPickleSerializer().dumps(parts[0])).decode()
+        schema = StructType([StructField("id", LongType(), True, {HINTS: partitions(sent)})])
+        seen = take_hints(schema)[1].slices("x")
+        assert seen is not None
+        assert [part.bucket for part in seen] == [0, 1, 2, 3]
+        assert sum(part.end - part.start for part in seen) == 2000
+        found = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+        assert all(row["id"] <= key for row in found)
+        return [s.bucket for part in parts for s in part.slices], found
+
+    def test_few_rows_that_an_index_finds_are_read_while_the_scan_is_planned(
+        self, tmp_path: Path
+    ) -> None:
+        hostile = snapshot_text([Slice("x", 0, 0, 1)])
+        records = [{"id": n, "text": hostile} for n in range(2000)]
+        put(tmp_path, records, buckets=4)
         with writer(tmp_path) as queue:
             queue.create_index("id", kind="scalar")
-        options, target = ReadOptions(folder=tmp_path / "t"), pa.schema([("id", pa.int64())])
+        assert self.planned(tmp_path, 77) == ([], [{"id": 77, "text": hostile}])
+        assert self.planned(tmp_path, -1) == ([], [])
+        buckets, found = self.planned(tmp_path, 40, several=True)
+        assert (buckets, sorted(row["id"] for row in found)) == ([], list(range(41)))
 
-        def planned(key: int) -> tuple[list[int], list[int]]:
-            hints = ScanHints([{"op": "eq", "field": ["id"], "values": [key]}])
-            reader = TopicReader(options, target, None, hints)
-            parts: Any = reader.partitions()
-            assert len(parts[0].snapshot) == 4
-            found = [row for part in parts for batch in reader.read(part) for row in batch[0]]
-            return [s.bucket for part in parts for s in part.slices], [r.as_py() for r in found]
+    def test_many_rows_and_buckets_without_an_index_are_left_to_tasks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        put(tmp_path, [{"id": n, "text": f"text {n}"} for n in range(2000)], buckets=4)
+        assert self.planned(tmp_path, 77)[0] == [0, 1, 2, 3]
+        with writer(tmp_path) as queue:
+            queue.create_index("id", kind="scalar")
+        monkeypatch.setattr(batch_reader, "_MOST_LOOKED_UP", 20)
+        buckets, found = self.planned(tmp_path, 1999, several=True)
+        assert buckets == [0, 1, 2, 3]
+        assert len(found) == 2000
+        monkeypatch.setattr(batch_reader, "_MOST_LOOKED_UP_BYTES", 10)
+        assert self.planned(tmp_path, 77) == ([bucket_of(77, 4)], [{"id": 77, "text": "text 77"}])
+        monkeypatch.setattr(scan, "_MOST_UNINDEXED", -1)
+        assert self.planned(tmp_path, 77)[0] == [0, 1, 2, 3]
 
-        assert planned(77) == ([bucket_of(77, 4)], [77])
-        assert planned(1000) == ([], [])
+
+class Hostile:
+    """Unpickling an object of this class makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def partitions(encoded: str) -> str:
+    return json.dumps({"partitions": [encoded]})
+
+
+def partition_text(content: str) -> str:
+    return partitions(base64.b64encode(content.encode()).decode())
+
+
+def aggregates_text(
+    groups: list[str], values: list[list[str]], columns: str = StructType().add("id", "long").json()
+) -> str:
+    return json.dumps({"aggregates": {"groups": groups, "values": values, "columns": columns}})
+
+
+class TestMetadataOfASchema:
+    """Schemas come from files of others, so what their metadata says is not trusted."""
+
+    @staticmethod
+    def taken(text: str) -> ScanHints:
+        field = StructField("id", LongType(), True, {"comment": "key", HINTS: text})
+        schema, hints = take_hints(StructType([field]))
+        assert schema["id"].metadata == {"comment": "key"}
+        return hints
+
+    def test_snapshot_of_a_pickled_partition_is_read_back(self) -> None:
+        folder = f"/{_MARK}00000002[]"
+        slices = [Slice(folder, 0, 3, 9, 1, None), Slice(folder, 1, 0, 5, 2, 7)]
+        sent = CPickleSerializer().dumps(SlicePartition(tuple(slices), snapshot_text(slices)))
+        hints = self.taken(json.dumps({"partitions": [base64.b64encode(sent).decode()]}))
+        assert hints.slices(folder) == slices
+        assert hints.conditions == []
+
+    def test_pickled_objects_are_not_loaded(self, tmp_path: Path) -> None:
+        made = tmp_path / "made"
+        sent = base64.b64encode(pickle.dumps(Hostile(made))).decode()
+        assert self.taken(json.dumps({"partitions": [sent]})) == ScanHints()
+        assert not made.exists()
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{",
+            "[]",
+            '{"conditions": 3}',
+            '{"partitions": ["not base64"]}',
+            aggregates_text([], [["median", "id"]]),
+            aggregates_text([], [["sum", "other"]]),
+            aggregates_text(["id"], [["count_all", "*"]]),
+            aggregates_text([], [["count_all", "*"]], columns="{}"),
+            partition_text(f"{_MARK}xx"),
+            partition_text(f"{_MARK}00000009[[1]]"),
+        ],
+    )
+    def test_unreadable_hints_are_refused_and_named(self, text: str) -> None:
+        with pytest.raises(InvalidArgument, match=r"field 'id' has metadata 'persisting\.hints'"):
+            self.taken(text)
 
 
 class TestFallback:
@@ -385,6 +509,7 @@ PLAIN_SESSION = """
 import os
 import sys
 from pyspark.sql import SparkSession
+from persisting.errors import InvalidArgument
 from persisting.spark import install_pruning, pruning
 from persisting.spark.settings import environment, java_variables
 
@@ -416,6 +541,71 @@ def test_pruning_can_be_installed_into_a_running_session(tmp_path: Path) -> None
     assert "score" not in found["after"]
     assert found["installed"] == [True, True]
     assert found["rows"] == 5
+
+
+class TestAggregates:
+    def test_tasks_aggregate_what_they_read(self, simple: DataFrame) -> None:
+        values = (functions.expr(text) for text in ("sum(id)", "max(text)", "count(*)"))
+        query = simple.groupBy("even").agg(*values)
+        assert relations(query) == [["id", "text", "even"]]
+        assert "aggregated: [even, sum(id), max(text), count(*)]" in explained(query)
+        expected = {
+            even: (sum(ids), max(f"row {number}" for number in ids), len(ids))
+            for even in (True, False)
+            if (ids := [row["id"] for row in rows(40) if row["even"] == even])
+        }
+        assert {row[0]: (row[1], row[2], row[3]) for row in query.collect()} == expected
+
+    def test_average_is_that_of_all_rows(self, simple: DataFrame) -> None:
+        query = simple.selectExpr("avg(score)", "count(score)")
+        assert "aggregated: [sum(score), count(score)]" in explained(query)
+        scores = [row["score"] for row in rows(40)]
+        assert query.collect() == [(pytest.approx(sum(scores) / 40), 40)]
+
+    @pytest.mark.parametrize(
+        "query",
+        [
+            "SELECT count(*) FROM {t} WHERE score > 5",
+            "SELECT count(DISTINCT text) FROM {t}",
+            "SELECT max(score) FROM {t}",  # NaN is the largest in Spark, not in Arrow
+            "SELECT score, count(*) FROM {t} GROUP BY score",
+            "SELECT sum(id + 1) FROM {t}",
+            "SELECT count(*) FILTER (WHERE even) FROM {t}",
+        ],
+    )
+    def test_other_aggregates_stay_with_spark(
+        self, spark: SparkSession, simple: DataFrame, query: str
+    ) -> None:
+        simple.createOrReplaceTempView("simple")
+        found = spark.sql(query.format(t="simple"))
+        assert "aggregated" not in explained(found)
+        with pruned(spark, False):
+            expected = sorted(spark.sql(query.format(t="simple")).collect())
+        assert sorted(found.collect()) == expected
+
+    def test_empty_topic_has_a_count_of_zero(self, spark: SparkSession, tmp_path: Path) -> None:
+        put(tmp_path, rows(3))
+        empty = load(spark, tmp_path, startingOffsets="latest")
+        assert "aggregated" in explained(empty.selectExpr("count(*)"))
+        found = empty.selectExpr("count(*)", "count(id)", "sum(id)", "min(text)").collect()
+        assert [tuple(row) for row in found] == [(0, 0, None, None)]
+        assert empty.groupBy("even").count().collect() == []
+
+    def test_sum_beyond_64_bits_fails_as_without_push_down(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [{"id": 2**62 + n} for n in range(4)])
+        query = load(spark, tmp_path).selectExpr("sum(id)")
+        assert "aggregated" in explained(query)
+        with pytest.raises(Exception, match="ARITHMETIC_OVERFLOW"):
+            query.collect()
+        assert load(spark, tmp_path).selectExpr("max(id)").collect()[0][0] == 2**62 + 3
+
+    def test_adaptive_plans_join_aggregates(self, simple: DataFrame) -> None:
+        """Spark plans again after each stage, from the logical plan."""
+        sums, counts = simple.groupBy("even").sum("id"), simple.groupBy("even").count()
+        joined = sums.join(counts, "even").join(simple.selectExpr("max(id) AS top"))
+        assert sorted(map(tuple, joined.collect())) == [(False, 400, 20, 39), (True, 380, 20, 39)]
 
 
 class TestRandomQueries:

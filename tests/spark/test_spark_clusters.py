@@ -103,7 +103,7 @@ def standalone(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def connect(folder: Path, **env: str) -> Iterator[str]:
+def connect(folder: Path, *arguments: str, **env: str) -> Iterator[str]:
     """Run a Spark Connect server with two cores; yield its address."""
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -111,7 +111,7 @@ def connect(folder: Path, **env: str) -> Iterator[str]:
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.ui.enabled": "false",
     }
-    command = ["spark-submit", "--master", "local[2]"]
+    command = ["spark-submit", "--master", "local[2]", *arguments]
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
@@ -154,7 +154,7 @@ def drive(folder: Path, code: str, master: str, topics: Path, **env: str) -> Run
     """Run a program that can import the helpers of these tests."""
     place = folder / "driver"
     place.mkdir()
-    helpers = str(TESTS)
+    helpers = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     with Driver(place, code, master, topics, os.getpid(), PYTHONPATH=helpers, **env) as run:
         run.finish()
     return run
@@ -306,14 +306,11 @@ def threads():
 
 @part
 def held():
-    with refused("BucketLocked", owner):
-        save(spark.range(3), folder, "held")
+    save(spark.range(100, 103), folder, "held")
     with refused("BucketLocked", owner):
         jobs.compact(spark, folder, "held")
     with refused("BucketLocked", owner):
         jobs.build_index(spark, folder, "held", column="id")
-    with refused("BucketLocked", owner):
-        jobs.incremental(spark, folder / "in", folder / "held", quiet=True)
     return load(spark, folder, "held").count()
 
 
@@ -374,7 +371,8 @@ spark.stop()
 )
 
 INSIDE = """
-import sys
+import io, sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from support.spark.topics import load, records, save
@@ -384,7 +382,42 @@ master, folder = sys.argv[1], Path(sys.argv[2])
 spark = session(master=master, conf={"spark.api.mode": "connect"})
 save(spark.range(5).coalesce(1), folder, numBuckets=1)
 df = load(spark, folder, includeMetadata=True).where("id = 4").drop("_time")
-result = {"module": type(spark).__module__, "rows": records(df)}
+plan = io.StringIO()
+with redirect_stdout(plan):
+    df.select("id").explain()
+result = {"module": type(spark).__module__, "rows": records(df), "plan": plan.getvalue()}
+"""
+
+NAMED = """
+import io, logging, sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from support.spark.topics import put, rows
+from persisting.errors import StorageError
+from persisting.spark import install_pruning, session
+
+master, folder = sys.argv[1], Path(sys.argv[2])
+put(folder, rows(20), "steps")
+heard = logging.StreamHandler(io.StringIO())
+logging.getLogger("persisting.spark").addHandler(heard)
+logging.getLogger("persisting.spark").setLevel(logging.DEBUG)
+spark = session(master=master)
+df = spark.read.format("persisting").load(str(folder / "steps")).where("score > 3").select("id")
+plan = io.StringIO()
+with redirect_stdout(plan):
+    df.explain()
+result = {
+    "installed": [install_pruning(spark), install_pruning(spark)],
+    "plan": plan.getvalue(),
+    "rows": sorted(row["id"] for row in df.collect()),
+    "said": heard.stream.getvalue().splitlines(),
+}
+try:
+    named = session(master=master, topics=folder)
+    result["count"] = named.sql("SELECT count(*) FROM persisting.steps WHERE id < 5").first()[0]
+except StorageError as exc:
+    result["error"] = str(exc)
 """
 
 SENT = (
@@ -496,8 +529,8 @@ class TestNewThread:
 
 class TestErrors:
     def test_error_for_an_open_topic_names_its_process(self, cluster: Cluster) -> None:
-        assert cluster.result("held") == 5
-        assert ids(cluster.folder, "held") == list(range(5))
+        assert cluster.result("held") == 8
+        assert ids(cluster.folder, "held") == [*range(5), *range(100, 103)]
 
     def test_error_for_a_missing_topic_names_its_folder(self, cluster: Cluster) -> None:
         cluster.result("missing")
@@ -525,7 +558,38 @@ class TestConnectServer:
         run = drive(tmp_path, INSIDE, "local[2]", tmp_path)
         assert run.result["module"] == "pyspark.sql.connect.session"
         assert run.result["rows"] == [{"id": 4, "_bucket": 0, "_offset": 4}]
+        assert "pushed: [(id IS NOT NULL), (id = 4L)]" in run.result["plan"]
+        assert "_offset#" not in run.result["plan"]
         assert (run.stdout, run.stderr) == ("", "")
+
+    def test_connect_server_with_the_extension_prunes_and_knows_names(self, tmp_path: Path) -> None:
+        """Its classes are compiled with the command of the guide."""
+        command = [sys.executable, "-m", "persisting.spark.compile_classes"]
+        environ = {**plain_environment(), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+        with connect(tmp_path, *done.stdout.split()) as address:
+            run = drive(tmp_path, NAMED, address, tmp_path)
+        assert run.result["installed"] == [True, True]
+        assert "pushed: [(score IS NOT NULL), (score > 3.0D)]" in run.result["plan"]
+        assert "text#" not in run.result["plan"]
+        assert run.result["rows"] == [row["id"] for row in rows(20) if row["score"] > 3]
+        assert run.result["said"] == []
+        assert run.result["count"] == 5
+
+    def test_connect_server_without_the_extension_reads_all_columns_and_says_so_once(
+        self, tmp_path: Path
+    ) -> None:
+        with connect(tmp_path) as address:
+            run = drive(tmp_path, NAMED, address, tmp_path)
+        assert run.result["installed"] == [False, False]
+        assert "pushed" not in run.result["plan"]
+        assert run.result["rows"] == [row["id"] for row in rows(20) if row["score"] > 3]
+        assert run.result["said"] == [
+            "Spark reads all columns of topics: the Spark Connect server was started without our "
+            "extension"
+        ]
+        assert "topics= needs our catalog" in run.result["error"]
 
     def test_connect_server_without_persisting_can_be_sent_it(self, tmp_path: Path) -> None:
         import pyspark

@@ -7,24 +7,24 @@ import datetime as dt
 import os
 import random
 import select
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark.processes import plain_environment, spark_home
+from support.handover import OWNER, OWNER_POINTS, files_of_handovers, held_process
+from support.held_process import killed_at
+from support.spark.drivers import Driver, driver, end
+from support.spark.processes import spark_home
 from support.spark.topics import content, ids, is_sound, load, put, rows, unreferenced, writer
 from support.spark.writes import SparkPipe
+from support.waiting import until_true
 
 from persisting.topic.routing import bucket_of
 
 # Every driver takes ten seconds to start.
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,133 +59,6 @@ df = df.selectExpr("id", "concat('row ', id) text")
 df.write.format("persisting").mode(mode).option("writeId", "w").save(folder + "/out")
 print("done", flush=True)
 """
-
-HOLDS = """
-# The first process that reaches a point with a file takes the file and waits to be released.
-import os, time
-from persisting.bucket import bulk_import
-from persisting.table import bulk_write
-
-def hold(point):
-    here = os.path.join(os.environ["HOLDS"], point)
-    try:
-        os.rename(here, f"{here}.{os.getpid()}")
-    except FileNotFoundError:
-        return
-    while not os.path.exists(f"{here}.go"):
-        time.sleep(0.02)
-
-adopt, write_files = bulk_import.adopt, bulk_write.write_files
-
-def adopting(bucket, *args, **kwargs):
-    hold(f"commit{bucket.options.bucket_id}")
-    return adopt(bucket, *args, **kwargs)
-
-def writing(*args, **kwargs):
-    found = write_files(*args, **kwargs)
-    hold("written")
-    return found
-
-bulk_import.adopt, bulk_write.write_files = adopting, writing
-"""
-
-
-class Driver:
-    """A program with its own session: the driver, its Java, and all their Python workers."""
-
-    def __init__(self, folder: Path, code: str, *args: object, **environ: str) -> None:
-        self._holds = folder / "holds"
-        self._holds.mkdir(exist_ok=True)
-        (self._holds / "sitecustomize.py").write_text(HOLDS)
-        self._output = folder / "driver.txt"
-        path = [str(self._holds), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with self._output.open("w") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code, str(folder), *map(str, args)],
-                env={
-                    **plain_environment(),
-                    "PYTHONPATH": os.pathsep.join(path),
-                    "HOLDS": str(self._holds),
-                    **environ,
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    @property
-    def output(self) -> str:
-        return self._output.read_text()
-
-    def held(self, point: str) -> int:
-        """Wait until a process is held at a point; return its pid."""
-        self.until(lambda: any(self._holds.glob(f"{point}.*")))
-        (place,) = self._holds.glob(f"{point}.*")
-        return int(place.suffix[1:])
-
-    def let_go(self, point: str) -> None:
-        (self._holds / f"{point}.go").touch()
-
-    def until(self, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 120
-        while not true():
-            assert self.process.poll() is None, self.output
-            assert time.monotonic() < deadline, f"it never became true: {self.output}"
-            time.sleep(0.05)
-
-    def finish(self) -> None:
-        assert self.process.wait(120) == 0, self.output
-        assert self.output.endswith("done\n"), self.output
-
-    def kill(self) -> None:
-        """Kill all its processes; the files that they had open are closed when this returns."""
-        end([pid for pid in _processes() if _session(pid) == self.process.pid])
-        self.process.wait()
-
-    def kill_alone(self) -> None:
-        """Kill the driver and its Java; Python workers, which are in other groups, keep running."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-@contextmanager
-def driver(
-    folder: Path, code: str, *args: object, hold: str | None = None, **environ: str
-) -> Iterator[Driver]:
-    if hold is not None:
-        (folder / "holds").mkdir(exist_ok=True)
-        for old in (folder / "holds").glob(f"{hold}*"):
-            old.unlink()
-        (folder / "holds" / hold).touch()
-    made = Driver(folder, code, *args, **environ)
-    try:
-        yield made
-    finally:
-        made.kill()
-
-
-def end(pids: list[int]) -> None:
-    """Kill processes and wait until all their threads have ended."""
-    watched = []
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            watched.append(os.pidfd_open(pid))
-            os.kill(pid, signal.SIGKILL)
-    for handle in watched:
-        select.select([handle], [], [], 30)
-        os.close(handle)
-
-
-def _processes() -> list[int]:
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
 
 
 def parent(pid: int) -> int:
@@ -288,7 +161,7 @@ class TestStreamWithKilledDriver:
         put(tmp_path, rows(900), "in", buckets=2)
         put(tmp_path, [], "out", buckets=3)
         with driver(tmp_path, STREAM, "local[2]", 400, hold=f"commit{bucket}") as stream:
-            stream.held(f"commit{bucket}")
+            stream.until_held(f"commit{bucket}")
             stream.kill()
         assert [b for b, size in enumerate(sizes(tmp_path)) if size] == list(range(bucket))
         removed = maintain(tmp_path, "out", keep=10)
@@ -323,7 +196,7 @@ class TestBatchWithKilledDriver:
     ) -> None:
         put(tmp_path, [], "out", buckets=3)
         with driver(tmp_path, BATCH, "local[2]", "append", hold=f"commit{bucket}") as made:
-            made.held(f"commit{bucket}")
+            made.until_held(f"commit{bucket}")
             made.kill()
         assert [b for b, size in enumerate(sizes(tmp_path)) if size] == list(range(bucket))
         removed = maintain(tmp_path, "out", keep=10)
@@ -337,7 +210,7 @@ class TestBatchWithKilledDriver:
     ) -> None:
         put(tmp_path, rows(10, 5000), "out", buckets=3)
         with driver(tmp_path, BATCH, "local[2]", "append", hold="written") as made:
-            made.held("written")
+            made.until_held("written")
             made.kill()
         assert ids(tmp_path, "out") == list(range(5000, 5010))
         assert unreferenced(tmp_path, "out")
@@ -351,7 +224,7 @@ class TestBatchWithKilledDriver:
         removed: set[int] = set()
         for point in ("commit1", "commit2"):
             with driver(tmp_path, BATCH, "local[2]", "append", hold=point) as made:
-                made.held(point)
+                made.until_held(point)
                 made.kill()
             removed |= maintain(tmp_path, "out", keep=10)
         assert removed
@@ -364,7 +237,7 @@ class TestBatchWithKilledDriver:
     ) -> None:
         put(tmp_path, rows(300, 5000), "out", buckets=3)
         with driver(tmp_path, BATCH, "local[2]", "overwrite", hold="commit1") as made:
-            made.held("commit1")
+            made.until_held("commit1")
             made.kill()
         here = content(tmp_path, "out")
         assert {r["id"] < 1000 for r in here[0]} == {True}
@@ -380,7 +253,7 @@ class TestBatchWithKilledDriver:
     ) -> None:
         put(tmp_path, [], "out", buckets=3)
         with driver(tmp_path, BATCH, "local[2]", "append", hold="commit1") as made:
-            worker = os.pidfd_open(made.held("commit1"))
+            worker = os.pidfd_open(made.until_held("commit1"))
             made.kill_alone()
             ended, _, _ = select.select([worker], [], [], 30)
             os.close(worker)
@@ -398,7 +271,7 @@ class TestKilledTask:
     ) -> None:
         put(tmp_path, rows(50, 5000) if mode == "overwrite" else [], "out", buckets=3)
         with driver(tmp_path, BATCH, "local[2,4]", mode, hold="written") as made:
-            end([made.held("written")])
+            end([made.until_held("written")])
             made.finish()
         check(spark, tmp_path, list(range(1000)))
         maintain(tmp_path, "out")
@@ -409,7 +282,7 @@ class TestKilledTask:
     ) -> None:
         put(tmp_path, rows(900), "in", buckets=2)
         with driver(tmp_path, STREAM, "local[2,4]", 400, hold="written") as stream:
-            end([stream.held("written")])
+            end([stream.until_held("written")])
             stream.finish()
         check(spark, tmp_path, list(range(900)))
 
@@ -420,10 +293,85 @@ class TestKilledTask:
         given = ("local-cluster[2,1,1024]", "append")
         home = str(spark_home(tmp_path / "spark"))
         with driver(tmp_path, BATCH, *given, hold="written", SPARK_HOME=home) as made:
-            worker = made.held("written")
+            worker = made.until_held("written")
             daemon = parent(worker)
             executor = parent(daemon)
             assert "ExecutorBackend" in Path(f"/proc/{executor}/cmdline").read_text()
             end([executor, daemon, worker])
             made.finish()
         check(spark, tmp_path, list(range(1000)))
+
+
+class TestBesideALiveQueue:
+    """The target is open in a queue, to which the files are handed over."""
+
+    @pytest.mark.parametrize(
+        "point",
+        [
+            "written",
+            "driver-sent",
+            "driver-decides",
+            "driver-decided",
+            "driver-has-answers",
+            "driver-removed-notes",
+        ],
+    )
+    @pytest.mark.parametrize("program", ["batch", "stream"])
+    def test_killed_driver_loses_and_repeats_nothing(
+        self, spark: SparkSession, tmp_path: Path, program: str, point: str
+    ) -> None:
+        put(tmp_path, rows(1000), "in", buckets=2)
+        put(tmp_path, [], "out", buckets=3)
+        with writer(tmp_path, "out", local_socket=False) as queue:
+            queue.put_batch(rows(20, 5000))
+            given = (
+                (BATCH, "local[2]", "append") if program == "batch" else (STREAM, "local[2]", 400)
+            )
+            with driver(tmp_path, *given, hold=point) as made:
+                made.until_held(point)
+                made.kill()
+            until_true(lambda: files_of_handovers(tmp_path / "out") == [])
+            queue.put_batch(rows(20, 5020))
+            for _ in range(2):
+                if program == "batch":
+                    save(batch(spark), tmp_path)
+                else:
+                    SparkPipe(spark, tmp_path).run()
+            queue.put_batch(rows(20, 5040))
+        check(spark, tmp_path, [*range(1000), *range(5000, 5060)])
+
+    @pytest.mark.parametrize("program", ["batch", "stream"])
+    def test_killed_task_loses_and_repeats_nothing(
+        self, spark: SparkSession, tmp_path: Path, program: str
+    ) -> None:
+        put(tmp_path, rows(1000), "in", buckets=2)
+        put(tmp_path, [], "out", buckets=3)
+        with writer(tmp_path, "out") as queue:
+            queue.put_batch(rows(20, 5000))
+            master = "local[2,4]"
+            given = (BATCH, master, "append") if program == "batch" else (STREAM, master, 400)
+            with driver(tmp_path, *given, hold="written") as made:
+                end([made.until_held("written")])
+                made.finish()
+            queue.put_batch(rows(20, 5020))
+        check(spark, tmp_path, [*range(1000), *range(5000, 5040)])
+
+    @pytest.mark.parametrize("point", OWNER_POINTS)
+    @pytest.mark.parametrize("program", ["batch", "stream"])
+    def test_killed_owner_loses_and_repeats_nothing(
+        self, spark: SparkSession, tmp_path: Path, program: str, point: str
+    ) -> None:
+        put(tmp_path, rows(1000), "in", buckets=2)
+        put(tmp_path, [], "out", buckets=3, enable_wal=True)
+        with held_process(tmp_path, OWNER, 5000, "out", hold=point) as owner:
+            owner.until(lambda: owner.acknowledged > 5000)
+            with killed_at(owner, point):
+                if program == "batch":
+                    save(batch(spark), tmp_path)
+                else:
+                    SparkPipe(spark, tmp_path).run({"maxOffsetsPerTrigger": 400})
+            acknowledged = owner.acknowledged
+        found = ids(tmp_path, "out")
+        stored = [i for i in found if i >= 5000]
+        assert len(stored) >= acknowledged - 5000
+        check(spark, tmp_path, [*range(1000), *range(5000, 5000 + len(stored))])

@@ -68,6 +68,7 @@ def test_older_versions_are_read_by_tag_and_time(named: SparkSession, home: Path
     assert found(named, f"{count} VERSION AS OF 'twenty'") == [(20,)]
     now = dt.datetime.now(dt.timezone.utc).isoformat()
     assert found(named, f"{count} TIMESTAMP AS OF TIMESTAMP'{now}'") == [(25,)]
+    assert found(named, f"{count} TIMESTAMP AS OF '{now}'") == [(25,)]
 
 
 def test_tables_are_created_filled_and_replaced(named: SparkSession, home: Path) -> None:
@@ -85,6 +86,11 @@ def test_tables_are_created_filled_and_replaced(named: SparkSession, home: Path)
         "SELECT id, upper(text) AS text FROM persisting.steps WHERE even"
     )
     assert ids(home, "copy") == list(range(0, 25, 2))
+    named.sql("INSERT OVERWRITE persisting.copy SELECT * FROM persisting.copy WHERE false")
+    assert ids(home, "copy") == []
+    named.sql("CREATE TABLE persisting.empty AS SELECT * FROM persisting.steps WHERE false")
+    assert named.table("persisting.empty").columns == ["id", "text", "score", "even"]
+    assert found(named, "SELECT count(*) FROM persisting.empty") == [(0,)]
 
 
 def test_failed_create_as_select_leaves_no_topic(named: SparkSession, home: Path) -> None:
@@ -100,8 +106,31 @@ def test_failed_create_as_select_leaves_no_topic(named: SparkSession, home: Path
     ("statement", "words"),
     [
         ("SELECT * FROM persisting.nothing", "there is no topic 'nothing' in .*SHOW TABLES"),
-        ("DROP TABLE persisting.steps", "removes only empty topics"),
-        ("ALTER TABLE persisting.steps ADD COLUMN x INT", "fields of a topic follow the rows"),
+        ("DROP TABLE persisting.steps", "remove only empty topics .*catalog.persisting.dropTable"),
+        (
+            "CREATE OR REPLACE TABLE persisting.steps AS SELECT 1L AS id",
+            "INSERT OVERWRITE replaces",
+        ),
+        ("SELECT * FROM persisting.steps VERSION AS OF 'none'", "^persisting.errors.*'none'"),
+        ("ALTER TABLE persisting.steps ADD COLUMN x INT FIRST", "can only add columns"),
+        ("ALTER TABLE persisting.steps DROP COLUMN text", "can only add columns"),
+        ("ALTER TABLE persisting.steps RENAME COLUMN text TO words", "can only add columns"),
+        ("ALTER TABLE persisting.steps SET TBLPROPERTIES ('a' = 'b')", "can only add columns"),
+        ("ALTER TABLE persisting.steps RENAME TO persisting.walk", "CREATE TABLE AS SELECT"),
+        ("CREATE TABLE persisting.p (id INT) TBLPROPERTIES ('numBucket' = '2')", "'numBucket'"),
+        ("CREATE TABLE persisting.p (id INT) USING parquet", r"'provider' \(parquet\)"),
+        ("CREATE TABLE persisting.p (id INT) LOCATION '/tmp/p'", "'location'"),
+        ("CREATE TABLE persisting.p (id INT) COMMENT 'words'", "'comment'"),
+        ("CREATE TABLE persisting.p LIKE persisting.steps", "does not support CREATE TABLE LIKE"),
+        ("CREATE VIEW persisting.v AS SELECT 1 AS id", "does not support views"),
+        ("CREATE NAMESPACE persisting.n", "does not support namespaces"),
+        ("TRUNCATE TABLE persisting.steps", "does not support truncates"),
+        (
+            "INSERT INTO persisting.steps REPLACE WHERE id = 1 SELECT * FROM persisting.steps",
+            "does not support overwrite by filter",
+        ),
+        ("ANALYZE TABLE persisting.steps COMPUTE STATISTICS", "NOT_SUPPORTED_COMMAND_FOR_V2_TABLE"),
+        ("UPDATE persisting.steps SET text = ''", "does not support UPDATE"),
         ("CREATE TABLE persisting.p (id INT, d INT) PARTITIONED BY (d)", "not partitioned"),
         ("CREATE TABLE persisting.steps (id INT)", "already exists"),
         ("DELETE FROM persisting.steps WHERE id = 1", "does not support"),
@@ -113,6 +142,61 @@ def test_statements_that_topics_do_not_support_are_refused(
     with pytest.raises(Exception, match=words):
         named.sql(statement).collect()
     assert len(ids(home, "steps")) == 25
+    assert not (home / "p").exists()
+
+
+def test_columns_are_added_also_while_a_queue_has_the_topic_open(
+    named: SparkSession, home: Path
+) -> None:
+    put(home, [{"id": 1}], "widened", buckets=2)
+    named.sql("ALTER TABLE persisting.widened ADD COLUMN note STRING")
+    with writer(home, "widened") as queue:
+        queue.put({"id": 2})
+        named.sql("ALTER TABLE persisting.widened ADD COLUMNS (score DOUBLE, st STRUCT<a: INT>)")
+        named.sql("INSERT INTO persisting.widened VALUES (3, 'x', 0.5, struct(7))")
+        with pytest.raises(Exception, match="already exists"):
+            named.sql("ALTER TABLE persisting.widened ADD COLUMN note STRING")
+    described = found(named, "DESCRIBE persisting.widened")
+    assert [row[0] for row in described] == ["id", "note", "score", "st"]
+    assert sorted(found(named, "SELECT id, note, score, st.a FROM persisting.widened")) == [
+        (1, None, None, None),
+        (2, None, None, None),
+        (3, "x", 0.5, 7),
+    ]
+
+
+def test_views_of_topics_see_new_rows_and_are_pruned(named: SparkSession, home: Path) -> None:
+    put(home, rows(5), "viewed")
+    named.sql("CREATE VIEW kept AS SELECT id, text FROM persisting.viewed WHERE score >= 0")
+    named.sql("CREATE GLOBAL TEMPORARY VIEW shared AS SELECT * FROM persisting.viewed")
+    try:
+        put(home, rows(5, 5), "viewed")
+        for view in ("kept", "global_temp.shared"):
+            query = named.sql(f"SELECT id FROM {view} WHERE id > 7")
+            assert sorted(row["id"] for row in query.collect()) == [8, 9]
+            plan = query._jdf.queryExecution().optimizedPlan().treeString()
+            assert "text#" not in plan
+    finally:
+        named.sql("DROP VIEW kept")
+        named.sql("DROP VIEW global_temp.shared")
+
+
+def test_tables_are_dropped_with_an_explicit_setting(named: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, rows(3), "steps")
+    name = "spark.sql.catalog.dropping"
+    named.conf.set(name, "persisting.spark.TopicCatalog")
+    named.conf.set(f"{name}.path", str(tmp_path))
+    named.conf.set(f"{name}.dropTable", "true")
+    with writer(tmp_path, "steps") as queue:
+        queue.put_batch(rows(3, 3))
+        with pytest.raises(Exception, match="open for writing"):
+            named.sql("DROP TABLE dropping.steps")
+    assert len(ids(tmp_path, "steps")) == 6
+    named.sql("DROP TABLE dropping.steps")
+    assert not (tmp_path / "steps").exists()
+    named.sql("DROP TABLE IF EXISTS dropping.steps")
+    with pytest.raises(Exception, match="steps"):
+        named.sql("DROP TABLE dropping.steps")
 
 
 def test_stream_by_name_reads_every_row(named: SparkSession, tmp_path: Path) -> None:
@@ -127,3 +211,12 @@ def test_stream_by_name_reads_every_row(named: SparkSession, tmp_path: Path) -> 
     )
     jobs.watch(query)
     assert named.table("named_stream").count() == 25
+
+
+def test_session_with_another_folder_reads_its_topics(
+    named: SparkSession, home: Path, tmp_path: Path
+) -> None:
+    put(tmp_path, rows(3), "steps")
+    count = "SELECT count(*) FROM persisting.steps"
+    assert found(session(topics=tmp_path), count) == [(3,)]
+    assert found(session(topics=home), count) == [(25,)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -12,33 +14,50 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange
 from persisting.spark.gc_tuning import freeze_loaded_objects
-from persisting.spark.scan_hints import ROWS, ScanHints
+from persisting.spark.partial_aggregates import PartialAggregates
+from persisting.spark.scan_hints import ROWS, KeyedRows, ScanHints, snapshot_text
 from persisting.spark.source_options import (
     BYTES_PER_PARTITION,
     EARLIEST,
     ROWS_PER_PARTITION,
     ReadOptions,
 )
-from persisting.spark.topic_scan import pushed_hint, read_slices, topic_fields
+from persisting.spark.topic_scan import (
+    look_up_slice,
+    pushed_hint,
+    read_slices,
+    topic_fields,
+)
 from persisting.table.view import TableView
-from persisting.topic.scan import METADATA, Filter, Hint, Slice, matches_by_index
-from persisting.topic.topic_files import TopicFolder
+from persisting.topic import handover
+from persisting.topic.scan import METADATA, Filter, Slice
+from persisting.topic.topic_files import TopicFolder, open_stored
+
+_MOST_LOOKED_UP = 1000
+_MOST_LOOKED_UP_BYTES = 1 << 20
+"""So many rows are read while a scan is planned, if an index finds them: the planner has the
+tables open, and a task would open them again."""
+_LOOKED_UP_AT_ONCE = 4
+"""Buckets in which rows are looked up at the same time."""
 
 
 class SlicePartition(InputPartition):
-    """The slices that one task reads.
+    """What one task reads: slices, and rows that were looked up.
 
-    ``snapshot`` has all slices of a load, with which later scans of the same load are planned. Only
-    the first partition of a scan has it.
+    ``snapshot`` is the text of all slices of a load, with which later scans of the same load are
+    planned. Only the first partition of a scan has it.
     """
 
-    def __init__(self, value: tuple[Slice, ...], snapshot: tuple[Slice, ...] | None = None) -> None:
+    def __init__(
+        self, value: tuple[Slice, ...], snapshot: str | None = None, rows: KeyedRows | None = None
+    ) -> None:
         super().__init__(value)
-        self.slices, self.snapshot = value, snapshot
+        self.slices, self.rows = value, rows
+        self.snapshot = snapshot  # the last: the end of the pickled bytes is searched for it
 
 
 class TopicReader(DataSourceReader):
-    """Reads a topic; every attribute pickles."""
+    """Reads a topic; it is pickled and sent to tasks."""
 
     def __init__(
         self,
@@ -46,23 +65,66 @@ class TopicReader(DataSourceReader):
         target: pa.Schema,
         where: Filter | None = None,
         hints: ScanHints | None = None,
+        aggregates: PartialAggregates | None = None,
     ) -> None:
+        """With ``aggregates`` it returns these instead of the rows."""
         self._options, self._target, self._where = options, target, where
-        hints = hints or ScanHints()
-        self._hint = pushed_hint(options, hints.conditions, target)
-        planned = hints.partitions[0] if hints.partitions else None
-        self._snapshot = planned.snapshot if isinstance(planned, SlicePartition) else None
+        self._hints, self._aggregates = hints or ScanHints(), aggregates
+        self._topic: TopicFolder | None = None
+        if self._hints.conditions:
+            self._topic = open_stored(options.folder)
+        self._hint = pushed_hint(options, self._hints.conditions, target, self._topic)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tasks get the reader without the tables that are open where the scan is planned."""
+        return {**self.__dict__, "_topic": None}
 
     def partitions(self) -> list[InputPartition]:
-        topic = TopicFolder.open(self._options.folder)
+        topic = self._topic or open_stored(self._options.folder)
         topic.recover()
+        seen = self._hints.slices(topic.place)
+        if self._options.flush and seen is None:
+            handover.flush(topic.folder, topic.config, self._options.owner_seconds)
         freeze_loaded_objects()
-        slices = slices_to_read(topic, self._options) if self._snapshot is None else self._snapshot
+        slices = slices_to_read(topic, self._options) if seen is None else seen
         self._check_names(topic, slices)
         most = rows_per_partition(topic, self._options, slices)
-        matching = slices if self._hint is None else _with_matches(slices, self._hint)
-        first, *rest = pack_slices(matching, most)
-        return [SlicePartition(first, tuple(slices)), *map(SlicePartition, rest)]
+        left, rows = self._look_up(topic, slices)
+        first, *rest = pack_slices(left, most)
+        text = snapshot_text(slices, None if left else rows)
+        return [SlicePartition(first, text, rows), *map(SlicePartition, rest)]
+
+    def _look_up(
+        self, topic: TopicFolder, slices: list[Slice]
+    ) -> tuple[list[Slice], KeyedRows | None]:
+        """Return the slices that tasks must read, and the matching rows of all others."""
+        if self._hint is None or self._where is not None or self._aggregates is not None:
+            return slices, None
+        look_up = partial(
+            look_up_slice,
+            topic,
+            target=self._target,
+            hint=self._hint,
+            most_rows=_MOST_LOOKED_UP,
+            metadata=self._options.metadata,
+        )
+        filled = [part for part in slices if part.start < part.end]
+        left: list[Slice] = []
+        found: list[pa.RecordBatch] = []
+        room = _MOST_LOOKED_UP_BYTES
+        with ThreadPoolExecutor(_LOOKED_UP_AT_ONCE) as threads:
+            for first in range(0, len(filled), _LOOKED_UP_AT_ONCE):
+                parts = filled[first : first + _LOOKED_UP_AT_ONCE]
+                for part, rows in zip(
+                    parts, threads.map(partial(look_up, most_bytes=room), parts), strict=True
+                ):
+                    size = sum(batch.nbytes for batch in rows or ())
+                    if rows is None or size > room:
+                        left.append(part)
+                    else:
+                        found += rows
+                        room -= size
+        return left, _encoded(found, self._target) if found or not left else None
 
     def _check_names(self, topic: TopicFolder, slices: Sequence[Slice]) -> None:
         """Raise if the schema that the user gave misspells the case of a field's name.
@@ -84,7 +146,13 @@ class TopicReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SlicePartition)
-        return read_slices(
+        rows = self._rows(partition)
+        return rows if self._aggregates is None else self._aggregates.of(rows)
+
+    def _rows(self, partition: SlicePartition) -> Iterator[pa.RecordBatch]:
+        if partition.rows is not None:
+            yield from pa.ipc.open_stream(partition.rows.stream)
+        yield from read_slices(
             partition.slices,
             self._target,
             self._where,
@@ -93,14 +161,12 @@ class TopicReader(DataSourceReader):
         )
 
 
-def _with_matches(slices: Sequence[Slice], hint: Hint) -> list[Slice]:
-    """Leave out the buckets in which no row matches, where an index says so."""
-    kept = []
-    for part in slices:
-        count = matches_by_index(part, hint)
-        if count is None or count:
-            kept.append(part)
-    return kept
+def _encoded(batches: list[pa.RecordBatch], schema: pa.Schema) -> KeyedRows:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return KeyedRows(bytes(sink.getvalue()))
 
 
 def rows_per_partition(topic: TopicFolder, options: ReadOptions, slices: Iterable[Slice]) -> int:
@@ -150,7 +216,7 @@ def slices_to_read(topic: TopicFolder, options: ReadOptions) -> list[Slice]:
         end = _offset(topic, bucket, view, options.ending, options)
         if view.dataset is not None:
             epoch = len(table.restores)
-            slices.append(Slice(str(topic.folder), bucket, start, end, epoch, version))
+            slices.append(Slice(topic.place, bucket, start, end, epoch, version))
     return slices
 
 

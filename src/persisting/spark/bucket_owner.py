@@ -8,20 +8,21 @@ from pathlib import Path
 
 from persisting.backends.table_backend import TableBackend
 from persisting.errors import BucketLocked
+from persisting.store_address import StoreAddress
 from persisting.topic.ownership import owned
 from persisting.topic.spec import TopicConfig
 
 
 @contextmanager
 def owner_of(
-    folder: Path, config: TopicConfig, bucket: int, instead: str
+    place: Path | StoreAddress, config: TopicConfig, bucket: int, instead: str
 ) -> Iterator[TableBackend]:
     """Own a bucket for the length of a block.
 
     If another owner has it open, the error names that owner and says what to do ``instead``.
     """
     try:
-        with owned(folder, config, bucket) as owner:
+        with owned(place, config, bucket) as owner:
             yield owner
     except BucketLocked as exc:
         raise BucketLocked(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persisting.spark.java import cache_folder
+from persisting.store_address import is_store_address, parse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,13 +38,15 @@ def install_pruning(spark: SparkSession) -> bool:
     """Let a running session push columns and conditions down to topics; return whether it does.
 
     A session of :func:`persisting.spark.session` does so already. Batch reads are pruned from the
-    next query on; streams only in a session that was created by :func:`session`. Needs a session in
-    this process, not one with a Spark Connect server. ``spark.persisting.pruning=false`` turns it
-    off.
+    next query on; streams only in a session that was created by :func:`session`. A Spark Connect
+    server must have been started with the extension, see :mod:`persisting.spark.compile_classes`.
+    ``spark.persisting.pruning=false`` turns it off.
     """
     session = getattr(spark, "_jsparkSession", None)
     if session is None:
-        _say("the session is one with a Spark Connect server")
+        if EXTENSION in (spark.conf.get(EXTENSIONS, "") or "").split(","):
+            return True
+        _say("the Spark Connect server was started without our extension")
         return False
     if not load_classes():
         return False
@@ -58,9 +61,10 @@ def install_pruning(spark: SparkSession) -> bool:
 
 
 def catalog_settings(topics: str | Path) -> dict[str, str]:
-    """Return the settings of a catalog with the topics of a folder."""
+    """Return the settings of a catalog with the topics of a folder or of an object store."""
     prefix = f"spark.sql.catalog.{CATALOG}"
-    return {prefix: "persisting.spark.TopicCatalog", f"{prefix}.path": str(Path(topics).absolute())}
+    place = str(parse(str(topics)) if is_store_address(str(topics)) else Path(topics).absolute())
+    return {prefix: "persisting.spark.TopicCatalog", f"{prefix}.path": place}
 
 
 def load_classes() -> bool:
@@ -74,6 +78,11 @@ def load_classes() -> bool:
     except Exception as exc:  # an unknown version of Spark or Java may fail in any way
         _say(exc)
         return False
+
+
+def compiled_classes() -> Path:
+    """Return the folder of our compiled classes, for another Java of the same Spark."""
+    return _compiled(_loader())
 
 
 def _compiled(loader: Any) -> Path:

@@ -1,17 +1,15 @@
-"""Writing to a topic: tasks write files, the driver commits them bucket by bucket.
+"""Writing to a topic: tasks write files, and the driver commits them or hands them over.
 
-The driver prepares the tables when it plans, and takes each bucket's lock again to commit. A commit
-carries the producer sequence of the writer (its write id or query id, and the batch), so that a
-repeated write completes the buckets that lack it and stores nothing twice.
+The driver prepares the tables when it plans, and commits when the tasks are done. Where a process
+has a bucket open, both are done by that process, the owner. A commit carries the producer sequence
+of the writer (its write id or query id, and the batch), so that a repeated write completes the
+buckets that lack it and stores nothing twice.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -20,51 +18,82 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from persisting import fs as filesystem
-from persisting.bucket import bulk_import
 from persisting.bucket.producer_sequences import ANONYMOUS
-from persisting.errors import InvalidArgument, TableError
+from persisting.errors import InvalidArgument, NoSuchTopic, SchemaError, StorageError
 from persisting.records import EMPTY, Rules
-from persisting.spark.bucket_owner import owner_of
-from persisting.spark.source_options import WriteOptions
-from persisting.spark.write_plan import (
-    EVOLVING,
-    USE_THE_QUEUE,
-    WritePlan,
-    plan_write,
-    shared_schema,
+from persisting.records.evolution import integers_become_floats
+from persisting.spark.source_options import (
+    ADD_FIELDS,
+    DROP_TOPIC,
+    WriteOptions,
+    write_options,
 )
-from persisting.spark.write_task import TaskOutput, remove_files, write_task
-from persisting.table.files import DATA, data_paths, versions_on_disk
-from persisting.table.table import Table
-from persisting.topic.spec import bucket_folder
-from persisting.topic.topic_files import TopicFolder
+from persisting.spark.write_plan import EVOLVING, WritePlan, add_fields, plan_write
+from persisting.spark.write_target import BucketFiles, Fragments, Sequence, Target, target_of
+from persisting.spark.write_task import TaskOutput, write_task
+from persisting.store.object_store import open_store
+from persisting.store.storage_options import StorageOptions
+from persisting.store_address import StoreAddress
+from persisting.topic import deletion, store_deletion
+from persisting.topic.spec import TopicConfig
 
 
 def commit(
-    folder: Path, outputs: list[TaskOutput], sequence: tuple[str, int], *, overwrite: bool = False
+    options: WriteOptions,
+    outputs: list[TaskOutput],
+    sequence: Sequence,
+    *,
+    overwrite: bool = False,
 ) -> int:
-    """Commit the files of tasks, bucket by bucket; return how many rows are new."""
-    config = TopicFolder.open(folder).config
+    """Commit the files of tasks; return how many rows are new."""
+    target = target_of(options.place, options.owner_seconds)
+    config = _config(target, options)
     ordered = sorted(outputs, key=lambda output: output.part)
-    large = frozenset(name for output in ordered for name in output.large)
-    if large:
-        shared = shared_schema(folder)
-        rules = EVOLVING if config.backend == "persisting" else Rules()
-        shared.propose(shared.read() or EMPTY, large, rules)
-    rows = 0
-    for bucket in range(config.num_buckets):
-        fragments = [f for output in ordered for f in output.fragments.get(bucket, [])]
-        if fragments or overwrite:
-            columns = [output.columns[bucket] for output in ordered if bucket in output.columns]
-            with owner_of(folder, config, bucket, USE_THE_QUEUE) as owner:
-                new = bulk_import.adopt(
-                    owner.bucket, fragments, columns, *sequence, replace=overwrite
+    _note_large_numbers(target, config, ordered)
+    files = {
+        bucket: found
+        for bucket in range(config.num_buckets)
+        if (found := _files_of(bucket, ordered)).fragments or overwrite
+    }
+    return target.commit(config, files, sequence, overwrite=overwrite)
+
+
+def _config(target: Target, options: WriteOptions) -> TopicConfig:
+    config = target.load()
+    if config is None:
+        raise NoSuchTopic(f"the topic {options.place} was deleted while rows were written to it")
+    return config
+
+
+def _files_of(bucket: int, outputs: list[TaskOutput]) -> BucketFiles:
+    written = [output for output in outputs if bucket in output.fragments]
+    return BucketFiles(
+        [fragment for output in written for fragment in output.fragments[bucket]],
+        [output.columns[bucket] for output in written],
+        written[0].schema if written else EMPTY,
+    )
+
+
+def _note_large_numbers(target: Target, config: TopicConfig, outputs: list[TaskOutput]) -> None:
+    """Note fields with whole numbers that a float cannot hold: they must not become floats.
+
+    Raise if one of them has done so since the write was planned.
+    """
+    large = frozenset(name for output in outputs for name in output.large)
+    if not large:
+        return
+    shared = target.shared_schema()
+    rules = EVOLVING if config.backend == "persisting" else Rules()
+    now = shared.propose(shared.read() or EMPTY, large, rules)
+    for output in outputs:
+        for name in output.large:
+            planned = output.schema.field(name).type
+            if integers_become_floats(planned, now.field(name).type):
+                raise SchemaError(
+                    f"field {name!r} became a float while the rows were written, and they hold "
+                    "whole numbers beyond 2**53 in it; nothing was stored, write them to another "
+                    "column"
                 )
-            if not new:  # an earlier attempt stored these rows from other files
-                _discard_bucket(folder, bucket, fragments)
-            rows += new
-    return rows
 
 
 class TopicWriter(DataSourceArrowWriter):
@@ -83,11 +112,39 @@ class TopicWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         outputs = _outputs(messages)
-        commit(self._options.folder, outputs, self._sequence, overwrite=self._overwrite)
+        commit(self._options, outputs, self._sequence, overwrite=self._overwrite)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove the files that the tasks wrote, except those of buckets that were committed."""
-        _discard(self._options.folder, _outputs(messages))
+        _discard(self._options, _outputs(messages), self._sequence)
+
+
+class TopicDeletion(DataSourceArrowWriter):
+    """The answer to ``DROP TABLE``: creating it deletes the topic, unless a process uses it."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        place = write_options(_without(options, DROP_TOPIC)).place
+        if isinstance(place, StoreAddress):
+            store_deletion.delete(open_store(place, StorageOptions()))
+        else:
+            deletion.delete(place)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        raise StorageError("the topic was deleted; nothing can be written to it")
+
+
+class NewFields(DataSourceArrowWriter):
+    """The answer to ``ALTER TABLE … ADD COLUMN``: creating it adds the fields to the topic."""
+
+    def __init__(self, options: Mapping[str, str], fields: pa.Schema) -> None:
+        add_fields(write_options(_without(options, ADD_FIELDS)), fields)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        raise StorageError("fields were added to the topic; this writes no rows")
+
+
+def _without(options: Mapping[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in options.items() if key.lower() != name.lower()}
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
@@ -105,15 +162,20 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         outputs = _outputs(messages)
-        names = {self._options.write_id or output.query for output in outputs} - {None}
-        if not names:
-            if any(output.fragments for output in outputs):
-                raise InvalidArgument("Spark gives no query id: set the option writeId on the sink")
-            return
-        commit(self._options.folder, outputs, (_producer(str(names.pop())), batchId))
+        sequence = self._sequence(outputs, batchId)
+        if sequence is not None:
+            commit(self._options, outputs, sequence)
+        elif any(output.fragments for output in outputs):
+            raise InvalidArgument("Spark gives no query id: set the option writeId on the sink")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _discard(self._options.folder, _outputs(messages))
+        outputs = _outputs(messages)
+        _discard(self._options, outputs, self._sequence(outputs, batchId))
+
+    def _sequence(self, outputs: list[TaskOutput], batch: int) -> Sequence | None:
+        """Return the producer sequence of a micro-batch; None if nothing names the query."""
+        names = {self._options.write_id or output.query for output in outputs} - {None}
+        return (_producer(str(names.pop())), batch) if names else None
 
 
 def _outputs(messages: list[WriterCommitMessage | None]) -> list[TaskOutput]:
@@ -125,19 +187,12 @@ def _producer(name: str) -> str:
     return f"spark:{name}"
 
 
-def _discard(folder: Path, outputs: list[TaskOutput]) -> None:
+def _discard(options: WriteOptions, outputs: list[TaskOutput], sequence: Sequence | None) -> None:
+    target = target_of(options.place, options.owner_seconds)
+    config = target.load()
+    files: dict[int, Fragments] = {}
     for output in outputs:
         for bucket, fragments in output.fragments.items():
-            _discard_bucket(folder, bucket, fragments)
-
-
-def _discard_bucket(folder: Path, bucket: int, fragments: list[dict[str, Any]]) -> None:
-    """Remove the files of fragments to which no version of the table refers."""
-    table = Table(bucket_folder(folder, bucket), filesystem.current())
-    table.refresh()
-    used: set[str] = set()
-    for version in versions_on_disk(table.root):
-        with suppress(TableError):
-            used.update(data_paths(table.at(version).fragments))
-    unused = [f for f in fragments if not used & {file["path"] for file in f["files"]}]
-    remove_files(table.root / DATA, unused)
+            files[bucket] = [*files.get(bucket, []), *fragments]
+    if config is not None and files:
+        target.discard(config, files, sequence)

@@ -15,13 +15,26 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from persisting.arrow_loading import load_without_pandas
 from persisting.errors import InvalidArgument
 from persisting.spark.gc_tuning import freeze_loaded_objects
+from persisting.spark.partial_aggregates import PartialAggregates
 from persisting.spark.scan_hints import take_hints
-from persisting.spark.source_options import ReadOptions, read_options, write_options
+from persisting.spark.source_options import (
+    ReadOptions,
+    adds_fields,
+    drops_topic,
+    lists_topics,
+    read_options,
+    write_options,
+)
 from persisting.spark.topic_scan import checked_filter, topic_fields
 from persisting.spark.types import nested_types, spark_schema
+from persisting.spark.worker_exit import is_planner
 from persisting.topic.scan import METADATA
+
+if is_planner():  # it imports this module first
+    load_without_pandas()
 
 _UNSUPPORTED_TYPES = ("variant", "geometry", "geography")
 
@@ -43,6 +56,10 @@ class PersistingSource(DataSource):
     def schema(self) -> StructType:
         from pyspark.sql.pandas.types import from_arrow_schema
 
+        if lists_topics(self.options):
+            from persisting.spark.store_catalog import listed_topics
+
+            return listed_topics(self.options)
         schema = read_schema(read_options(self.options))
         freeze_loaded_objects()
         return from_arrow_schema(schema)
@@ -54,7 +71,11 @@ class PersistingSource(DataSource):
         where = checked_filter(options)
         freeze_loaded_objects()
         schema, hints = take_hints(schema)
-        return TopicReader(options, _to_arrow(schema), where, hints)
+        asked = hints.aggregates
+        if asked is None:
+            return TopicReader(options, _to_arrow(schema), where, hints)
+        aggregates = PartialAggregates(asked.groups, asked.values, _to_arrow(schema))
+        return TopicReader(options, _to_arrow(asked.rows()), where, hints, aggregates)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from persisting.spark.stream_reader import TopicStreamReader
@@ -63,9 +84,13 @@ class PersistingSource(DataSource):
         return TopicStreamReader(options, _to_arrow(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from persisting.spark.sink import TopicWriter
+        from persisting.spark.sink import NewFields, TopicDeletion, TopicWriter
 
+        if drops_topic(self.options):
+            return TopicDeletion(self.options)
         _check_storable(schema)
+        if adds_fields(self.options):
+            return NewFields(self.options, _to_arrow(schema))
         return TopicWriter(write_options(self.options), _to_arrow(schema), overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:

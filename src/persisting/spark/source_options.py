@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any
 import msgspec
 
 from persisting.errors import InvalidArgument
+from persisting.store_address import StoreAddress, is_store_address, parse
+from persisting.topic.handover import OWNER_SECONDS
 from persisting.topic.topic_names import check_name
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -32,6 +36,8 @@ READ = (
     "rowsPerPartition",
     "maxOffsetsPerTrigger",
     "failOnDataLoss",
+    "flush",
+    "ownerTimeout",
 )
 WRITE = (
     "path",
@@ -41,13 +47,27 @@ WRITE = (
     "compression",
     "vectors",
     "writeId",
+    "ownerTimeout",
 )
+DROP_TOPIC = "dropTopic"
+"""Set by our catalog only: Spark has no call for Python sources to drop a table."""
+ADD_FIELDS = "addFields"
+"""Set by our catalog only: Spark has no call for Python sources to add columns."""
+LIST_TOPICS = "listTopics"
+"""Set by our catalog only, with an address in an object store, which Java cannot open."""
+
 _SPARK_OPTIONS = {
     "checkpointlocation",
     "queryname",
     "__dataframe_query_context",
     "serialization.format",
 }
+
+_CREDENTIALS = re.compile(
+    r"(?:aws|azure|google|gcp|s3|fs)[_.]|storage_?options|"
+    r".*(?:access_?key|secret|token|password|credential|allow_http|endpoint)"
+)
+"""Names that storage_options may have, and others that may stand for a secret."""
 
 ROWS_PER_PARTITION = 1_000_000
 """The most rows that a task reads; starting a task costs some 50 ms."""
@@ -60,7 +80,7 @@ BYTES_PER_PARTITION = 128 * 1024 * 1024
 class ReadOptions:
     """The options of a read."""
 
-    folder: Path
+    folder: Path | StoreAddress
     columns: tuple[str, ...] | None = None
     where: str | None = None
     starting: str | dict[int, int] | dt.datetime = EARLIEST
@@ -71,18 +91,23 @@ class ReadOptions:
     rows_per_partition: int | None = None
     max_per_trigger: int | None = None
     fail_on_loss: bool = True
+    flush: bool = False
+    """Whether owners first write to the tables what they have acknowledged."""
+    owner_seconds: float = OWNER_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
     """The options of a write."""
 
-    folder: Path
+    place: Path | StoreAddress
+    """The folder of the topic, or its address in an object store."""
     num_buckets: int | None = None
     bucket_column: str | None = None
     compression: str | None = None
     vectors: Mapping[str, int] | None = None
     write_id: str | None = None
+    owner_seconds: float = OWNER_SECONDS
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -97,8 +122,20 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         if offsets in given and timestamp in given:
             raise InvalidArgument(f"options {offsets} and {timestamp} contradict each other")
     columns = given.get("columns")
+    flush = _flag(given, "flush", default=False)
+    if flush and travel:
+        raise InvalidArgument(
+            f"options flush and {travel[0]} contradict each other: a flush adds rows to the newest "
+            "version"
+        )
+    place = _place(given)
+    if flush and isinstance(place, StoreAddress):
+        raise InvalidArgument(
+            f"option flush is not supported for topics in an object store yet ({place}): a read "
+            "sees what the owner has flushed"
+        )
     return ReadOptions(
-        folder=_folder(given),
+        folder=place,
         columns=None if columns is None else _names("columns", columns),
         where=given.get("filter"),
         starting=_position(given, "startingOffsets", "startingTimestamp", EARLIEST),
@@ -108,19 +145,37 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         rows_per_partition=_count(given, "rowsPerPartition"),
         max_per_trigger=_count(given, "maxOffsetsPerTrigger"),
         fail_on_loss=_flag(given, "failOnDataLoss", default=True),
+        flush=flush,
+        owner_seconds=_seconds(given, "ownerTimeout"),
     )
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     given = _by_proper_name(options, WRITE)
     return WriteOptions(
-        folder=_folder(given),
+        place=_place(given),
         num_buckets=_count(given, "numBuckets"),
         bucket_column=given.get("bucketColumn"),
         compression=given.get("compression"),
         vectors=_vectors(given),
         write_id=given.get("writeId"),
+        owner_seconds=_seconds(given, "ownerTimeout"),
     )
+
+
+def drops_topic(options: Mapping[str, str]) -> bool:
+    """Whether our catalog asks for the deletion of the topic."""
+    return any(name.lower() == DROP_TOPIC.lower() for name in options)
+
+
+def adds_fields(options: Mapping[str, str]) -> bool:
+    """Whether our catalog asks for new fields of the topic."""
+    return any(name.lower() == ADD_FIELDS.lower() for name in options)
+
+
+def lists_topics(options: Mapping[str, str]) -> bool:
+    """Whether our catalog asks for the names of topics."""
+    return any(name.lower() == LIST_TOPICS.lower() for name in options)
 
 
 def parse_timestamp(name: str, text: str) -> dt.datetime:
@@ -152,6 +207,12 @@ def _by_proper_name(options: Mapping[str, str], known: tuple[str, ...]) -> dict[
                     f"option {proper[lower]} is empty; give it a value, or leave it out"
                 )
             given[proper[lower]] = value
+        elif _CREDENTIALS.match(lower):
+            raise InvalidArgument(
+                f"{name!r}: settings and credentials are no options, since Spark shows options in "
+                "its plans and logs. Set them in the environment of the driver and of the "
+                "executors, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
         elif lower not in _SPARK_OPTIONS:
             near = difflib.get_close_matches(lower, list(proper), n=1)
             hint = f"; did you mean {proper[near[0]]}?" if near else "."
@@ -159,6 +220,15 @@ def _by_proper_name(options: Mapping[str, str], known: tuple[str, ...]) -> dict[
                 f"unknown option {name!r}{hint} The options are: {', '.join(known)}"
             )
     return given
+
+
+def _place(given: Mapping[str, str]) -> Path | StoreAddress:
+    """Return the folder of a topic, or its address in an object store."""
+    path = given.get("path", "")
+    if not is_store_address(path):
+        return _folder(given)
+    address = parse(path)
+    return address / check_name("topic", given["topic"]) if "topic" in given else address
 
 
 def _folder(given: Mapping[str, str]) -> Path:
@@ -171,7 +241,8 @@ def _folder(given: Mapping[str, str]) -> Path:
     scheme, separator, rest = path.partition(":/")
     if separator and scheme != "file" and "/" not in scheme:
         raise InvalidArgument(
-            f"path {path!r}: topics are stored in a file system, not under {scheme}:"
+            f"path {path!r}: Spark reads and writes topics in a file system, or in an object store "
+            f"at s3://, gs:// or az://; not under {scheme}:"
         )
     folder = Path("/" + rest.lstrip("/") if separator and scheme == "file" else path).absolute()
     return folder / check_name("topic", given["topic"]) if "topic" in given else folder
@@ -241,6 +312,18 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
     if not _is_number(given[name]) or not int(given[name]):
         raise InvalidArgument(f"option {name}={given[name]!r} must be a whole number from 1")
     return int(given[name])
+
+
+def _seconds(given: Mapping[str, str], name: str) -> float:
+    if name not in given:
+        return OWNER_SECONDS
+    try:
+        seconds = float(given[name])
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise InvalidArgument(f"option {name}={given[name]!r} must be a number of seconds above 0")
+    return seconds
 
 
 def _vectors(given: Mapping[str, str]) -> dict[str, int] | None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MASTER = "local[*]"
 
+_STARTUP = Path(__file__).absolute().with_name("startup")
+"""The folder of a module that Python runs when it starts."""
+
 _STOP_TIMEOUT = "10s"
 
 _start_lock = threading.Lock()
@@ -51,7 +54,8 @@ def session(
     ``spark-submit`` the settings of the command line stay. A master ``sc://host`` is a Spark
     Connect server, which has settings of its own; ``conf`` is applied to the session there.
 
-    ``topics`` is a folder of topics, which get names in SQL: ``SELECT … FROM persisting.steps``.
+    ``topics`` is a folder of topics, or an address in an object store: they get names in SQL, as in
+    ``SELECT … FROM persisting.steps``.
 
     Call this first in a new Python thread that writes to a topic: Spark looks up the format in the
     session of the thread.
@@ -202,11 +206,10 @@ def _with_extension(chosen: dict[str, Any]) -> dict[str, Any]:
     """Return the settings with our extension, if it can be loaded into Spark's Java."""
     from pyspark import SparkConf, SparkContext
 
-    if str(chosen.get("spark.api.mode", "")).lower() == "connect":
-        return chosen
     conf = SparkConf()
     for key, value in _without_none(chosen).items():
-        conf.set(key, value)
+        if key != "spark.api.mode":  # also a Connect server in this process runs in a plain session
+            conf.set(key, value)
     SparkContext._ensure_initialized(conf=conf)
     if not pruning.load_classes():
         return chosen
@@ -249,18 +252,22 @@ def _spark_submit_settings() -> dict[str, str]:
 
 
 def _let_workers_import(context: SparkContext | None) -> None:
-    """Let executors import persisting if it is not installed but only on the path here.
+    """Let executors import persisting if it is not installed but only on the path here, and let
+    daemons load modules once for all processes that they fork.
 
     The variable is for Spark's Python processes, which add it to their own path.
     """
     if context is None:
         return
     folder = str(Path(__file__).absolute().parents[2])
-    path = context.environment.get("PYTHONPATH", "").split(os.pathsep)
+    wanted = [str(_STARTUP)]
     # Not for site-packages: in front of the standard library it could hide parts of it, and every
     # Python that shares it has it on its path anyway.
-    if os.path.basename(folder) not in ("site-packages", "dist-packages") and folder not in path:
-        context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*path, folder]))
+    if os.path.basename(folder) not in ("site-packages", "dist-packages"):
+        wanted.append(folder)
+    path = context.environment.get("PYTHONPATH", "").split(os.pathsep)
+    added = [name for name in wanted if name not in path]
+    context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*path, *added]))
 
 
 def _register(spark: SparkSession) -> None:

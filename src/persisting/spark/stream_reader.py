@@ -14,7 +14,6 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from persisting import fs as filesystem
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.spark import stream_offsets
 from persisting.spark.batch_reader import (
@@ -26,9 +25,9 @@ from persisting.spark.batch_reader import (
 from persisting.spark.source_options import LATEST, ReadOptions
 from persisting.spark.stream_offsets import Place
 from persisting.spark.topic_scan import checked_filter, read_slices
-from persisting.topic import spec as topics
+from persisting.topic import handover
 from persisting.topic.scan import Filter, Slice
-from persisting.topic.topic_files import TopicFolder
+from persisting.topic.topic_files import TopicFolder, open_stored, stored_config
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -49,7 +48,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _topic(self) -> TopicFolder:
         self._check()
         if self._opened is None:
-            self._opened = TopicFolder.open(self._options.folder)
+            self._opened = open_stored(self._options.folder)
             self._opened.recover()
         return self._opened
 
@@ -82,11 +81,18 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._options.max_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
+    def _flush(self) -> None:
+        """Have owners write what they have acknowledged, if the options ask for it."""
+        if self._options.flush:
+            handover.flush(self._topic.folder, self._topic.config, self._options.owner_seconds)
+
     def prepareForTriggerAvailableNow(self) -> None:
+        self._flush()
         self._last_offsets = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         self._topic.recover()  # an owner may have crashed since the last call
+        self._flush()
         recreated = self._is_recreated(start)
         if recreated:
             self._opened = None  # the number of buckets may have changed
@@ -121,7 +127,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = starts.get(bucket, Place(0, last.epoch))
             first = self._resolve(bucket, first, recreated=start_recreated)
             offset = self._skip_removed(bucket, first.offset)
-            slices.append(Slice(str(self._topic.folder), bucket, offset, last.offset, last.epoch))
+            slices.append(Slice(self._topic.place, bucket, offset, last.offset, last.epoch))
         most = rows_per_partition(self._topic, self._options, slices)
         return [SlicePartition(packed) for packed in pack_slices(slices, most) if packed]
 
@@ -143,7 +149,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _topic_id(self) -> str:
         """Return the current id of the topic, which may have been recreated under its name."""
-        config = topics.load(self._options.folder, filesystem.current())
+        config = stored_config(self._options.folder)
         return "" if config is None else config.id
 
     def _is_recreated(self, offset: dict[str, Any]) -> bool:
@@ -164,7 +170,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 why = "the topic was recreated"
                 why += "" if recreated else ", or restored from a backup"
                 raise StorageError(
-                    f"bucket {bucket} of {self._topic.folder} ends at offset {view.end}, and the "
+                    f"bucket {bucket} of {self._topic.place} ends at offset {view.end}, and the "
                     f"stream had reached {place.offset}: {why}. Start with a new checkpoint, or "
                     "set failOnDataLoss=false to read the bucket from its start"
                 )
@@ -174,7 +180,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         least = min([place.offset, *(restore.end for restore in restores[place.epoch :])])
         if least < place.offset and self._options.fail_on_loss:
             raise StorageError(
-                f"bucket {bucket} of {self._topic.folder} was restored to an older version that "
+                f"bucket {bucket} of {self._topic.place} was restored to an older version that "
                 f"ends at offset {least}, and the stream had reached {place.offset}. Set "
                 "failOnDataLoss=false to continue from there, or start with a new checkpoint"
             )
@@ -188,7 +194,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = self._topic.view(bucket).start
         if offset < start and self._options.fail_on_loss:
             raise OffsetOutOfRange(
-                f"offsets {offset} to {start} of bucket {bucket} of {self._topic.folder} were "
+                f"offsets {offset} to {start} of bucket {bucket} of {self._topic.place} were "
                 "removed by retention before the stream had read them. Set failOnDataLoss=false "
                 "to continue with the rows that are left"
             )

@@ -19,7 +19,7 @@ from persisting.spark.source_options import ReadOptions, option_text
 from persisting.spark.types import to_spark
 from persisting.topic import scan
 from persisting.topic.scan import METADATA, Filter, Hint, Slice
-from persisting.topic.topic_files import TopicFolder
+from persisting.topic.topic_files import TopicFolder, open_stored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("persisting.spark")
 
 
-def topic_fields(options: ReadOptions) -> pa.Schema:
-    """Return the fields of the versions that are read, else those of the topic."""
-    topic = TopicFolder.open(options.folder)
+def topic_fields(options: ReadOptions, topic: TopicFolder | None = None) -> pa.Schema:
+    """Return the fields of the versions that are read, else those of the topic, which may be open
+    already."""
+    topic = topic or open_stored(options.folder)
     if options.version is None:
         return topic.schema()
     topic.recover()  # a timestamp may refer to records in the log of a crashed owner
@@ -47,12 +48,15 @@ def checked_filter(options: ReadOptions) -> Filter | None:
 
 
 def pushed_hint(
-    options: ReadOptions, conditions: Sequence[Mapping[str, Any]], target: pa.Schema
+    options: ReadOptions,
+    conditions: Sequence[Mapping[str, Any]],
+    target: pa.Schema,
+    topic: TopicFolder | None = None,
 ) -> Hint | None:
     """Return what the storage can evaluate of Spark's conditions on ``target``; None if nothing."""
     if not conditions:
         return None
-    fields = topic_fields(options)
+    fields = topic_fields(options, topic)
     texts: list[str] = []
     used: set[str] = set()
     for condition in _without_implied(conditions):
@@ -89,13 +93,43 @@ def read_slice(
     hint: Hint | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Read a slice as batches for Spark. Runs in a task; holds one batch at a time."""
-    names = [name for name in target.names if not metadata or name not in METADATA.names]
-    metadata = metadata and len(names) < len(target.names)
-    names = [name for name in names if name != ROWS]
+    names, metadata = _fields_to_read(target, metadata)
     rows = scan.read(part, names, where, metadata=metadata, hint=hint, shape=target)
-    defaults = scan.defaults_of(Path(part.folder))
+    defaults = scan.defaults_of(part.folder)
     freeze_loaded_objects()
     return to_spark(rows, target, defaults)
+
+
+def look_up_slice(
+    topic: TopicFolder,
+    part: Slice,
+    target: pa.Schema,
+    hint: Hint,
+    *,
+    most_rows: int,
+    most_bytes: int,
+    metadata: bool,
+) -> list[pa.RecordBatch] | None:
+    """As :func:`read_slice`, if an index finds the rows and they are few; None otherwise."""
+    names, metadata = _fields_to_read(target, metadata)
+    rows = scan.look_up(
+        part,
+        names,
+        hint,
+        most_rows=most_rows,
+        most_bytes=most_bytes,
+        metadata=metadata,
+        table=topic.table(part.bucket),
+    )
+    return None if rows is None else list(to_spark(rows, target, scan.defaults_of(part.folder)))
+
+
+def _fields_to_read(target: pa.Schema, metadata: bool) -> tuple[list[str], bool]:
+    """Return the fields of the topic that a scan needs, and whether it needs columns of
+    :data:`METADATA`."""
+    names = [name for name in target.names if not metadata or name not in METADATA.names]
+    metadata = metadata and len(names) < len(target.names)
+    return [name for name in names if name != ROWS], metadata
 
 
 def read_slices(
@@ -125,8 +159,10 @@ def read_topic(
 
     ``where`` is a condition in Lance's SQL. Every call loads the topic again, so DataFrames with
     different conditions do not affect each other. ``options`` are those of the format
-    ``persisting``. An error is one of ours, such as :class:`~persisting.errors.NoSuchTopic`; its
-    ``__cause__`` has Spark's exception. With Spark Connect the first action raises, not this call.
+    ``persisting``; with ``flush=True`` the read sees everything that was acknowledged before it
+    began: owners of the topic first write it to the tables. An error is one of ours, such as
+    :class:`~persisting.errors.NoSuchTopic`; its ``__cause__`` has Spark's exception. With Spark
+    Connect the first action raises, not this call.
     """
     reader = spark.read.format("persisting")
     if topic is not None:

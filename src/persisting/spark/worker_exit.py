@@ -32,6 +32,11 @@ def daemon_process() -> Any | None:
     return main if spec is not None and spec.name in DAEMONS else None
 
 
+def is_planner() -> bool:
+    """Return whether this process plans or commits one query, after which it ends."""
+    return daemon_process() is not None and sys.argv[-1].startswith("pyspark.sql.worker.")
+
+
 def end_quietly() -> None:
     """Do not print that Java closed the socket; does nothing outside of Spark's workers."""
     main = daemon_process()

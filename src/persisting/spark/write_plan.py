@@ -11,30 +11,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from persisting import fs as filesystem
-from persisting.bucket import bulk_import
-from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
-from persisting.bucket.shared_schema import SharedSchema
-from persisting.errors import InvalidArgument
+from persisting.errors import InvalidArgument, NoSuchTopic
 from persisting.records import EMPTY, Rules
 from persisting.records.arrow import accept, merge
-from persisting.spark.bucket_owner import owner_of
 from persisting.spark.source_options import WriteOptions
-from persisting.topic import spec as topics
-from persisting.topic.local import agreed_config
+from persisting.spark.write_target import Target, target_of
+from persisting.store_address import StoreAddress
 from persisting.topic.spec import TopicConfig, TopicSpec
-from persisting.topic.topic_files import TopicFolder
 
 EVOLVING = Rules(evolving=True)
-USE_THE_QUEUE = "put through its queue"
-"""The alternative to a write by Spark for a topic that has an owner."""
 
 
 @dataclass(frozen=True)
 class WritePlan:
     """What tasks need to know about the topic; it pickles."""
 
-    folder: str
+    place: Path | StoreAddress
     config: TopicConfig
     schema: pa.Schema
     tables: dict[int, dict[str, Any]]
@@ -42,39 +34,52 @@ class WritePlan:
 
 def plan_write(options: WriteOptions, incoming: pa.Schema) -> WritePlan:
     """Open or create the topic, and prepare every table for rows of ``incoming``."""
-    config = check_write(options, incoming)
-    spec = _topic_spec(options)
-    for bucket in range(config.num_buckets) if spec.backend is None else ():
-        with owner_of(options.folder, config, bucket, USE_THE_QUEUE):
-            pass
-    _, config, _ = agreed_config(spec, options.folder.parent)
-    schema = _agree_on_schema(options, config, incoming)
-    tables = {}
-    for bucket in range(config.num_buckets):
-        with owner_of(options.folder, config, bucket, USE_THE_QUEUE) as owner:
-            tables[bucket] = bulk_import.prepare(owner.bucket, schema)
-    return WritePlan(str(options.folder), config, schema, tables)
+    target = target_of(options.place, options.owner_seconds)
+    config, spec = _checked(target, options, incoming)
+    if spec.backend is None:
+        target.check_owners(config)
+    config = target.agree(spec)
+    schema = _agree_on_schema(target, options, config, incoming)
+    return WritePlan(options.place, config, schema, target.prepare(config, schema))
+
+
+def add_fields(options: WriteOptions, fields: pa.Schema) -> None:
+    """Add fields to a topic that exists; the rows that it has are null there."""
+    target = target_of(options.place, options.owner_seconds)
+    config = target.load()
+    if config is None:
+        raise NoSuchTopic(f"there is no topic {options.place}")
+    _merge_schemas(target, options, config, fields)  # raises where they contradict
+    target.check_owners(config)
+    target.prepare(config, _agree_on_schema(target, options, config, fields))
 
 
 def check_write(options: WriteOptions, incoming: pa.Schema) -> TopicConfig:
     """Raise if rows of ``incoming`` cannot be written; change nothing and take no lock."""
-    spec = _topic_spec(options)
-    known = topics.load(options.folder, filesystem.current())
-    config = spec.new() if known is None else spec.applied_to(known)
-    if known is not None:
-        TopicFolder.open(options.folder)  # raises unless the backend stores tables
-    _check_columns(config, incoming, _merge_schemas(options, config, incoming))
+    config, _ = _checked(target_of(options.place, options.owner_seconds), options, incoming)
     return config
 
 
-def _topic_spec(options: WriteOptions) -> TopicSpec:
-    is_new = not (options.folder / topics.FILE).exists()
+def _checked(
+    target: Target, options: WriteOptions, incoming: pa.Schema
+) -> tuple[TopicConfig, TopicSpec]:
+    known = target.load()
+    spec = _topic_spec(target, options, is_new=known is None)
+    config = spec.new() if known is None else spec.applied_to(known)
+    _check_columns(config, incoming, _merge_schemas(target, options, config, incoming))
+    return config, spec
+
+
+def _topic_spec(target: Target, options: WriteOptions, *, is_new: bool) -> TopicSpec:
+    wanted: dict[str, Any] = dict(target.new_options) if is_new else {}
+    if options.compression is not None:
+        wanted["compression"] = options.compression
     spec = TopicSpec(
-        topic=options.folder.name,
+        topic=options.place.name,
         num_buckets=options.num_buckets,
         bucket_column=options.bucket_column,
         backend="persisting" if is_new else None,
-        options=None if options.compression is None else {"compression": options.compression},
+        options=wanted or None,
     )
     spec.check()
     return spec
@@ -93,24 +98,23 @@ def _check_columns(config: TopicConfig, incoming: pa.Schema, merged: pa.Schema) 
         )
 
 
-def _merge_schemas(options: WriteOptions, config: TopicConfig, incoming: pa.Schema) -> pa.Schema:
+def _merge_schemas(
+    target: Target, options: WriteOptions, config: TopicConfig, incoming: pa.Schema
+) -> pa.Schema:
     """Merge the schema of the rows into that of the topic; raise where they contradict."""
-    known = shared_schema(options.folder).read() or EMPTY
-    rows = accept(_with_declared_vectors(incoming, options).empty_table(), known).schema
+    known = target.shared_schema().read() or EMPTY
+    rows = accept(_with_declared_vectors(incoming, options, known).empty_table(), known).schema
     rules = EVOLVING if config.backend == "persisting" or not known.names else Rules()
     return merge(known, _with_known_vectors(rows, known), rules, defined=bool(known.names))
 
 
-def _agree_on_schema(options: WriteOptions, config: TopicConfig, incoming: pa.Schema) -> pa.Schema:
+def _agree_on_schema(
+    target: Target, options: WriteOptions, config: TopicConfig, incoming: pa.Schema
+) -> pa.Schema:
     """Merge the schemas and store the result as the schema of the topic."""
     rules = EVOLVING if config.backend == "persisting" else Rules()
-    return shared_schema(options.folder).propose(
-        _merge_schemas(options, config, incoming), frozenset(), rules
-    )
-
-
-def shared_schema(folder: Path) -> SharedSchema:
-    return SharedSchema(folder / SCHEMA_FILE, filesystem.current())
+    merged = _merge_schemas(target, options, config, incoming)
+    return target.shared_schema().propose(merged, frozenset(), rules)
 
 
 def _with_known_vectors(rows: pa.Schema, known: pa.Schema) -> pa.Schema:
@@ -125,14 +129,15 @@ def _with_known_vectors(rows: pa.Schema, known: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _with_declared_vectors(incoming: pa.Schema, options: WriteOptions) -> pa.Schema:
+def _with_declared_vectors(
+    incoming: pa.Schema, options: WriteOptions, known: pa.Schema
+) -> pa.Schema:
     """Turn arrays of floats into vectors where the option ``vectors`` says so."""
     vectors = options.vectors or {}
     unknown = [name for name in vectors if name not in incoming.names]
     if unknown:
         raise InvalidArgument(f"option vectors names {unknown[0]!r}, which is not a column")
     fields = []
-    known = shared_schema(options.folder).read() or EMPTY
     for field in incoming:
         if field.name in vectors:
             stored = known.field(field.name).type if field.name in known.names else None

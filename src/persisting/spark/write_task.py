@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from persisting import fs as filesystem
 from persisting.errors import SchemaError
+from persisting.records import EMPTY
 from persisting.records.arrow import accept, align, beyond_float
 from persisting.spark.gc_tuning import freeze_loaded_objects
 from persisting.spark.write_plan import WritePlan
+from persisting.spark.write_target import bulk_files
 from persisting.table import bulk_write
-from persisting.table.files import DATA
-from persisting.table.table import FOLDER
+from persisting.table.bulk_files import names_of
 from persisting.topic.routing import table_by_bucket
-from persisting.topic.spec import bucket_folder
 
 _FRAGMENT_ROWS = 262_144
 _FRAGMENT_BYTES = 64 * 1024 * 1024
@@ -38,13 +36,14 @@ class TaskOutput(WriterCommitMessage):
     columns: dict[int, dict[str, Any]] = field(default_factory=dict)
     """By bucket, the columns of the table that the files were written for."""
     large: set[str] = field(default_factory=set)
+    schema: pa.Schema = EMPTY
 
 
 def write_task(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
     """Write the rows of a partition as files of their buckets' tables."""
     freeze_loaded_objects()
     context = TaskContext.get()
-    output = TaskOutput()
+    output = TaskOutput(schema=plan.schema)
     if context is not None:
         output.part = context.partitionId()
         output.query = context.getLocalProperty("sql.streaming.queryId")
@@ -111,7 +110,7 @@ class _BucketFiles:
     """Buffers the rows of one bucket and writes them to files."""
 
     def __init__(self, plan: WritePlan, bucket: int) -> None:
-        self._root = bucket_folder(Path(plan.folder), bucket) / FOLDER
+        self._place = bulk_files(plan.place, bucket)
         self._version, self._schema = plan.tables[bucket]["version"], plan.schema
         self._buffered: list[pa.Table] = []
         self._rows = self.nbytes = 0
@@ -131,19 +130,12 @@ class _BucketFiles:
 
     def discard(self) -> None:
         """Remove the files after a failure: no commit will refer to them."""
-        remove_files(self._root / DATA, self._fragments)
+        self._place.remove(names_of(self._fragments))
 
     def write(self) -> None:
         """Write the buffered rows as a fragment."""
         whole = pa.concat_tables(self._buffered).combine_chunks()
         self._fragments += bulk_write.write_files(
-            self._root, self._version, whole.to_batches(), self._schema, filesystem.current()
+            self._place, self._version, whole.to_batches(), self._schema
         )
         self._buffered, self._rows, self.nbytes = [], 0, 0
-
-
-def remove_files(folder: Path, fragments: list[dict[str, Any]]) -> None:
-    """Remove the files of fragments."""
-    for fragment in fragments:
-        for file in fragment["files"]:
-            (folder / file["path"]).unlink(missing_ok=True)

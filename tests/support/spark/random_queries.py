@@ -89,6 +89,19 @@ _LITERALS: dict[str, list[str]] = {
     "st.c.d": ["0.5D", "DOUBLE('NaN')"],
 }
 
+_WHOLE = ["id", "i8", "i16", "i32", "u8", "u16", "u32"]
+_AGGREGATES = {
+    "count(*)": ["id"],
+    "count({})": ["id", *COLUMNS],
+    "count(DISTINCT {})": ["text", "i8", "day"],
+    "sum({})": [*_WHOLE, "money"],
+    "round(sum({}), 3)": ["f16"],
+    "avg({})": _WHOLE,
+    "min({})": ["id", *(name for name in COLUMNS if name not in ("st", "list"))],
+    "max({})": ["id", *(name for name in COLUMNS if name not in ("st", "list"))],
+}
+"""By function, the columns for which its result does not depend on the order of the rows."""
+
 _PATTERNS = ["a%", "ab%", "%", "b\\'%", "登%", "50\\\\%%", "a_", "%c"]
 
 
@@ -124,12 +137,21 @@ class Queries:
         return f"SELECT {number} AS q, {_row('s', chosen)} FROM {{t}} s {where}"
 
     def _grouped(self, number: int) -> str:
-        by = self._chance.choice(["flag", "text", "i8", "day", "u8"])
-        where = f"WHERE {self.condition('s')}" if self._chance.random() < 0.7 else ""
+        """Groups, or the whole view as one group; without a condition the storage aggregates."""
+        keys = ["flag", "text", "i8", "day", "u8", "i64", "uid", "f64", "money"]
+        by = [f"s.`{key}`" for key in self._chance.sample(keys, self._chance.choice([0, 1, 1, 2]))]
+        values = [self._aggregate() for _ in range(self._chance.randint(1, 4))]
+        listed = ", ".join(f"{value} AS c{n}" for n, value in enumerate([*by, *values]))
+        where = f"WHERE {self.condition('s')}" if self._chance.random() < 0.4 else ""
+        groups = f"GROUP BY {', '.join(by)}" if by else ""
         return (
-            f"SELECT {number} AS q, CAST(struct(s.`{by}`, count(*), max(s.id)) AS STRING) AS row "
-            f"FROM {{t}} s {where} GROUP BY s.`{by}`"
+            f"SELECT {number} AS q, CAST(struct({listed}) AS STRING) AS row "
+            f"FROM {{t}} s {where} {groups}"
         )
+
+    def _aggregate(self) -> str:
+        function, names = self._chance.choice(list(_AGGREGATES.items()))
+        return function.format(f"s.`{self._chance.choice(names)}`")
 
     def _joined(self, number: int) -> str:
         kind = self._chance.choice(["JOIN", "LEFT JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN"])
@@ -190,12 +212,15 @@ def answers(spark: SparkSession, queries: list[str], view: str) -> Counter[tuple
     return Counter((row["q"], row["row"]) for row in spark.sql(union).collect())
 
 
-def compare(spark: SparkSession, ours: str, theirs: str, seed: int, count: int) -> int:
-    """Compare ``count`` random queries on two views; return how many had rows."""
+def compare(
+    spark: SparkSession, ours: str, theirs: str, seed: int, count: int, together: int = 10
+) -> int:
+    """Compare ``count`` random queries on two views, some together as one statement; return how
+    many had rows."""
     made, found = Queries(seed), 0
     queries = [made.query(number) for number in range(count)]
-    for first in range(0, count, 10):
-        some = queries[first : first + 10]
+    for first in range(0, count, together):
+        some = queries[first : first + together]
         mine, other = answers(spark, some, ours), answers(spark, some, theirs)
         wrong = {q for q, _ in (mine - other) | (other - mine)}
         assert not wrong, "seed {}: {}".format(seed, "\n".join(queries[q] for q in sorted(wrong)))

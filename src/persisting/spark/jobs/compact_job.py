@@ -18,10 +18,12 @@ from persisting.bucket.bucket import Bucket
 from persisting.errors import InvalidArgument
 from persisting.spark.bucket_owner import owner_of
 from persisting.spark.jobs.distribute import run_on_executors
-from persisting.spark.jobs.topic_lookup import open_topic
+from persisting.spark.jobs.topic_lookup import open_topic, place_of
 from persisting.spark.query_errors import readable_errors
+from persisting.store.storage_options import StorageOptions
+from persisting.store_address import StoreAddress
 from persisting.table import compaction, operations
-from persisting.table.lance_errors import translated
+from persisting.table.lance_errors import scrubbed, translated
 from persisting.topic.spec import bucket_folder
 from persisting.topic.topic_files import TopicFolder
 
@@ -69,11 +71,14 @@ def _checked_buckets(stored: TopicFolder, buckets: Sequence[int] | None) -> list
         raise InvalidArgument(
             f"bucket {unknown[0]!r} does not exist; the topic has 0 to {len(stored.buckets) - 1}"
         )
-    return [bucket for bucket in chosen if bucket_folder(stored.folder, bucket).is_dir()]
+    place = place_of(stored)
+    if isinstance(place, StoreAddress):
+        return chosen
+    return [bucket for bucket in chosen if bucket_folder(place, bucket).is_dir()]
 
 
 def _compact_bucket(spark: SparkSession, stored: TopicFolder, number: int) -> dict[str, int]:
-    with owner_of(stored.folder, stored.config, number, "call compact() on its queue") as owner:
+    with owner_of(place_of(stored), stored.config, number, "call compact() on its queue") as owner:
         bucket = owner.bucket
         before = len(bucket.table.view.sizes)
         with bucket.exclusive_table():
@@ -94,17 +99,22 @@ def _rewrite(spark: SparkSession, bucket: Bucket) -> tuple[int, int]:
     def run(planned: list[str]) -> list[dict[str, Any]]:
         nonlocal tasks
         tasks = len(planned)
-        execute = partial(_execute, str(table.root), table.view.version)
+        execute = partial(_execute, table.root, table.view.version)
         return run_on_executors(spark, planned, execute)
 
-    operations.compact(table, table.fs, count, limit, whole=True, run=run)
+    operations.compact(table, bucket.fs, count, limit, whole=True, run=run)
     return rows, tasks
 
 
-def _execute(root: str, version: int, task: str) -> dict[str, Any]:
+def _execute(root: Path | StoreAddress, version: int, task: str) -> dict[str, Any]:
     """Execute one compaction task; runs in an executor."""
     import lance
 
+    if isinstance(root, StoreAddress):
+        options = StorageOptions().for_scheme(root.scheme)
+        with scrubbed("compact", root, options.scrub):
+            dataset = lance.dataset(str(root), version=version, storage_options=options.for_lance)
+            return compaction.write(dataset, task)
     with translated("compact", root):
-        dataset = lance.dataset(root, version=version)
-        return compaction.execute(dataset, task, Path(root), filesystem.current())
+        dataset = lance.dataset(str(root), version=version)
+        return compaction.execute(dataset, task, root, filesystem.current())

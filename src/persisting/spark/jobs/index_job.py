@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from persisting.spark.bucket_owner import owner_of
 from persisting.spark.jobs.distribute import run_on_executors
-from persisting.spark.jobs.topic_lookup import open_topic
+from persisting.spark.jobs.topic_lookup import open_topic, place_of
 from persisting.spark.query_errors import readable_errors
+from persisting.store_address import StoreAddress
 from persisting.table import indexes
 from persisting.table.indexes import IndexSpec
 from persisting.topic.spec import TopicConfig
@@ -39,13 +40,15 @@ def build_index(
     stored = open_topic(path, topic)
     stored.recover()
     spec = indexes.spec_for(stored.schema(), column, kind, metric)
-    build = partial(_build, str(stored.folder), stored.config, spec)
+    build = partial(_build, place_of(stored), stored.config, spec)
     parts: list[dict[str, Any]] = run_on_executors(spark, list(stored.buckets), build)
     rows, behind = (sum(part[name] for part in parts) for name in ("rows", "behind"))
     return {**parts[0], "rows": rows, "behind": behind, "buckets": dict(enumerate(parts))}
 
 
-def _build(folder: str, config: TopicConfig, spec: IndexSpec, bucket: int) -> dict[str, Any]:
+def _build(
+    place: Path | StoreAddress, config: TopicConfig, spec: IndexSpec, bucket: int
+) -> dict[str, Any]:
     """Build the index of one bucket; runs in an executor."""
-    with owner_of(Path(folder), config, bucket, "call create_index() on its queue") as owner:
+    with owner_of(place, config, bucket, "call create_index() on its queue") as owner:
         return owner.bucket.maintenance.create_index(spec)

@@ -14,10 +14,12 @@ from persisting.spark.jobs import json_lines, lance_files, parquet_files, spark_
 from persisting.spark.jobs.file_formats import LANCE, PARQUET, detect_format
 from persisting.spark.jobs.row_count import counted
 from persisting.spark.jobs.sink_options import names_arguments, writer_options
-from persisting.spark.jobs.topic_lookup import topic_folder
+from persisting.spark.jobs.topic_lookup import topic_place
 from persisting.spark.query_errors import readable_errors
 from persisting.spark.types import spark_schema
-from persisting.spark.write_plan import shared_schema
+from persisting.spark.write_target import target_of
+from persisting.store_address import StoreAddress
+from persisting.topic.handover import OWNER_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,14 +54,14 @@ def ingest(
     ``append`` or ``overwrite``. The other options are those of the sink: ``bucket_column``,
     ``num_buckets`` and ``compression`` of a new topic; ``vectors`` (name: length), which Lance
     files declare themselves; ``write_id``, with which a repeated write completes the first one and
-    stores nothing twice. Returns ``topic`` (its folder), ``format`` and the ``rows`` that were
-    read.
+    stores nothing twice. Returns ``topic`` (its folder or address), ``format`` and the ``rows``
+    that were read.
     """
     if mode not in ("append", "overwrite"):
         raise InvalidArgument(f"mode must be append or overwrite, got {mode!r}")
-    folder = topic_folder(path, topic)
+    place = topic_place(path, topic)
     chosen = detect_format(format, source)
-    source_rows = _read(spark, str(source), chosen, schema, folder)
+    source_rows = _read(spark, str(source), chosen, schema, place)
     options = writer_options(
         bucket_column=bucket_column,
         num_buckets=num_buckets,
@@ -69,8 +71,8 @@ def ingest(
     )
     activate(spark)
     with source_rows.error_context, counted(source_rows.rows) as (rows, count):
-        rows.write.format("persisting").mode(mode).options(**options).save(str(folder))
-    return {"topic": str(folder), "format": chosen, "rows": count()}
+        rows.write.format("persisting").mode(mode).options(**options).save(str(place))
+    return {"topic": str(place), "format": chosen, "rows": count()}
 
 
 class _SourceRows(NamedTuple):
@@ -84,7 +86,11 @@ class _SourceRows(NamedTuple):
 
 
 def _read(
-    spark: SparkSession, source: str, chosen: str, schema: str | StructType | None, folder: Path
+    spark: SparkSession,
+    source: str,
+    chosen: str,
+    schema: str | StructType | None,
+    place: Path | StoreAddress,
 ) -> _SourceRows:
     if chosen == LANCE:
         if schema is not None:
@@ -93,7 +99,7 @@ def _read(
         return _SourceRows(
             *lance_files.read(spark, Path(source.removeprefix("file://")).absolute())
         )
-    files, known = spark_files.listed(spark, source), _topic_types(folder)
+    files, known = spark_files.listed(spark, source), _topic_types(place)
     if chosen == PARQUET:
         return _SourceRows(parquet_files.read(spark, files, schema, known))
     rows = json_lines.read(spark, files, schema, known)
@@ -102,8 +108,9 @@ def _read(
     return _SourceRows(rows, error_context=json_lines.bad_lines_named(spark, files, rows.schema))
 
 
-def _topic_types(folder: Path) -> StructType:
+def _topic_types(place: Path | StoreAddress) -> StructType:
     """Return the fields of the topic, none if it does not exist."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return from_arrow_schema(spark_schema(shared_schema(folder).read() or EMPTY))
+    schema = target_of(place, OWNER_SECONDS).shared_schema().read() or EMPTY
+    return from_arrow_schema(spark_schema(schema))

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as sf
 from pyspark.sql.types import DataType, DoubleType, FloatType, TimestampType
 
-from persisting import fs as filesystem
 from persisting.errors import InvalidArgument
 from persisting.spark.jobs.columns import checked_columns, exact_column
-from persisting.spark.jobs.topic_lookup import open_topic
+from persisting.spark.jobs.topic_lookup import open_topic, place_of
 from persisting.spark.query_errors import readable_errors
 from persisting.spark.topic_scan import read_topic
 from persisting.spark.types import TIMESTAMP_FORMAT, nested_types
-from persisting.topic import tags
+from persisting.store_address import StoreAddress
 from persisting.topic.open_local import (
     BucketChoice,
     ReaderOptions,
     open_local_reader,
     topic_spec,
 )
+from persisting.topic.open_store import open_store_reader, store_of
 from persisting.topic.scan import Filter
 from persisting.topic.topic_files import TopicFolder
 
@@ -99,10 +99,10 @@ def split_topic(
     keys = [key] if isinstance(key, str) else list(key)
     read_columns = None if columns is None else list(dict.fromkeys([*columns, *keys]))
     _check(shares)
-    if tag not in tags.names_in(stored.folder, filesystem.current()):
+    if tag not in stored.tag_files.names():
         _check_fields(stored, [*(columns or ()), *keys], keys, where)
         _tag(stored, tag)
-    rows = read_topic(spark, stored.folder, columns=read_columns, where=where, tag=tag)
+    rows = read_topic(spark, stored.place, columns=read_columns, where=where, tag=tag)
     parts = split(rows, keys, shares, salt=salt)
     if columns is None:
         return parts
@@ -175,9 +175,14 @@ def _tag(stored: TopicFolder, name: str) -> None:
     """Tag the topic through its owner in this process, else as its owner for this one call."""
 
     async def tag() -> None:
-        spec, cls = topic_spec(stored.folder.name)
+        place = place_of(stored)
+        spec, cls = topic_spec(place.name)
         options = ReaderOptions(buckets=BucketChoice())
-        reader = await open_local_reader(spec, cls, str(stored.folder.parent), options)
+        if isinstance(place, StoreAddress):
+            store = store_of(str(place.parent), place.name, None)
+            reader = await open_store_reader(spec, store, options)
+        else:
+            reader = await open_local_reader(spec, cls, str(place.parent), options)
         async with reader:
             await reader.tag(name)
 

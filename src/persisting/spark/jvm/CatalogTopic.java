@@ -58,8 +58,24 @@ public class CatalogTopic extends TopicTable implements SupportsWrite, SupportsM
     return new CatalogTopic(title, place, version, source, readable, metadata);
   }
 
+  /** The same error, with the line of it that says why, if it is one of ours. */
   private static RuntimeException rethrown(Exception error) {
-    return error instanceof RuntimeException ? (RuntimeException) error : new RuntimeException(error);
+    String text = String.valueOf(error.getMessage());
+    int start = text.lastIndexOf("persisting.errors.");
+    if (start < 0) {
+      return error instanceof RuntimeException ? (RuntimeException) error : new RuntimeException(error);
+    }
+    int end = text.indexOf('\n', start);
+    return new IllegalArgumentException(end < 0 ? text.substring(start) : text.substring(start, end), error);
+  }
+
+  /** The schema that Python gives for these options. */
+  static StructType schemaOf(Map options) {
+    try {
+      return newSource().inferSchema(new CaseInsensitiveStringMap(options));
+    } catch (Exception error) {
+      throw rethrown(error);
+    }
   }
 
   static PythonDataSourceV2 newSource() {
@@ -115,7 +131,10 @@ public class CatalogTopic extends TopicTable implements SupportsWrite, SupportsM
   }
 
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap given) {
-    return new TopicScanBuilder(this, options(place, version, metadata, given.asCaseSensitiveMap()));
+    // A source keeps the options that it was first used with, which are those of the catalog.
+    CatalogTopic table = given.isEmpty() ? this
+        : new CatalogTopic(title, place, version, newSource(), readable, metadata);
+    return new TopicScanBuilder(table, options(place, version, metadata, given.asCaseSensitiveMap()));
   }
 
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {

@@ -13,7 +13,7 @@ public class PruningExtension extends AbstractFunction1 {
   public Object apply(Object extensions) {
     SparkSessionExtensions target = (SparkSessionExtensions) extensions;
     if (isNew(target)) {
-      target.injectOptimizerRule(new RuleFactory(false));
+      injectBatchRules(target);
       target.injectPostHocResolutionRule(new RuleFactory(true));
     }
     return BoxedUnit.UNIT;
@@ -22,8 +22,14 @@ public class PruningExtension extends AbstractFunction1 {
   /** Adds the rules to a session that is running. Its analyzer may exist already, so streams keep all their columns. */
   public static void install(org.apache.spark.sql.classic.SparkSession session) {
     if (isNew(session.extensions())) {
-      session.extensions().injectOptimizerRule(new RuleFactory(false));
+      injectBatchRules(session.extensions());
     }
+  }
+
+  private static void injectBatchRules(SparkSessionExtensions extensions) {
+    extensions.injectOptimizerRule(new RuleFactory(false));
+    extensions.injectPlannerStrategy(new StrategyFactory(true));
+    extensions.injectPlannerStrategy(new StrategyFactory(false));
   }
 
   private static boolean isNew(SparkSessionExtensions extensions) {
@@ -44,6 +50,21 @@ public class PruningExtension extends AbstractFunction1 {
         return new StreamColumns();
       }
       return new TopicRelations();
+    }
+  }
+
+  static class StrategyFactory extends AbstractFunction1 {
+    private final boolean aggregates;
+
+    StrategyFactory(boolean aggregates) {
+      this.aggregates = aggregates;
+    }
+
+    public Object apply(Object session) {
+      if (aggregates) {
+        return new AggregateStrategy();
+      }
+      return new LookUpStrategy();
     }
   }
 }

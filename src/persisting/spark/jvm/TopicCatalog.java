@@ -20,24 +20,45 @@ import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** A folder of topics as a catalog: spark.sql.catalog.NAME is this class, spark.sql.catalog.NAME.path is the folder. */
+/**
+ * The topics of a folder, or below an address in an object store, as a catalog: spark.sql.catalog.NAME is this class,
+ * spark.sql.catalog.NAME.path is the folder or the address. Python looks into object stores, which Java cannot open.
+ * spark.sql.catalog.NAME.dropTable=true allows DROP TABLE.
+ */
 public class TopicCatalog implements TableCatalog {
   private static final String[] PROPERTIES = {"numBuckets", "bucketColumn", "compression", "vectors"};
 
+  /** Properties that Spark adds by itself. */
+  private static final Set IGNORED = new HashSet(Arrays.asList(new Object[] {TableCatalog.PROP_OWNER,
+      TableCatalog.PROP_IS_MANAGED_LOCATION, TableCatalog.PROP_TABLE_TYPE}));
+
   private final Set created = Collections.synchronizedSet(new HashSet());
   private String name;
-  private File home;
 
   public void initialize(String name, CaseInsensitiveStringMap options) {
-    String path = options.get("path");
-    if (path == null || path.isEmpty()) {
+    this.name = name;
+    home();
+  }
+
+  /** The folder or the address of the topics now: a session may be given another one. */
+  private String home() {
+    String path = setting("path");
+    if (path.isEmpty()) {
       throw new IllegalArgumentException("spark.sql.catalog." + name + ".path must name the folder of the topics");
     }
-    this.name = name;
-    this.home = new File(path);
+    return path;
+  }
+
+  private boolean inStore() {
+    return home().indexOf("://") > 0;
+  }
+
+  private String setting(String key) {
+    return SQLConf.get().getConfString("spark.sql.catalog." + name + "." + key, "");
   }
 
   public String name() {
@@ -46,8 +67,15 @@ public class TopicCatalog implements TableCatalog {
 
   public Identifier[] listTables(String[] namespace) throws NoSuchNamespaceException {
     check(namespace);
-    File[] folders = home.listFiles();
     List found = new ArrayList();
+    if (inStore()) {
+      String[] names = namesInStore("all", null);
+      for (int number = 0; number < names.length; number++) {
+        found.add(Identifier.of(new String[0], names[number]));
+      }
+      return (Identifier[]) found.toArray(new Identifier[0]);
+    }
+    File[] folders = new File(home()).listFiles();
     if (folders != null) {
       Arrays.sort(folders);
       for (int number = 0; number < folders.length; number++) {
@@ -76,16 +104,30 @@ public class TopicCatalog implements TableCatalog {
   }
 
   private Table open(Identifier table, Map version) throws NoSuchTableException {
-    if (!isTopic(folder(table))) {
+    if (!tableExists(table)) {
       // For NoSuchTableException Spark would take the catalog's name for a format, and the topic for a file.
-      throw new IllegalArgumentException("there is no topic '" + table.name() + "' in " + home + "; SHOW TABLES IN " + name
+      throw new IllegalArgumentException("there is no topic '" + table.name() + "' in " + home() + "; SHOW TABLES IN " + name
           + " lists those that exist");
     }
     return CatalogTopic.open(name + "." + table.name(), place(table), version);
   }
 
   public boolean tableExists(Identifier table) {
+    if (inStore()) {
+      return isPlain(table) && namesInStore("all", table).length > 0;
+    }
     return isTopic(folder(table));
+  }
+
+  /** The topics in an object store, or of these the one of a table: all, or only those with rows. */
+  private String[] namesInStore(String which, Identifier table) {
+    Map options = new HashMap();
+    options.put("path", home());
+    options.put("listTopics", which);
+    if (table != null) {
+      options.put("topic", table.name());
+    }
+    return CatalogTopic.schemaOf(options).fieldNames();
   }
 
   /** Creates the topic as a write would, without rows. */
@@ -103,25 +145,58 @@ public class TopicCatalog implements TableCatalog {
     Iterator given = properties.entrySet().iterator();
     while (given.hasNext()) {
       Map.Entry property = (Map.Entry) given.next();
-      for (int number = 0; number < PROPERTIES.length; number++) {
-        if (PROPERTIES[number].equalsIgnoreCase((String) property.getKey())) {
-          options.put(PROPERTIES[number], property.getValue());
-        }
-      }
+      put(options, (String) property.getKey(), (String) property.getValue());
     }
     CatalogTopic.newSource().source().createWriteInfoInPython(TopicRelations.FORMAT, schema,
         new CaseInsensitiveStringMap(options), false, false);
-    created.add(table.name());
+    created.add(where(table));
     try {
       return loadTable(table);
     } catch (NoSuchTableException error) {
-      throw new IllegalStateException("the topic " + folder(table) + " was not created", error);
+      throw new IllegalStateException("the topic " + where(table) + " was not created", error);
     }
   }
 
-  public Table alterTable(Identifier table, TableChange[] changes) {
-    throw new UnsupportedOperationException(
-        "ALTER TABLE: the fields of a topic follow the rows; INSERT rows with the new field BY NAME");
+  /** Puts a property of a new table into the options of a write; raises for one that would do nothing. */
+  private static void put(Map options, String key, String value) {
+    String plain = key.startsWith(TableCatalog.OPTION_PREFIX) ? key.substring(TableCatalog.OPTION_PREFIX.length()) : key;
+    for (int number = 0; number < PROPERTIES.length; number++) {
+      if (PROPERTIES[number].equalsIgnoreCase(plain)) {
+        options.put(PROPERTIES[number], value);
+        return;
+      }
+    }
+    boolean ours = TableCatalog.PROP_PROVIDER.equals(key) && TopicRelations.FORMAT.equalsIgnoreCase(value);
+    if (!ours && !IGNORED.contains(key)) {
+      throw new UnsupportedOperationException("CREATE TABLE: a topic has no property '" + key + "' (" + value
+          + "); its properties are numBuckets, bucketColumn, compression and vectors, and its format is persisting");
+    }
+  }
+
+  /** Adds columns, as a write of rows with new fields does. Other changes are not possible. */
+  public Table alterTable(Identifier table, TableChange[] changes) throws NoSuchTableException {
+    StructType added = new StructType();
+    for (int number = 0; number < changes.length; number++) {
+      if (!(changes[number] instanceof TableChange.AddColumn)) {
+        throw refused();
+      }
+      TableChange.AddColumn column = (TableChange.AddColumn) changes[number];
+      if (column.fieldNames().length > 1 || !column.isNullable() || column.position() != null
+          || column.defaultValue() != null) {
+        throw refused();
+      }
+      added = added.add(column.fieldNames()[0], column.dataType());
+    }
+    Map options = place(table);
+    options.put("addFields", "true");
+    CatalogTopic.newSource().source().createWriteInfoInPython(TopicRelations.FORMAT, added,
+        new CaseInsensitiveStringMap(options), false, false);
+    return loadTable(table);
+  }
+
+  private static RuntimeException refused() {
+    return new UnsupportedOperationException("ALTER TABLE can only add columns to a topic, which are null in its rows; "
+        + "copy it with CREATE TABLE AS SELECT, or change it in a view");
   }
 
   /** Spark calls this also to undo a CREATE TABLE AS SELECT that failed, so a new topic without rows is removed. */
@@ -129,11 +204,17 @@ public class TopicCatalog implements TableCatalog {
     if (!tableExists(table)) {
       return false;
     }
-    if (!created.contains(table.name()) || hasRows(folder(table))) {
-      throw new UnsupportedOperationException("DROP TABLE removes only empty topics that this session created; remove the "
-          + "folder " + folder(table) + " when no process uses it");
+    if (!"true".equalsIgnoreCase(setting("dropTable")) && (!created.contains(where(table)) || hasRows(table))) {
+      throw new UnsupportedOperationException("DROP TABLE and REPLACE TABLE remove only empty topics that this session "
+          + "created, unless the setting spark.sql.catalog." + name + ".dropTable is true; INSERT OVERWRITE replaces the "
+          + "rows, and persisting delete removes a topic, too");
     }
-    return remove(folder(table));
+    Map options = place(table);
+    options.put("dropTopic", "true");
+    CatalogTopic.newSource().source().createWriteInfoInPython(TopicRelations.FORMAT, new StructType(),
+        new CaseInsensitiveStringMap(options), false, false);
+    created.remove(where(table));
+    return true;
   }
 
   public void renameTable(Identifier from, Identifier to) {
@@ -148,21 +229,32 @@ public class TopicCatalog implements TableCatalog {
 
   private Map place(Identifier table) {
     Map options = new HashMap();
-    options.put("path", home.getPath());
+    options.put("path", home());
     options.put("topic", table.name());
     return options;
   }
 
+  private static boolean isPlain(Identifier table) {
+    return table.namespace().length == 0 && table.name().indexOf('/') < 0 && !table.name().startsWith(".");
+  }
+
   private File folder(Identifier table) {
-    boolean plain = table.namespace().length == 0 && table.name().indexOf('/') < 0 && !table.name().startsWith(".");
-    return plain ? new File(home, table.name()) : null;
+    return isPlain(table) ? new File(home(), table.name()) : null;
+  }
+
+  private String where(Identifier table) {
+    return home() + "/" + table.name();
   }
 
   private static boolean isTopic(File folder) {
     return folder != null && new File(folder, "topic.json").isFile();
   }
 
-  private static boolean hasRows(File topic) {
+  private boolean hasRows(Identifier table) {
+    if (inStore()) {
+      return namesInStore("filled", table).length > 0;
+    }
+    File topic = folder(table);
     File[] buckets = topic.listFiles();
     for (int number = 0; buckets != null && number < buckets.length; number++) {
       String[] files = new File(buckets[number], "data.lance/data").list();
@@ -175,13 +267,5 @@ public class TopicCatalog implements TableCatalog {
       }
     }
     return new File(topic, "log").exists();
-  }
-
-  private static boolean remove(File file) {
-    File[] inside = file.listFiles();
-    for (int number = 0; inside != null && number < inside.length; number++) {
-      remove(inside[number]);
-    }
-    return file.delete();
   }
 }

@@ -42,21 +42,45 @@ public class TopicScan implements Scan, SupportsMetadata {
   private final StructType columns;
   private final List conditions;
   private final List shown;
+  /** Null if the scan returns the rows themselves. */
+  private final PartialAggregates aggregates;
   private Batch batch;
 
-  TopicScan(TopicTable table, CaseInsensitiveStringMap options, StructType columns, List conditions, List shown) {
+  TopicScan(TopicTable table, CaseInsensitiveStringMap options, StructType columns, List conditions, List shown,
+      PartialAggregates aggregates) {
     this.table = table;
     this.options = options;
     this.columns = columns;
     this.conditions = conditions;
     this.shown = shown;
+    this.aggregates = aggregates;
+  }
+
+  boolean canAggregate() {
+    return aggregates == null && conditions.isEmpty();
+  }
+
+  boolean hasConditions() {
+    return aggregates == null && !conditions.isEmpty();
+  }
+
+  /** A scan of the same rows that returns aggregates of them. */
+  TopicScan aggregatedBy(PartialAggregates aggregates) {
+    return new TopicScan(table, options, columns, conditions, shown, aggregates);
+  }
+
+  TopicTable table() {
+    return table;
   }
 
   public StructType readSchema() {
-    return columns;
+    return aggregates == null ? columns : aggregates.schema();
   }
 
   public String description() {
+    if (aggregates != null) {
+      return "(Python) aggregated: [" + String.join(", ", readSchema().fieldNames()) + "]";
+    }
     return shown.isEmpty() ? "(Python)" : "(Python) pushed: " + shown;
   }
 
@@ -99,6 +123,10 @@ public class TopicScan implements Scan, SupportsMetadata {
         }
       }
     }
+    Batch found = lookedUp(plan, asked);
+    if (found != null) {
+      return found;
+    }
     PythonDataSourceV2 own = new PythonDataSourceV2();
     own.setShortName(TopicRelations.FORMAT);
     own.setReadInfo(plan);
@@ -118,6 +146,9 @@ public class TopicScan implements Scan, SupportsMetadata {
   private StructType withHints() {
     Map hints = new HashMap();
     hints.put("conditions", conditions);
+    if (aggregates != null) {
+      hints.put("aggregates", aggregates.hints());
+    }
     synchronized (PLANNED) {
       hints.put("partitions", PLANNED.get(table.source));
     }
@@ -127,7 +158,7 @@ public class TopicScan implements Scan, SupportsMetadata {
     } catch (Exception error) {
       throw new RuntimeException(error);
     }
-    StructField[] fields = columns.fields();
+    StructField[] fields = readSchema().fields();
     if (fields.length == 0) {
       fields = new StructField[] {new StructField(ROWS, DataTypes.BooleanType, true, Metadata.empty())};
     }
@@ -140,9 +171,23 @@ public class TopicScan implements Scan, SupportsMetadata {
     return new StructType(asked);
   }
 
+  /** The rows themselves, if planning found them all; else null, and tasks read them in Python. */
+  private static Batch lookedUp(PythonDataSourceReadInfo plan, StructType asked) {
+    try {
+      return plan.partitions().size() == 1 ? LookedUpRows.in((byte[]) plan.partitions().apply(0), asked) : null;
+    } catch (Throwable error) {
+      Fallback.report("rows that were looked up are read by a task", error);
+      return null;
+    }
+  }
+
+  /** The text of a snapshot as a hint, null if there is none. */
   private static List encoded(scala.collection.immutable.Seq partitions) {
+    byte[] snapshot = PlannedPartition.snapshotIn((byte[]) partitions.apply(0));
     List texts = new ArrayList();
-    texts.add(Base64.getEncoder().encodeToString((byte[]) partitions.apply(0)));
+    if (snapshot != null) {
+      texts.add(Base64.getEncoder().encodeToString(snapshot));
+    }
     return texts;
   }
 }

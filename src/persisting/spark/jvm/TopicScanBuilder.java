@@ -53,6 +53,6 @@ public class TopicScanBuilder implements SupportsPushDownRequiredColumns, Suppor
   }
 
   public Scan build() {
-    return new TopicScan(table, options, columns, conditions, shown);
+    return new TopicScan(table, options, columns, conditions, shown, null);
   }
 }

@@ -1,0 +1,204 @@
+"""Hands files over to a topic as Spark's driver does, without Spark; and points to be killed at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from persisting import fs as filesystem
+from persisting.bucket import handover_notes
+from persisting.bucket.handover_notes import ADOPT, Note, encoded_schema
+from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
+from persisting.bucket.shared_schema import SharedSchema
+from persisting.records import Rules
+from persisting.records.arrow import accept, align
+from persisting.table import bulk_write
+from persisting.table.bulk_files import BulkFiles
+from persisting.topic import handover
+from persisting.topic.routing import table_by_bucket
+from persisting.topic.spec import TopicConfig, bucket_folder
+from persisting.topic.topic_files import TopicFolder
+from support.held_process import HeldProcess
+
+POINTS = """
+from persisting.bucket import bulk_import, handover_notes
+from persisting.table import bulk_files, bulk_write
+from persisting.topic import handover
+
+held(bulk_import, "check", before="owner-checks")
+held(bulk_import, "_commit", before="owner-commits", after="owner-committed")
+held(bulk_files.checksums, "sign", after="owner-wrote-times", when=lambda *a: len(a) == 3)
+done = lambda bucket, name, answer, fs: answer.state == "done" and answer.table is None
+held(handover_notes, "write_answer", before="owner-answers", after="owner-answered", when=done)
+held(handover, "prepare", after="driver-planned")
+held(bulk_write, "write_files", after="driver-wrote-a-file")
+held(handover._HandOver, "_send", before="driver-sends", after="driver-sent",
+     when=lambda self, notes: any(note.kind == "adopt" for note in notes.values()))
+held(handover, "decide", before="driver-decides", after="driver-decided")
+held(handover._HandOver, "_remove", before="driver-has-answers", after="driver-removed-notes",
+     when=lambda self, buckets: handover_notes.is_decided(self._folder, self._name))
+"""
+
+OWNER_POINTS = (
+    "owner-checks",
+    "owner-commits",
+    "owner-wrote-times",
+    "owner-committed",
+    "owner-answers",
+    "owner-answered",
+)
+DRIVER_POINTS = (
+    "driver-planned",
+    "driver-wrote-a-file",
+    "driver-sends",
+    "driver-sent",
+    "driver-decides",
+    "driver-decided",
+    "driver-has-answers",
+    "driver-removed-notes",
+)
+
+OWNER = """
+import asyncio, sys
+from persisting.queue import write_queue
+
+async def main():
+    queue = await write_queue(
+        topic=sys.argv[3] if len(sys.argv) > 3 else "t", storage_path=sys.argv[1],
+        local_socket=False,
+        backend_options={"enable_wal": True, "flush_interval": None, "flush_threshold": 40},
+    )
+    number = int(sys.argv[2])
+    while True:
+        await queue.put_batch([{"id": number + i, "text": f"row {number + i}"} for i in range(5)])
+        number += 5
+        print(number, flush=True)
+        await asyncio.sleep(0.02)
+
+asyncio.run(main())
+"""
+
+DRIVER = """
+import sys
+from pathlib import Path
+from support.handover import hand_over, texts
+
+first, count = map(int, sys.argv[2:4])
+print(hand_over(Path(sys.argv[1]) / "t", texts(first, count), sys.argv[4]), flush=True)
+"""
+
+
+def texts(first: int, count: int) -> list[dict[str, Any]]:
+    """Return records with ids from ``first`` on."""
+    return [{"id": i, "text": f"row {i}"} for i in range(first, first + count)]
+
+
+def hand_over(
+    topic: Path,
+    records: list[dict[str, Any]],
+    write_id: str = "w",
+    number: int = 0,
+    *,
+    seconds: float = 60.0,
+    overwrite: bool = False,
+    meanwhile: Callable[[], Any] | None = None,
+) -> int:
+    """Write records as files and have the owners of a topic adopt them; return the new rows.
+
+    ``meanwhile`` is called when the files are written, ``seconds`` is how long to wait then.
+    """
+    config, notes = written_notes(topic, records, (write_id, number), overwrite=overwrite)
+    if meanwhile is not None:
+        meanwhile()
+    return sum(handover.adopt(topic, config, notes, seconds).values())
+
+
+def leave_notes(
+    topic: Path,
+    records: list[dict[str, Any]],
+    write_id: str = "w",
+    *,
+    overwrite: bool = False,
+    decided: bool = True,
+) -> str:
+    """Leave the files and notes of a driver that died right after its decision, or right before
+    it; return the id."""
+    _, notes = written_notes(topic, records, (write_id, 0), overwrite=overwrite)
+    return send_and_die(topic, notes, decided=decided)
+
+
+def send_and_die(topic: Path, notes: dict[int, Note], *, decided: bool = True) -> str:
+    """Write notes as a driver that dies after its decision, or before it; return the id."""
+    fs = filesystem.current()
+    name, lock = handover_notes.hold_lock(topic, fs)
+    for bucket, note in notes.items():
+        handover_notes.write_note(bucket_folder(topic, bucket), name, note, fs)
+    if decided:
+        handover.decide(topic, name)
+    lock.free()
+    return name
+
+
+def written_notes(
+    topic: Path,
+    records: list[dict[str, Any]],
+    sequence: tuple[str, int] = ("w", 0),
+    *,
+    overwrite: bool = False,
+) -> tuple[TopicConfig, dict[int, Note]]:
+    """Write records as files; return the notes that hand them over, by bucket."""
+    config = TopicFolder.open(topic).config
+    shared = SharedSchema(topic / SCHEMA_FILE, filesystem.current())
+    rows = pa.Table.from_pylist(records)
+    schema = shared.propose(rows.schema, frozenset(), Rules(evolving=True))
+    tables = handover.prepare(topic, config, schema)
+    return config, files_for(topic, config, rows, schema, tables, sequence, overwrite)
+
+
+def files_for(
+    topic: Path,
+    config: TopicConfig,
+    rows: pa.Table,
+    schema: pa.Schema,
+    tables: dict[int, dict[str, Any]],
+    sequence: tuple[str, int],
+    overwrite: bool = False,
+) -> dict[int, Note]:
+    """Write the files of rows for their buckets; return the notes that hand them over."""
+    notes = {}
+    for bucket, part in table_by_bucket(rows, config.bucket_column, config.num_buckets).items():
+        batches = [align(batch, schema, None) for batch in accept(part, schema).to_batches()]
+        root = bucket_folder(topic, bucket) / "data.lance"
+        fragments = bulk_write.write_files(
+            BulkFiles(root, filesystem.current()), tables[bucket]["version"], batches, schema
+        )
+        notes[bucket] = Note(
+            kind=ADOPT,
+            writer=sequence[0],
+            number=sequence[1],
+            replace=overwrite,
+            rows=part.num_rows,
+            fragments=fragments,
+            columns=[tables[bucket]["columns"]],
+            schema=encoded_schema(schema),
+        )
+    return notes
+
+
+@contextmanager
+def held_process(folder: Path, code: str, *args: object, hold: str = "") -> Iterator[HeldProcess]:
+    """Run an owner or a driver that waits at the point ``hold``; kill it at the end."""
+    process = HeldProcess(folder, code, *args, points=POINTS, hold=hold)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def files_of_handovers(topic: Path) -> list[str]:
+    """Return what hand-overs have left in the folders of a topic."""
+    return sorted(str(path.relative_to(topic)) for path in topic.rglob("handover/*"))
