@@ -3,12 +3,17 @@
     make bench-torch
     .venv-torch/bin/python benchmarks/training.py --quick
     .venv-torch/bin/python benchmarks/training.py --only replay
+    .venv-torch/bin/python benchmarks/training.py --only first --large 10000000
 
 ``make bench-torch`` installs the peers into .venv-torch. mosaicml-streaming needs older versions of
-some packages, and so an environment of its own: ``--mosaic-python`` names its interpreter. A peer
-that is not installed is left out, and the output says so. Each reader runs in a process of its own,
-and the systems take turns. Absolute numbers depend on the machine and its load; compare the ratios.
-A ratio above 1 means that ours is faster.
+some packages, and so an environment of its own: ``--mosaic-python`` names its interpreter.
+
+    python -m venv .venv-mosaic && .venv-mosaic/bin/pip install mosaicml-streaming pyarrow
+    .venv-torch/bin/python benchmarks/training.py --mosaic-python .venv-mosaic/bin/python
+
+A peer that is not installed is left out, and the output says so. Each reader runs in a process of
+its own, and the systems take turns. Absolute numbers depend on the machine and its load; compare
+the ratios. A ratio above 1 means that ours is faster.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import importlib
 import importlib.util
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,8 +36,10 @@ from corebench.report import Run, Target
 from trainingbench import replay, rows, stops, streams
 
 MODULES = {"lancedb": "lancedb", "HF": "datasets", "mosaicml-streaming": "streaming"}
-_SETTLED_ROWS = 250_000
-"""Rows after which a reader must not take more memory."""
+_SETTLED_ROWS = 500_000
+_MOST_GROWTH = 64
+"""Rows after which a reader must not take more memory, but for so many MiB."""
+_MEMORY_ROWS = 2_000_000
 _READERS = {
     "ours": streams.ours,
     "ours, as tensors": streams.ours_torch,
@@ -57,6 +65,7 @@ def shuffled(run: Run, given: argparse.Namespace) -> None:
         for name, folder in folders.items():
             found[name].append(in_process(name, folder, "--read", 0, given.mosaic_python))
     best = {name: max(result["rate"] for result in results) for name, results in found.items()}
+    cpu = {name: max(result["cpu_rate"] for result in results) for name, results in found.items()}
     peers = {name: rate for name, rate in best.items() if name in streams.SHUFFLES_ROWS}
     fastest = max(peers, key=lambda name: peers[name], default=None)
     for name in folders:
@@ -65,9 +74,11 @@ def shuffled(run: Run, given: argparse.Namespace) -> None:
             run.add(
                 "shuffled", "rows of an epoch", best["ours"], "rows/s", name, best[name], target
             )
-    if run.records > 2 * _SETTLED_ROWS:
-        growth = min(result["growth"] for result in found["ours"])
-        run.add("memory", f"growth after {_SETTLED_ROWS:,} rows", growth, "MiB")
+    for name in folders:
+        if name != "ours":
+            run.add("shuffled", "rows per second of CPU", cpu["ours"], "rows/s", name, cpu[name])
+    if run.records >= 2 * _SETTLED_ROWS:
+        add_memory(run, found["ours"], run.records)
 
 
 def first_batch(run: Run, given: argparse.Namespace) -> None:
@@ -77,6 +88,18 @@ def first_batch(run: Run, given: argparse.Namespace) -> None:
     seconds = min(result["first"] for result in results)
     name = f"first batch of {given.large:,} rows"
     run.add("first batch", name, seconds, "s", target=Target("value", at_most=0.5))
+    if given.large >= 2 * _SETTLED_ROWS:
+        batches = min(given.large, _MEMORY_ROWS) // rows.BATCH
+        add_memory(run, [in_process("ours", topic, "--read", batches)], given.large)
+
+
+def add_memory(run: Run, results: list[dict[str, float]], count: int) -> None:
+    """Add how much memory a reader of ``count`` rows takes at most, and how that grows."""
+    peak = min(result["peak"] for result in results)
+    growth = min(result["growth"] for result in results)
+    run.add("memory", f"most, reading from {count:,} rows", peak, "MiB")
+    name = f"growth after the first {_SETTLED_ROWS:,} rows"
+    run.add("memory", name, growth, "MiB", target=Target("value", at_most=_MOST_GROWTH))
 
 
 def prioritized(run: Run, given: argparse.Namespace) -> None:
@@ -86,10 +109,10 @@ def prioritized(run: Run, given: argparse.Namespace) -> None:
     ours = replay.ours(topic, run.folder / "cache")
     peer, name = replay.torchrl, "torchrl, memmap storage"
     if not replay.has_torchrl():
-        print("torchrl cannot be loaded with this version of torch: a NumPy sum tree stands in")
+        print("torchrl cannot be loaded with this version of torch: compared with a NumPy sum tree")
         peer, name = replay.numpy_memmap, "NumPy sum tree over memmap"
     theirs = peer(run.folder / "peer", run.records)
-    rates = [(replay.rate(ours), replay.rate(theirs)) for _ in range(run.repeat)]
+    rates = [replay.rates([ours, theirs]) for _ in range(run.repeat)]
     run.add(
         "replay",
         f"batches of {rows.BATCH}, by priority",
@@ -98,6 +121,7 @@ def prioritized(run: Run, given: argparse.Namespace) -> None:
         name,
         max(peer_rate for _, peer_rate in rates),
         Target("ratio", at_least=0.5),
+        statistics.median(own / other for own, other in rates),
     )
 
 
@@ -149,7 +173,7 @@ def read(name: str, folder: Path, batches: int) -> None:
     """Read in this process and print what was measured."""
     for module in streams.IMPORTED[name]:  # which is not what is measured
         importlib.import_module(module)
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     first, count, settled = 0.0, 0, 0
     for number, length in enumerate(_READERS[name](folder), 1):
         first = first or time.perf_counter() - started
@@ -158,13 +182,29 @@ def read(name: str, folder: Path, batches: int) -> None:
             break
         if count >= _SETTLED_ROWS and not settled:
             settled = _memory()
-    seconds = time.perf_counter() - started
-    growth = (_memory() - settled) / 1024 if settled else 0.0
-    print(json.dumps({"first": first, "rate": count / seconds, "growth": growth, "rows": count}))
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu_started
+    peak = _memory()
+    result = {
+        "first": first,
+        "rate": count / seconds,
+        "cpu_rate": count / cpu,
+        "growth": (peak - settled) / 1024 if settled else 0.0,
+        "peak": peak / 1024,
+        "rows": count,
+    }
+    print(json.dumps(result))
 
 
 def _memory() -> int:
-    """Return the most memory that this process has used, in KiB."""
+    """Return the most memory that this process has used, in KiB.
+
+    On Linux the usage that ``getrusage`` returns begins with that of the process that started this
+    one, which may have been much larger.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = (line.split() for line in status.read_text().splitlines())
+        return next(int(line[1]) for line in lines if line[0] == "VmHWM:")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

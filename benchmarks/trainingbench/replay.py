@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from trainingbench.rows import BATCH, DIMENSIONS, TEXT_BYTES, tables
 
 Step = Callable[[], None]
+_TURN_SECONDS = 0.25
 
 
 def ours(topic: Path, cache: Path) -> Step:
@@ -22,7 +23,7 @@ def ours(topic: Path, cache: Path) -> Step:
 
     def step() -> None:
         sample = buffer.sample(BATCH, by="priority")
-        assert len(sample.rows.column("embedding").flatten()) == BATCH * DIMENSIONS
+        assert len(sample.rows.column("embedding").values) == BATCH * DIMENSIONS
         buffer.update_priorities(sample.keys, random.random(BATCH))
 
     return step
@@ -125,12 +126,19 @@ def numpy_memmap(folder: Path, rows: int) -> Step:
     return step
 
 
-def rate(step: Step, seconds: float = 3.0) -> float:
-    """Return how many steps per second are done."""
-    for _ in range(20):
-        step()
-    started, count = time.perf_counter(), 0
-    while time.perf_counter() - started < seconds:
-        step()
-        count += 1
-    return count / (time.perf_counter() - started)
+def rates(steps: Sequence[Step], seconds: float = 3.0) -> list[float]:
+    """Return how many steps per second each system does. They take turns, a quarter of a second
+    each, so that other work on the machine slows all of them down alike."""
+    counts, spent = [0] * len(steps), [0.0] * len(steps)
+    for step in steps:
+        for _ in range(20):
+            step()
+    while min(spent) < seconds:
+        for number, step in enumerate(steps):
+            started = now = time.perf_counter()
+            while now - started < _TURN_SECONDS:
+                step()
+                counts[number] += 1
+                now = time.perf_counter()
+            spent[number] += now - started
+    return [count / took for count, took in zip(counts, spent, strict=True)]

@@ -129,7 +129,7 @@ def test_missing_topic_raises(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="path must be a topic's folder"):
         TopicDataset(None)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="is an address"):
-        TopicDataset("s3://bucket/topic")
+        TopicDataset("ftp://bucket/topic")
 
 
 def test_rows_that_retention_left_are_read_by_their_offsets(tmp_path: Path) -> None:
@@ -179,3 +179,17 @@ def test_compaction_after_the_tag_changes_nothing(tmp_path: Path) -> None:
     asyncio.run(compact())
     assert dataset.__getitems__(range(100)) == before
     assert TopicDataset(folder, "v2").__getitems__(range(100)) == before
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["random() < 0.5", "id > 3 AND UUID () > 'a'", "created < now()", "day = current_date"],
+)
+def test_condition_that_may_select_other_rows_later_is_refused(topic: Path, where: str) -> None:
+    with pytest.raises(InvalidArgument, match="may select other rows in each process"):
+        TopicDataset(topic, "v1", where=where)
+
+
+def test_names_of_functions_in_texts_and_fields_are_no_functions(topic: Path) -> None:
+    where = "text <> 'now()' AND text <> 'it''s random()' AND `id` < 10"
+    assert len(TopicDataset(topic, "v1", where=where)) == 10

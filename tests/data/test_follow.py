@@ -168,6 +168,29 @@ def test_state_of_another_topic_or_filter_is_refused(tmp_path: Path) -> None:
         followed(first).state_dict(batches=1)
 
 
+def test_state_of_a_rank_that_did_not_read_has_only_its_own_buckets(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, 300, buckets=4)
+    first = followed(folder, batch_size=20)
+    found = ids([next(iter(first))])
+    ranks = [followed(folder, rank=rank, world_size=2, batch_size=20) for rank in range(2)]
+    for stream in ranks:
+        stream.load_state_dict(first.state_dict())
+    found += ids([next(iter(ranks[1]))])
+    last = followed(folder)
+    last.load_state_dict([ranks[1].state_dict(), ranks[0].state_dict()])
+    assert sorted(found + ids(last)) == list(range(300))
+
+
+def test_states_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, 300, buckets=2)
+    stream = followed(folder, batch_size=20)
+    before = stream.state_dict()
+    next(iter(stream))
+    for states in ([before, stream.state_dict()], [stream.state_dict(), before]):
+        with pytest.raises(InvalidArgument, match="two of the states have bucket 0, at offsets"):
+            followed(folder).load_state_dict(states)
+
+
 async def _change(folder: Path, what: str) -> None:
     async with await write_queue(topic=folder.name, storage_path=str(folder.parent)) as writer:
         if what == "restore":
@@ -187,6 +210,17 @@ def test_restore_to_an_older_version_is_reported(tmp_path: Path) -> None:
     resumed.load_state_dict(state)
     with pytest.raises(StorageError, match="was restored to an older version"):
         list(resumed)
+
+
+def test_bucket_that_was_restored_before_the_stream_began_is_resumed(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, 100)
+    add_rows(folder, range(100, 200))
+    asyncio.run(_change(folder, "restore"))
+    stream = followed(folder, batch_size=10)
+    first = ids([next(iter(stream))])  # of one bucket; the others have not been read
+    resumed = followed(folder, batch_size=10)
+    resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    assert sorted(first + ids(resumed)) == list(range(100))
 
 
 def test_records_that_retention_removed_are_reported(tmp_path: Path) -> None:

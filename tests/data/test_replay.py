@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +21,7 @@ from support.training_topics import make_topic
 
 from persisting import fs as filesystem
 from persisting.data import ReplayBuffer, Sample
-from persisting.errors import BucketLocked, InvalidArgument, StorageError
+from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import write_queue
 
 
@@ -179,6 +182,40 @@ def test_groups_are_taken_once_and_must_match_as_a_whole(grouped: ReplayBuffer) 
     assert sorted(ids(matching)) == list(range(40))
 
 
+def test_groups_are_the_same_after_retention_and_restore(tmp_path: Path) -> None:
+    """Retention removes the first records of a group: the groups after it must not shift."""
+    options = {"flush_interval": None, "compaction": False}  # retention drops whole fragments
+    path = tmp_path / "replay"
+
+    async def put(numbers: range, keep: int | None = None) -> None:
+        async with await write_queue(topic="replay", storage_path=str(tmp_path)) as writer:
+            await writer.put([{"id": n, "prompt": "p"} for n in numbers])
+            await writer.flush()
+            if keep is not None:
+                await writer.retain(rows=keep)
+
+    with ReplayBuffer(path, num_buckets=1, backend_options=options) as buffer:
+        assert len(buffer) == 0
+    asyncio.run(put(range(2)))
+    asyncio.run(put(range(2, 11)))
+    grouping = {"group_by": "prompt", "group_size": 4, "task": "critic"}
+    with ReplayBuffer(path) as buffer:
+        assert len(buffer) == 11
+        sample = buffer.sample(1, where="id < 4", **grouping)
+        assert sorted(ids(sample)) == [0, 1, 2, 3]
+        value = buffer.checkpoint()
+    asyncio.run(put(range(11, 13), keep=11))
+    for _ in range(2):  # also through a checkpoint of a buffer that has sampled no group
+        with ReplayBuffer(path) as buffer:
+            buffer.restore(value)
+            assert len(buffer) == 11
+            value = buffer.checkpoint()
+    with ReplayBuffer(path) as buffer:
+        buffer.restore(value)
+        rest = np.array(ids(buffer.sample(9, **grouping))).reshape(-1, 4).tolist()
+        assert sorted(rest) == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
 def test_group_of_another_field_than_the_bucket_column_is_refused(grouped: ReplayBuffer) -> None:
     with pytest.raises(InvalidArgument, match="create the topic with bucket_column='v'"):
         grouped.sample(1, group_by="v", group_size=2)
@@ -214,6 +251,15 @@ def test_task_takes_each_record_once(buffer: ReplayBuffer) -> None:
     assert len(buffer.sample(64, task="actor")) == 64, "tasks do not disturb each other"
     buffer.add([record(n) for n in range(200, 205)])
     assert sorted(ids(buffer.sample(64, task="critic"))) == list(range(200, 205))
+
+
+def test_sample_that_fails_takes_nothing(buffer: ReplayBuffer, tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path / "replay", columns=["id", "later"]) as other:
+        with pytest.raises(InvalidArgument, match="columns names 'later'"):
+            other.sample(50, task="critic")
+        buffer.add({"id": 200, "later": 1})
+        other.add({"id": 201, "later": 1})
+        assert sorted(ids(other.sample(500, task="critic"))) == list(range(202))
 
 
 def test_sample_waits_for_records(buffer: ReplayBuffer) -> None:
@@ -404,15 +450,89 @@ def test_killed_trainer_continues_with_nothing_lost_and_nothing_used_twice(
     assert sorted(used + rest) == list(range(400))
 
 
-def test_topic_of_another_process_is_sampled_and_not_written(tmp_path: Path) -> None:
+STEPS = """
+import json, os, signal, sys
+from persisting.data import ReplayBuffer
+
+folder, saved, last_step = sys.argv[1], sys.argv[2], int(sys.argv[3])
+steps = 0
+
+def step():
+    global steps
+    steps += 1
+    if steps == last_step:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+buffer = ReplayBuffer(folder)
+used, value = [], None
+if os.path.exists(saved):
+    used, value = json.load(open(saved))
+    buffer.restore(value)
+found = [None]
+while last_step or len(found):  # the last run only uses what is left
+    if last_step:
+        buffer.add([{"id": len(buffer)}])
+        buffer.add([{"id": len(buffer)}])
+        step()
+    found = buffer.sample(3 if last_step else 50, task="critic")
+    step()
+    buffer.update_priorities(found.keys, [2.0] * len(found))
+    used += found.rows.column("id").to_pylist() if len(found) else []
+    step()
+    after = buffer.checkpoint()
+    step()
+    with open(saved + ".new", "w") as file:
+        json.dump([used, after], file)
+    step()
+    os.replace(saved + ".new", saved)
+    step()
+    if value is not None:
+        buffer.remove_checkpoint(value)
+    value = after
+    step()
+print(json.dumps([sorted(used), len(buffer)]))
+"""
+
+
+def _run_steps(folder: Path, saved: Path, last_step: int) -> str:
+    command = [sys.executable, "-c", STEPS, str(folder), str(saved), str(last_step)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == (-signal.SIGKILL if last_step else 0), done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [9, 3, 8],
+        pytest.param(range(1, 31), marks=pytest.mark.nightly),
+    ],
+    ids=["some steps", "every step"],
+)
+@pytest.mark.timeout(3600)  # starts an interpreter for each kill
+def test_trainer_that_is_killed_at_a_step_uses_each_record_once(
+    tmp_path: Path, kills: list[int]
+) -> None:
+    for last_step in kills:
+        _run_steps(tmp_path / "replay", tmp_path / "saved", last_step)
+    used, records = json.loads(_run_steps(tmp_path / "replay", tmp_path / "saved", 0))
+    assert records >= 2 * len(kills)
+    assert used == list(range(records))
+
+
+def test_topic_of_another_process_is_sampled_and_added_to(tmp_path: Path) -> None:
     with children.python(CRASHING, tmp_path / "replay") as trainer:
         children.wait_for_line(trainer)
         assert children.wait_for_line(trainer) == "done"
         with ReplayBuffer(tmp_path / "replay") as buffer:
             assert len(buffer) == 400
             assert len(set(ids(buffer.sample(400, replacement=False)))) == 400
-            with pytest.raises(BucketLocked):
-                buffer.add({"id": 1})
+            buffer.add([{"id": n} for n in range(400, 420)])
+            assert sorted(ids(buffer.sample(500, replacement=False))) == list(range(420))
+            trainer.kill()
+            trainer.wait()
+            buffer.add({"id": 420})
+            assert sorted(ids(buffer.sample(500, replacement=False))) == list(range(421))
 
 
 async def test_writer_of_the_caller_is_used_and_left_open(tmp_path: Path) -> None:
@@ -459,9 +579,52 @@ def test_closed_buffer_raises_and_leaves_no_files(tmp_path: Path) -> None:
     buffer.close()
     buffer.close()
     assert list(cache.iterdir()) == []
-    for call in (lambda: buffer.sample(1), lambda: buffer.add({"id": 2}), buffer.checkpoint):
+    for call in (
+        lambda: buffer.sample(1),
+        lambda: buffer.add({"id": 2}),
+        lambda: len(buffer),
+        buffer.checkpoint,
+    ):
         with pytest.raises(StorageError, match="the replay buffer is closed"):
             call()
+
+
+FORK = """
+import os, signal, sys, threading, warnings
+warnings.simplefilter("ignore")
+from persisting.data import ReplayBuffer
+from persisting.errors import StorageError
+buffer = ReplayBuffer(sys.argv[1])
+buffer.add([{"id": n} for n in range(10)])
+held, release = threading.Event(), threading.Event()
+def hold():
+    with buffer._lock:
+        held.set()
+        release.wait()
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if not child:
+    signal.alarm(120)
+    refused = 0
+    for call in (lambda: buffer.sample(1), lambda: len(buffer), buffer.checkpoint):
+        try:
+            call()
+        except StorageError as exc:
+            refused += "forked from" in str(exc)
+    buffer.close()
+    os._exit(refused)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+release.set()
+print(status, len(buffer.sample(5)))
+buffer.close()
+"""
+
+
+def test_fork_while_a_thread_samples_is_refused_and_does_not_hang(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORK, str(tmp_path / "replay")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.stdout.split() == ["3", "5"], done.stderr
 
 
 @pytest.mark.parametrize(
@@ -478,6 +641,7 @@ def test_closed_buffer_raises_and_leaves_no_files(tmp_path: Path) -> None:
         ({"task": ""}, "task must be a name"),
         ({"task": "a", "replacement": True}, "a task takes each record once"),
         ({"where": "nope > 1"}, "where='nope > 1' names 'nope'"),
+        ({"where": "random() < 0.5"}, "uses random, which may select other rows"),
         ({"timeout": "soon"}, "timeout must be a number of seconds"),
     ],
 )
@@ -497,9 +661,23 @@ def test_wrong_priorities_raise_and_change_nothing(buffer: ReplayBuffer) -> None
     ):
         with pytest.raises(InvalidArgument, match=reason):
             buffer.update_priorities(keys, wrong)
+    with pytest.raises(InvalidArgument, match="a finite number from 0, got inf"):
+        buffer.update_priorities(keys, [1.0, float("inf")])
     with pytest.raises(InvalidArgument, match="of no record"):
         buffer.update_priorities([10**9], [1.0])
     assert (buffer.sample(100, by="priority").weights == 1).all()
+
+
+def test_priority_whose_power_overflows_raises(tmp_path: Path) -> None:
+    with ReplayBuffer(tmp_path / "replay", alpha=10) as buffer:
+        buffer.add([record(n) for n in range(10)])
+        keys = buffer.sample(10, replacement=False).keys
+        with pytest.raises(
+            InvalidArgument, match=r"to the power of alpha=10\.0 is at most 1e\+250"
+        ):
+            buffer.update_priorities(keys, np.full(10, 1e100))
+        buffer.update_priorities(keys, np.full(10, 1e24))
+        assert len(set(buffer.sample(10, by="priority", replacement=False).keys.tolist())) == 10
 
 
 def test_wrong_arguments_of_a_buffer_raise(tmp_path: Path) -> None:

@@ -207,3 +207,17 @@ def test_wrong_argument_raises_when_the_stream_is_created(
 ) -> None:
     with pytest.raises(InvalidArgument, match=message):
         TopicStream(topic, **{"tag": "v1", **arguments})
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["random() < 0.5", "id > 3 AND UUID () > 'a'", "created < now()", "day = current_date"],
+)
+def test_condition_that_may_select_other_rows_later_is_refused(topic: Path, where: str) -> None:
+    with pytest.raises(InvalidArgument, match="may select other rows in each process"):
+        TopicStream(topic, "v1", where=where)
+
+
+def test_names_of_functions_in_texts_and_fields_are_no_functions(topic: Path) -> None:
+    where = "text <> 'now()' AND text <> 'it''s random()' AND `id` < 10"
+    assert TopicStream(topic, "v1", where=where).rows == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.training_topics import add_rows, make_topic
+from support.training_topics import add_rows, make_topic, record
 
 from persisting.data import TopicStream
 from persisting.data.pinned_stream import Worker
 from persisting.errors import InvalidArgument, StorageError
+from persisting.queue import write_queue
+
+pytestmark = pytest.mark.timeout(1200)  # many streams are opened, and the machine may be busy
 
 ROWS = 1000
 slow = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -85,6 +89,66 @@ def test_every_row_comes_once_with_changing_workers_that_run_ahead(
     assert found == Counter(range(ROWS))
 
 
+several_epochs = given(
+    stops=st.lists(st.tuples(st.integers(0, 3), layouts), max_size=5),
+    remainder=st.sampled_from(["uneven", "padded", "dropped"]),
+    ahead=st.integers(0, 4),
+    data=st.data(),
+)
+
+
+@settings(slow, max_examples=4)
+@several_epochs
+def test_epochs_are_complete_over_stops_with_changing_layouts(topic: Path, **drawn: Any) -> None:
+    check_epochs(topic, **drawn)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@settings(slow, max_examples=300)
+@several_epochs
+def test_epochs_are_complete_over_very_many_stops(topic: Path, **drawn: Any) -> None:
+    check_epochs(topic, **drawn)
+
+
+def check_epochs(
+    topic: Path,
+    stops: list[tuple[int, tuple[int, int, int]]],
+    remainder: str,
+    ahead: int,
+    data: st.DataObject,
+) -> None:
+    """Stops before, at and after the end of an epoch; any rank's state is loaded into all ranks."""
+    epochs = 3
+    found: Counter[int] = Counter()
+    state: Any = None
+    largest_step = 0
+    for workers, (world_size, batch_size, batches) in [*stops, (2, (3, 50, 10_000))]:
+        batch_size += 40  # so that an epoch is a few steps
+        largest_step = max(largest_step, world_size * batch_size)
+        states = []
+        for rank in range(world_size):
+            loader = Loader(
+                topic, workers, rank, world_size, batch_size, state, ahead,
+                epochs=epochs, remainder=remainder,
+            )  # fmt: skip
+            found.update(ids(loader.batches(batches)))
+            states.append(loader.state())
+        state = data.draw(st.sampled_from(states))
+        if loader.ended:
+            break
+    counts = [found[number] for number in range(ROWS)]
+    assert len(found) <= ROWS
+    if remainder == "uneven":
+        assert counts == [epochs] * ROWS
+    elif remainder == "padded":
+        assert min(counts) >= epochs
+        assert sum(counts) - epochs * ROWS < epochs * largest_step
+    else:
+        assert max(counts) <= epochs
+        assert epochs * ROWS - sum(counts) < epochs * largest_step
+
+
 class Loader:
     """Reads a stream in workers as torch's loader does: in turns, each some batches ahead."""
 
@@ -97,20 +161,30 @@ class Loader:
         batch_size: int,
         state: Any,
         ahead: int,
+        **options: Any,
     ) -> None:
+        """Without workers, the stream is read as torch's loader does it in its own process."""
         self._streams = []
-        for _ in range(workers):
+        self._is_single = not workers
+        self.ended = False
+        for _ in range(workers or 1):
             stream = TopicStream(
-                topic, "v1", shuffle=3, batch_size=batch_size, rank=rank, world_size=world_size
+                topic,
+                "v1",
+                shuffle=3,
+                batch_size=batch_size,
+                rank=rank,
+                world_size=world_size,
+                **options,
             )
             if state is not None:
                 stream.load_state_dict(state)
             self._streams.append(stream)
         self._workers = [
-            stream._stream.batches(Worker(number, workers))
+            stream._stream.batches(None if self._is_single else Worker(number, workers))
             for number, stream in enumerate(self._streams)
         ]
-        self._ahead = ahead
+        self._ahead = 0 if self._is_single else ahead
         self._queues: list[list[tuple[Any, Any]]] = [[] for _ in self._workers]
         self._delivered = [stream.state_dict() for stream in self._streams]
 
@@ -124,11 +198,14 @@ class Loader:
                     break
             batch, state = self._queues[worker].pop(0)
             if batch is None:
+                self.ended = True
                 return
             self._delivered[worker] = state
             yield batch
 
     def state(self) -> dict[str, Any]:
+        if self._is_single:
+            return self._delivered[0]
         workers = {
             f"worker_{number}": {"dataset_state": state}
             for number, state in enumerate(self._delivered)
@@ -153,6 +230,59 @@ def test_state_after_the_last_batch_has_no_rest(topic: Path) -> None:
     resumed.load_state_dict(stream.state_dict())
     assert list(resumed) == []
     assert len(ids(resumed)) == ROWS, "the iteration after it is the next epoch"
+
+
+@pytest.mark.parametrize("delivered", [0, 1, 2, 3])
+def test_workers_that_resumed_at_the_end_of_an_epoch_stop_in_the_next(
+    topic: Path, delivered: int
+) -> None:
+    """The first worker is in the next epoch then, and the second has not begun with it."""
+    first = TopicStream(topic, "v1", shuffle=3, batch_size=ROWS, epochs=2)
+    next(iter(first))
+    assert first.state_dict()["position"] == ROWS
+    loader = Loader(topic, 2, 0, 1, 18, first.state_dict(), ahead=0, epochs=2)
+    found = ids(loader.batches(delivered))
+    assert len(found) == 18 * delivered
+    for skipped in (0, delivered):  # the loader may have taken its snapshot earlier
+        state = loader.state()
+        if skipped:
+            state = Loader(topic, 2, 0, 1, 18, first.state_dict(), ahead=0, epochs=2).state()
+            state["_steps_since_snapshot"] = skipped
+        resumed = TopicStream(topic, "v1", shuffle=3, batch_size=50, epochs=2)
+        resumed.load_state_dict(state)
+        assert sorted(found + ids(resumed)) == list(range(ROWS))
+
+
+def test_earlier_iterator_does_not_move_a_stream_whose_position_was_set(topic: Path) -> None:
+    stream = TopicStream(topic, "v1", shuffle=3, batch_size=100)
+    earlier = iter(stream)
+    first = ids([next(earlier)])
+    state = stream.state_dict()
+    next(earlier), next(earlier)
+    stream.load_state_dict(state)
+    with pytest.raises(StorageError, match="this one is over"):
+        next(earlier)
+    assert stream.state_dict() == state
+    assert sorted(first + ids(stream)) == list(range(ROWS))
+    earlier = iter(stream)
+    next(earlier)
+    stream.set_epoch(4)
+    with pytest.raises(StorageError, match="this one is over"):
+        next(earlier)
+    assert (stream.state_dict()["epoch"], stream.state_dict()["position"]) == (4, 0)
+
+
+def test_refused_state_changes_nothing(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, 100, buckets=1)
+    stream = TopicStream(folder, batch_size=30)
+    batches = iter(stream)
+    first = ids([next(batches)])
+    state = stream.state_dict()
+    for wrong in ({"versions": [99]}, {"position": 101}, {"topic": "other"}):
+        with pytest.raises(StorageError):
+            stream.load_state_dict({**state, **wrong})
+        assert stream.state_dict() == state
+    assert sorted(first + ids(batches)) == list(range(100)), "the iteration goes on"
 
 
 def test_state_counts_batches_that_a_loader_delivered(topic: Path) -> None:
@@ -212,6 +342,31 @@ def test_state_of_a_replaced_tag_is_refused(tmp_path: Path) -> None:
         TopicStream(folder, "v1").load_state_dict(state)
 
 
+def test_tag_that_is_deleted_while_it_is_read_is_named(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, 100)
+    stream = TopicStream(folder, "v1", shuffle=1, batch_size=10)
+    state = stream.state_dict()
+
+    async def delete_tag() -> None:
+        async with await write_queue(
+            topic="rows",
+            storage_path=str(tmp_path),
+            backend="persisting",
+            backend_options={"keep_versions": 0.001},
+        ) as writer:
+            await writer.delete_tag("v1")
+            for number in range(3):
+                await writer.put([record(n) for n in range(100 * number, 100 * number + 100)])
+                await writer.flush()
+                await writer.compact()
+
+    asyncio.run(delete_tag())
+    with pytest.raises(StorageError, match=r"tag 'v1' of .* was deleted or replaced since"):
+        list(stream)
+    with pytest.raises(InvalidArgument, match="there is no tag 'v1'"):
+        TopicStream(folder, "v1").load_state_dict(state)
+
+
 def test_long_condition_is_compared_too(topic: Path) -> None:
     where = " OR ".join(f"id = {n}" for n in range(100))
     state = through_json(TopicStream(topic, "v1", where=where).state_dict())
@@ -256,7 +411,7 @@ def test_state_of_one_worker_is_refused_by_another_layout(topic: Path) -> None:
 
 
 def test_untagged_topic_of_many_buckets_asks_for_a_tag(tmp_path: Path) -> None:
-    folder = make_topic(tmp_path, 5, buckets=500)
+    folder = make_topic(tmp_path, 5, buckets=330)
     with pytest.raises(InvalidArgument, match="tag the topic and read the tag"):
         TopicStream(folder).state_dict()
     assert through_json(TopicStream(folder, "v1").state_dict())["tag"] == "v1"

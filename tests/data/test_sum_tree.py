@@ -57,8 +57,8 @@ def test_slots_of_live_records_never_collide(data: st.DataObject, buckets: int) 
         assert len(np.unique(live)) == len(live) == slots.live
         assert len(live) == sum(end - start for start, end in state)
         assert (live < slots.size).all()
-        keys = slots.keys(live)
-        assert slots.is_live(keys).all()
+        keys = slots.keys(*slots.located(live))
+        assert slots.is_live(*slots.places(keys)).all()
         assert np.array_equal(slots.of(keys), live)
         assert np.array_equal(slots.live_slots_at(np.arange(len(live))), live)
         places = {(int(b), int(o)) for b, o in zip(*slots.places(keys), strict=True)}

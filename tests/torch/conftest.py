@@ -10,6 +10,14 @@ from support.training_topics import make_topic
 
 ROWS = 1000
 collect_ignore_glob = [] if find_spec("torch") and find_spec("torchdata") else ["test_*.py"]
+_SECONDS = 1200
+"""Importing torch in several worker processes takes long on a busy machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_SECONDS))
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from persisting.errors import InvalidArgument
+from persisting.table.search import check_where
+
+_QUOTED = re.compile(r"""'(?:[^']|'')*'|`[^`]*`""")
+_CHANGING = re.compile(
+    r"\b(?:(?:random|rand|uuid|now|today)\s*\(|current_(?:date|time|timestamp)\b|"
+    r"localtime(?:stamp)?\b)",
+    re.IGNORECASE,
+)
+"""Functions that return something else at each call."""
 
 
 def check_count(name: str, value: Any, *, least: int = 1) -> int:
@@ -46,4 +56,20 @@ def check_seed(shuffle: Any) -> None:
         raise InvalidArgument(
             f"shuffle must be a seed, a whole number from 0, or None for the stored order, "
             f"got {shuffle!r}"
+        )
+
+
+def check_fixed_where(where: Any) -> None:
+    """Raise unless a condition always selects the same rows.
+
+    Each rank and worker evaluates it, and so does each process that resumes: they must agree on the
+    numbers of the rows. A replay buffer evaluates it once for each record.
+    """
+    check_where(where)
+    changing = None if where is None else _CHANGING.search(_QUOTED.sub("''", where))
+    if changing is not None:
+        name = changing[0].rstrip("( \t\n")
+        raise InvalidArgument(
+            f"where={where!r} uses {name}, which may select other rows in each process and each "
+            "time; use a condition on fields and constants"
         )

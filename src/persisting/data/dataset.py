@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from persisting.data.checks import check_columns
+from persisting.data.checks import check_columns, check_fixed_where
 from persisting.data.formats import NUMPY, PYTHON, TORCH, check_format, to_rows
 from persisting.data.isolation import PerProcess, open_rows
 from persisting.data.pin import pin_of
-from persisting.table.search import check_where
 
 
 class TopicDataset:
@@ -28,7 +27,7 @@ class TopicDataset:
     Parameters
     ----------
     path : str | Path
-        The topic's folder: ``<storage_path>/<topic>``.
+        The topic's folder, or its address in an object store: ``<storage_path>/<topic>``.
     tag : str, optional
         Read what this tag holds. Without a tag, the versions that are read are removed
         ``keep_versions`` seconds after newer ones replaced them.
@@ -38,6 +37,9 @@ class TopicDataset:
         Only rows that match this SQL condition. Each process finds them once, when it reads first.
     format : str, optional
         The values of a row: "python" (default), "numpy" or "torch".
+    storage_options : dict, optional
+        Credentials and settings for a topic in an object store; without them, those of the
+        environment. They are pickled with the dataset for its workers.
     """
 
     def __init__(
@@ -48,12 +50,13 @@ class TopicDataset:
         columns: Sequence[str] | None = None,
         where: str | None = None,
         format: str = PYTHON,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_format(format, (PYTHON, NUMPY, TORCH))
-        check_where(where)
+        check_fixed_where(where)
         self._format, self._where = format, where
         self._columns = check_columns(columns)
-        self._pin = pin_of(path, tag)
+        self._pin = pin_of(path, tag, storage_options)
         self._rows = PerProcess(self._open)
         self._size = self._rows.get().size
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from persisting.data import loader_state, stream_state
 from persisting.data.isolation import PerProcess, open_live
 from persisting.data.live_rows import LiveRead
 from persisting.data.pinned_stream import StreamOptions, Worker
+from persisting.data.place import Place
 from persisting.data.stream_state import FollowState
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 
@@ -27,8 +27,8 @@ class FollowedStream:
     of those. So no two read the same record, and a position is one offset for each bucket.
     """
 
-    def __init__(self, folder: Path, options: StreamOptions, idle_timeout: float | None) -> None:
-        self._folder, self._options = folder, options
+    def __init__(self, place: Place, options: StreamOptions, idle_timeout: float | None) -> None:
+        self._place, self._options = place, options
         self._idle_timeout = idle_timeout
         self._live = PerProcess(self._open)
         live = self._live.get()
@@ -36,7 +36,7 @@ class FollowedStream:
         if options.world_size > self._buckets:
             raise InvalidArgument(
                 f"follow=True gives each rank buckets of its own: world_size={options.world_size} "
-                f"needs a topic of as many buckets, and {folder} has {self._buckets}"
+                f"needs a topic of as many buckets, and {place} has {self._buckets}"
             )
         self._offsets = dict.fromkeys(self._own(None), 0)
         self._epochs: dict[int, int] = {}
@@ -51,11 +51,11 @@ class FollowedStream:
         self._live = PerProcess(self._open)
 
     def _open(self) -> Any:
-        return open_live(self._folder, self._options.columns, self._options.where)
+        return open_live(self._place, self._options.columns, self._options.where)
 
     @property
     def source(self) -> str:
-        return str(self._folder)
+        return str(self._place)
 
     def _own(self, worker: Worker | None) -> Sequence[int]:
         """Return the buckets of this rank, or of one of its workers."""
@@ -102,17 +102,17 @@ class FollowedStream:
         read: LiveRead = self._live.get().read(bucket, offset, self._options.batch_size)
         if read.epoch != self._epochs.setdefault(bucket, read.epoch):
             raise StorageError(
-                f"bucket {bucket} of {self._folder} was restored to an older version since the "
+                f"bucket {bucket} of {self._place} was restored to an older version since the "
                 "stream has read it; its offsets mean other records now. Start with a new stream"
             )
         if offset and read.start > offset:
             raise OffsetOutOfRange(
-                f"offsets {offset} to {read.start - 1} of bucket {bucket} of {self._folder} were "
+                f"offsets {offset} to {read.start - 1} of bucket {bucket} of {self._place} were "
                 "removed by retention before the stream has read them"
             )
         if offset > read.end:
             raise StorageError(
-                f"bucket {bucket} of {self._folder} ends at offset {read.end}, and the stream had "
+                f"bucket {bucket} of {self._place} ends at offset {read.end}, and the stream had "
                 f"reached {offset}: records that were read before they were durable were lost"
             )
         return read
@@ -120,17 +120,22 @@ class FollowedStream:
     # State
 
     def state(self, batches: int = 0) -> dict[str, Any]:
+        """Return the next offsets of the buckets of this rank, or of this worker.
+
+        A loaded state may have those of other ranks, which go on without this one.
+        """
         if batches:
             raise InvalidArgument(
                 "state_dict(batches=…) needs a tag or a fixed version: nobody can say in advance "
                 "what follow=True will read"
             )
+        offsets = {b: self._offsets[b] for b in self._own(None) if b in self._offsets}
         return stream_state.encode(
             FollowState(
                 topic=self._topic_id,
                 where=stream_state.condition_of(self._options.where),
-                offsets={str(b): offset for b, offset in self._offsets.items()},
-                epochs={str(b): self._epochs[b] for b in self._offsets if self._epochs.get(b)},
+                offsets={str(b): offset for b, offset in offsets.items()},
+                epochs={str(b): self._epochs[b] for b in offsets if self._epochs.get(b)},
             )
         )
 
@@ -152,8 +157,16 @@ class FollowedStream:
         epochs: dict[int, int] = {}
         for part in states:
             state = self._checked(part)
+            for bucket, offset in state.offsets.items():
+                if offsets.get(int(bucket), offset) != offset:
+                    raise InvalidArgument(
+                        f"two of the states have bucket {bucket}, at offsets "
+                        f"{offsets[int(bucket)]} and {offset}; pass one state for each rank, all "
+                        "of one run"
+                    )
             offsets |= {int(b): offset for b, offset in state.offsets.items()}
-            epochs |= {int(b): state.epochs.get(b, 0) for b in state.offsets}
+            # At offset 0 nothing was read that a restore could have taken back.
+            epochs |= {int(b): state.epochs.get(b, 0) for b, at in state.offsets.items() if at}
         self._offsets, self._epochs = offsets, epochs
 
     def _checked(self, given: Any) -> FollowState:
@@ -161,7 +174,7 @@ class FollowedStream:
         if state.topic != self._topic_id:
             raise InvalidArgument(
                 f"the state is of another topic: its id is {state.topic!r}, that of "
-                f"{self._folder} is {self._topic_id!r}"
+                f"{self._place} is {self._topic_id!r}"
             )
         if state.where != stream_state.condition_of(self._options.where):
             raise InvalidArgument(

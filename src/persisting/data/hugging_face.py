@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from persisting.data.checks import check_columns
+from persisting.data.checks import check_columns, check_fixed_where
 from persisting.data.isolation import PerProcess, open_rows
 from persisting.data.pin import Pin, pin_of
 from persisting.errors import InvalidArgument
-from persisting.table.search import check_where
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -29,6 +28,7 @@ def to_hf(
     streaming: bool = False,
     columns: Sequence[str] | None = None,
     where: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset | IterableDataset:
     """Return the rows of a topic as a Hugging Face dataset; nothing is written to disk.
 
@@ -38,7 +38,7 @@ def to_hf(
     Parameters
     ----------
     path : str | Path
-        The topic's folder: ``<storage_path>/<topic>``.
+        The topic's folder, or its address in an object store: ``<storage_path>/<topic>``.
     tag : str, optional
         Read what this tag holds; without it, what was flushed.
     streaming : bool, optional
@@ -47,14 +47,16 @@ def to_hf(
         Read only these fields.
     where : str, optional
         Only rows that match this SQL condition.
+    storage_options : dict, optional
+        Credentials and settings for a topic in an object store.
     """
     try:
         import datasets
         from datasets.iterable_dataset import ArrowExamplesIterable
     except ImportError as exc:
         raise InvalidArgument("to_hf needs Hugging Face datasets: pip install datasets") from exc
-    check_where(where)
-    tables = _Tables(pin_of(path, tag), check_columns(columns), where)
+    check_fixed_where(where)
+    tables = _Tables(pin_of(path, tag, storage_options), check_columns(columns), where)
     if not streaming:
         return datasets.Dataset(pa.Table.from_batches(tables.all(), schema=tables.schema))
     info = datasets.DatasetInfo(features=datasets.Features.from_arrow_schema(tables.schema))

@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
 import msgspec
@@ -29,12 +28,18 @@ from persisting.data.live_rows import LiveRead, LiveRows
 from persisting.data.order import Blocks
 from persisting.data.pin import Pin
 from persisting.data.pinned_rows import PinnedRows
+from persisting.data.place import Place
 from persisting.errors import StorageError
 
 T = TypeVar("T")
 
 _PIPE_BYTES = 1024 * 1024
-_SERVE = "from persisting.data.isolation import serve; serve()"
+_SERVE = """
+from persisting.arrow_loading import load_without_pandas
+load_without_pandas()
+from persisting.data.isolation import serve
+serve()
+"""
 
 
 class Request(msgspec.Struct):
@@ -42,7 +47,7 @@ class Request(msgspec.Struct):
 
     call: str
     pin: Pin | None = None
-    folder: str = ""
+    place: Place | None = None
     columns: list[str] | None = None
     where: str | None = None
     numbers: bytes = b""
@@ -125,9 +130,9 @@ class IsolatedRows:
 class IsolatedLiveRows:
     """A growing topic, read by a helper; see :class:`~persisting.data.live_rows.LiveRows`."""
 
-    def __init__(self, folder: Path, columns: Sequence[str] | None, where: str | None) -> None:
+    def __init__(self, place: Place, columns: Sequence[str] | None, where: str | None) -> None:
         self._helper = Helper()
-        request = Request("follow", folder=str(folder), columns=_listed(columns), where=where)
+        request = Request("follow", place=place, columns=_listed(columns), where=where)
         values, _ = self._helper.call(request)
         self.topic_id: str = values["topic"]
         self.buckets: int = values["buckets"]
@@ -148,12 +153,12 @@ def open_rows(
 
 
 def open_live(
-    folder: Path, columns: Sequence[str] | None, where: str | None
+    place: Place, columns: Sequence[str] | None, where: str | None
 ) -> LiveRows | IsolatedLiveRows:
     """Open a growing topic, in the way that is safe in this process."""
     if lance_is_unsafe():
-        return IsolatedLiveRows(folder, columns, where)
-    return LiveRows(folder, columns, where)
+        return IsolatedLiveRows(place, columns, where)
+    return LiveRows(place, columns, where)
 
 
 class PerProcess(Generic[T]):
@@ -281,7 +286,8 @@ class _Server:
             assert self._rows is not None
             return {}, self._rows.fetch(np.frombuffer(request.numbers, "<i8"))
         if request.call == "follow":
-            live = self._live = LiveRows(Path(request.folder), request.columns, request.where)
+            assert request.place is not None
+            live = self._live = LiveRows(request.place, request.columns, request.where)
             return {"topic": live.topic_id, "buckets": live.buckets}, None
         assert self._live is not None
         read = self._live.read(request.bucket, request.offset, request.limit)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,14 +11,15 @@ import pyarrow as pa
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.snapshot import Snapshot
 from persisting.bucket.snapshot_search import laid_out
+from persisting.data.place import Place
 from persisting.errors import InvalidArgument
 from persisting.records import Rules
 from persisting.records.arrow import align, merge
 from persisting.table.search import check_where, matching
 from persisting.topic import scan
-from persisting.topic.local import LocalTopic, live_topic
+from persisting.topic.local import LocalTopic, live_in_store, live_topic
 from persisting.topic.scan import Filter, Slice
-from persisting.topic.topic_files import TopicFolder
+from persisting.topic.store_files import StoreTopic
 
 
 class LiveRead(NamedTuple):
@@ -40,9 +40,9 @@ class LiveRows:
     """The buckets of a topic, with some columns and a condition."""
 
     def __init__(
-        self, folder: Path, columns: Sequence[str] | None = None, where: str | None = None
+        self, place: Place, columns: Sequence[str] | None = None, where: str | None = None
     ) -> None:
-        self._topic = TopicFolder.open(folder)
+        self._topic = place.open()
         self._topic.recover_own_logs()
         self._columns, self._where = columns, where
         check_where(where)
@@ -52,12 +52,18 @@ class LiveRows:
 
     def snapshots(self) -> list[Snapshot]:
         """Return the records of all buckets."""
-        live = live_topic(self._topic.folder)
+        live = self._live()
         return [self._snapshot(bucket, live) for bucket in range(self.buckets)]
 
     def snapshot(self, bucket: int) -> Snapshot:
         """Return the records of a bucket."""
-        return self._snapshot(bucket, live_topic(self._topic.folder))
+        return self._snapshot(bucket, self._live())
+
+    def _live(self) -> LocalTopic | None:
+        """Return the topic if this process owns it."""
+        if isinstance(self._topic, StoreTopic):
+            return live_in_store(self._topic.store.address)
+        return live_topic(self._topic.folder)
 
     def _snapshot(self, bucket: int, live: LocalTopic | None) -> Snapshot:
         """Ask the owner of a bucket if that is this process, else read the files."""
@@ -125,11 +131,9 @@ class LiveRows:
         found = [np.zeros(0, np.int64)]
         stored = min(end, snapshot.persisted)
         if start < stored:
-            part = Slice(
-                str(self._topic.folder), bucket, start, stored, version=snapshot.view.version
-            )
+            part = Slice(self._topic.place, bucket, start, stored)
             condition = Filter.checked(where, self._known(snapshot))
-            for batch in scan.read(part, [], condition, metadata=True):
+            for batch in scan.read_matching(snapshot.view, part, condition):
                 found.append(scan.divided(batch)[2].to_numpy())
         start = max(start, stored)
         if start < end:

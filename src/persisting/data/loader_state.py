@@ -47,21 +47,26 @@ def _next_step(number: int, state: StreamState, size: int) -> tuple[int, int, in
     if place is None:
         raise InvalidArgument("a worker's state lacks its place; it is not of this loader")
     step = place.step + (number - place.turn) % place.count
-    epoch, first = state.epoch, state.position
-    steps = _schedule(state, first, size).steps
-    while steps and step > steps:  # a step at the end stays there: the epoch may be the last
-        epoch, first, step = epoch + 1, 0, step - steps
-        steps = _schedule(state, 0, size).steps
+    return _settled(state, state.epoch, state.position, step, size)
+
+
+def _settled(
+    state: StreamState, epoch: int, first: int, step: int, size: int
+) -> tuple[int, int, int]:
+    """Return a step that may be beyond its epoch as a step of the epoch that it belongs to.
+
+    A step at the end of an epoch stays there, since the epoch may be the last. An epoch may have no
+    steps left from ``first`` on: the state that was loaded was at its end.
+    """
+    steps, whole = _schedule(state, first, size).steps, _schedule(state, 0, size).steps
+    while whole and step > steps:
+        epoch, first, step, steps = epoch + 1, 0, step - steps, whole
     return epoch, first, step
 
 
 def _position(state: StreamState, epoch: int, first: int, step: int, size: int) -> tuple[int, int]:
-    schedule = _schedule(state, first, size)
-    while schedule.steps and step > schedule.steps:
-        epoch, step = epoch + 1, step - schedule.steps
-        schedule = _schedule(state, 0, size)
-        first = 0
-    return epoch, schedule.start(step) if step else first
+    epoch, first, step = _settled(state, epoch, first, step, size)
+    return epoch, _schedule(state, first, size).start(step) if step else first
 
 
 def _schedule(state: StreamState, first: int, size: int) -> Schedule:

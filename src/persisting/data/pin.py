@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from persisting import fs as filesystem
+from persisting.data.place import Place, place_of
 from persisting.errors import InvalidArgument, StorageError
-from persisting.options import local_path
-from persisting.topic import tags
-from persisting.topic.topic_files import TopicFolder
 
 
 class Pin(msgspec.Struct, frozen=True):
     """The versions of a topic's buckets that are read. It is small, and pickles."""
 
-    folder: str
+    place: Place
     topic: str
     """The topic's id, which a recreated topic of the same name does not share."""
     versions: list[int]
@@ -29,47 +26,52 @@ class Pin(msgspec.Struct, frozen=True):
     @property
     def source(self) -> str:
         """What is read, for messages."""
-        return self.folder if self.tag is None else f"tag {self.tag!r} of {self.folder}"
+        return str(self.place) if self.tag is None else f"tag {self.tag!r} of {self.place}"
 
 
-def topic_path(path: Any) -> Path:
-    """Return the folder of a topic, or raise."""
-    if not isinstance(path, (str, Path)) or not str(path):
-        raise InvalidArgument(f"path must be a topic's folder, got {path!r}")
-    return local_path("path", path)
-
-
-def pin_tag(path: Any, tag: str) -> Pin:
+def pin_tag(place: Place, tag: str) -> Pin:
     """Pin the versions that a tag holds."""
-    topic = TopicFolder.open(topic_path(path))
-    held = tags.load(topic.folder, tag, filesystem.current())
+    topic = place.open()
+    held = topic.tag_files.load(tag)
     versions = [held.versions.get(bucket, 0) for bucket in topic.buckets]
-    return Pin(str(topic.folder), topic.config.id, versions, tag, held.pin)
+    return Pin(place, topic.config.id, versions, tag, held.pin)
 
 
-def pin_newest(path: Any) -> Pin:
+def pin_newest(place: Place) -> Pin:
     """Pin the newest versions, which hold everything that was flushed.
 
-    Records in the log of a crashed owner are moved to the tables first.
+    In a folder, records in the log of a crashed owner are moved to the tables first; in an object
+    store the next owner does that.
     """
-    topic = TopicFolder.open(topic_path(path))
-    topic.recover()
+    topic = place.open()
+    if not place.is_in_store:
+        topic.recover()
     versions = [topic.view(bucket).version for bucket in topic.buckets]
-    return Pin(str(topic.folder), topic.config.id, versions)
+    return Pin(place, topic.config.id, versions)
 
 
-def pin_of(path: Any, tag: str | None) -> Pin:
-    return pin_newest(path) if tag is None else pin_tag(path, tag)
+def pin_of(path: Any, tag: str | None, options: Mapping[str, Any] | None = None) -> Pin:
+    place = place_of(path, options)
+    return pin_newest(place) if tag is None else pin_tag(place, tag)
 
 
 def check_readable(pin: Pin, error: StorageError) -> StorageError:
-    """Return an error that says that a version without a tag was removed, if that is the reason."""
-    topic = TopicFolder.open(Path(pin.folder))
+    """Return an error that says that what is read was removed, if that is the reason."""
+    topic = pin.place.open()
     if topic.config.id != pin.topic:
-        return StorageError(f"the topic in {pin.folder} was recreated since it was opened")
+        return StorageError(f"the topic in {pin.place} was recreated since it was opened")
     if pin.tag is None:
         return StorageError(
-            f"a version of {pin.folder} that is read was removed ({error}): the topic keeps "
+            f"a version of {pin.place} that is read was removed ({error}): the topic keeps "
             "versions without a tag for keep_versions seconds. Tag the topic and read the tag"
+        )
+    try:
+        is_left = topic.tag_files.load(pin.tag).pin == pin.tag_id
+    except InvalidArgument:
+        is_left = False
+    if not is_left:
+        return StorageError(
+            f"{pin.source} was deleted or replaced since it was opened, and its rows are gone: "
+            f"{error}"
         )
     return error

@@ -9,35 +9,55 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from persisting import fs as filesystem
 from persisting.data.order import Blocks
 from persisting.data.pin import Pin, check_readable
 from persisting.data.selection import Selection
 from persisting.errors import InvalidArgument, TableError
 from persisting.records import EMPTY, Rules
 from persisting.records.arrow import align, merge, no_columns
-from persisting.table.table import Table
 from persisting.table.view import TableView
 from persisting.topic import scan
 from persisting.topic.scan import Filter, Slice
-from persisting.topic.spec import bucket_folder
 
 _BLOCK_BYTES = 1024 * 1024
 _WINDOW_BLOCKS = 32
 _LEAST_BLOCK, _MOST_BLOCK = 16, 2048
 _SAMPLE_ROWS = 64
 _GAP = 64
-_SCANNED_ROWS = 128
+_SCANNED_ROWS = 4096
 _SCANNED_SHARE = 0.25
 """A span of offsets without larger gaps is scanned, which is faster than a take, if it has enough
-rows and enough of them are wanted."""
+rows and enough of them are wanted. Beginning a scan costs as much as reading 1,500 rows of 1 KB."""
+_TAKEN_ROWS = 8192
+"""The rows of one take: fewer would cost more, and more would leave threads without work."""
 _THREADS = 3
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One read of a bucket, at ascending offsets."""
+
+    view: TableView
+    offsets: np.ndarray
+    names: list[str]
+    is_scanned: bool
+
+    def rows(self) -> pa.RecordBatch:
+        offsets = self.offsets
+        if not self.is_scanned:
+            distinct, places = np.unique(offsets, return_inverse=True)
+            rows = self.view.take(distinct.tolist(), self.names)
+            return rows if len(distinct) == len(offsets) else rows.take(pa.array(places))
+        first, length = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
+        batches = list(self.view.batches(first, length, self.names, rows=length))
+        rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        return rows if len(offsets) == length else rows.take(pa.array(offsets - first))
 
 
 class PinnedRows:
@@ -48,19 +68,15 @@ class PinnedRows:
     ) -> None:
         self._pin = pin
         with self._explained():
-            self._views = [self._view(bucket) for bucket in range(len(pin.versions))]
+            self._views = [pin.place.view(b, version) for b, version in enumerate(pin.versions)]
             self._fields = _merged(self._views)
             self.schema = _chosen(self._fields, columns)
-            self._defaults = scan.defaults_of(Path(pin.folder))
+            self._defaults = pin.place.open().config.options.get("schema_defaults") or {}
             self._selections = None if where is None else self._selected(where)
         counts = [view.rows for view in self._views]
         if self._selections is not None:
             counts = [selection.count for selection in self._selections]
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-
-    def _view(self, bucket: int) -> TableView:
-        table = Table(bucket_folder(Path(self._pin.folder), bucket), filesystem.current())
-        return table.at(self._pin.versions[bucket])
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -76,14 +92,8 @@ class PinnedRows:
         for bucket, view in enumerate(self._views):
             selection = Selection(view.start, view.rows)
             if view.dataset is not None:
-                part = Slice(
-                    self._pin.folder,
-                    bucket,
-                    view.start,
-                    view.end,
-                    version=self._pin.versions[bucket],
-                )
-                for batch in scan.read(part, [], condition, metadata=True):
+                part = Slice(str(self._pin.place), bucket, view.start, view.end)
+                for batch in scan.read_matching(view, part, condition):
                     selection.add(scan.divided(batch)[2].to_numpy())
             selections.append(selection)
         return selections
@@ -123,16 +133,16 @@ class PinnedRows:
         reads = list(self._reads(numbers))
         with self._explained():
             if len(reads) < 2:
-                batches = [_read_span(*read) for read in reads]
+                batches = [read.rows() for read in reads]
             else:
-                batches = list(self._threads.map(lambda read: _read_span(*read), reads))
+                batches = list(self._threads.map(_Read.rows, reads))
             return _joined([align(b, self.schema, self._defaults) for b in batches], self.schema)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_THREADS, thread_name_prefix="persisting-scan")
 
-    def _reads(self, numbers: np.ndarray) -> Iterator[tuple[TableView, np.ndarray, list[str]]]:
+    def _reads(self, numbers: np.ndarray) -> Iterator[_Read]:
         """Divide a fetch into reads that can run at the same time."""
         names = self.schema.names
         cuts = np.searchsorted(numbers, self._starts)
@@ -144,8 +154,8 @@ class PinnedRows:
                 offsets = inside + view.start
             else:
                 offsets = self._selections[bucket].offsets(inside)
-            for span in _spans(offsets):
-                yield view, span, names
+            for span, is_scanned in _spans(offsets):
+                yield _Read(view, span, names, is_scanned)
 
 
 def _merged(views: Sequence[TableView]) -> pa.Schema:
@@ -166,37 +176,31 @@ def _chosen(fields: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     return pa.schema([fields.field(name) for name in columns])
 
 
-def _spans(offsets: np.ndarray) -> Iterator[np.ndarray]:
-    """Divide ascending offsets into spans that are scanned, and those between them."""
+def _spans(offsets: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+    """Divide ascending offsets into spans that are scanned (True), and those between them."""
     gaps = np.flatnonzero(np.diff(offsets) > _GAP) + 1
-    single: list[np.ndarray] = []
+    between: list[np.ndarray] = []
     for span in np.split(offsets, gaps):
         if _is_scanned(span):
-            if single:
-                yield np.concatenate(single)
-                single = []
-            yield span
+            yield from _cut(between)
+            between = []
+            yield span, True
         else:
-            single.append(span)
-    if single:
-        yield np.concatenate(single)
+            between.append(span)
+    yield from _cut(between)
+
+
+def _cut(spans: list[np.ndarray]) -> Iterator[tuple[np.ndarray, bool]]:
+    """Join spans that are taken, and divide them into parts of similar size."""
+    if spans:
+        offsets = np.concatenate(spans)
+        for part in np.array_split(offsets, -(-len(offsets) // _TAKEN_ROWS)):
+            yield part, False
 
 
 def _is_scanned(span: np.ndarray) -> bool:
     length = int(span[-1] - span[0]) + 1
     return length >= _SCANNED_ROWS and len(span) >= length * _SCANNED_SHARE
-
-
-def _read_span(view: TableView, offsets: np.ndarray, names: list[str]) -> pa.RecordBatch:
-    """Return the rows at ascending offsets of a bucket."""
-    first, length = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
-    if not _is_scanned(offsets):
-        distinct, places = np.unique(offsets, return_inverse=True)
-        rows = view.take(distinct.tolist(), names)
-        return rows if len(distinct) == len(offsets) else rows.take(pa.array(places))
-    batches = list(view.batches(first, length, names, rows=length))
-    rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    return rows if len(offsets) == length else rows.take(pa.array(offsets - first))
 
 
 def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

@@ -220,7 +220,7 @@ class PinnedStream:
         last = self._last_epoch()
         schedule = self._schedule(position)
         while batches > schedule.steps:
-            if last is not None and epoch + 1 >= last:
+            if (last is not None and epoch + 1 >= last) or not self._schedule(0).steps:
                 raise InvalidArgument(f"the stream ends {batches - schedule.steps} batches earlier")
             epoch, position, batches = epoch + 1, 0, batches - schedule.steps
             schedule = self._schedule(0)
@@ -233,27 +233,35 @@ class PinnedStream:
         else:
             parts, skipped = [given], 0
         states = [self._checked(part) for part in parts]
-        state = states[0]
-        if state.versions is not None and state.versions != self._pin.versions:
-            self._pin = msgspec.structs.replace(self._pin, versions=state.versions)
-            self._rows.expire()
-        if loader_state.is_of_loader(given) and state.worker is not None:
-            epoch, position = loader_state.place_of(states, self.rows, skipped)
-            state = msgspec.structs.replace(state, epoch=epoch, position=position, worker=None)
-        if not 0 <= state.position <= self.rows or state.epoch < 0:
-            raise InvalidArgument(
-                f"the state is at row {state.position} of epoch {state.epoch}, and an epoch of "
-                f"{self.source} has {self.rows} rows"
-            )
+        state, before = states[0], self._pin
+        if state.versions is not None and state.versions != before.versions:
+            self._read_versions(msgspec.structs.replace(before, versions=state.versions))
+        try:
+            if loader_state.is_of_loader(given) and state.worker is not None:
+                epoch, position = loader_state.place_of(states, self.rows, skipped)
+                state = msgspec.structs.replace(state, epoch=epoch, position=position, worker=None)
+            if not 0 <= state.position <= self.rows or state.epoch < 0:
+                raise InvalidArgument(
+                    f"the state is at row {state.position} of epoch {state.epoch}, and an epoch of "
+                    f"{self.source} has {self.rows} rows"
+                )
+        except BaseException:
+            if self._pin is not before:  # a refused state changes nothing
+                self._read_versions(before)
+            raise
         self._blocks = Blocks(*state.blocks)
         self._epoch, self._position, self._place = state.epoch, state.position, state.worker
+
+    def _read_versions(self, pin: Pin) -> None:
+        self._pin = pin
+        self._rows.expire()
 
     def _checked(self, given: Any) -> StreamState:
         """Return a state; raise if its rows or their order are not those of this stream."""
         state, pin = stream_state.decode(given, StreamState), self._pin
         if state.topic != pin.topic:
             raise InvalidArgument(
-                f"the state is of another topic: its id is {state.topic!r}, that of {pin.folder} "
+                f"the state is of another topic: its id is {state.topic!r}, that of {pin.place} "
                 f"is {pin.topic!r}"
             )
         if state.tag != pin.tag:
@@ -325,10 +333,16 @@ class _Joined:
 
 
 def _by_window(shares: Iterable[np.ndarray], order: Order) -> Iterator[np.ndarray]:
-    """Join the positions of steps as long as they are in one window of the order."""
+    """Join the positions of steps as long as they are in one window of the order.
+
+    The first step is by itself: its batch does not wait for the rest of the window.
+    """
     pending: list[np.ndarray] = []
     first = end = 0
-    for share in shares:
+    for number, share in enumerate(shares):
+        if number == 1 and pending:
+            yield np.concatenate(pending)
+            pending = []
         for run in np.split(share, np.flatnonzero(np.diff(share) < 0) + 1):  # padding starts over
             while len(run):
                 if pending and not first <= run[0] < end:

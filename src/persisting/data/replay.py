@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,28 +21,36 @@ from persisting.data import replay_state
 from persisting.data.checks import check_columns, check_count
 from persisting.data.formats import ARROW, NUMPY, PYTHON, TORCH, check_format, to_batch
 from persisting.data.live_rows import LiveRows
-from persisting.data.pin import topic_path
+from persisting.data.place import Place, place_of
 from persisting.data.random_numbers import RandomNumbers
+from persisting.data.replay_choices import (
+    ArrayChoice,
+    Choice,
+    GroupChoice,
+    TreeChoice,
+    UniformChoice,
+)
 from persisting.data.replay_groups import Groups
-from persisting.data.replay_state import ReplayState
+from persisting.data.replay_request import PRIORITY, UNIFORM, SampleRequest
+from persisting.data.replay_state import GroupPlaces, ReplayState
 from persisting.data.row_cache import RowCache
 from persisting.data.slots import Region, Slots
 from persisting.data.sum_tree import SumTree
 from persisting.errors import InvalidArgument, StorageError
-from persisting.options import check_timeout
+from persisting.local_socket.open_shared import open_shared_writer
+from persisting.options import DURABLE, check_timeout
 from persisting.records import EMPTY, Rules
 from persisting.records.arrow import merge
-from persisting.table.search import check_where
 from persisting.topic import scan
 from persisting.topic import spec as topics
-from persisting.topic.open_local import open_local_writer, topic_spec
+from persisting.topic.open_local import topic_spec
 from persisting.topic.synchronous import SyncQueue, run_blocking
 
-UNIFORM, RECENCY, PRIORITY = "uniform", "recency", "priority"
 _SMALLEST = 1e-8
 """Added to priorities, so that no record is left out for good."""
+_LARGEST = 1e250
+"""The largest weight, so that sums of weights are finite."""
 _MOST_CONDITIONS = 8
-_MOST_ROUNDS = 16
 _POLL_SECONDS = 0.02
 _REFRESH_SECONDS = 0.05
 _REFRESH_SHARE = 0.05
@@ -86,8 +94,9 @@ class ReplayBuffer:
     alpha : float, optional
         The exponent of priorities: 0 makes all records equal, 1 samples in proportion.
     writer : optional
-        A writer for :meth:`add`, if another process owns the topic: ``writer.sync()`` of a writer
-        on a cluster. Default: this process opens the topic for writing when it first adds a record.
+        A writer for :meth:`add`, if a node of a cluster owns the topic: ``writer.sync()`` of a
+        writer on the cluster. Default: the buffer opens the topic for writing when it first adds a
+        record, also while other processes of this machine write to it.
     num_buckets, bucket_column, backend_options : optional
         Of a topic that is created, as in ``write_queue``.
     cache_path : str | Path, optional
@@ -114,7 +123,7 @@ class ReplayBuffer:
         if not isinstance(alpha, (int, float)) or not 0 <= alpha <= 10:
             raise InvalidArgument(f"alpha must be a number from 0 to 10, got {alpha!r}")
         self._format, self._columns, self._alpha = format, check_columns(columns), float(alpha)
-        self._folder = topic_path(path)
+        self._folder = _folder_of(path)
         self._writer, self._owns_writer = writer, False
         given = {
             "num_buckets": num_buckets,
@@ -129,7 +138,7 @@ class ReplayBuffer:
                 f"{name} is for a new topic, and {self._folder} exists; change its options with "
                 "write_queue"
             )
-        self._live = LiveRows(self._folder)
+        self._live = LiveRows(Place(str(self._folder)))
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._closed = False
@@ -146,13 +155,12 @@ class ReplayBuffer:
         """Create the topic, and keep it open for writing."""
         if self._writer is not None:
             raise InvalidArgument(f"there is no topic in {self._folder} that writer could write to")
-        durable = {"enable_wal": True, "wal_sync_interval": 0.0}
-        options = {**durable, **(given["backend_options"] or {})}
+        options = {**DURABLE, **(given["backend_options"] or {})}
         self._open_writer(**{**given, "backend": "persisting", "backend_options": options})
 
     def _open_writer(self, **given: Any) -> SyncQueue:
         spec, cls = topic_spec(self._folder.name, **given)
-        opened = run_blocking(open_local_writer(spec, cls, str(self._folder.parent), None))
+        opened = run_blocking(open_shared_writer(spec, cls, str(self._folder.parent), None))
         self._writer, self._owns_writer = opened.sync(), True
         return self._writer
 
@@ -175,7 +183,7 @@ class ReplayBuffer:
         self._check_usable()
         writer = self._writer
         if writer is None:
-            with self._lock:
+            with self._used():
                 writer = self._writer or self._open_writer()
         try:
             writer.put(record)
@@ -184,7 +192,7 @@ class ReplayBuffer:
 
     def __len__(self) -> int:
         """The number of records that can be sampled now."""
-        with self._lock:
+        with self._used():
             self._refresh()
             return self._slots.live
 
@@ -231,14 +239,13 @@ class ReplayBuffer:
         timeout : float, optional
             Seconds to wait until there are ``n`` to choose from.
         """
-        request = _Request.checked(
+        request = SampleRequest.checked(
             n, by, half_life, beta, where, group_by, group_size, replacement, task
         )
         check_timeout(timeout)
         deadline = time.monotonic() + timeout
         while True:
-            with self._lock:
-                self._check_usable()
+            with self._used():
                 self._refresh()
                 choice = self._choice(request)
                 is_enough = choice.count >= (1 if request.replacement else n)
@@ -246,42 +253,46 @@ class ReplayBuffer:
                     return self._sampled(request, choice)
             time.sleep(_POLL_SECONDS)
 
-    def _sampled(self, request: _Request, choice: _Choice) -> Sample:
+    def _sampled(self, request: SampleRequest, choice: Choice) -> Sample:
         places, chances = choice.draw(request.n, self._random, replacement=request.replacement)
         slots = choice.slots(places)
-        if request.task is not None:
-            self._taken_by(request.task)[slots] = True
-        keys = self._slots.keys(slots)
+        buckets, offsets = self._slots.located(slots)
         weights = np.ones(len(places))
         if len(places):
             weights = (chances * choice.count) ** -request.beta
             weights /= weights.max()
-        return Sample(keys, self._rows(keys), np.repeat(weights, len(slots) // max(1, len(places))))
+        if len(slots) > len(places):
+            weights = np.repeat(weights, len(slots) // len(places))
+        keys = self._slots.keys(buckets, offsets)
+        sample = Sample(keys, self._rows(buckets, offsets), weights)
+        if request.task is not None:  # only now: a sample that failed has taken nothing
+            self._taken_by(request.task)[slots] = True
+        return sample
 
-    def _rows(self, keys: np.ndarray) -> Any:
+    def _rows(self, buckets: np.ndarray, offsets: np.ndarray) -> Any:
         schema = self._schema
         if self._columns is not None:
             missing = [name for name in self._columns if name not in schema.names]
-            if missing and len(keys):
+            if missing and len(offsets):
                 names = ", ".join(map(repr, schema.names)) or "none"
                 raise InvalidArgument(f"columns names {missing[0]!r}; the fields are: {names}")
             schema = pa.schema([schema.field(n) for n in self._columns if n in schema.names])
-        rows = self._cache.take(*self._slots.places(keys), schema, self._defaults)
+        rows = self._cache.take(buckets, offsets, schema, self._defaults)
         return to_batch(rows, self._format)
 
-    def _choice(self, request: _Request) -> _Choice:
+    def _choice(self, request: SampleRequest) -> Choice:
         """Return what a sample is drawn from."""
         eligible = self._eligible(request)
         if request.group_by is not None:
             return self._choice_of_groups(request, eligible)
         if eligible is None and request.by == PRIORITY:
-            return _TreeChoice(self._tree, self._slots.live)
+            return TreeChoice(self._tree, self._slots.live)
         if eligible is None and request.by == UNIFORM:
-            return _UniformChoice(self._slots)
+            return UniformChoice(self._slots)
         weights = self._weights(request)
-        return _ArrayChoice(weights if eligible is None else np.where(eligible, weights, 0.0))
+        return ArrayChoice(weights if eligible is None else np.where(eligible, weights, 0.0))
 
-    def _weights(self, request: _Request) -> np.ndarray:
+    def _weights(self, request: SampleRequest) -> np.ndarray:
         """Return the chance of every slot, not normalized; 0 for slots without a record."""
         if request.by == PRIORITY:
             return self._tree.weights
@@ -296,7 +307,7 @@ class ReplayBuffer:
             self._recency = request.half_life, live * np.exp2(-ages / request.half_life)
         return self._recency[1]
 
-    def _eligible(self, request: _Request) -> np.ndarray | None:
+    def _eligible(self, request: SampleRequest) -> np.ndarray | None:
         """Return which slots may be sampled; None: all."""
         eligible = None
         if request.where is not None:
@@ -329,7 +340,7 @@ class ReplayBuffer:
             del self._matches[next(iter(self._matches))]
         return matches.slots
 
-    def _choice_of_groups(self, request: _Request, eligible: np.ndarray | None) -> _GroupChoice:
+    def _choice_of_groups(self, request: SampleRequest, eligible: np.ndarray | None) -> GroupChoice:
         assert request.group_by is not None
         assert request.group_size is not None
         config = self._live.config
@@ -348,12 +359,12 @@ class ReplayBuffer:
         groups = self._groups[name]
         groups.update(self._cache, self._slots)
         members = groups.keys()
-        members = members[self._slots.is_live(members).all(axis=1)]
+        members = members[self._slots.is_live(*self._slots.places(members)).all(axis=1)]
         slots = self._slots.of(members)
         weights = self._weights(request)[slots].mean(axis=1)
         if eligible is not None:
             weights = np.where(eligible[slots].all(axis=1), weights, 0.0)
-        return _GroupChoice(weights, slots)
+        return GroupChoice(weights, slots)
 
     def update_priorities(
         self, keys: Sequence[int] | np.ndarray, values: Sequence[float] | np.ndarray
@@ -368,20 +379,27 @@ class ReplayBuffer:
                 f"update_priorities takes one value for each key, got {numbers.shape} keys and "
                 f"{priorities.shape} values"
             )
-        if not np.isfinite(priorities).all() or (priorities < 0).any():
+        if len(priorities) and not (priorities.min() >= 0 and priorities.max() < np.inf):
             wrong = priorities[~np.isfinite(priorities) | (priorities < 0)][0]
             raise InvalidArgument(f"a priority is a finite number from 0, got {wrong}")
-        with self._lock:
-            self._check_usable()
-            buckets, offsets = self._slots.places(numbers)
-            ends = np.array([region.end for region in self._slots.regions])
-            if (numbers < 0).any() or (offsets >= ends[buckets]).any():
-                raise InvalidArgument("a key is of no record that this buffer has sampled")
-            left = self._slots.is_live(numbers)
-            weights = (priorities[left] + _SMALLEST) ** self._alpha
-            self._tree.set(self._slots.of(numbers[left]), weights)
-            self._largest = max(self._largest, float(weights.max(initial=0.0)))
-            return int(left.sum())
+        with self._used():
+            places = self._slots.places(numbers)
+            slots, left = self._slots.at(*places), self._slots.is_live(*places)
+            if not left.all():
+                if numbers.min(initial=0) < 0 or not self._slots.is_known(*places).all():
+                    raise InvalidArgument("a key is of no record that this buffer has sampled")
+                slots, priorities = slots[left], priorities[left]
+            with np.errstate(over="ignore"):
+                weights = (priorities + _SMALLEST) ** self._alpha
+            largest = float(weights.max(initial=0.0))
+            if largest > _LARGEST:
+                raise InvalidArgument(
+                    f"a priority to the power of alpha={self._alpha} is at most {_LARGEST:g}, got "
+                    f"a priority of {priorities.max()}"
+                )
+            self._tree.set(slots, weights)
+            self._largest = max(self._largest, largest)
+            return len(slots)
 
     # Following the topic
 
@@ -493,8 +511,7 @@ class ReplayBuffer:
         Save the value, which JSON can hold, together with the trainer's checkpoint. The file stays
         until :meth:`remove_checkpoint`.
         """
-        with self._lock:
-            self._check_usable()
+        with self._used():
             assert self._epochs is not None
             state = ReplayState(
                 topic=self._live.topic_id,
@@ -509,8 +526,16 @@ class ReplayBuffer:
                 },
                 seed=self._random.seed,
                 drawn=self._random.drawn,
+                groups=self._group_places(),
             )
             return replay_state.save(self._folder, state, self._slots.live)
+
+    def _group_places(self) -> list[GroupPlaces]:
+        found = []
+        for (column, size), groups in self._groups.items():
+            groups.update(self._cache, self._slots)
+            found.append(GroupPlaces(column, size, replay_state.pack(groups.places(self._slots))))
+        return found
 
     def restore(self, value: Any) -> None:
         """Continue as after :meth:`checkpoint` returned ``value``.
@@ -518,8 +543,7 @@ class ReplayBuffer:
         Records that were added since then are new, with the largest priority; those that retention
         has removed since then are gone. Nothing is written.
         """
-        with self._lock:
-            self._check_usable()
+        with self._used():
             state = replay_state.load(self._folder, value, self._live.topic_id)
             if state.alpha != self._alpha:
                 raise InvalidArgument(
@@ -536,6 +560,10 @@ class ReplayBuffer:
             for task, bits in state.taken.items():
                 unpacked = np.unpackbits(replay_state.unpack(bits, np.uint8))
                 self._taken[task] = unpacked[: self._slots.size].astype(bool)
+            for formed in state.groups:
+                groups = Groups(formed.column, formed.size, self._live.buckets)
+                groups.restore(replay_state.unpack(formed.places, np.uint32), self._slots)
+                self._groups[formed.column, formed.size] = groups
             for bucket, region in enumerate(state.regions):
                 self._restore_arrivals(bucket, region)
             self._snapshots, self._refreshed_at = [], 0.0
@@ -554,6 +582,14 @@ class ReplayBuffer:
 
     # Closing
 
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """Lock the buffer; raise if it cannot be used."""
+        self._check_usable()  # first: a thread of the parent may have held the lock at a fork
+        with self._lock:
+            self._check_usable()
+            yield
+
     def _check_usable(self) -> None:
         if self._closed:
             raise StorageError("the replay buffer is closed")
@@ -565,8 +601,10 @@ class ReplayBuffer:
 
     def close(self) -> None:
         """Close the writer that this buffer has opened, and remove the copy of the records."""
+        if self._owner != os.getpid():  # before the lock, which the fork may have left locked
+            return
         with self._lock:
-            if self._closed or self._owner != os.getpid():
+            if self._closed:
                 return
             self._closed = True
             self._cache.close()
@@ -588,166 +626,10 @@ class _Matches:
     ends: list[int]
 
 
-@dataclass(frozen=True)
-class _Request:
-    """The arguments of a sample."""
-
-    n: int
-    by: str
-    half_life: float | None
-    beta: float
-    where: str | None
-    group_by: str | None
-    group_size: int | None
-    replacement: bool
-    task: str | None
-
-    @classmethod
-    def checked(
-        cls,
-        n: int,
-        by: str,
-        half_life: float | None,
-        beta: float,
-        where: str | None,
-        group_by: str | None,
-        group_size: int | None,
-        replacement: bool | None,
-        task: str | None,
-    ) -> _Request:
-        check_count("n", n)
-        check_where(where)
-        if by not in (UNIFORM, RECENCY, PRIORITY):
-            raise InvalidArgument(f"by must be one of 'uniform', 'recency', 'priority', got {by!r}")
-        if (by == RECENCY) != (half_life is not None):
-            raise InvalidArgument(f"by='recency' and half_life go together, got by={by!r}")
-        if half_life is not None and not _is_positive(half_life):
-            raise InvalidArgument(f"half_life must be a number of seconds, got {half_life!r}")
-        if not isinstance(beta, (int, float)) or not 0 <= beta <= 1:
-            raise InvalidArgument(f"beta must be a number from 0 to 1, got {beta!r}")
-        if (group_by is None) != (group_size is None):
-            raise InvalidArgument("group_by and group_size go together")
-        if group_size is not None:
-            check_count("group_size", group_size)
-        if task is not None and (not isinstance(task, str) or not task):
-            raise InvalidArgument(f"task must be a name, got {task!r}")
-        if task is not None and replacement:
-            raise InvalidArgument("a task takes each record once; leave out replacement=True")
-        repeats = task is None if replacement is None else bool(replacement)
-        return cls(n, by, half_life, beta, where, group_by, group_size, repeats, task)
-
-
-def _is_positive(number: Any) -> bool:
-    return isinstance(number, (int, float)) and math.isfinite(number) and number > 0
-
-
-class _ArrayChoice:
-    """Draws from an array of weights."""
-
-    def __init__(self, weights: np.ndarray) -> None:
-        self._weights = weights
-        self.count = int(np.count_nonzero(weights))
-        """How many places have a chance."""
-
-    def slots(self, places: np.ndarray) -> np.ndarray:
-        return places
-
-    def draw(
-        self, n: int, random: RandomNumbers, *, replacement: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return places and the chance that each had in a single draw."""
-        if not self.count:
-            return np.zeros(0, np.int64), np.zeros(0)
-        total = self._weights.sum()
-        weights = self._weights
-        places = _drawn(weights, n, random)
-        if not replacement:
-            n = min(n, self.count)
-            places = _distinct(places)
-            while len(places) < n:
-                weights = weights.copy() if weights is self._weights else weights
-                weights[places] = 0.0
-                more = _distinct(_drawn(weights, n - len(places), random))
-                places = np.concatenate([places, more])
-        return places, self._weights[places] / total
-
-
-class _GroupChoice(_ArrayChoice):
-    """Draws groups; each stands for several slots."""
-
-    def __init__(self, weights: np.ndarray, members: np.ndarray) -> None:
-        super().__init__(weights)
-        self._members = members
-
-    def slots(self, places: np.ndarray) -> np.ndarray:
-        result: np.ndarray = self._members[places].ravel()
-        return result
-
-
-class _TreeChoice:
-    """Draws from all records by priority, without looking at each of them."""
-
-    def __init__(self, tree: SumTree, count: int) -> None:
-        self._tree, self.count = tree, count
-
-    def slots(self, places: np.ndarray) -> np.ndarray:
-        return places
-
-    def draw(
-        self, n: int, random: RandomNumbers, *, replacement: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        tree = self._tree
-        if not self.count:
-            return np.zeros(0, np.int64), np.zeros(0)
-        if not replacement and n * 4 > self.count:
-            return _ArrayChoice(tree.weights).draw(n, random, replacement=False)
-        places = np.zeros(0, np.int64)
-        for _ in range(_MOST_ROUNDS):
-            found = tree.find(random.draw(n - len(places)) * tree.total)
-            found = found[tree.weights[found] > 0]  # rounding may lead to an empty slot
-            places = np.concatenate([places, found])
-            places = places if replacement else _distinct(places)
-            if len(places) == n:
-                return places, tree.weights[places] / tree.total
-        # A few records have nearly all the weight.
-        return _ArrayChoice(tree.weights).draw(n, random, replacement=replacement)
-
-
-class _UniformChoice:
-    """Draws from all records, without looking at each of them."""
-
-    def __init__(self, slots: Slots) -> None:
-        self._slots, self.count = slots, slots.live
-
-    def slots(self, places: np.ndarray) -> np.ndarray:
-        return self._slots.live_slots_at(places)
-
-    def draw(
-        self, n: int, random: RandomNumbers, *, replacement: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        count = self.count
-        if not replacement and n * 4 > count:
-            places = np.argsort(random.draw(count), kind="stable")[:n]
-        else:
-            places = np.zeros(0, np.int64)
-            while len(places) < n and count:
-                found = (random.draw(n - len(places)) * count).astype(np.int64)
-                places = np.concatenate([places, found])
-                places = places if replacement else _distinct(places)
-        return places, np.full(len(places), 1 / max(1, count))
-
-
-_Choice = _ArrayChoice | _TreeChoice | _UniformChoice
-
-
-def _drawn(weights: np.ndarray, n: int, random: RandomNumbers) -> np.ndarray:
-    sums = np.cumsum(weights)
-    places = np.searchsorted(sums, random.draw(n) * sums[-1], side="right")
-    last = int(np.flatnonzero(weights)[-1])  # rounding may lead beyond the end
-    return np.minimum(places, last)
-
-
-def _distinct(places: np.ndarray) -> np.ndarray:
-    """Return each place once, in the order in which it occurs first."""
-    _, first = np.unique(places, return_index=True)
-    return places[np.sort(first)]
+def _folder_of(path: Any) -> Path:
+    place = place_of(path)
+    if place.is_in_store:
+        raise InvalidArgument(
+            f"a replay buffer needs a topic in a folder, and {place} is in an object store"
+        )
+    return Path(place.path)

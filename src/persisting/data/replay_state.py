@@ -21,6 +21,15 @@ FORMAT = 1
 _SUFFIX = ".state"
 
 
+class GroupPlaces(msgspec.Struct, frozen=True):
+    """Which records form groups."""
+
+    column: str
+    size: int
+    places: bytes
+    """The place of each slot's record in its group from 1 on, as uint32, compressed."""
+
+
 class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that sampling depends on, except the records."""
 
@@ -38,6 +47,7 @@ class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
     """By task: one bit for each slot, compressed."""
     seed: int
     drawn: int
+    groups: list[GroupPlaces] = []
 
 
 def save(folder: Path, state: ReplayState, rows: int) -> dict[str, Any]:

@@ -1,18 +1,17 @@
 """Keeps the rows of a replay buffer in memory-mapped files, for quick random access.
 
-A table is fast to scan and slow to read in single rows. The cache holds copies of the rows as
-Arrow files in a temporary folder. It can be rebuilt from the topic at any time, so nothing of it is
-synced.
+A table is fast to scan and slow to read in single rows. The cache holds copies of the rows in a
+temporary folder: most columns as packed rows, and the others as Arrow files. It can be rebuilt from
+the topic at any time, so nothing of it is synced.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from persisting.data import packed_rows
+from persisting.data.packed_rows import Layout
 from persisting.errors import StorageError
 from persisting.fs import os_errors_as
-from persisting.records.arrow import align
+from persisting.records.arrow import align, no_columns
 
 _CHUNK_ROWS = 1024 * 1024
 _CHUNK_BYTES = 256 * 1024 * 1024
@@ -30,34 +31,53 @@ _STORED_BYTES = 8 * 1024 * 1024
 """A chunk is complete with so many rows or bytes; less than the last number stays in memory."""
 _OFFSET_BITS = 44
 """A bucket and an offset in one number."""
+_FEW_CHUNKS = 2**16
+_MOST_TEXT = 2**31
 
 
 class _Chunk:
     """Rows of consecutive offsets."""
 
-    def __init__(
-        self, first: int, rows: pa.RecordBatch, arrivals: np.ndarray, path: Path | None = None
-    ) -> None:
-        self.first, self.rows, self.arrivals, self.path = first, rows, arrivals, path
-
-        self._numbers: dict[str, np.ndarray | None] = {}
+    def __init__(self, first: int, rows: pa.RecordBatch, arrivals: np.ndarray) -> None:
+        self.first, self.rows, self.arrivals = first, rows, arrivals
+        """``rows`` has the columns that are not packed."""
+        self.layout: Layout | None = None
+        self.packed = np.zeros((0, 0), np.uint8)
+        self.paths: list[Path] = []
+        self.is_stored = False
+        self._fixed: dict[str, np.ndarray | None] = {}
         self._texts: dict[str, tuple[np.ndarray, memoryview] | None] = {}
 
     @property
-    def end(self) -> int:
-        return self.first + int(self.rows.num_rows)
+    def count(self) -> int:
+        return len(self.arrivals)
 
-    def numbers(self, field: pa.Field) -> np.ndarray | None:
-        """Return a column of numbers or vectors without nulls as an array, else None."""
-        if field.name not in self._numbers:
-            self._numbers[field.name] = _as_numbers(self._column(field))
-        return self._numbers[field.name]
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+    def fixed(self, field: pa.Field) -> np.ndarray | None:
+        """Return a column of a fixed width without nulls as bytes, else None."""
+        if field.name not in self._fixed:
+            column = self._column(field)
+            self._fixed[field.name] = None if column is None else packed_rows.fixed_bytes(column)
+        return self._fixed[field.name]
 
     def texts(self, field: pa.Field) -> tuple[np.ndarray, memoryview] | None:
         """Return a column of texts or bytes without nulls as offsets and bytes, else None."""
         if field.name not in self._texts:
-            self._texts[field.name] = _as_texts(self._column(field))
+            column = self._column(field)
+            self._texts[field.name] = None if column is None else packed_rows.text_bytes(column)
         return self._texts[field.name]
+
+    def values(self, name: str, start: int, end: int) -> list[Any]:
+        """Return the values of a field for a range of rows."""
+        if self.layout is not None and name in self.layout.by_name:
+            packed = _PackedPart(self.layout, self.packed[start:end], None)
+            return list(packed.stored(name).column(0).to_pylist())
+        if name not in self.rows.schema.names:
+            return [None] * (end - start)
+        return list(self.rows.column(name).slice(start, end - start).to_pylist())
 
     def _column(self, field: pa.Field) -> pa.Array | None:
         """Return a column if it has exactly this type."""
@@ -73,6 +93,66 @@ class _Part(NamedTuple):
     rows: np.ndarray
     places: np.ndarray
 
+    def fixed(self, field: pa.Field) -> np.ndarray | None:
+        """Return the bytes of a column of a fixed width."""
+        values = self.chunk.fixed(field)
+        return None if values is None else values.take(self.rows, axis=0)
+
+    def texts(self, field: pa.Field) -> _Texts | None:
+        texts = self.chunk.texts(field)
+        if texts is None:
+            return None
+        starts, ends = texts[0][self.rows], texts[0][self.rows + 1]
+        pieces = map(texts[1].__getitem__, map(slice, starts.tolist(), ends.tolist()))
+        return _Texts(ends - starts, list(pieces))
+
+    def stored(self, name: str) -> pa.RecordBatch:
+        """Return a column as it is stored, a batch without columns if there is none."""
+        if name not in self.chunk.rows.schema.names:
+            return no_columns(len(self.rows))
+        return self.chunk.rows.select([name]).take(pa.array(self.rows))
+
+
+class _PackedPart(NamedTuple):
+    """Packed rows, and their places in a result; None: in order."""
+
+    layout: Layout
+    rows: np.ndarray
+    places: np.ndarray | None
+
+    def fixed(self, field: pa.Field) -> np.ndarray | None:
+        column = self.layout.find(field)
+        if column is None or column.is_text:
+            return None
+        return packed_rows.read_fixed(self.rows, column)
+
+    def texts(self, field: pa.Field) -> _Texts | None:
+        column = self.layout.find(field)
+        if column is None or not column.is_text:
+            return None
+        lengths, texts = packed_rows.read_texts(self.rows, column)
+        return _Texts(lengths, texts)
+
+    def stored(self, name: str) -> pa.RecordBatch:
+        column = self.layout.by_name[name]
+        values = _gathered(pa.field(name, column.type), [self._replace(places=None)], {})
+        return pa.RecordBatch.from_arrays([values], names=[name])
+
+
+class _Texts(NamedTuple):
+    """Texts or bytes, with their lengths."""
+
+    lengths: np.ndarray
+    texts: np.ndarray | list[memoryview]
+    """A matrix of bytes, each text at the start of a row, or a list."""
+
+    def pieces(self) -> list[memoryview]:
+        if isinstance(self.texts, list):
+            return self.texts
+        data = memoryview(np.ascontiguousarray(self.texts).data).cast("B")
+        starts = range(0, len(data), self.texts.shape[1])
+        return [data[at : at + n] for at, n in zip(starts, self.lengths.tolist(), strict=True)]
+
 
 class RowCache:
     """The rows of all buckets of a topic, by bucket and offset."""
@@ -83,6 +163,7 @@ class RowCache:
         self._chunks: list[list[_Chunk]] = [[] for _ in range(buckets)]
         self._index: tuple[np.ndarray, list[_Chunk]] | None = None
         """The first places of all chunks, and the chunks; None after a change."""
+        self._layouts: list[Layout] = []
         self._files = 0
         self._finalizer = weakref.finalize(self, _remove, self._folder, os.getpid())
 
@@ -100,40 +181,49 @@ class RowCache:
             after, before = chunks.pop(), chunks.pop()
             chunks.append(_joined(before, after))
         last = chunks[-1]
-        if last.rows.num_rows >= _CHUNK_ROWS or last.rows.nbytes >= _CHUNK_BYTES:
+        if last.count >= _CHUNK_ROWS or last.rows.nbytes >= _CHUNK_BYTES:
             chunks[-1] = self._stored(last)
 
     def store(self, bucket: int) -> None:
         """Move what was appended from memory to a file, unless it is little."""
         self._index = None
         chunks = self._chunks[bucket]
-        if sum(chunk.rows.nbytes for chunk in chunks if chunk.path is None) < _STORED_BYTES:
+        if sum(chunk.rows.nbytes for chunk in chunks if not chunk.is_stored) < _STORED_BYTES:
             return
         while len(chunks) > 1 and _adjoins(chunks[-2], chunks[-1]):
             after, before = chunks.pop(), chunks.pop()
             chunks.append(_joined(before, after))
         for number, chunk in enumerate(chunks):
-            if chunk.path is None:
+            if not chunk.is_stored:
                 chunks[number] = self._stored(chunk)
 
     def _stored(self, chunk: _Chunk) -> _Chunk:
+        """Move a chunk to files: one of packed rows, one of the columns that cannot be packed."""
         self._files += 1
-        path = self._folder / f"{self._files}.arrow"
+        path = self._folder / str(self._files)
+        layout = packed_rows.layout_of(chunk.rows)
+        # One object for equal layouts: they are compared for each sample.
+        layout = next((known for known in self._layouts if known == layout), layout)
+        if layout is not None and layout not in self._layouts:
+            self._layouts.append(layout)
+        rest = chunk.rows.drop_columns([] if layout is None else list(layout.by_name))
+        stored = _Chunk(chunk.first, rest, chunk.arrivals)
+        stored.is_stored, stored.layout = True, layout
         with os_errors_as("write the cache", path):
-            schema = chunk.rows.schema
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
-                file.write_batch(chunk.rows)
-            rows = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
-        _touch(rows)
-        return _Chunk(chunk.first, rows, chunk.arrivals, path)
+            if layout is not None:
+                stored.paths.append(path.with_suffix(".rows"))
+                stored.packed = packed_rows.write(stored.paths[-1], chunk.rows, layout)
+            if len(rest.schema):
+                stored.paths.append(path.with_suffix(".arrow"))
+                stored.rows = _written(stored.paths[-1], rest)
+        return stored
 
     def drop(self, bucket: int, start: int) -> None:
         """Remove chunks whose rows are all before ``start``."""
         chunks = self._chunks[bucket]
         while chunks and chunks[0].end <= start:
             self._index = None
-            path = chunks.pop(0).path
-            if path is not None:
+            for path in chunks.pop(0).paths:
                 path.unlink(missing_ok=True)
 
     def take(
@@ -146,8 +236,19 @@ class RowCache:
         """Return rows in the order of the arguments, with the fields of ``schema``."""
         if not len(offsets):
             return pa.RecordBatch.from_pylist([], schema=schema)
-        parts = self._located(buckets, offsets)
-        columns = [_gathered(field, parts, len(offsets), defaults) for field in schema]
+        by_layout: dict[int, list[_Part]] = {}
+        for part in self._located(buckets, offsets):
+            by_layout.setdefault(id(part.chunk.layout), []).append(part)
+        groups = [(some, _packed(some, len(by_layout) == 1)) for some in by_layout.values()]
+        columns = []
+        for field in schema:
+            sources: list[_Part | _PackedPart] = []
+            for some, packed in groups:
+                if packed is not None and field.name in packed.layout.by_name:
+                    sources.append(packed)
+                else:
+                    sources += some
+            columns.append(_gathered(field, sources, defaults))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _located(self, buckets: np.ndarray, offsets: np.ndarray) -> list[_Part]:
@@ -159,14 +260,16 @@ class RowCache:
         firsts, chunks = self._index
         wanted = (buckets << _OFFSET_BITS) + offsets
         numbers = np.searchsorted(firsts, wanted, side="right") - 1
-        order = np.argsort(numbers, kind="stable")
-        ascending = numbers[order]
-        cuts = [0, *(np.flatnonzero(np.diff(ascending)) + 1).tolist(), len(order)]
-        parts = []
-        for start, end in pairwise(cuts):
-            number, places = ascending[start], order[start:end]
-            parts.append(_Part(chunks[number], wanted[places] - firsts[number], places))
-        return parts
+        # Numbers of 16 bits are sorted much faster.
+        small = numbers.astype(np.uint16) if len(firsts) <= _FEW_CHUNKS else numbers
+        order = small.argsort(kind="stable")
+        rows = (wanted - firsts[numbers])[order]
+        cuts = np.bincount(numbers).cumsum().tolist()
+        return [
+            _Part(chunks[number], rows[start:end], order[start:end])
+            for number, (start, end) in enumerate(pairwise([0, *cuts]))
+            if start < end
+        ]
 
     def arrivals(self, bucket: int, start: int, end: int) -> np.ndarray:
         """Return when the rows of a range of offsets arrived, in µs of Unix time."""
@@ -183,11 +286,7 @@ class RowCache:
         for chunk in self._chunks[bucket]:
             low, high = max(start, chunk.first), min(end, chunk.end)
             if low < high:
-                if name not in chunk.rows.schema.names:
-                    values += [None] * (high - low)
-                else:
-                    rows = chunk.rows.column(name).slice(low - chunk.first, high - low)
-                    values += rows.to_pylist()
+                values += chunk.values(name, low - chunk.first, high - chunk.first)
         return values
 
     def close(self) -> None:
@@ -195,84 +294,97 @@ class RowCache:
         self._finalizer()
 
 
-def _as_numbers(column: pa.Array | None) -> np.ndarray | None:
-    if column is None or column.null_count:
+def _packed(parts: list[_Part], is_all: bool) -> _PackedPart | None:
+    """Read the packed columns of parts of one layout; those of all parts are put in order."""
+    layout = parts[0].chunk.layout
+    if layout is None:
         return None
-    if pa.types.is_fixed_size_list(column.type):
-        values = _as_numbers(column.flatten())
-        return None if values is None else values.reshape(len(column), -1)
-    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-        return column.to_numpy()
-    return None
+    rows = np.empty((sum(len(part.rows) for part in parts), layout.row_bytes), np.uint8)
+    end = 0
+    for part in parts:
+        start, end = end, end + len(part.rows)
+        # Without a mode, take would copy its result once more.
+        part.chunk.packed.take(part.rows, axis=0, out=rows[start:end], mode="clip")
+    if len(parts) == 1:
+        return _PackedPart(layout, rows, parts[0].places)
+    places = np.concatenate([part.places for part in parts])
+    if not is_all:
+        return _PackedPart(layout, rows, places)
+    return _PackedPart(layout, rows.take(_inverse(places), axis=0), None)
 
 
-def _as_texts(column: pa.Array | None) -> tuple[np.ndarray, memoryview] | None:
-    if column is None or column.null_count or not len(column):
-        return None
-    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
-        return None
-    _, offsets, data = column.buffers()
-    first = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    return first, memoryview(data if data is not None else b"")
+def _concatenated(places: list[Any]) -> np.ndarray:
+    return np.concatenate(places)
+
+
+def _inverse(places: np.ndarray) -> np.ndarray:
+    result = np.empty(len(places), np.int64)
+    result[places] = np.arange(len(places))
+    return result
 
 
 def _gathered(
-    field: pa.Field, parts: list[_Part], count: int, defaults: Mapping[str, Any]
+    field: pa.Field, sources: Sequence[_Part | _PackedPart], defaults: Mapping[str, Any]
 ) -> pa.Array:
     """Return one column of the wanted rows. Arrow's own take costs several times as much for a few
-    rows, so numbers and texts are copied directly."""
-    numbers = [part.chunk.numbers(field) for part in parts]
-    if all(values is not None for values in numbers):
-        return _gathered_numbers(field, parts, numbers, count)
-    texts = [part.chunk.texts(field) for part in parts]
+    rows, so bytes are copied directly."""
+    fixed = [source.fixed(field) for source in sources]
+    places = [source.places for source in sources]
+    if all(values is not None for values in fixed):
+        return packed_rows.fixed_array(field.type, _placed(fixed, places))
+    texts = [source.texts(field) for source in sources]
     if all(values is not None for values in texts):
-        return _gathered_texts(field, parts, texts, count)
+        return _text_array(field.type, texts, places)
     schema = pa.schema([field])
-    pieces = [
-        align(part.chunk.rows.take(pa.array(part.rows)), schema, defaults).column(0)
-        for part in parts
-    ]
-    places = np.concatenate([part.places for part in parts])
-    return pa.concat_arrays(pieces).take(pa.array(np.argsort(places)))
+    pieces = [align(s.stored(field.name), schema, defaults).column(0) for s in sources]
+    joined = pa.concat_arrays(pieces)
+    if len(sources) == 1 and places[0] is None:
+        return joined
+    return joined.take(pa.array(_inverse(_concatenated(places))))
 
 
-def _gathered_numbers(
-    field: pa.Field, parts: list[_Part], numbers: list[Any], count: int
-) -> pa.Array:
-    result = np.empty((count, *numbers[0].shape[1:]), numbers[0].dtype)
-    for part, values in zip(parts, numbers, strict=True):
-        result[part.places] = values[part.rows]
-    if pa.types.is_fixed_size_list(field.type):
-        items = pa.array(result.reshape(-1), field.type.value_type)
-        return pa.FixedSizeListArray.from_arrays(items, type=field.type)
-    return pa.array(result, field.type)
+def _placed(pieces: list[Any], places: list[Any]) -> np.ndarray:
+    """Join arrays, and put each row at its place."""
+    if len(pieces) == 1 and places[0] is None:
+        result: np.ndarray = pieces[0]
+        return result
+    count = sum(map(len, pieces))
+    result = np.empty((count, *pieces[0].shape[1:]), pieces[0].dtype)
+    for piece, at in zip(pieces, places, strict=True):
+        result[at] = piece
+    return result
 
 
-def _gathered_texts(field: pa.Field, parts: list[_Part], texts: list[Any], count: int) -> pa.Array:
-    result: list[memoryview] = [memoryview(b"")] * count
-    lengths = np.empty(count, np.int64)
-    for part, (offsets, data) in zip(parts, texts, strict=True):
-        starts, ends = offsets[part.rows], offsets[part.rows + 1]
-        lengths[part.places] = ends - starts
-        for place, start, end in zip(
-            part.places.tolist(), starts.tolist(), ends.tolist(), strict=True
-        ):
-            result[place] = data[start:end]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    if offsets[-1] >= 2**31:
+def _text_array(kind: pa.DataType, texts: list[Any], places: list[Any]) -> pa.Array:
+    lengths = _placed([piece.lengths for piece in texts], places)
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if offsets[-1] >= _MOST_TEXT:
         raise StorageError("the texts of this sample take more than 2 GB; sample fewer records")
-    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(b"".join(result))]
-    return pa.Array.from_buffers(field.type, count, buffers)
+    length = int(lengths[0])
+    if len(texts) == 1 and places[0] is None and isinstance(texts[0].texts, np.ndarray):
+        if (lengths == length).all():
+            data = pa.py_buffer(np.ascontiguousarray(texts[0].texts[:, :length]))
+            return _text_of(kind, offsets, data)
+    pieces = [text for some in texts for text in some.pieces()]
+    if len(texts) > 1 or places[0] is not None:
+        pieces = [pieces[number] for number in _inverse(_concatenated(places)).tolist()]
+    return _text_of(kind, offsets, pa.py_buffer(b"".join(pieces)))
+
+
+def _text_of(kind: pa.DataType, offsets: np.ndarray, data: pa.Buffer) -> pa.Array:
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), data]
+    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)
 
 
 def _joinable(before: _Chunk, after: _Chunk) -> bool:
     """Whether two chunks in memory become one. Only similar sizes do, so rows are copied rarely."""
-    return _adjoins(before, after) and after.rows.num_rows * 2 >= before.rows.num_rows
+    return _adjoins(before, after) and after.count * 2 >= before.count
 
 
 def _adjoins(before: _Chunk, after: _Chunk) -> bool:
     """Whether two chunks are in memory and can be one."""
-    if before.path is not None or before.end != after.first:
+    if before.is_stored or after.is_stored or before.end != after.first:
         return False
     return bool(before.rows.schema == after.rows.schema)
 
@@ -282,12 +394,16 @@ def _joined(before: _Chunk, after: _Chunk) -> _Chunk:
     return _Chunk(before.first, rows, np.concatenate([before.arrivals, after.arrivals]))
 
 
-def _touch(rows: pa.RecordBatch) -> None:
-    """Read one byte of each page: mapping them in order now is much cheaper than one by one."""
-    for column in rows.columns:
+def _written(path: Path, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Write rows to an Arrow file, and return them as they are mapped from it."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as file:
+        file.write_batch(rows)
+    mapped = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+    for column in mapped.columns:
         for buffer in column.buffers():
             if buffer is not None:
-                np.frombuffer(buffer, np.uint8)[:: mmap.PAGESIZE].max(initial=0)
+                packed_rows.touch(np.frombuffer(buffer, np.uint8))
+    return mapped
 
 
 def _remove(folder: Path, owner: int) -> None:

@@ -32,6 +32,13 @@ class Slots:
         rooms = [region.room for region in self.regions]
         self._firsts = np.concatenate([[0], np.cumsum(rooms)])
         self._bases = np.array([region.base for region in self.regions])
+        self._shifts = self._firsts[:-1] - self._bases
+        self._note_ends()
+
+    def _note_ends(self) -> None:
+        """Take over the ends of the regions after a change."""
+        self._starts = np.array([region.start for region in self.regions])
+        self._ends = np.array([region.end for region in self.regions])
 
     @property
     def size(self) -> int:
@@ -44,13 +51,20 @@ class Slots:
 
     def of(self, keys: np.ndarray) -> np.ndarray:
         """Return the slots of records, given by their keys."""
-        buckets, offsets = self.places(keys)
-        result: np.ndarray = self._firsts[buckets] + offsets - self._bases[buckets]
+        return self.at(*self.places(keys))
+
+    def at(self, buckets: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return the slots of records, given by their places."""
+        result: np.ndarray = self._shifts[buckets] + offsets
         return result
 
-    def keys(self, slots: np.ndarray) -> np.ndarray:
+    def located(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bucket and the offset of each slot."""
         buckets = np.searchsorted(self._firsts, slots, side="right") - 1
-        offsets = slots - self._firsts[buckets] + self._bases[buckets]
+        return buckets, slots - self._shifts[buckets]
+
+    def keys(self, buckets: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return the keys of records, given by their places."""
         result: np.ndarray = offsets * len(self.regions) + buckets
         return result
 
@@ -59,11 +73,13 @@ class Slots:
         offsets, buckets = np.divmod(keys, len(self.regions))
         return buckets, offsets
 
-    def is_live(self, keys: np.ndarray) -> np.ndarray:
-        buckets, offsets = self.places(keys)
-        starts = np.array([region.start for region in self.regions])
-        ends = np.array([region.end for region in self.regions])
-        result: np.ndarray = (offsets >= starts[buckets]) & (offsets < ends[buckets])
+    def is_live(self, buckets: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return which of these records are left."""
+        return (offsets >= self._starts[buckets]) & self.is_known(buckets, offsets)
+
+    def is_known(self, buckets: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return which of these records have been seen; they may be gone."""
+        result: np.ndarray = offsets < self._ends[buckets]
         return result
 
     def span(self, bucket: int, start: int, end: int) -> slice:
@@ -102,6 +118,7 @@ class Slots:
         else:
             moved = False
         region.start, region.end = start, max(end, region.end)
+        self._note_ends()
         if region.end - region.base <= region.room:
             return moved
         live = region.end - region.start

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from persisting.data.checks import check_columns, check_count, check_rank, check_seed
+from persisting.data.checks import (
+    check_columns,
+    check_count,
+    check_fixed_where,
+    check_rank,
+    check_seed,
+)
 from persisting.data.followed_stream import FollowedStream
 from persisting.data.formats import ARROW, NUMPY, PYTHON, TORCH, check_format, to_batch
-from persisting.data.pin import pin_of, topic_path
+from persisting.data.pin import pin_of
 from persisting.data.pinned_stream import PinnedOptions, PinnedStream, StreamOptions, Worker
+from persisting.data.place import place_of
 from persisting.data.schedule import REMAINDERS, UNEVEN
 from persisting.errors import InvalidArgument, StorageError
 from persisting.options import check_timeout
@@ -35,7 +42,7 @@ class TopicStream:
     Parameters
     ----------
     path : str | Path
-        The topic's folder: ``<storage_path>/<topic>``.
+        The topic's folder, or its address in an object store: ``<storage_path>/<topic>``.
     tag : str, optional
         Read what this tag holds; without it, what was flushed when the stream was created. Untagged
         versions are removed ``keep_versions`` seconds after newer ones replaced them.
@@ -62,6 +69,9 @@ class TopicStream:
         "torch" (a dict of columns).
     idle_timeout : float, optional
         End a following stream when no record has arrived for this many seconds; None: never.
+    storage_options : dict, optional
+        Credentials and settings for a topic in an object store; without them, those of the
+        environment. They are pickled with the stream for its workers, and are in no state.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> TopicStream:
@@ -87,6 +97,7 @@ class TopicStream:
         remainder: str = UNEVEN,
         format: str = ARROW,
         idle_timeout: float | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_format(format, (ARROW, PYTHON, NUMPY, TORCH))
         check_count("batch_size", batch_size)
@@ -105,9 +116,10 @@ class TopicStream:
             _refuse("follow=True", tag=tag, shuffle=shuffle)
             _refuse_changed("follow=True", epochs=(epochs, 1), remainder=(remainder, UNEVEN))
             check_timeout(idle_timeout)
-            self._stream = FollowedStream(topic_path(path), options, idle_timeout)
+            self._stream = FollowedStream(place_of(path, storage_options), options, idle_timeout)
             return
         _refuse("a stream that does not follow", idle_timeout=idle_timeout)
+        check_fixed_where(where)
         check_seed(shuffle)
         if epochs is not None:
             check_count("epochs", epochs)
@@ -115,7 +127,7 @@ class TopicStream:
             choices = ", ".join(map(repr, REMAINDERS))
             raise InvalidArgument(f"remainder must be one of {choices}, got {remainder!r}")
         pinned = PinnedOptions(shuffle, epochs, remainder)
-        self._stream = PinnedStream(pin_of(path, tag), options, pinned)
+        self._stream = PinnedStream(pin_of(path, tag, storage_options), options, pinned)
 
     def __getstate__(self) -> dict[str, Any]:
         if _is_being_sent():
@@ -154,12 +166,16 @@ class TopicStream:
         return self._formatted(self._stream.batches(worker), self._iterations)
 
     def _formatted(self, batches: Iterator[pa.RecordBatch], iteration: int) -> Iterator[Any]:
-        for batch in batches:
+        while True:
+            # Checked first: taking a batch moves the position, which is not this iteration's.
             if iteration != self._iterations:
                 raise StorageError(
-                    "another iteration of this stream has begun, and this one is over; create a "
-                    "stream for each of two loops that run at the same time"
+                    "another iteration of this stream has begun, or its position was set, and this "
+                    "one is over; create a stream for each of two loops that run at the same time"
                 )
+            batch = next(batches, None)
+            if batch is None:
+                return
             yield to_batch(batch, self._format)
 
     def _worker(self) -> Worker | None:
@@ -171,15 +187,17 @@ class TopicStream:
     def set_epoch(self, epoch: int) -> None:
         """Continue with the first batch of an epoch, for example with a loader whose workers start
         again for each epoch."""
-        self._pinned("epochs").set_epoch(check_count("epoch", epoch, least=0))
+        pinned = self._pinned("epochs")
+        pinned.set_epoch(check_count("epoch", epoch, least=0))
+        self._iterations += 1  # an iteration that is under way ends
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Return where the stream is: what it has yielded does not come again.
 
-        It is JSON of at most 1 KB. If a loader reads the stream in workers, this process does not
-        know what the loader has delivered: use the state of a torchdata ``StatefulDataLoader``, or
-        pass the number of ``batches`` that the loader has delivered since the stream was created
-        or a state was loaded.
+        It is JSON of at most 1 KB; with ``follow`` it has an offset for each bucket. If a loader
+        reads the stream in workers, this process does not know what the loader has delivered: use
+        the state of a torchdata ``StatefulDataLoader``, or pass the number of ``batches`` that the
+        loader has delivered since the stream was created or a state was loaded.
         """
         if batches is not None:
             return self._stream.state(check_count("batches", batches, least=0))
@@ -199,8 +217,8 @@ class TopicStream:
         its own state, or a list with the states of all ranks. A state of another topic, tag,
         condition or seed is refused.
         """
-        self._iterations += 1  # an iteration that is under way ends
         self._stream.load(state)
+        self._iterations += 1  # an iteration that is under way ends
 
     def __repr__(self) -> str:
         return f"<TopicStream of {self._stream.source}>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-_TOP = 256
+_TOP = 4096
 """Nodes from which on upwards a running sum is quicker than further levels of the tree."""
 
 
@@ -17,13 +17,15 @@ class SumTree:
         """The nodes of the highest level begin here; there are as many."""
         self._levels = (capacity // self._top).bit_length() - 1
         self._sums = np.zeros(2 * capacity)
-        self._running: np.ndarray | None = None
+        self._running = np.zeros(self._top + 1)
+        self._is_running = False
+        """Whether ``_running`` has the present sums."""
 
     def _running_sums(self) -> np.ndarray:
         """Return the sums before each node of the highest level, and the total."""
-        if self._running is None:
-            sums = np.cumsum(self._sums[self._top : 2 * self._top])
-            self._running = np.concatenate([[0.0], sums])
+        if not self._is_running:
+            np.cumsum(self._sums[self._top : 2 * self._top], out=self._running[1:])
+            self._is_running = True
         return self._running
 
     @property
@@ -37,16 +39,18 @@ class SumTree:
 
     def set(self, slots: np.ndarray, weights: np.ndarray | float) -> None:
         """Set the weights of some slots; of a slot that occurs twice, the last one counts."""
-        self._running = None
+        self._is_running = False
         nodes = slots + self.capacity
         self._sums[nodes] = weights
         if len(nodes) * 4 > self.capacity:
             self._rebuild()
             return
         for _ in range(self._levels):
-            left = nodes & -2
+            other = nodes ^ 1
+            sums = self._sums.take(nodes)
+            sums += self._sums.take(other)
             nodes = nodes >> 1
-            self._sums[nodes] = self._sums[left] + self._sums[left + 1]
+            self._sums[nodes] = sums
 
     def fill(self, weights: np.ndarray) -> None:
         """Set the weights of all slots."""
@@ -54,7 +58,7 @@ class SumTree:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        self._running = None
+        self._is_running = False
         size = self.capacity
         while size > self._top:
             below = self._sums[size : 2 * size]
@@ -68,9 +72,10 @@ class SumTree:
         left_over = places - running[tops]
         nodes = tops + self._top
         for _ in range(self._levels):
-            nodes = nodes << 1
-            left = self._sums[nodes]
+            nodes <<= 1
+            left = self._sums.take(nodes)
             goes_right = left_over >= left
-            left_over -= left * goes_right
+            left *= goes_right
+            left_over -= left
             nodes += goes_right
         return nodes - self.capacity
