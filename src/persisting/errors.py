@@ -7,8 +7,10 @@
     ├── InvalidArgument          an option or an argument is wrong; also a ValueError
     ├── NoSuchTopic              the topic to read does not exist (yet)
     ├── BucketLocked             another owner has the bucket open for writing
+    │   └── OwnershipLost        another owner has taken the bucket over from this process
     ├── BucketClosed             the backend was closed
-    └── OffsetOutOfRange         the offset was removed by retention
+    ├── OffsetOutOfRange         the offset was removed by retention
+    └── LeaseLost                the record of a delivery was delivered again, or is finished
 
 Errors of the operating system, Arrow and Lance are translated where they occur
 (``raise … from exc``), so that one ``except StorageError`` is enough. Every message says what
@@ -55,6 +57,11 @@ class BucketLocked(StorageError):
         self.owner = owner or {}
 
 
+class OwnershipLost(BucketLocked):
+    """Another process has taken over a bucket in an object store; this one can neither acknowledge
+    nor flush any more. Records that it acknowledged are in the log, which the new owner reads."""
+
+
 class BucketClosed(StorageError):
     """The backend was closed and takes no more calls."""
 
@@ -65,3 +72,7 @@ class NoSuchTopic(StorageError):
 
 class OffsetOutOfRange(StorageError):
     """Retention has removed the record at this offset."""
+
+
+class LeaseLost(StorageError):
+    """The lease of a delivery ended, and the record was delivered again or is finished."""

@@ -24,7 +24,7 @@ def decode(data: bytes, kind: type[_T]) -> _T:
         raise msgspec.DecodeError("it is nested too deeply") from exc
 
 
-def check_format(data: bytes, path: Path, newest: int) -> None:
+def check_format(data: bytes, path: Path | str, newest: int) -> None:
     """Raise if a newer version of Persisting wrote the file; its other content may be invalid."""
     try:
         version = decode(data, _Format).format

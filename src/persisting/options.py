@@ -37,7 +37,8 @@ class BucketOptions:
     """Number of the bucket in its topic."""
 
     storage_path: Path
-    """The bucket's folder; created if it is missing."""
+    """The bucket's folder; created if it is missing. In an object store: a
+    :class:`~persisting.store_address.StoreAddress`, which is used like a path."""
 
     batch_size: int = 100
     """Rows per page of reads and transfers. Larger pages cost memory and save round trips."""
@@ -77,7 +78,11 @@ class BucketOptions:
 
     retention_waits_for: Sequence[str] = ()
     """What protects rows from retention: "groups" (keep rows that a consumer group has not
-    committed), "tags" (keep rows of tagged versions)."""
+    committed), "tags" (keep rows of tagged versions). Work groups always protect the rows that they
+    have not acknowledged, unless the next option is set."""
+
+    retention_drops_unacknowledged: bool = False
+    """Let retention drop rows that a work group has not acknowledged: they are lost for it."""
 
     schema_path: Path | None = None
     """A file with one schema for several buckets; set by topics."""
@@ -112,6 +117,7 @@ class BucketOptions:
             )
         for name in self.retention_waits_for:
             _one_of("each of retention_waits_for", name, HOLDS)
+        _boolean("retention_drops_unacknowledged", self.retention_drops_unacknowledged)
         for name in ("schema_path", "groups_path"):
             path = getattr(self, name)
             if path is not None and not isinstance(path, (str, Path)):
@@ -143,6 +149,18 @@ class PersistingOptions(BucketOptions):
     owner_log: Any = None
     """The log that the buckets of a topic share; set by topics. None: the bucket has its own."""
 
+    linger: float = 0.0
+    """Only in an object store: seconds that a put may wait for others to share its object. Fewer
+    requests, and that much more latency."""
+
+    linger_bytes: int = 4 * MIB
+    """Only in an object store: bytes of records at which an object is written without waiting. It
+    also limits the size of an object, unless one put is larger."""
+
+    lease: float = 5.0
+    """Only in an object store: seconds without a sign of life after which another process may take
+    the buckets over. Shorter ones cost more requests, and pauses of the process lose ownership."""
+
     vectors: str = "keep"
     """"keep": a field with a vector index, or with 100 vectors of one length, refuses other
     lengths. "widen": a vector of another length turns the field into lists, for good, which takes
@@ -157,6 +175,9 @@ class PersistingOptions(BucketOptions):
         _seconds("wal_sync_interval", self.wal_sync_interval, zero=True)
         _integer("max_wal_size", self.max_wal_size, least=1)
         _boolean("enable_metrics", self.enable_metrics)
+        _seconds("linger", self.linger, zero=True)
+        _integer("linger_bytes", self.linger_bytes, least=1)
+        _seconds("lease", self.lease, zero=False)
         _one_of("vectors", self.vectors, VECTOR_RULES)
         if not isinstance(self.schema_defaults, Mapping):
             raise InvalidArgument(
@@ -191,8 +212,9 @@ def local_path(what: str, path: str | Path) -> Path:
     address = _ADDRESS.match(text)
     if address:
         raise InvalidArgument(
-            f"{what} {text!r} is an address ({address[1]}:), and addresses are not supported: "
-            "name a path in a file system of this machine"
+            f"{what} {text!r} is an address ({address[1]}:), and only write_queue, read_queue and "
+            "some commands take topics in an object store: name a path in a file system of this "
+            "machine"
         )
     if text.startswith("~") and not os.path.exists(text.split(os.sep)[0]):
         raise InvalidArgument(

@@ -143,6 +143,10 @@ class BucketReader:
         """Return the first offset whose record arrived at ``timestamp`` or later."""
         return await self._access.read(lambda snapshot: snapshot.offset_at(timestamp))
 
+    async def arrival_of(self, offset: int) -> int:
+        """Return when a record arrived, 0 if it is not there."""
+        return await self._access.read(lambda snapshot: snapshot.arrival_of(offset))
+
 
 def _page(
     snapshot: Snapshot, read: Callable[[int, int | None], Any], offset: int, limit: int | None

@@ -151,7 +151,7 @@ async def enqueued(
     put = group_commit.enqueue(prepared, targets, waiter, producer)
     if isinstance(put, bool):
         return put
-    group_commit.start()
+    group_commit.start(waiter.sink)
     if put.waiter is waiter:
         return waiter.future
     # A put of the same number is under way: wait for its outcome. Its future belongs to another

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from persisting.backends.bucket_writer import conversion, enqueued, make_room, prepared_for
 from persisting.bucket.bucket import Bucket
+from persisting.bucket.delays import is_delay
 from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.records.record_columns import RecordColumns
 
@@ -50,6 +51,8 @@ async def queue_for_log(
             return None
         buckets = [bucket for bucket, _ in left]
         for bucket in buckets:
+            if is_delay(producer):
+                bucket.check_delays()
             if bucket.is_full:
                 await make_room(bucket)
         convert, small = conversion(_joined([rows for _, rows in left]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ from persisting.bucket.bucket import Bucket
 from persisting.bucket.group_commit import GroupCommit
 from persisting.bucket.log_recovery import has_log, recover
 from persisting.bucket.owner_log import OwnerLog, recover_noted
+from persisting.bucket.store_bucket import StoreBucket
+from persisting.bucket.store_owner_log import StoreOwnerLog
+from persisting.bucket.store_ownership import PATIENCE_SECONDS
 from persisting.errors import InvalidArgument, SchemaError, WALError
 from persisting.options import MIB, PersistingOptions, storage_folder, take_known
 from persisting.records import EMPTY, RecordEncoder, Rules
 from persisting.records.values import vector_item
+from persisting.store.object_store import ObjectStore
+from persisting.store_address import StoreAddress
 
 
 class PersistingBackend(TableBackend):
@@ -81,9 +87,11 @@ class PersistingBackend(TableBackend):
         batch_size = given.get("batch_size", 100)
         if isinstance(batch_size, int):
             known.setdefault("flush_threshold", max(1000, batch_size))
-        options = PersistingOptions(
-            **known | {"storage_path": storage_folder(given["storage_path"])}
-        )
+        path = given["storage_path"]
+        if not isinstance(path, StoreAddress):
+            path = storage_folder(path)
+        options = PersistingOptions(**known | {"storage_path": path})
+        _check_place(options)
         _checked_defaults(options)
         return options
 
@@ -99,6 +107,53 @@ class PersistingBackend(TableBackend):
             "wal_failed": group_commit is not None and group_commit.failed,
             "metrics_enabled": options.enable_metrics,
         }
+
+
+def new_store_owner_log(
+    store: ObjectStore,
+    num_buckets: int,
+    *,
+    passing: bool = False,
+    patience: float = PATIENCE_SECONDS,
+    **options: Any,
+) -> StoreOwnerLog:
+    """Create the log that the buckets of a topic in an object store share in this process.
+    Blocking."""
+    checked = PersistingBackend._options(bucket_id=0, storage_path=store.address, **options)
+    return StoreOwnerLog(
+        store, num_buckets, checked, _rules(checked), passing=passing, patience=patience
+    )
+
+
+def _check_place(options: PersistingOptions) -> None:
+    """Raise for options that do nothing where the bucket is."""
+    if not isinstance(options.storage_path, StoreAddress):
+        for name in _STORE_ONLY:
+            if getattr(options, name) != _default_of(name):
+                raise InvalidArgument(
+                    f"{name} is an option of topics in an object store, and this one is in a "
+                    "folder; leave it out"
+                )
+        return
+    if not options.enable_wal:
+        raise InvalidArgument(
+            f"{options.storage_path} is in an object store, where every topic has a log: pass "
+            "durable=True, or enable_wal=True in backend_options"
+        )
+    for name in _NOT_IN_STORES:
+        if getattr(options, name) != _default_of(name):
+            raise InvalidArgument(
+                f"{name} is not supported for topics in an object store yet "
+                f"({options.storage_path}); leave it out"
+            )
+
+
+_STORE_ONLY = ("linger", "linger_bytes", "lease")
+_NOT_IN_STORES = ("retention_drops_unacknowledged", "read_only")
+
+
+def _default_of(name: str) -> Any:
+    return next(field.default for field in fields(PersistingOptions) if field.name == name)
 
 
 def new_owner_log(topic: Path, **options: Any) -> OwnerLog:
@@ -121,6 +176,8 @@ def _open(options: PersistingOptions) -> Bucket:
     if options.enable_metrics:
         topic = metrics.topic_of(options.storage_path)
         bucket_metrics = metrics.PrometheusMetrics(topic, options.bucket_id)
+    if isinstance(options.storage_path, StoreAddress):
+        return _open_in_store(options, bucket_metrics)
     owner_log: OwnerLog | None = options.owner_log
     schema = owner_log.schema_state if owner_log is not None else None
     try:
@@ -135,6 +192,30 @@ def _open(options: PersistingOptions) -> Bucket:
             bucket.abandon()
             bucket_metrics.remove()
             raise
+    return bucket
+
+
+def _open_in_store(options: PersistingOptions, bucket_metrics: metrics.BucketMetrics) -> Bucket:
+    owner_log: StoreOwnerLog = options.owner_log
+    try:
+        ownership = owner_log.own(options.bucket_id)
+        try:
+            schema = owner_log.schema_state
+            bucket = StoreBucket(
+                options, _rules(options), owner_log.store, ownership, schema, bucket_metrics
+            )
+            try:
+                owner_log.attach(bucket)
+                bucket.check_defaults()
+            except BaseException:
+                bucket.abandon()
+                raise
+        except BaseException:
+            owner_log.disown(ownership)
+            raise
+    except BaseException:
+        bucket_metrics.remove()
+        raise
     return bucket
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from persisting.backends.table_search import TableSearch, ranked
 from persisting.backends.table_versions import TableVersions
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.chunk import prepare, prepare_arrow
+from persisting.bucket.handover_inbox import Inbox
 from persisting.bucket.put_cost import check_records, is_light
 from persisting.bucket.snapshot import Page
 from persisting.bucket.snapshot_search import OFFSET
@@ -51,11 +53,16 @@ class TableBackend(AsyncClosing):
         self._closing = CoalescedTask(weak_callback(self, TableBackend._close))
         self._finished = False
         self._opened = bucket.end
+        self._inbox = Inbox(bucket)
+        is_in_a_folder = isinstance(bucket.options.storage_path, Path)
+        is_of_a_topic = bucket.options.schema_path is not None
+        if is_in_a_folder and is_of_a_topic and not bucket.options.read_only:
+            self._take_handed_over()
 
     @classmethod
     def check_options(cls, **options: Any) -> None:
         """Raise :class:`InvalidArgument` for options that the constructor would refuse."""
-        cls._options(bucket_id=0, storage_path=".", **options)
+        cls._options(**{"bucket_id": 0, "storage_path": ".", **options})
 
     @classmethod
     def _options(cls, **given: Any) -> BucketOptions:
@@ -65,6 +72,24 @@ class TableBackend(AsyncClosing):
     def bucket(self) -> Bucket:
         """The synchronous core, for blocking code such as bulk writers that own the bucket."""
         return self._bucket
+
+    def _take_handed_over(self) -> None:
+        """Store what was handed over to the bucket before anything is put to it: an overwrite that
+        was decided must not remove records that were acknowledged after it."""
+        try:
+            self._inbox.complete()
+            self._inbox.start()
+        except BaseException:
+            try:
+                self._close()
+            except Exception:
+                if self._bucket.counts[1]:  # rows that only the log has
+                    self._bucket.abandon()
+                    self._bucket.metrics.remove()
+                else:
+                    self._bucket.begin_close()
+                    self._bucket.finish_close()
+            raise
 
     # Putting
 
@@ -190,6 +215,10 @@ class TableBackend(AsyncClosing):
         later."""
         return await self._reader.offset_at(timestamp)
 
+    async def arrival_of(self, offset: int) -> int:
+        """Return when a record arrived (µs of Unix time), 0 if it is not there."""
+        return await self._reader.arrival_of(offset)
+
     def rows_within(self, offset: int, nbytes: int) -> int:
         """Return how many rows from ``offset`` take about ``nbytes`` on average, at least one."""
         return self._bucket.snapshot().rows_within(offset, nbytes)
@@ -267,6 +296,10 @@ class TableBackend(AsyncClosing):
     async def restores(self) -> list[int]:
         """Return the end of the bucket after each restore so far."""
         return await self._versions.restore_ends()
+
+    async def delays(self) -> list[tuple[int, int, int]]:
+        """Return the delayed puts whose time has not come: first offset, rows and time of each."""
+        return self._bucket.delays()
 
     # Search and random access
 
@@ -373,7 +406,7 @@ class TableBackend(AsyncClosing):
         rows: int | None = None,
         bytes: int | None = None,
         seconds: float | None = None,
-    ) -> dict[str, int]:
+    ) -> dict[str, Any]:
         """Drop the oldest rows beyond any of the limits, by whole fragments.
 
         ``rows`` and ``bytes`` say how much of the newest data to keep at least, ``seconds`` how
@@ -406,13 +439,16 @@ class TableBackend(AsyncClosing):
             "start_offset": snapshot.start,
             "opened_offset": self._opened,
             "end_offset": snapshot.end,
+            "delayed_count": sum(rows for _, rows, _ in bucket.delays()),
             "epoch": snapshot.epoch,
             "storage_path": str(options.storage_path),
             "version": snapshot.view.version,
             "fragments": len(snapshot.view.sizes),
             "table_bytes": sum(size.nbytes for size in snapshot.view.sizes),
             "upkeep_error": bucket.maintenance.error,
+            "retention_held_by": bucket.maintenance.held_by,
             "flush_count": bucket.flusher.count,
+            "flush_seconds": bucket.flusher.seconds,
             "flush_error": bucket.flusher.error,
             "compression": options.compression,
             "compression_effective": EFFECTIVE[options.compression],
@@ -452,4 +488,5 @@ class TableBackend(AsyncClosing):
             bucket.cancel_close()
             raise
         bucket.finish_close()
+        self._inbox.stop()
         self._finished = True

@@ -10,9 +10,10 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import os
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -20,13 +21,22 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from persisting import fs as filesystem
-from persisting.bucket import exit_flush
+from persisting.bucket import exit_flush, handover_notes
 from persisting.bucket.buffer import Buffer
 from persisting.bucket.chunk import Chunk, Prepared, copy_row
+from persisting.bucket.delays import (
+    DELAYS,
+    MOST_DELAYS,
+    Delay,
+    Delays,
+    is_delay,
+    refuse_without_log,
+)
 from persisting.bucket.flusher import Flusher, FlushTurns
-from persisting.bucket.group_commit import GroupCommit, PendingPut, Waiter
+from persisting.bucket.group_commit import GroupCommit
 from persisting.bucket.log_view import LogView
 from persisting.bucket.maintenance import Maintenance
+from persisting.bucket.pending_puts import PendingPut, Waiter
 from persisting.bucket.producer_sequences import WRITERS, ProducerSequence, ProducerSequences
 from persisting.bucket.schema_state import EVOLVING, SchemaState
 from persisting.bucket.shared_schema import SharedSchema
@@ -51,9 +61,15 @@ log = logging.getLogger("persisting")
 
 _W = TypeVar("_W", bound=Waiter)
 
+_QUIESCE_SECONDS = 30.0
+"""How long a restore or an import waits for another one."""
+
 
 class Bucket:
     """The records of one bucket folder, opened for writing or for reading only."""
+
+    flush_pause = 0.0
+    """The least seconds between two flushes that the threshold starts."""
 
     def __init__(
         self,
@@ -76,29 +92,29 @@ class Bucket:
         self.closed = self._released = False
         self.frozen = False
         """Puts wait while the bucket is being restored or files are imported."""
+        self._quiescing = threading.Lock()
         self.waiters = Waiters()
         self._scanned_fields: set[str] = set()
         self._log_view: LogView | None = None
         self._lock: BucketLock | None = None
         self._on_close: Callable[[], None] | None = None
         self.buffer_view = BufferView()
-        self.table = Table(
-            options.storage_path, self.fs, compression=options.compression, defaults=rules.defaults
-        )
+        self.table = self._new_table()
         self.table_writer = TableWriter(
             self.table,
             weak_callback(self, Bucket.check_open),
             _weak_publish(self),
         )
-        self.maintenance = Maintenance(self, self.table_writer, schema, options, metrics, self.fs)
+        self.maintenance = self._new_maintenance()
         self.flusher = Flusher(
             options.storage_path,
             metrics,
             options.flush_interval,
-            commit=weak_callback(self, Bucket._flush),
+            commit=weak_callback(self, lambda bucket: bucket._flush()),
             buffered=weak_callback(self, lambda bucket: bucket.counts[1]),
             after_flush=weak_callback(self, lambda bucket: bucket.maintenance.schedule_if_needed()),
             turns=weak_callback(self, Bucket._flush_turns),
+            least_pause=self.flush_pause,
         )
         self._pending_by_producer: dict[ProducerSequence, PendingPut] = {}
         try:
@@ -114,7 +130,8 @@ class Bucket:
                 view,
                 len(self.table.restores),
                 encoder,
-                ProducerSequences(self.table.properties.get(WRITERS)),
+                self._stored_producers(),
+                Delays(self.table.properties.get(DELAYS)),
                 last_arrival=view.arrival(view.end - 1) if has_last else 0,
             )
             schema.include(encoder)
@@ -131,12 +148,40 @@ class Bucket:
 
     # Opening and closing
 
+    def _new_table(self) -> Table:
+        return Table(
+            self.options.storage_path,
+            self.fs,
+            compression=self.options.compression,
+            defaults=self.rules.defaults,
+        )
+
+    def _writers_of_notes(self) -> Iterable[str]:
+        """Return the writers of files that are handed over to this bucket and not stored yet."""
+        return handover_notes.writers(self.options.storage_path, self.fs)
+
+    def _new_maintenance(self) -> Maintenance:
+        return Maintenance(
+            self, self.table_writer, self.schema_state, self.options, self.metrics, self.fs
+        )
+
     def check_defaults(self) -> None:
         """Raise if a default does not have the type of its field."""
         try:
             check_defaults(self._buffer.encoder.schema, self.rules)
         except SchemaError as exc:
             raise InvalidArgument(f"schema_defaults: {exc}; give one of the field's type") from exc
+
+    def _stored_producers(self) -> ProducerSequences:
+        """Return the producer sequences of the table.
+
+        Those of files that were handed over are kept until their notes are answered: a note may
+        have been adopted by an owner that died before it answered.
+        """
+        producers = ProducerSequences(self.table.properties.get(WRITERS))
+        if not self.options.read_only:
+            producers.keep(self._writers_of_notes())
+        return producers
 
     def _open_for_reading(self) -> None:
         folder = self.options.storage_path
@@ -181,6 +226,10 @@ class Bucket:
     def abandon(self) -> None:
         """Release the lock after a failed opening, still marked clean if nothing was written."""
         self.closed = self._released = True  # recovered records stay in the log
+        self.flusher.stop()
+        self.maintenance.stop()
+        with self.flusher.lock:  # a flush in the background must not go on without the lock
+            self.table_writer.wait_idle()
         if self.group_commit is not None:
             self.group_commit.detach(self)
         if self._lock is not None and self._unlock.detach() is not None:
@@ -338,6 +387,7 @@ class Bucket:
 
         Records whose producer sequence is stored already are not stored again.
         """
+        refuse_without_log(producer)
         with self.state_lock:
             self.check_writable()
             if producer is not None and self.producers.has(producer):
@@ -367,16 +417,17 @@ class Bucket:
         number is queued or stored already.
         """
         assert self.group_commit is not None
+        if producer is not None and is_delay(producer):
+            self.check_delays()
         encoder = self.encoder
         copied = copy_row(encoder, record)
         if copied is None:
             return None
-        chunk = Chunk(encoder, rows=[copied[0]], nbytes=copied[1])
         caller = waiter()
-        if not self.group_commit.enqueue_row(self, chunk, caller, producer):
+        if not self.group_commit.enqueue_row(self, encoder, *copied, caller, producer):
             return None
         if start:
-            self.group_commit.start()
+            self.group_commit.start(caller.sink)
         return caller
 
     # What group commit asks of a bucket; see LoggedBucket
@@ -392,6 +443,11 @@ class Bucket:
     def find_producer(self, producer: ProducerSequence) -> PendingPut | bool:
         return self._pending_by_producer.get(producer) or self.producers.has(producer)
 
+    def is_queued(self, producer: ProducerSequence) -> bool:
+        """Whether the put of this number waits for the log."""
+        with self.schema_state.lock:
+            return producer in self._pending_by_producer
+
     def expect(self, producer: ProducerSequence, put: PendingPut | None) -> None:
         if put is None:
             self._pending_by_producer.pop(producer, None)
@@ -399,8 +455,14 @@ class Bucket:
             self._pending_by_producer[producer] = put
 
     def accept_logged(
-        self, chunks: list[Chunk], arrival: int, producers: list[ProducerSequence]
+        self,
+        chunks: list[Chunk],
+        arrival: int,
+        producers: list[ProducerSequence],
+        delays: Sequence[Delay] = (),
     ) -> None:
+        for first, rows, due in delays:
+            self._buffer.delays.add(self._buffer.end + first, rows, due)
         self._buffer.accept(chunks, arrival)
         self._buffer.remember(producers)
         for producer in producers:
@@ -455,6 +517,36 @@ class Bucket:
         """Flush the records of a left-over log to the table while opening."""
         self._commit_buffer()
 
+    # Delays
+
+    def check_delays(self) -> None:
+        """Raise if the bucket cannot take another delayed put."""
+        with self.state_lock:
+            if len(self._buffer.delays) < MOST_DELAYS:
+                return
+            count = len(self._buffer.delays.pending(_now()))
+        if count >= MOST_DELAYS:
+            raise InvalidArgument(
+                f"{self.options.storage_path} has {count} delayed puts whose time has not come, "
+                "and takes no more. Put several records at once, or put the time into a field and "
+                "read with visible_at='field'"
+            )
+
+    def recovered_delay(self, first: int, rows: int, due: int) -> None:
+        """Take over a delay from a left-over log."""
+        self._buffer.delays.add(first, rows, due)
+
+    def delays(self) -> list[Delay]:
+        """Return the delays that have not passed."""
+        with self.state_lock:
+            return self._buffer.delays.pending(_now())
+
+    def delays_property(self) -> dict[str, str]:
+        """Return the property of a table commit for the delays before the table's end."""
+        with self.state_lock:
+            encoded = self._buffer.delays.encode(self._buffer.view.end, _now())
+        return {DELAYS: encoded} if encoded else {}
+
     # Changing the schema
 
     @property
@@ -474,9 +566,32 @@ class Bucket:
         with self.state_lock:
             self._buffer.publish(self.table.view, len(self.table.restores), 0)
             self._buffer.encoder = encoder
+            kept = self._buffer.producers.kept
             self._buffer.producers = ProducerSequences(self.table.properties.get(WRITERS))
+            self._buffer.producers.keep(kept)
+            self._buffer.delays = Delays(self.table.properties.get(DELAYS))
             self.schema_state.restored(encoder)
             self._scanned_fields = set()
+
+    def imported(self, arrival: int, producer: ProducerSequence, *, replaced: bool) -> None:
+        """Note rows that were committed past the buffer: when they arrived, whose they are, and
+        whether they have replaced all others."""
+        with self.state_lock:
+            if replaced:  # their offsets begin at 0 again: the delays were those of other rows
+                self._buffer.delays = Delays()
+            self._buffer.producers.remember([producer])
+            self._buffer.not_before(arrival)
+            self._scanned_fields = set()
+
+    def keep_producer(self, producer: str) -> None:
+        """Never forget the sequence of a producer, until :meth:`release_producer`."""
+        with self.state_lock:
+            self._buffer.producers.keep([producer])
+
+    def release_producer(self, producer: str) -> None:
+        """Let the sequence of a producer be forgotten."""
+        with self.state_lock:
+            self._buffer.producers.release(producer)
 
     def scan_large_ints(self, names: list[str]) -> None:
         """Scan stored records for whole numbers in these fields that a float cannot represent."""
@@ -648,7 +763,10 @@ class Bucket:
         """
         with self.state_lock:
             chunks, encoder = self._buffer.take_for_flush(), self._buffer.encoder
-            producers = self.producers.encode()
+            properties = {
+                WRITERS: self.producers.encode(),
+                DELAYS: self._buffer.delays.encode(self._buffer.end, _now()),
+            }
         if not chunks:
             return False
         if self.group_commit is not None and self.group_commit.is_shared:
@@ -658,7 +776,7 @@ class Bucket:
                 # The records go to the table instead; the log is restarted after that.
                 log.error("%s; flushing to the table instead", exc)
         sequence = max(self.table.sequence, chunks[-1].sequence, at_least)
-        self.table_writer.append(chunks, encoder, self.rules, sequence, producers)
+        self.table_writer.append(chunks, encoder, self.rules, sequence, properties)
         return True
 
     def _flush_turns(self) -> FlushTurns | None:
@@ -681,13 +799,23 @@ class Bucket:
     @contextmanager
     def quiesced(self) -> Iterator[None]:
         """Flush everything acknowledged, and accept nothing more inside the context."""
+        self._check_process()
+        if not self._quiescing.acquire(timeout=_QUIESCE_SECONDS):
+            raise StorageError(
+                f"another call restores {self.options.storage_path} or imports files into it; "
+                "try again"
+            )
+        try:
+            with self._quiesced():
+                yield
+        finally:
+            self._quiescing.release()
+
+    @contextmanager
+    def _quiesced(self) -> Iterator[None]:
+        self.table_writer.wait_idle()  # so that puts do not wait for a compaction that runs
         with self.state_lock:
             self.check_writable()
-            if self.frozen:
-                raise StorageError(
-                    f"another call restores {self.options.storage_path} or imports files into it; "
-                    "try again"
-                )
             self.frozen = True
         try:
             if self.group_commit is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from persisting.bucket.chunk import Chunk
+from persisting.bucket.delays import Delays
 from persisting.bucket.producer_sequences import ProducerSequence, ProducerSequences
 from persisting.bucket.snapshot import Snapshot
 from persisting.records import RecordEncoder
@@ -23,9 +24,11 @@ class Buffer:
         epoch: int,
         encoder: RecordEncoder,
         producers: ProducerSequences,
+        delays: Delays,
         last_arrival: int,
     ) -> None:
-        self.view, self.epoch, self.encoder, self.producers = view, epoch, encoder, producers
+        self.view, self.epoch, self.encoder = view, epoch, encoder
+        self.producers, self.delays = producers, delays
         self.chunks: list[Chunk] = []
         self.rows = self.nbytes = self.log_bytes = 0
         self._last_arrival = last_arrival
@@ -84,6 +87,10 @@ class Buffer:
     def remember(self, producers: list[ProducerSequence]) -> None:
         """Note numbered puts as stored."""
         self.producers.remember(producers)
+
+    def not_before(self, arrival: int) -> None:
+        """Let no later record arrive before ``arrival``."""
+        self._last_arrival = max(self._last_arrival, arrival)
 
     def take_for_flush(self) -> list[Chunk]:
         """Return all chunks, to which nothing is added from now on."""

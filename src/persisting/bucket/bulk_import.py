@@ -1,19 +1,25 @@
 """Import rows that other processes wrote as files of the table.
 
-Blocking; for an owner that opened the bucket for this and puts nothing else.
+Blocking. Puts wait for the end of an import: the rows that are buffered have their offsets, so they
+are flushed first, and the imported rows get the next ones.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persisting.bucket.producer_sequences import ANONYMOUS, WRITERS
-from persisting.records import Rules
+from persisting.bucket.delays import NO_DELAYS
+from persisting.bucket.producer_sequences import ANONYMOUS, WRITERS, ProducerSequences
+from persisting.bucket.schema_state import EVOLVING
+from persisting.errors import StorageError
 from persisting.records.arrow import merge
-from persisting.table import bulk_write
+from persisting.table import bulk_write, files, leftovers
+from persisting.table.table import Table
 
 if TYPE_CHECKING:
     from persisting.bucket.bucket import Bucket
@@ -21,19 +27,32 @@ if TYPE_CHECKING:
 
 def prepare(bucket: Bucket, schema: pa.Schema) -> dict[str, Any]:
     """Prepare the table for files with records of ``schema``; return what their writers need."""
-    with bucket.quiesced(), bucket.table_writer.lock:
-        table = bucket.table
-        table.create(merge(table.view.schema, schema, Rules(evolving=True)))
+    view = bucket.table.view
+    if view.dataset is not None and merge(view.schema, schema, EVOLVING).equals(view.schema):
+        return state_of(view.dataset)
+    with bucket.quiesced(), bucket.exclusive_table() as table:
+        table.create(merge(table.view.schema, schema, EVOLVING))
         bucket.publish_table()
         bucket.merge_table_schema(table.view.schema)
-        dataset = table.view.dataset
-        assert dataset is not None
-        return {"version": dataset.version, "columns": bulk_write.fingerprint(dataset)}
+        return state_of(table.view.dataset)
+
+
+def state_of(dataset: Any) -> dict[str, Any]:
+    """Return what writers of files need to know of a version of the table."""
+    return {"version": dataset.version, "columns": bulk_write.fingerprint(dataset)}
 
 
 def has(bucket: Bucket, writer: str, number: int) -> bool:
     """Whether a producer's rows of that number, or later ones, are stored."""
     return bucket.producers.has((writer, number))
+
+
+def check(bucket: Bucket, fragments: list[dict[str, Any]], columns: list[dict[str, Any]]) -> None:
+    """Raise if the files of fragments cannot be adopted, or are not what is said of them."""
+    bucket.check_writable()
+    with bucket.exclusive_table() as table:  # maintenance must not remove a file after its check
+        table.bulk_files.check(fragments)
+        bulk_write.check_content(table, fragments, columns)
 
 
 def adopt(
@@ -44,31 +63,110 @@ def adopt(
     number: int,
     *,
     replace: bool = False,
+    schema: pa.Schema | None = None,
 ) -> int:
     """Store the rows of fragments once per (writer, number); return how many were stored.
 
-    ``columns`` describes the columns that the fragments were written for.
+    ``columns`` describes the columns that the fragments were written for. If the table has other
+    ones by now, the rows are written again, given the ``schema`` of the records; else this raises.
     """
-    with bucket.quiesced(), bucket.table_writer.lock:
-        if has(bucket, writer, number):
-            return 0
-        view = bucket.table.view
-        changes = bool(fragments or view.rows)
-        if not changes and (not replace or writer.startswith(ANONYMOUS)):
-            return 0
-        # An overwrite is remembered even if nothing changes: a retry must not remove what others
-        # have put since.
-        bucket.producers.remember([(writer, number)])
-        last_arrival = view.arrival(view.end - 1) if view.rows else 0
+    rewritten: list[dict[str, Any]] | None = None
+    try:
+        while True:
+            with bucket.quiesced(), bucket.exclusive_table() as table:
+                if has(bucket, writer, number) or _is_stored(table, fragments):
+                    return 0
+                if schema is None or bulk_write.changed_field(table, columns) is None:
+                    stored = _commit(
+                        bucket, rewritten or fragments, columns, writer, number, replace
+                    )
+                    break
+            # Outside of the context, so that puts do not wait for it.
+            state = prepare(bucket, schema)
+            columns = [state["columns"]]
+            if rewritten is not None:
+                _remove(bucket, rewritten)
+                rewritten = None
+            rewritten = bulk_write.rewrite_files(
+                bucket.table.root, state["version"], fragments, schema, bucket.fs
+            )
+    except BaseException:
+        if rewritten is not None:  # the next attempt rewrites the files again
+            with suppress(StorageError, OSError):
+                _remove(bucket, rewritten)
+        raise
+    if rewritten is not None:
+        _remove(bucket, fragments)
+    bucket.maintenance.schedule_if_needed()
+    return stored
+
+
+def _is_stored(table: Table, fragments: list[dict[str, Any]]) -> bool:
+    """Whether the table holds the files of fragments already."""
+    return not _names(fragments).isdisjoint(files.data_paths(table.view.fragments))
+
+
+def _commit(
+    bucket: Bucket,
+    fragments: list[dict[str, Any]],
+    columns: list[dict[str, Any]],
+    writer: str,
+    number: int,
+    replace: bool,
+) -> int:
+    """Commit fragments with the number of the write. Call with the table, and nothing buffered."""
+    view = bucket.table.view
+    changes = bool(fragments or view.rows)
+    is_repeated = not writer.startswith(ANONYMOUS) or writer in bucket.producers.kept
+    if not changes and not (replace and is_repeated):
+        return 0
+    replaced = replace and changes
+    # An overwrite is remembered even if nothing changes: a retry must not remove what others
+    # have put since.
+    producers = bucket.producers.copy()
+    producers.remember([(writer, number)])
+    last_arrival = view.arrival(view.end - 1) if view.rows else 0
+    arrival = max(last_arrival, time.time_ns() // 1000)
+    beside = {
+        WRITERS: producers.encode(),
+        **(NO_DELAYS if replaced else bucket.delays_property()),
+    }
+    with _stored_after_all(bucket.table, writer, number):
         bulk_write.commit_files(
             bucket.table,
-            bucket.fs,
             fragments,
             columns,
-            max(last_arrival, time.time_ns() // 1000),
-            {WRITERS: bucket.producers.encode()},
-            replace=f"{writer}/{number}" if replace and changes else None,
+            arrival,
+            beside,
+            replace=f"{writer}/{number}" if replaced else None,
         )
-        bucket.publish_table()
-    bucket.maintenance.schedule_if_needed()
+    bucket.imported(arrival, (writer, number), replaced=replaced)
     return sum(fragment["physical_rows"] for fragment in fragments)
+
+
+@contextmanager
+def _stored_after_all(table: Table, writer: str, number: int) -> Iterator[None]:
+    """Let a commit pass that raises although it has landed: its answer was lost."""
+    try:
+        yield
+    except StorageError as failure:
+        try:
+            settled = table.committer.settle()
+        except StorageError as exc:
+            raise StorageError(
+                f"whether the rows are stored in {table.root} is not known: {failure}; and then: "
+                f"{exc}. Repeat the write only with the same writeId, which stores them once"
+            ) from None
+        known = ProducerSequences(table.properties.get(WRITERS))
+        if not settled or not known.has((writer, number)):
+            raise
+
+
+def _remove(bucket: Bucket, fragments: list[dict[str, Any]]) -> None:
+    """Remove files that were replaced by others."""
+    with bucket.exclusive_table() as table:
+        leftovers.remove_unused(table, _names(fragments))
+
+
+def _names(fragments: list[dict[str, Any]]) -> set[str]:
+    return {file["path"] for fragment in fragments for file in fragment["files"]}

@@ -151,6 +151,13 @@ class Chunk:
         self.count += other.count
         self.nbytes += other.nbytes
 
+    def append(self, row: dict[str, Any], nbytes: int) -> None:
+        """Add a row that is accepted at the same time."""
+        assert self._rows is not None
+        self._rows.append(row)
+        self.count += 1
+        self.nbytes += nbytes
+
     def absorb(self, other: Chunk, arrival: int) -> None:
         """Add the rows of another open chunk, accepted at ``arrival``."""
         assert self._rows is not None
@@ -293,17 +300,29 @@ def prepare_arrow(encoder: RecordEncoder, data: Any) -> Prepared:
     )
 
 
+def columns_fit(encoder: RecordEncoder, columns: RecordColumns) -> bool:
+    """Whether columns have exactly the fields of the schema."""
+    given, schema = columns.batch.schema, encoder.schema
+    if not encoder.defined:
+        return False
+    return given.equals(schema) or (given.names == schema.names and given.types == schema.types)
+
+
 def prepare_columns(encoder: RecordEncoder, columns: RecordColumns) -> Prepared:
     """Check records that arrive as Arrow columns, or raise :class:`SchemaError`.
 
     Columns of exactly the schema are what the records would be converted to.
     """
-    batch, schema = columns.batch, encoder.schema
-    given = batch.schema
-    if not encoder.defined or given.names != schema.names or given.types != schema.types:
+    if not columns_fit(encoder, columns):
         return prepare(encoder, columns.to_records())
-    batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
-    chunks = [Chunk(encoder, batch=part) for part in _parts(batch)]
+    batch = columns.batch
+    if not batch.schema.equals(encoder.schema, check_metadata=True):
+        batch = pa.RecordBatch.from_arrays(batch.columns, schema=encoder.schema)
+    nbytes = batch.nbytes
+    if batch.num_rows and nbytes <= MAX_BATCH_BYTES:
+        chunks = [Chunk(encoder, batch=batch, nbytes=nbytes)]
+    else:
+        chunks = [Chunk(encoder, batch=part) for part in _parts(batch)]
     return Prepared(encoder, encoder, _check_sizes(chunks), _large_int_fields(encoder, chunks))
 
 

@@ -51,17 +51,21 @@ class Flusher:
         buffered: Callable[[], int],
         after_flush: Callable[[], None],
         turns: Callable[[], FlushTurns | None],
+        least_pause: float = 0.0,
     ) -> None:
         """``commit`` writes the buffer to the table and returns whether there was anything;
         ``buffered`` returns the rows that are left, ``turns`` the turns of the bucket's log. None
-        of the callables may keep the bucket alive."""
+        of the callables may keep the bucket alive. ``least_pause`` is the least time between two
+        flushes that the threshold starts, in seconds, if a flush is expensive."""
         self.error: str | None = None
         self.count = 0
+        self.seconds = 0.0
+        """Seconds that all these flushes took."""
         self.lock = threading.Lock()
         """Held during a flush. The first lock of all: nothing else is held when it is taken."""
         self._folder, self._metrics, self._interval = folder, metrics, interval
         self._commit, self._buffered, self._after_flush = commit, buffered, after_flush
-        self._turns = turns
+        self._turns, self._least_pause = turns, least_pause
         self._task = CoalescedTask(weak_callback(self, Flusher.flush))
         self._interval_due = self._pause_due = False
         self._flushed_at = 0.0
@@ -89,9 +93,10 @@ class Flusher:
         if urgent:
             self.request()
             return
-        pause = self._flushed_at + FLUSH_PAUSE - time.monotonic()
+        least = max(FLUSH_PAUSE, self._least_pause)
+        pause = self._flushed_at + least - time.monotonic()
         if self._task.active:
-            pause = FLUSH_PAUSE  # a flush is running: the pause begins with its end
+            pause = least  # a flush is running: the pause begins with its end
         turns = self._turns()
         if turns is not None:
             pause = max(pause, turns.seconds_to_wait())
@@ -126,8 +131,10 @@ class Flusher:
         self.error = None
         self._flushed_at = time.monotonic()
         if flushed:
+            seconds = time.perf_counter() - started
             self.count += 1
-            self._metrics.flushed(time.perf_counter() - started, self._buffered())
+            self.seconds += seconds
+            self._metrics.flushed(seconds, self._buffered())
             self._after_flush()
 
     @contextmanager

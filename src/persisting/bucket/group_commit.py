@@ -3,6 +3,8 @@
 Puts queue up. One task at a time takes all queued puts, appends them as frames in one write, syncs
 once if ``wal_sync_interval`` is 0, and acknowledges them together. The callers wait in event loops
 or threads; each brings a :class:`Waiter`, so that nothing here depends on an event loop.
+
+In an object store several groups may be under way at once (:mod:`persisting.bucket.lanes`).
 """
 
 from __future__ import annotations
@@ -13,147 +15,43 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from pathlib import PurePath
+from typing import Any
 
 import pyarrow as pa
 
 from persisting import codec
-from persisting.bucket.chunk import MAX_BATCH_BYTES, Chunk, Prepared
+from persisting.bucket.chunk import Chunk, Prepared
+from persisting.bucket.delays import Delay, is_delay
 from persisting.bucket.flusher import FlushTurns
+from persisting.bucket.lanes import Grouping, Lane, Lanes
 from persisting.bucket.log_records import Section, batch_payload, rows_payload, schema_payload
+from persisting.bucket.pending_puts import (
+    LogEntry,
+    LoggedBucket,
+    PendingPut,
+    PendingRow,
+    Piece,
+    QueuedPut,
+    Sink,
+    Waiter,
+    buckets_in,
+    log_entries,
+    pieces_of,
+    resolve,
+)
 from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.bucket.schema_state import SchemaState
 from persisting.concurrency import loop_bridge, timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
-from persisting.errors import WALError
-from persisting.metrics import BucketMetrics
+from persisting.errors import OwnershipLost, WALError
 from persisting.options import PersistingOptions
-from persisting.wal import Log, Payload
-from persisting.wal.frame import FRAME_HEADER_SIZE, START, SegmentStart, encode_start
+from persisting.records import RecordEncoder
+from persisting.wal import AppendLog, Payload
+from persisting.wal.frame import START, SegmentStart, encode_start
+from persisting.wal.object_log import ObjectLog
 
 log = logging.getLogger("persisting")
-
-
-class Sink(Protocol):
-    """Where the results of puts are delivered: an event loop, or waiting threads."""
-
-    def deliver(self, waiters: Sequence[Any], exc: BaseException | None) -> None:
-        """Resolve waiters of this sink; called from any thread, must not block."""
-
-
-class Waiter(Protocol):
-    """The caller of a put."""
-
-    @property
-    def sink(self) -> Sink: ...
-
-
-class LoggedBucket(Protocol):
-    """What the log needs of a bucket. The comments say which lock the caller holds."""
-
-    metrics: BucketMetrics
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def next_row(self) -> tuple[int, int]:
-        """Epoch and offset of the next acknowledged record."""  # state
-
-    @property
-    def first_sequence(self) -> int | None:
-        """The log sequence of the oldest record that the table lacks."""  # state
-
-    def check_writable(self) -> None: ...
-
-    @property
-    def frozen(self) -> bool: ...
-
-    def find_producer(self, producer: ProducerSequence) -> PendingPut | bool:
-        """Return the queued put of this number, or whether it is stored."""  # state
-
-    def accept_logged(
-        self, chunks: list[Chunk], arrival: int, producers: list[ProducerSequence]
-    ) -> None:
-        """Accept records that the log holds."""  # state
-
-    def expect(self, producer: ProducerSequence, put: PendingPut | None) -> None:
-        """Note that the put of this number is queued, or no longer is."""  # state
-
-    def after_accepting(self, rows: int) -> None:
-        """Wake readers, and flush if it is time."""
-
-    def report_log(self, unsynced: int) -> None:
-        """Update the gauges of the log; ``unsynced`` frames could be lost with the power."""
-
-    def flush_from_failed_log(self, sequence: int) -> None:
-        """Flush everything acknowledged; ``sequence`` is reached by frames that are dropped."""
-
-    def request_flush(self) -> Future[None]: ...
-
-
-class Piece(NamedTuple):
-    """Records of one schema in one frame: a chunk, and which of its rows belong to which bucket."""
-
-    whole: Chunk
-    sections: list[tuple[LoggedBucket, Chunk]]
-
-
-class PendingPut:
-    """One put in the queue: its pieces, its number, and who waits for it."""
-
-    __slots__ = ("pieces", "producer", "waiter")
-
-    def __init__(
-        self, pieces: list[Piece], waiter: Waiter, producer: ProducerSequence | None = None
-    ) -> None:
-        self.pieces, self.waiter, self.producer = pieces, waiter, producer
-
-    @property
-    def is_row(self) -> bool:
-        """Whether it is a plain row, which may share a frame with others."""
-        return self.producer is None and len(self.pieces) == 1 and self.pieces[0].whole.is_open
-
-
-class _Entry:
-    """Puts that are logged together, as one or more frames."""
-
-    def __init__(self, pieces: list[Piece], producer: ProducerSequence | None) -> None:
-        self.pieces, self.producer = pieces, producer
-        self.payloads: list[Payload] = []
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.pieces[0].whole.schema
-
-    def logged(self, sequence: int) -> None:
-        """Tell all chunks the sequence of the entry and their share of its bytes."""
-        frames = self.payloads[-len(self.pieces) :]
-        for piece, payload in zip(self.pieces, frames, strict=True):
-            size = FRAME_HEADER_SIZE + len(payload.head) + len(payload.data)
-            rows = sum(chunk.count for _, chunk in piece.sections)
-            for _, chunk in piece.sections:
-                chunk.logged(sequence, max(1, size * chunk.count // rows))
-
-
-def pieces_of(chunks: Sequence[Chunk], targets: Sequence[tuple[LoggedBucket, int]]) -> list[Piece]:
-    """Divide chunks among buckets: the first rows belong to the first bucket, and so on."""
-    if len(targets) == 1:
-        return [Piece(chunk, [(targets[0][0], chunk)]) for chunk in chunks]
-    pieces = []
-    left = iter(targets)
-    bucket, rows = next(left)
-    for chunk in chunks:
-        sections, start = [], 0
-        while start < chunk.count:
-            while not rows:
-                bucket, rows = next(left)
-            count = min(rows, chunk.count - start)
-            sections.append((bucket, chunk.slice(start, count)))
-            start, rows = start + count, rows - count
-        pieces.append(Piece(chunk, sections))
-    return pieces
 
 
 class GroupCommit:
@@ -161,13 +59,15 @@ class GroupCommit:
 
     def __init__(
         self,
-        log: Log,
+        log: AppendLog,
         schema: SchemaState,
         options: PersistingOptions,
         publish: Callable[[int, int], None] | None = None,
+        group: Grouping | None = None,
     ) -> None:
         """``publish`` tells readers in other processes the acknowledged and the synced
-        sequence."""
+        sequence. ``group`` says when to write, by default at once; a log with it is slow to
+        write."""
         self._log, self._schema_state = log, schema
         self._codec = codec.codec_id(options.compression)
         self._interval = options.wal_sync_interval
@@ -176,8 +76,18 @@ class GroupCommit:
         self._buckets: dict[int, weakref.ref[LoggedBucket]] = {}
         self._last_of: dict[int, int] = {}
         """By bucket, the last sequence in this log that holds records of it."""
-        self._queue: list[PendingPut] = []
-        self._writing = CoalescedTask(weak_callback(self, GroupCommit._write), short=True)
+        self._queue: list[QueuedPut] = []
+        self._group = group
+        self._writing = CoalescedTask(
+            weak_callback(self, GroupCommit._write),
+            short=group is None,
+            submit=None if group is None else loop_bridge.submit_request,
+        )
+        self._queued_bytes = 0
+        self._queued_at = 0.0
+        """When the first put of the queue was seen, in an object store."""
+        self._lanes = Lanes()
+        self._turn_is_over = weak_callback(self, GroupCommit._end_turn)
         self._syncing = CoalescedTask(weak_callback(self, GroupCommit._sync))
         self._sync_due = False
         self._schema: pa.Schema | None = None
@@ -192,6 +102,7 @@ class GroupCommit:
     def attach(self, bucket: LoggedBucket, table_sequence: int) -> None:
         """Take puts of a bucket, whose table holds everything up to ``table_sequence``."""
         with self._log_lock:
+            self._lanes.wait_settled()
             self._log.skip_to(table_sequence + 1)
             with self._schema_state.lock:
                 self._buckets[bucket.number] = weakref.ref(bucket)
@@ -230,7 +141,7 @@ class GroupCommit:
         return self._publish is not None
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> PurePath:
         return self._log.folder
 
     @property
@@ -256,22 +167,24 @@ class GroupCommit:
     def enqueue_row(
         self,
         bucket: LoggedBucket,
-        chunk: Chunk,
+        encoder: RecordEncoder,
+        row: dict[str, Any],
+        nbytes: int,
         waiter: Waiter,
         producer: ProducerSequence | None = None,
     ) -> bool:
         """Queue a plain row; False if its schema is no longer the current one, or the producer's
         number is queued or stored already."""
-        put = PendingPut([Piece(chunk, [(bucket, chunk)])], waiter, producer)
+        if producer is not None:
+            chunk = Chunk(encoder, rows=[row], nbytes=nbytes)
+            return self.enqueue_rows([(bucket, chunk)], waiter, producer)
+        put = PendingRow(bucket, encoder, row, nbytes, waiter)
         with self._schema_state.lock:
             bucket.check_writable()
-            if self._schema_state.encoder is not chunk.encoder or bucket.frozen:
+            if self._schema_state.encoder is not encoder or bucket.frozen:
                 return False
-            if producer is not None:
-                if bucket.find_producer(producer):
-                    return False
-                bucket.expect(producer, put)
             self._queue.append(put)
+            self._queued_bytes += nbytes
         return True
 
     def enqueue_rows(
@@ -296,6 +209,7 @@ class GroupCommit:
             for bucket, _ in sections:
                 bucket.expect(producer, put)
             self._queue.append(put)
+            self._queued_bytes += put.nbytes
         return True
 
     def enqueue(
@@ -332,10 +246,33 @@ class GroupCommit:
                 for bucket, _ in targets:
                     bucket.expect(producer, put)
             self._queue.append(put)
+            self._queued_bytes += put.nbytes
         return put
 
-    def start(self) -> None:
-        """Start writing the queue in a thread."""
+    def start(self, sink: Sink | None = None) -> None:
+        """Start writing the queue in a thread.
+
+        ``sink`` is that of the put that was queued last. A log that is slow to write waits until
+        the callers of the same sink that can go on now have put, too: they share one write then.
+        """
+        if self._group is None or sink is None:
+            return self._start_now()
+        now, puts = time.monotonic(), len(self._queue)
+        if puts <= 1:
+            self._queued_at = now
+        is_ripe = self._lanes.is_ripe(puts, self._queued_bytes, now - self._queued_at)
+        if is_ripe or not sink.after_turn(self._turn_is_over):
+            self._start_now()
+        return None
+
+    def _end_turn(self) -> None:
+        """Start writing what the callers of an event loop have put in one of its turns."""
+        self._lanes.turn_is_over()
+        if self._queue:
+            self._start_now()
+
+    def _start_now(self) -> None:
+        self._lanes.queue_has_grown(len(self._queue), self._queued_bytes)
         if not self._writing.pending:
             try:
                 self._writing.trigger()
@@ -345,7 +282,12 @@ class GroupCommit:
     def drain(self) -> Future[None]:
         """Return a future that is done when all puts queued before this call are acknowledged or
         have failed."""
-        return self._writing.request()
+        begun = self._writing.request()
+        if self._group is None:
+            return begun
+        settled: Future[None] = Future()
+        begun.add_done_callback(lambda _: self._lanes.follow(settled))
+        return settled
 
     # Writing
 
@@ -353,17 +295,44 @@ class GroupCommit:
         # These references keep the buckets and their locks during the write.
         buckets = self._alive()
         if buckets:
-            with self._log_lock:
-                self._write_queue()
+            if self._group is not None:
+                self._wait_for_more(self._group)
+                self._begin_queued(self._group)
+            else:
+                self._write_queued()
         del buckets
 
+    def _write_queued(self) -> None:
+        """Write all puts that are queued now."""
+        with self._log_lock:
+            with self._schema_state.lock:
+                left = len(self._queue)
+            while left > 0:
+                left -= self._write_queue()
+
+    def _wait_for_more(self, group: Grouping) -> None:
+        """Return when the group has waited as long as it may, or is large enough."""
+        end = time.monotonic() + group.linger
+        while (left := end - time.monotonic()) > 0:
+            if self._queued_bytes >= group.nbytes:
+                return
+            time.sleep(min(left, max(0.001, group.linger / 8)))
+
     def write_now(self) -> None:
-        """Write all queued puts in this thread."""
-        self._write()
+        """Write all puts that are queued now, without waiting for more, and return when they are
+        acknowledged or have failed."""
+        buckets = self._alive()
+        if buckets:
+            if self._group is not None:
+                self._begin_queued(self._group)
+                self._lanes.wait_settled()
+            else:
+                self._write_queued()
+        del buckets
 
     def write_if_idle(self) -> bool:
         """Write all queued puts in this thread, unless another thread is writing."""
-        if not self._log_lock.acquire(blocking=False):
+        if self._group is not None or not self._log_lock.acquire(blocking=False):
             return False
         try:
             self._write_queue()
@@ -374,20 +343,21 @@ class GroupCommit:
     def wait_idle(self) -> None:
         """Return when no put is between its append and its acknowledgement."""
         with self._log_lock:
-            pass
+            self._lanes.wait_settled()
 
-    def _write_queue(self) -> None:
+    def _write_queue(self) -> int:
+        """Write all puts in the queue; return how many there were."""
         with self._schema_state.lock:
-            puts, self._queue = self._queue, []
+            puts, self._queue, self._queued_bytes = self._queue, [], 0
         if not puts:
-            return
+            return 0
         arrival = time.time_ns() // 1000
         try:
-            entries = self._encode(_entries(puts))
+            entries = self._encode(log_entries(puts))
         except BaseException as exc:
             self._schema = None
             self._fail(puts, exc)
-            return
+            return len(puts)
         try:
             payloads = [entry.payloads for entry in entries]
             lasts = self._log.append(payloads, lambda: self._preamble(entries[0].schema), arrival)
@@ -398,36 +368,127 @@ class GroupCommit:
         except BaseException as exc:
             self._schema = None
             self._log.retract()
-            for bucket in _buckets_in(puts):
+            for bucket in buckets_in(puts):
                 bucket.metrics.log_failed()
             self._fail(puts, exc)
-            return
+            return len(puts)
         try:
             self._acknowledge(entries, lasts[-1], arrival)
         except BaseException as exc:  # the puts are stored, but nobody may wait forever
-            _resolve(puts, exc)
+            resolve(puts, exc)
             raise
-        _resolve(puts, None)
+        resolve(puts, None)
         if self._interval > 0 and not self._sync_due:
             self._sync_due = True
             timer.after(self._interval / 2, weak_callback(self, GroupCommit._request_sync))
+        return len(puts)
 
-    def _acknowledge(self, entries: list[_Entry], last: int, arrival: int) -> None:
+    # Groups, in an object store
+
+    def _begin_queued(self, group: Grouping) -> None:
+        """Begin to store all puts that are queued now, in as many groups as it takes."""
+        with self._log_lock:
+            with self._schema_state.lock:
+                left = len(self._queue)
+            while left > 0:
+                self._lanes.wait_for_one(lambda: (len(self._queue), self._queued_bytes))
+                left -= self._begin_group(group)
+
+    def _begin_group(self, group: Grouping) -> int:
+        """Begin to store the next group of puts; return how many there are."""
+        assert isinstance(self._log, ObjectLog)
+        object_log = self._log
+        with self._schema_state.lock:
+            puts, rest = self._queue, []
+            count = self._lanes.count_of(len(puts))
+            if count < len(puts) or self._queued_bytes >= group.nbytes:
+                count = group.count_of(puts[:count])
+                puts, rest = puts[:count], puts[count:]
+            self._queue, self._queued_bytes = rest, sum(put.nbytes for put in rest)
+            self._queued_at = time.monotonic()
+        if not puts:
+            return 0
+        arrival = time.time_ns() // 1000
+        try:
+            lane = Lane(puts, self._encode(log_entries(puts)), arrival)
+        except BaseException as exc:
+            self._schema = None
+            self._lanes.wait_settled()  # puts fail in their order
+            self._fail(puts, exc)
+            return len(puts)
+        self._lanes.add(lane, len(self._queue))
+        with self._schema_state.lock:
+            self._lanes.count_rows(lane)
+        try:
+            payloads = [entry.payloads for entry in lane.entries]
+            lane.begun = object_log.begin(
+                payloads, lambda: self._preamble(lane.entries[0].schema), arrival
+            )
+        except BaseException as exc:
+            self._schema = None
+            lane.failure = exc
+            self._lanes.done(lane, self._settle)
+            return len(puts)
+
+        def store() -> None:
+            self._lanes.store(lane, object_log.store, self._settle)
+
+        try:
+            loop_bridge.submit_request(store)
+        except BaseException:  # no thread: a slot that is begun must be stored, or fail
+            store()
+        return len(puts)
+
+    def _settle(self, lane: Lane) -> None:
+        """Acknowledge the puts of a group, or fail them."""
+        assert isinstance(self._log, ObjectLog)
+        if lane.failure is None:
+            assert lane.begun is not None
+            lasts = lane.begun.lasts
+            try:
+                self._log.finish(lane.begun)
+                for entry, last in zip(lane.entries, lasts, strict=True):
+                    entry.logged(last)
+                if self._interval == 0:
+                    self._sync_now()
+                self._acknowledge(lane.entries, lasts[-1], lane.arrival, lane)
+            except BaseException as exc:  # the puts are stored, but nobody may wait forever
+                resolve(lane.puts, exc)
+                raise
+            resolve(lane.puts, None)
+            return
+        if lane.begun is not None:
+            self._log.break_off(lane.failure)
+        with self._schema_state.lock:
+            self._lanes.uncount_rows(lane)
+        for bucket in buckets_in(lane.puts):
+            bucket.metrics.log_failed()
+        self._fail(lane.puts, lane.failure)
+
+    def _acknowledge(
+        self, entries: list[LogEntry], last: int, arrival: int, lane: Lane | None = None
+    ) -> None:
         chunks: dict[LoggedBucket, list[Chunk]] = {}
         producers: dict[LoggedBucket, list[ProducerSequence]] = {}
+        delays: dict[LoggedBucket, list[Delay]] = {}
         for entry in entries:
             for piece in entry.pieces:
                 for bucket, chunk in piece.sections:
+                    if entry.producer is not None and is_delay(entry.producer):
+                        before = sum(earlier.count for earlier in chunks.get(bucket, ()))
+                        delay = before, chunk.count, entry.producer[1]
+                        delays.setdefault(bucket, []).append(delay)
                     chunks.setdefault(bucket, []).append(chunk)
                     numbers = producers.setdefault(bucket, [])
                     if entry.producer is not None and entry.producer not in numbers:
                         numbers.append(entry.producer)
         counts = {bucket: sum(chunk.count for chunk in part) for bucket, part in chunks.items()}
-        for bucket, part in chunks.items():
-            self._last_of[bucket.number] = part[-1].sequence
         with self._schema_state.lock:
+            if lane is not None:
+                self._lanes.uncount_rows(lane)
             for bucket, part in chunks.items():
-                bucket.accept_logged(part, arrival, producers[bucket])
+                self._last_of[bucket.number] = part[-1].sequence
+                bucket.accept_logged(part, arrival, producers[bucket], delays.get(bucket, ()))
             self._schema_state.acknowledge(entries[-1].pieces[-1].whole.encoder)
             self._acknowledged = last
         if self._publish is not None:
@@ -439,27 +500,27 @@ class GroupCommit:
         if self._log.size > self._max_bytes:
             self.make_room()
 
-    def _fail(self, puts: list[PendingPut], exc: BaseException) -> None:
+    def _fail(self, puts: list[QueuedPut], exc: BaseException) -> None:
         """Fail these puts, and all that queued up behind them and rely on their schema."""
         with self._schema_state.lock:
-            puts, self._queue = puts + self._queue, []
+            puts, self._queue, self._queued_bytes = puts + self._queue, [], 0
             self._schema_state.roll_back()
             for put in puts:
                 if put.producer is not None:
-                    for bucket in _buckets_in([put]):
+                    for bucket in buckets_in([put]):
                         bucket.expect(put.producer, None)
-        if not isinstance(exc, WALError):
+        if not isinstance(exc, (WALError, OwnershipLost)):
             wrapped = WALError(f"cannot log to {self._log.folder}: {exc}")
             wrapped.__cause__ = exc
             exc = wrapped
-        _resolve(puts, exc)
+        resolve(puts, exc)
         if self.failed:
             for bucket in self._alive()[:1]:
                 bucket.request_flush()
 
     # Encoding
 
-    def _encode(self, entries: list[_Entry]) -> list[_Entry]:
+    def _encode(self, entries: list[LogEntry]) -> list[LogEntry]:
         """Fill in the frames of the entries."""
         next_row: dict[LoggedBucket, tuple[int, int]] = {}
         with self._schema_state.lock:
@@ -467,9 +528,11 @@ class GroupCommit:
                 for piece in entry.pieces:
                     for bucket, _ in piece.sections:
                         if bucket not in next_row:
-                            next_row[bucket] = bucket.next_row
+                            epoch, offset = bucket.next_row
+                            next_row[bucket] = epoch, offset + self._lanes.rows_of(bucket)
         for entry in entries:
             producers = [] if entry.producer is None else [entry.producer]
+            delayed = entry.producer is not None and is_delay(entry.producer)
             for piece in entry.pieces:
                 schema = piece.whole.schema
                 if self._schema is not schema and self._schema != schema:
@@ -480,12 +543,15 @@ class GroupCommit:
                     epoch, offset = next_row[bucket]
                     next_row[bucket] = epoch, offset + chunk.count
                     sections.append(Section(bucket.number, epoch, offset, chunk.count, producers))
-                entry.payloads.append(self._frame(piece, sections))
+                entry.payloads.append(self._frame(piece, sections, delayed))
         return entries
 
-    def _frame(self, piece: Piece, sections: list[Section]) -> Payload:
+    def _frame(self, piece: Piece, sections: list[Section], delayed: bool) -> Payload:
         if piece.whole.is_open:
             rows = [row for _, chunk in piece.sections for row in chunk.rows or ()]
+            if delayed:  # readers join plain rows of several frames, and would lose their places
+                batch = piece.whole.encoder.to_batch(rows)
+                return batch_payload(batch, sections, self._codec)
             return rows_payload(rows, sections, self._codec)
         return batch_payload(piece.whole.batch, sections, self._codec)
 
@@ -496,7 +562,13 @@ class GroupCommit:
 
     def _preamble(self, schema: pa.Schema) -> list[Payload]:
         """Return the first frames of a new segment, which make it readable by itself."""
-        start = encode_start(SegmentStart(self._log.last_written, dict(self._last_of)))
+        ahead = self._lanes.last_sequences()
+        with self._schema_state.lock:  # after the lanes: what was settled since is in both
+            last_of = dict(self._last_of)
+        for lasts in ahead:
+            for bucket, last in lasts.items():
+                last_of[bucket] = max(last, last_of.get(bucket, 0))
+        start = encode_start(SegmentStart(self._log.last_written, last_of))
         return [Payload(START, codec.NONE, len(start), start), self._schema_frame(schema)]
 
     # Syncing
@@ -607,45 +679,3 @@ class GroupCommit:
 
     def close(self) -> None:
         self._log.close()
-
-
-def _entries(puts: list[PendingPut]) -> list[_Entry]:
-    """Return the entries to log; adjacent plain rows of one schema share an entry."""
-    entries: list[_Entry] = []
-    rows: dict[LoggedBucket, Chunk] = {}
-    nbytes = 0
-    for put in puts:
-        if not put.is_row:
-            rows = {}
-            entries.append(_Entry(put.pieces, put.producer))
-            continue
-        ((bucket, chunk),) = put.pieces[0].sections
-        tail = rows.get(bucket)
-        first = next(iter(rows.values()), chunk)
-        nbytes += chunk.nbytes
-        fits = nbytes < MAX_BATCH_BYTES and first.encoder is chunk.encoder
-        if tail is not None and fits and tail.can_take(chunk.encoder, chunk.count, chunk.nbytes):
-            tail.join(chunk)
-        elif tail is None and rows and fits:
-            rows[bucket] = chunk
-            entries[-1].pieces[0].sections.append((bucket, chunk))
-        else:
-            rows, nbytes = {bucket: chunk}, chunk.nbytes
-            entries.append(_Entry([Piece(chunk, [(bucket, chunk)])], None))
-    return entries
-
-
-def _buckets_in(puts: list[PendingPut]) -> set[LoggedBucket]:
-    return {b for put in puts for piece in put.pieces for b, _ in piece.sections}
-
-
-def _resolve(puts: list[PendingPut], exc: BaseException | None) -> None:
-    if len(puts) == 1:
-        waiter = puts[0].waiter
-        waiter.sink.deliver([waiter], exc)
-        return
-    by_sink: dict[Sink, list[Waiter]] = {}
-    for put in puts:
-        by_sink.setdefault(put.waiter.sink, []).append(put.waiter)
-    for sink, waiters in by_sink.items():
-        sink.deliver(waiters, exc)

@@ -1,19 +1,30 @@
 """Committed offsets of consumer groups, in small files that only a member of the group writes.
 
 They are stored beside the buckets, so that a bucket's owner can read them: retention may have to
-wait for a group.
+wait for a group. A work group stores the offset below which everything is acknowledged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from persisting import json_files
 from persisting.errors import StorageError
 from persisting.fs import FileSystem
+
+WORK_FOLDER = "work"
+"""The folder in a work group's for its journal."""
+
+
+class Hold(NamedTuple):
+    """What keeps retention from removing the records from an offset on."""
+
+    offset: int
+    holder: str
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -55,12 +66,30 @@ def groups_in(folder: Path, fs: FileSystem) -> list[Path]:
     ]
 
 
-def least_committed(
-    folder: Path, bucket: int, restored: Sequence[int], fs: FileSystem
-) -> int | None:
-    """Return the lowest committed offset of all groups, None if there is no group.
+def is_work_group(group: Path) -> bool:
+    """Whether the folder of a group is one of a work group (:mod:`persisting.work`)."""
+    return (group / WORK_FOLDER).is_dir()
+
+
+def holds(
+    folder: Path,
+    bucket: int,
+    restored: Sequence[int],
+    fs: FileSystem,
+    *,
+    consumers: bool,
+    workers: bool,
+) -> list[Hold]:
+    """Return what the groups hold: with ``consumers`` those that commit offsets, with ``workers``
+    the work groups.
 
     ``restored`` are the ends of the bucket after each of its restores.
     """
-    committed = [read_committed(group, bucket, fs) for group in groups_in(folder, fs)]
-    return min((position.now(restored) for position in committed), default=None)
+    found = []
+    for group in groups_in(folder, fs):
+        works = is_work_group(group)
+        if workers if works else consumers:
+            kind = "work group" if works else "group"
+            offset = read_committed(group, bucket, fs).now(restored)
+            found.append(Hold(offset, f"{kind} {group.name!r}"))
+    return found

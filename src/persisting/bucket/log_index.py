@@ -70,7 +70,7 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 
 
 @dataclass
-class _Indexing(Recovery):
+class Indexing(Recovery):
     """Reads a log through in runs of frames."""
 
     segments: list[Path] = field(default_factory=list)
@@ -146,9 +146,12 @@ _MOST = (1 << 32) - 1
 class LogIndex:
     """Where the sections of each bucket are in a log, in order."""
 
-    def __init__(self, folder: Path, fs: FileSystem) -> None:
-        """Read the log through. Blocking."""
-        if not folder.is_dir():
+    def __init__(self, folder: Path, fs: FileSystem, scan: Indexing | None = None) -> None:
+        """Read the log through. Blocking.
+
+        ``scan`` reads a log that is not in a folder, through ``fs``.
+        """
+        if scan is None and not folder.is_dir():
             raise WALError(
                 f"the log {folder} is missing: it holds records that were acknowledged and are not "
                 "in the tables yet. Restore the folder from a copy"
@@ -162,7 +165,7 @@ class LogIndex:
         self._start: SegmentStart | None = None
         self._problem: WALError | None = None
         self.last_sequence = 0
-        scan = _Indexing(folder, ReadOnlyFileSystem(), 0)
+        scan = scan or Indexing(folder, ReadOnlyFileSystem(), 0)
         try:
             for run in scan.runs():
                 self._add_run(run, len(scan.segments) - 1)

@@ -144,6 +144,16 @@ def inspect_log(
     return report
 
 
+def read_report(
+    place: Path, sequences: Mapping[int, int], sequence_of: SequenceOf, segment_files: FileSystem
+) -> OwnerLogReport:
+    """Inspect a log that is not in a folder; ``sequences`` are those of the tables of the buckets
+    that note it."""
+    reading = _Reading(place, sequences, sequence_of, segment_files=segment_files)
+    reading.read()
+    return reading.report()
+
+
 def _missing(folder: Path, sequences: Mapping[int, int]) -> OwnerLogReport:
     damage = (
         f"the log {folder} is missing: it holds records that were acknowledged and are not in the "
@@ -167,9 +177,12 @@ class _Pass(Inspection):
 
     skip: int = 0
     damage: _Damage | None = None
+    in_folder: bool = True
 
     def _segments(self) -> list[Path]:
-        return super()._segments()[self.skip :]
+        if self.in_folder:
+            return super()._segments()[self.skip :]
+        return [self.folder / name for name in self.fs.list(self.folder)][self.skip :]
 
     def _torn_or_damaged(
         self, paths: list[Path], data: memoryview, scan: Scan, broken: Broken
@@ -221,13 +234,22 @@ class _Reading:
     intact_from: str | None = None
     cut: tuple[str, int] | None = None
     first: SegmentStart | None = None
+    segment_files: FileSystem | None = None
+    """Lists and reads the segments of a log that is not in a folder."""
 
     def read(self) -> None:
         for bucket, after in self.sequences.items():
             self.buckets[bucket] = LoggedBucket(bucket, True, after)
         skip = 0
         while True:
-            work = _Pass(self.folder, ReadOnlyFileSystem(), 0, bucket=-1, skip=skip)
+            work = _Pass(
+                self.folder,
+                self.segment_files or ReadOnlyFileSystem(),
+                0,
+                bucket=-1,
+                skip=skip,
+                in_folder=self.segment_files is None,
+            )
             try:
                 for frame in work.frames():
                     self._add(frame, work.segments[-1].file)

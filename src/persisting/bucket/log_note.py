@@ -58,6 +58,11 @@ def read(bucket: Path, fs: FileSystem) -> LogNote | None:
         return None
     except OSError as exc:
         raise WALError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    return decode(data, path)
+
+
+def decode(data: bytes, path: Path) -> LogNote:
+    """Return what a note says, or raise; ``path`` is its file's, in the bucket's folder."""
     json_files.check_format(data, path, FORMAT)
     try:
         note = json_files.decode(data, _Note)
@@ -68,7 +73,7 @@ def read(bucket: Path, fs: FileSystem) -> LogNote | None:
         ) from exc
     if not is_log_name(note.log):
         raise WALError(f"{path} names {note.log!r}, which is no log of a topic; restore it")
-    return LogNote(logs_folder(bucket) / note.log, note.bucket)
+    return LogNote(logs_folder(path.parent) / note.log, note.bucket)
 
 
 def noted_log(bucket: Path, fs: FileSystem) -> Path | None:

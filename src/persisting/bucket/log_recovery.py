@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from persisting.bucket.bucket import Bucket
 from persisting.bucket.chunk import ROWS_AT_ONCE, Chunk
+from persisting.bucket.delays import due_of
 from persisting.bucket.log_index import PlainRows, StoredSection
 from persisting.bucket.log_records import (
     check_rows,
@@ -30,6 +30,9 @@ from persisting.records import RecordEncoder
 from persisting.wal import FOLDER, Log, Recovery
 from persisting.wal.frame import BATCH, MARK, RECORDS, ROWS, SCHEMA, START, Frame
 from persisting.wal.log import segment_bytes
+
+if TYPE_CHECKING:
+    from persisting.bucket.bucket import Bucket
 
 log = logging.getLogger("persisting")
 
@@ -133,6 +136,9 @@ class Replay:
         self._check_rows(section, batch.num_rows)
         assert self._encoder is not None
         part = Chunk(self._encoder, batch=batch.slice(section.first, section.rows))
+        due = due_of(section.producers)
+        if due is not None and section.place is not None:
+            self._bucket.recovered_delay(section.place[1], section.rows, due)
         self._rows.add_producers(section.producers)
         self._rows.add(_logged(part, section.sequence, section.arrival), section.place)
         self._records += section.rows

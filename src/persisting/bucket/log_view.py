@@ -22,6 +22,7 @@ from pathlib import Path
 from persisting.bucket import log_index, log_note
 from persisting.bucket.buffer import Buffer
 from persisting.bucket.chunk import Chunk
+from persisting.bucket.delays import DELAYS, Delay, Delays, due_of
 from persisting.bucket.log_follower import (
     DeadLogRows,
     LogFollower,
@@ -47,8 +48,8 @@ from persisting.table.table import Table
 
 _TABLE_SECONDS = 0.05
 _BUSY_TABLE_SECONDS = 0.5
-"""Seconds between two checks of the table, unless the log shows that it has changed. A check may
-take longer than the log's news should wait, so it waits for a pause in them."""
+"""Seconds between two checks of the table, unless the log or the folder of versions shows a change.
+A check may take longer than the log's news should wait, so it waits for a pause in them."""
 
 _FOLLOWED_SECONDS = 2.0
 """For how long after the last wait a reader counts as following the log."""
@@ -64,7 +65,7 @@ changes of other machines."""
 _ATTEMPTS = 6
 
 
-class _OutOfStep(Exception):
+class OutOfStep(Exception):
     """The log goes on where the table does not end."""
 
 
@@ -94,6 +95,8 @@ class LogView:
         self._probed = 0.0
         self._gaps = 0
         self._refreshed_at = time.monotonic()
+        self._versions_changed_at = 0
+        """The timestamp of the folder of versions at the last check of the table."""
         self._shown_sequence = table.sequence
         """The table's sequence when the buffer was last brought up to date."""
         self._taken = table.sequence
@@ -151,7 +154,7 @@ class LogView:
                     self._refresh_table()
                 self._show(through)
                 return
-            except (_OutOfStep, Released, FileNotFoundError) as exc:
+            except (OutOfStep, Released, FileNotFoundError) as exc:
                 problem = exc
             except WALError as exc:
                 if log_note.read(self._folder, self._fs) == self._log:
@@ -211,7 +214,16 @@ class LogView:
 
     def _table_is_due(self, *, busy: bool) -> bool:
         seconds = _BUSY_TABLE_SECONDS if busy else _TABLE_SECONDS
-        return time.monotonic() - self._refreshed_at > seconds
+        if time.monotonic() - self._refreshed_at > seconds:
+            return True
+        # Without a log, what was flushed is only in the table: its readers do not wait.
+        return self._log is None and self._changed_at() != self._versions_changed_at
+
+    def _changed_at(self) -> int:
+        try:
+            return (self._table.root / VERSIONS).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     @property
     def _is_followed(self) -> bool:
@@ -238,8 +250,9 @@ class LogView:
             self._waiters.wake()
 
     def _refresh_table(self) -> None:
-        before = self._table.view
+        before, changed_at = self._table.view, self._changed_at()
         self._table.refresh()
+        self._versions_changed_at = changed_at
         self._load_failed = False
         self._refreshed_at = time.monotonic()
         if self._table.view is not before or not self._encoder.defined:
@@ -265,16 +278,20 @@ class LogView:
         end = max(buffer.end, view.end) if continues else view.end
         chunks: list[tuple[Chunk, int]] = []
         producers: list[ProducerSequence] = []
+        delays: list[Delay] = []
         encoder = self._encoder
         for rows in self._rows(taken, through):
             if rows.place != (epoch, end):
-                raise _OutOfStep(
+                raise OutOfStep(
                     f"the log goes on at offset {rows.place[1]} (epoch {rows.place[0]}), the table "
                     f"at offset {end} (epoch {epoch})"
                 )
             chunk = rows.chunk()
             chunks.append((chunk, rows.arrival))
             producers += rows.producers
+            due = due_of(rows.producers)
+            if due is not None:
+                delays.append((end, chunk.count, due))
             end += chunk.count
             encoder = self._including(encoder, chunk)
         self._taken = max(taken, through)
@@ -283,6 +300,7 @@ class LogView:
         if not chunks and not is_new_version and encoder is buffer.encoder:
             return
         stored = ProducerSequences(table.properties.get(WRITERS) if is_new_version else None)
+        stored_delays = Delays(table.properties.get(DELAYS) if is_new_version else None)
         with self._schema.lock:
             if continues:
                 buffer.show(view, epoch)
@@ -290,6 +308,9 @@ class LogView:
             else:
                 buffer.replace(view, epoch)
                 buffer.producers = stored
+                buffer.delays = stored_delays
+            # They passed, or the log has them again: a table has those before its end only.
+            buffer.delays.add_all([*stored_delays.pending(0), *delays])
             for chunk, arrival in chunks:
                 buffer.accept([chunk], arrival)
             buffer.remember(producers)

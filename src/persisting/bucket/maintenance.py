@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from persisting.bucket import group_offsets
+from persisting.bucket import group_offsets, handover_notes
+from persisting.bucket.group_offsets import Hold
 from persisting.bucket.schema_state import SchemaState
 from persisting.bucket.table_writer import TableWriter
 from persisting.concurrency import timer
@@ -26,7 +27,7 @@ from persisting.fs import FileSystem
 from persisting.metrics import BucketMetrics
 from persisting.options import BucketOptions
 from persisting.records import RecordEncoder
-from persisting.table import compaction, indexes, operations, retention, versions
+from persisting.table import compaction, indexes, leftovers, operations, retention, versions
 from persisting.table.compaction import Limit
 from persisting.table.indexes import IndexSpec
 from persisting.table.retention import Limits
@@ -42,6 +43,8 @@ _FRAGMENTS_KEPT = 8
 """With retention, the kept rows span at least this many fragments: it drops whole fragments."""
 
 _LONGEST_PAUSE = 60.0
+_SWEEP_SECONDS = 3600.0
+"""Seconds between two searches for files that failed writes have left."""
 
 
 class MaintainedBucket(Protocol):
@@ -77,6 +80,8 @@ class Maintenance:
         self._writer, self._table, self._schema = writer, writer.table, schema
         self._options, self._metrics, self._fs = options, metrics, fs
         self.error: str | None = None
+        self.held_by: str | None = None
+        """What kept the last retention from dropping more."""
         self._limits = Limits(
             rows=options.retention_rows,
             nbytes=options.retention_bytes,
@@ -90,6 +95,7 @@ class Maintenance:
         """Whether the table may have an index that was dropped."""
         self._pause = _pause(options.keep_versions, options.retention_seconds)
         self._clean_at = time.monotonic() + self._pause
+        self._sweep_at = 0.0
         self._stopped = False
 
     # Automatic
@@ -137,7 +143,14 @@ class Maintenance:
         if bucket is None or bucket.closed:
             return
         failures = []
-        for step in (self._index, self._compact_all, self._retain_automatically, self._clean):
+        steps = (
+            self._index,
+            self._compact_all,
+            self._retain_automatically,
+            self._clean,
+            self._sweep,
+        )
+        for step in steps:
             try:
                 step()
             except Exception as exc:
@@ -239,6 +252,17 @@ class Maintenance:
             took = time.monotonic() - started
             self._clean_at = time.monotonic() + self._pause + 20 * took
 
+    def _sweep(self) -> None:
+        """Remove the old data files to which nothing refers, at intervals."""
+        if time.monotonic() < self._sweep_at or self._table.view.dataset is None:
+            return
+        left = leftovers.old_and_unused(self._table, handover_notes.LEFT_SECONDS)
+        if left:
+            with self._exclusive_table():
+                handed = handover_notes.handed_files(self._options.storage_path, self._fs)
+                leftovers.remove(self._table, left - handed)
+        self._sweep_at = time.monotonic() + _SWEEP_SECONDS
+
     @property
     def limit(self) -> Limit:
         """The maximum size of a compacted fragment."""
@@ -252,38 +276,61 @@ class Maintenance:
         with self._exclusive_table() as view:
             count = compaction.everything(view.sizes, self._limit)
             self._compact(view, count, self._limit, whole=True)
-        self._clean_at = 0.0
+        self._clean_at = self._sweep_at = 0.0
         cleaned = self._clean()
+        self._sweep()
         after = len(self._table.view.sizes)
         return {"fragments_before": before, "fragments_after": after, "versions_removed": cleaned}
 
-    def retain(self, limits: Limits) -> dict[str, int]:
-        """Drop the oldest fragments beyond the limits, except those that a group or tag needs."""
+    def retain(self, limits: Limits) -> dict[str, Any]:
+        """Drop the oldest fragments beyond the limits, except those that a group or tag needs.
+
+        Returns how many rows were dropped, the new start, and what holds more of them back.
+        """
         limits.check()
         dropped = 0
         with self._exclusive_table() as view:
-            count = retention.droppable(view, limits, self._floor())
+            hold = self._hold()
+            count = retention.droppable(view, limits, None if hold is None else hold.offset)
+            held = hold is not None and count < retention.droppable(view, limits)
+            self._note_holder(hold.holder if hold is not None and held else None)
             if count:
                 dropped = operations.drop_first(self._table, count)
             start = self._table.view.start
         if dropped:
             self._metrics.dropped(dropped)
-        return {"dropped": dropped, "start_offset": start}
+        held_by = {} if self.held_by is None else {"held_by": self.held_by}
+        return {"dropped": dropped, "start_offset": start, **held_by}
 
-    def _floor(self) -> int | None:
-        """Return the first offset that groups or tags still need, None if retention is free."""
-        options, floors = self._options, []
-        if "groups" in options.retention_waits_for and options.groups_path is not None:
-            restored = [restore.end for restore in self._table.restores]
-            floors.append(
-                group_offsets.least_committed(
-                    options.groups_path, options.bucket_id, restored, self._fs
-                )
-            )
+    def _note_holder(self, holder: str | None) -> None:
+        if holder is not None and holder != self.held_by:
+            log.info("retention of %s waits for %s", self._options.storage_path, holder)
+        self.held_by = holder
+
+    def _hold(self) -> Hold | None:
+        """Return what needs the lowest offset, None if retention is free."""
+        holds = self._group_holds([restore.end for restore in self._table.restores])
         dataset = self._table.view.dataset
-        if "tags" in options.retention_waits_for and dataset is not None:
-            floors += [self._table.at(v).start for v in versions.tags(dataset).values()]
-        return min((floor for floor in floors if floor is not None), default=None)
+        if "tags" in self._options.retention_waits_for and dataset is not None:
+            holds += [
+                Hold(self._table.at(version).start, f"tag {name!r}")
+                for name, version in versions.tags(dataset).items()
+            ]
+        return min(holds, default=None)
+
+    def _group_holds(self, restored: list[int]) -> list[Hold]:
+        """Return what groups hold; ``restored`` are the ends of the bucket after each restore."""
+        options = self._options
+        if options.groups_path is None:
+            return []
+        return group_offsets.holds(
+            options.groups_path,
+            options.bucket_id,
+            restored,
+            self._fs,
+            consumers="groups" in options.retention_waits_for,
+            workers=not options.retention_drops_unacknowledged,
+        )
 
     def tag(self, name: str, empty: bool = False) -> dict[str, Any]:
         """Tag the table's newest version; an older tag of that name is replaced.
@@ -296,7 +343,7 @@ class Maintenance:
                 raise StorageError(
                     f"{self._options.storage_path} is empty: there is no version to tag yet"
                 )
-            version = 0 if view.dataset is None else operations.tag(self._table, self._fs, name)
+            version = 0 if view.dataset is None else operations.tag(self._table, name)
             view = self._table.view
             return {
                 "name": name,
@@ -309,7 +356,7 @@ class Maintenance:
     def delete_tag(self, name: str) -> bool:
         versions.check_tag(name)
         with self._exclusive_table():
-            return operations.delete_tag(self._table, self._fs, name)
+            return operations.delete_tag(self._table, name)
 
     def restore(self, version: Version, token: str | None = None) -> dict[str, Any]:
         """Go back to a version by committing a new version with its content.
@@ -345,13 +392,19 @@ class Maintenance:
         """The indexes that users created; a reader without the lock loads them each time."""
         with self._specs_lock:  # a load must not replace what is saved at the same time
             if self._index_specs is None or self._options.read_only:
-                self._index_specs = indexes.load(self._options.storage_path, self._fs)
+                self._index_specs = self._load_index_specs()
             return self._index_specs
+
+    def _load_index_specs(self) -> list[IndexSpec]:
+        return indexes.load(self._options.storage_path, self._fs)
 
     def _save_index_specs(self, specs: list[IndexSpec]) -> None:
         with self._specs_lock:
-            indexes.save(self._options.storage_path, specs, self._fs)
+            self._store_index_specs(specs)
             self._index_specs = specs
+
+    def _store_index_specs(self, specs: list[IndexSpec]) -> None:
+        indexes.save(self._options.storage_path, specs, self._fs)
 
     def create_index(self, spec: IndexSpec) -> dict[str, Any]:
         """Create an index; it replaces one of the same family on the same field."""

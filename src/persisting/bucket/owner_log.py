@@ -16,10 +16,10 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from persisting import fs as filesystem
 from persisting.bucket import log_index, log_note
-from persisting.bucket.bucket import Bucket
 from persisting.bucket.group_commit import GroupCommit
 from persisting.bucket.log_positions import POSITIONS_FILE, PositionsFile
 from persisting.bucket.log_recovery import Replay, has_log
@@ -32,6 +32,9 @@ from persisting.options import PersistingOptions
 from persisting.records import Rules
 from persisting.wal import Log
 from persisting.wal.log import segment_bytes
+
+if TYPE_CHECKING:
+    from persisting.bucket.bucket import Bucket
 
 log = logging.getLogger("persisting")
 

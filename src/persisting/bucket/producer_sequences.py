@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -22,6 +24,12 @@ _MAX_NUMBER = (1 << 63) - 1
 
 ANONYMOUS = "~"
 """Prefix of producers that live as long as a connection; they are forgotten first."""
+
+DELAYED = f"{ANONYMOUS}delay-"
+"""Prefix of the producers of delayed puts (:mod:`persisting.bucket.delays`), one for each put."""
+
+MAX_DELAYED = 64
+"""Delayed puts remembered per bucket: long enough for a retry."""
 
 GENERATED = f"{ANONYMOUS}put-"
 """Prefix of the names that the command line generates for inputs without a write id."""
@@ -53,6 +61,27 @@ class ProducerSequences:
             self._last = msgspec.json.decode(encoded or b"{}", type=dict[str, int])
         except msgspec.DecodeError as exc:
             raise TableError(f"the producer sequences in the table cannot be read: {exc}") from exc
+        self._delayed = deque(name for name in self._last if name.startswith(DELAYED))
+        self._kept: set[str] = set()
+
+    def copy(self) -> ProducerSequences:
+        """Return a copy that can be changed independently."""
+        made = ProducerSequences(self.encode())
+        made.keep(self._kept)
+        return made
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """The producers that are never forgotten."""
+        return frozenset(self._kept)
+
+    def keep(self, producers: Iterable[str]) -> None:
+        """Never forget these producers, until :meth:`release`."""
+        self._kept.update(producers)
+
+    def release(self, producer: str) -> None:
+        """Let a producer be forgotten."""
+        self._kept.discard(producer)
 
     def has(self, sequence: ProducerSequence) -> bool:
         """Whether this put, or a later one of its producer, is stored."""
@@ -68,13 +97,26 @@ class ProducerSequences:
         return list(self._last.items())
 
     def remember(self, sequences: list[ProducerSequence]) -> None:
-        """Note puts as stored; forget the oldest producers beyond the maximum."""
+        """Note puts as stored; forget the oldest producers beyond the maximum.
+
+        Kept producers and anonymous ones in ``sequences`` stay, in addition to the maximum: what
+        was stored just now must be recognized if it is repeated after a crash.
+        """
         for producer, number in sequences:
             last = self._last.pop(producer, -1)
             self._last[producer] = max(last, number)
-        while len(self._last) > MAX_PRODUCERS:
-            oldest = next(iter(self._last))
-            del self._last[next((p for p in self._last if p.startswith(ANONYMOUS)), oldest)]
+            if last < 0 and producer.startswith(DELAYED):
+                self._delayed.append(producer)
+                if len(self._delayed) > MAX_DELAYED:
+                    self._last.pop(self._delayed.popleft(), None)
+        if len(self._last) > MAX_PRODUCERS:
+            new = {producer for producer, _ in sequences if producer.startswith(ANONYMOUS)}
+            self._forget_beyond_maximum(self._last.keys() & (self._kept | new))
+
+    def _forget_beyond_maximum(self, spared: set[str]) -> None:
+        while len(self._last) - len(spared) > MAX_PRODUCERS:
+            others = [producer for producer in self._last if producer not in spared]
+            del self._last[next((p for p in others if p.startswith(ANONYMOUS)), others[0])]
 
     def encode(self) -> str:
         """Return the value of :data:`WRITERS`; empty if there are no producers."""

@@ -39,7 +39,8 @@ class SchemaState:
 
     def encoder_for(self, view: TableView) -> RecordEncoder:
         """Return an encoder for a table and the schema of its topic. Blocking."""
-        schema, defined = view.schema, view.dataset is not None
+        # A table in an object store exists before its first record.
+        schema, defined = view.schema, view.dataset is not None and bool(view.schema or view.rows)
         shared = self.topic_schema()
         if shared is not None:
             schema, defined = merge(shared, schema, EVOLVING), True

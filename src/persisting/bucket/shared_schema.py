@@ -25,7 +25,7 @@ FILE = "schema.json"
 FORMAT = 1
 
 
-class _SchemaFile(msgspec.Struct):
+class SchemaFile(msgspec.Struct):
     """Content of the file. ``large`` are fields with whole numbers that a float cannot hold."""
 
     format: int
@@ -48,14 +48,25 @@ class SharedSchema:
         """Merge a bucket's new schema into the topic's, or raise :class:`SchemaError`."""
         with file_lock(self._path.with_name(self._path.name + ".lock")):
             stored = self._load()
-            old = EMPTY if stored is None else _decoded(stored.schema)
-            merged = merge(old, schema, rules, defined=stored is not None)
-            all_large = large | set(stored.large if stored is not None else ())
-            for field in old:
-                self._check_large(field, merged.field(field.name), all_large)
-            if stored is None or merged is not old or all_large != set(stored.large):
-                self._save(merged, all_large)
+            merged, content = self._merge(stored, schema, large, rules)
+            if content != stored:
+                self._save(content)
             return merged
+
+    def _merge(
+        self, stored: SchemaFile | None, schema: pa.Schema, large: frozenset[str], rules: Rules
+    ) -> tuple[pa.Schema, SchemaFile]:
+        """Return the merged schema, and the content of the file; the same one if nothing changes,
+        or raise."""
+        old = EMPTY if stored is None else _decoded(stored.schema)
+        merged = merge(old, schema, rules, defined=stored is not None)
+        all_large = large | set(stored.large if stored is not None else ())
+        for field in old:
+            self._check_large(field, merged.field(field.name), all_large)
+        if stored is not None and merged is old and all_large == set(stored.large):
+            return merged, stored
+        encoded = base64.b64encode(merged.serialize().to_pybytes()).decode()
+        return merged, SchemaFile(format=FORMAT, schema=encoded, large=sorted(all_large))
 
     def _check_large(self, old: pa.Field, new: pa.Field, large: set[str] | frozenset[str]) -> None:
         if old.name in large and integers_become_floats(old.type, new.type):
@@ -64,7 +75,7 @@ class SharedSchema:
                 "whole numbers beyond 2**53 in it; put the floats into another field"
             )
 
-    def _load(self) -> _SchemaFile | None:
+    def _load(self) -> SchemaFile | None:
         try:
             data = self._fs.read(self._path)
         except FileNotFoundError:
@@ -73,7 +84,7 @@ class SharedSchema:
             raise StorageError(f"cannot read {self._path}: {exc.strerror}") from exc
         json_files.check_format(data, self._path, FORMAT)
         try:
-            stored = json_files.decode(data, _SchemaFile)
+            stored = json_files.decode(data, SchemaFile)
         except msgspec.DecodeError as exc:
             raise StorageError(
                 f"the topic's schema file {self._path} is damaged ({exc}); remove it and the "
@@ -81,10 +92,8 @@ class SharedSchema:
             ) from exc
         return stored
 
-    def _save(self, schema: pa.Schema, large: set[str] | frozenset[str]) -> None:
+    def _save(self, stored: SchemaFile) -> None:
         """Replace the file; the caller holds its lock."""
-        encoded = base64.b64encode(schema.serialize().to_pybytes()).decode()
-        stored = _SchemaFile(format=FORMAT, schema=encoded, large=sorted(large))
         with os_errors_as("write", self._path):
             self._fs.remove_drafts(self._path.parent, of=self._path.name)
             self._fs.write_file(self._path, msgspec.json.encode(stored))

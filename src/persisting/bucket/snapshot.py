@@ -17,6 +17,8 @@ from persisting.records.arrow import align
 from persisting.table.view import Size, TableView
 
 _PAGE_BYTES = 4 * 1024 * 1024
+_SEARCHED_ROWS = 65_536
+"""A search for a time reads this many rows at once instead of halving the range further."""
 """A page of a stream ends once its rows take this many bytes of Arrow data."""
 
 
@@ -200,18 +202,31 @@ class Snapshot:
         Arrival times never decrease from one record to the next.
         """
         low, high = self.start, self.persisted
-        while low < high:
+        while high - low > _SEARCHED_ROWS:
             middle = (low + high) // 2
             if self.view.arrival(middle) < timestamp:
                 low = middle + 1
             else:
                 high = middle
+        if low < high:
+            low += int(np.searchsorted(self.view.arrivals(low, high - low), timestamp))
         for chunk, count in self._chunks if low == self.persisted else ():
             if chunk.arrival >= timestamp:
                 low += int(np.searchsorted(chunk.arrivals(count), timestamp))
                 break
             low += count
         return low
+
+    def arrival_of(self, offset: int) -> int:
+        """Return when a record arrived, in µs of Unix time; 0 if it is not there."""
+        if self.start <= offset < self.persisted:
+            return self.view.arrival(offset)
+        first = self.persisted
+        for chunk, count in self._chunks:
+            if first <= offset < first + count:
+                return int(chunk.arrivals(count)[offset - first])
+            first += count
+        return 0
 
     def is_quick(self, offset: int, limit: int | None) -> bool:
         """Whether a read needs no disk and so few conversions that a thread would cost more."""

@@ -224,15 +224,19 @@ class SnapshotSearch:
         self, where: str | None, columns: pa.Schema | None, limit: int | None
     ) -> list[dict[str, Any]]:
         """Return the first records that match a condition, in order."""
-        search.check_where(where)
         check_window(0, limit)
         records: list[dict[str, Any]] = []
         step = _MAX_RESULTS if limit is None else limit
-        offsets = self._search_all(lambda view: search.matching(view, where, limit), where)
-        offsets = sorted(offsets)[:limit]
+        offsets = self.matching_offsets(where, limit)
         for start in range(0, len(offsets), max(1, step)):
             records += self._snapshot.take(offsets[start : start + step], columns)
         return records
+
+    def matching_offsets(self, where: str | None, limit: int | None) -> list[int]:
+        """Return the offsets of the first records that match a condition, in order."""
+        search.check_where(where)
+        offsets = self._search_all(lambda view: search.matching(view, where, limit), where)
+        return sorted(offsets)[:limit]
 
     def count(self, where: str | None) -> int:
         """Return the number of records that match a condition."""

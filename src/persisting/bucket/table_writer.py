@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from persisting.bucket.chunk import Chunk
 from persisting.bucket.flush_batches import table_batches
-from persisting.bucket.producer_sequences import WRITERS
 from persisting.records import RecordEncoder, Rules
 from persisting.table.table import Table
 
@@ -31,13 +30,16 @@ class TableWriter:
         encoder: RecordEncoder,
         rules: Rules,
         sequence: int,
-        producers: str,
+        properties: Mapping[str, str],
     ) -> None:
-        """Commit the first chunks of the buffer with the log sequence that they reach."""
+        """Commit the first chunks of the buffer with the log sequence that they reach.
+
+        Of the ``properties`` beside them, empty ones are left out.
+        """
         batches = table_batches(chunks, encoder.schema, rules)
-        properties = {WRITERS: producers} if producers else {}
+        beside = {name: value for name, value in properties.items() if value}
         with self.lock:
-            self.table.append(batches, encoder.schema, sequence, properties)
+            self.table.append(batches, encoder.schema, sequence, beside)
             self._publish(len(chunks))
 
     @contextmanager

@@ -9,9 +9,14 @@ from __future__ import annotations
 import signal
 import sys
 
+owns_process = False
+"""Whether this process runs a command and nothing else."""
+
 
 def main() -> None:
     """Run the command line of this process and exit with its code."""
+    global owns_process
+    owns_process = True
     try:
         from persisting.cli.app import run
 

@@ -34,6 +34,11 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "get": Entry(
             "read:get", "Show the records from an offset on, of one bucket or of every bucket."
         ),
+        "ui": Entry(
+            "ui:ui",
+            "Serve a web page that shows topics: records, live tail, search, trajectories, "
+            "versions.",
+        ),
         "count": Entry(
             "search:count", "Count the records of a topic, or those that match an SQL condition."
         ),
@@ -85,6 +90,10 @@ SECTIONS: dict[str, dict[str, Entry]] = {
     "Consumer groups": {
         "groups": Entry(
             "groups:groups", "Show consumer groups and their lag; reset or delete a group."
+        ),
+        "work": Entry(
+            "work:work",
+            "Release leases of a work group; list, show and re-drive its dead letters.",
         ),
     },
     "Maintenance": {

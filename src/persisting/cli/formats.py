@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,12 +71,26 @@ def compression_of(name: str) -> str | None:
     return _COMPRESSIONS.get(Path(name).suffix.lower())
 
 
+class _Reads:
+    """Reads from a descriptor of its own, for a thread that may outlive the open file.
+
+    A thread that still reads after the file was closed would otherwise read, and consume, whatever
+    file got the same descriptor next. The copy is closed when the last reader drops it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = os.dup(fd)
+        weakref.finalize(self, os.close, self._fd).atexit = False
+
+    def __call__(self, size: int) -> bytes:
+        return os.read(self._fd, size)
+
+
 @contextmanager
 def decompressed(file: IO[bytes], compression: str | None) -> Iterator[Callable[[int], bytes]]:
     """Yield the function that reads a file, at most so many bytes at a time."""
     if compression is None:
-        fd = file.fileno()
-        yield lambda size: os.read(fd, size)
+        yield _Reads(file.fileno())
         return
     import pyarrow as pa
 

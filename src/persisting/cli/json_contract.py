@@ -8,6 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from persisting.actions.record_window import Found
+
+__all__ = ["CONTRACT", "Found", "Hit", "Printed", "Row", "prints", "schema_of"]
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -40,16 +44,6 @@ def prints(
         return function
 
     return register
-
-
-class Found(msgspec.Struct):
-    """A record with its position."""
-
-    bucket: int
-    offset: int
-    record: dict[str, Any]
-    time: str | None = None
-    """When the record was accepted."""
 
 
 def schema_of(command: str) -> dict[str, Any]:

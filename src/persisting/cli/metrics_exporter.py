@@ -8,6 +8,8 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from persisting.topic import work_metrics
+
 _BUCKET = ["topic", "bucket"]
 
 
@@ -39,6 +41,8 @@ class TopicsCollector(Collector):
                 for place in group.buckets:
                     labels = [facts.topic, group.group, str(place.bucket)]
                     families["lag"].add_metric(labels, place.lag)
+                if group.work is not None:
+                    work_metrics.add(families, facts.topic, group.group, group.work)
         yield from families.values()
 
 
@@ -59,6 +63,7 @@ def _families() -> dict[str, Any]:
             "Records that a consumer group has not committed yet",
             ["topic", "group", "bucket"],
         ),
+        **work_metrics.families(),
     }
 
 

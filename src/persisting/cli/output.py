@@ -23,8 +23,6 @@ _FOLDED = 30
 _ANSI = {"bold": "1", "dim": "2", "cyan": "36", "green": "32", "error": "1;31"}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-
 
 def is_terminal(stream: IO[str]) -> bool:
     """Return whether people read the stream; a pipe gets plain text."""
@@ -173,15 +171,6 @@ def printable(text: str) -> str:
         if text.isprintable()
         else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     )
-
-
-def size(count: float) -> str:
-    """Format a number of bytes for people."""
-    for unit in _UNITS:
-        if count < 1000 or unit == _UNITS[-1]:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
 
 
 def seconds(count: float) -> str:

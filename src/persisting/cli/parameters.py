@@ -12,11 +12,10 @@ from typing import Any, NoReturn
 
 import click
 
+from persisting.actions.text_values import parse_duration, parse_size, parse_time
 from persisting.errors import InvalidArgument
 from persisting.options import local_path
-
-_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
-_BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+from persisting.store_address import is_store_address, parse
 
 
 class ParsedText(click.ParamType):
@@ -40,10 +39,10 @@ class Duration(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, (int, float)):
             return float(value)
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
-        if not match or (match[2] or "s") not in _SECONDS:
-            self.fail(f"{value!r} is not a duration; write 90s, 15m, 12h, 7d or 2w", param, ctx)
-        return float(match[1]) * _SECONDS[match[2] or "s"]
+        try:
+            return parse_duration(value)
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
 
 
 class Size(click.ParamType):
@@ -54,10 +53,10 @@ class Size(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", value.strip().lower())
-        if not match:
-            self.fail(f"{value!r} is not a size; write 500k, 10MB or 2G", param, ctx)
-        return int(float(match[1]) * _BYTES[match[2]])
+        try:
+            return parse_size(value)
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
 
 
 class Timestamp(click.ParamType):
@@ -69,21 +68,9 @@ class Timestamp(click.ParamType):
         if isinstance(value, dt.datetime):
             return value
         try:
-            return dt.datetime.fromisoformat(value.replace("Z", "+00:00")).astimezone()
-        except ValueError:
-            pass
-        try:
-            ago = Duration().convert(value.removesuffix(" ago"), None, None)
-        except click.BadParameter:
-            self.fail(
-                f"{value!r} is not a time; write 2026-11-15T14:30, or 2h for two hours ago",
-                param,
-                ctx,
-            )
-        try:
-            return dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=ago)
-        except OverflowError:
-            self.fail(f"{value!r} is too far in the past", param, ctx)
+            return parse_time(value)
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
 
 
 class Json(ParsedText):
@@ -122,6 +109,18 @@ class LocalPath(click.Path):
         except InvalidArgument as exc:
             self.fail(f"{exc}.", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class AnyPlace(LocalPath):
+    """A path in the local file system, or the address of a prefix in an object store."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not is_store_address(value):
+            return super().convert(value, param, ctx)
+        try:
+            return str(parse(value))
+        except InvalidArgument as exc:
+            self.fail(f"{exc}.", param, ctx)
 
 
 class Names(ParsedText):

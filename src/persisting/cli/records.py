@@ -1,34 +1,14 @@
-"""Converts stored rows to records and records to text."""
+"""Converts records to text."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from persisting.cli import output
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from persisting.topic.spec import TopicConfig
-
 _LONG_LIST = 8
 _LONG_TEXT = 200
-
-
-def records(
-    batch: pa.RecordBatch, schema: pa.Schema, names: list[str], config: TopicConfig
-) -> list[dict[str, Any]]:
-    """Convert rows to records as the queue returns them: all fields, with the topic's defaults."""
-    import pyarrow as pa
-
-    from persisting.records.arrow import align
-
-    target = pa.schema([schema.field(name) for name in names])
-    converted: list[dict[str, Any]] = align(
-        batch, target, config.options.get("schema_defaults") or {}
-    ).to_pylist()
-    return converted
 
 
 def without_nulls(value: Any) -> Any:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from persisting import cli
+from persisting.actions.text_values import format_size
 from persisting.cli import output
 from persisting.suggestions import choices
 
 if TYPE_CHECKING:
     from persisting.queue import QueueReader
+    from persisting.store.object_store import ObjectStore
+    from persisting.topic.store_files import StoreTopic
     from persisting.topic.topic_files import TopicFolder
 
 _T = TypeVar("_T")
@@ -32,18 +37,126 @@ def debugging() -> bool:
     return bool(click.get_current_context().find_root().obj)
 
 
+IN_STORES = (
+    ("topics",),
+    ("describe",),
+    ("head",),
+    ("tail",),
+    ("get",),
+    ("query",),
+    ("count",),
+    ("search",),
+    ("versions",),
+    ("tag",),
+    ("restore",),
+    ("index", "create"),
+    ("index", "list"),
+    ("index", "drop"),
+    ("compact",),
+    ("retain",),
+    ("verify",),
+    ("create",),
+    ("delete",),
+    ("put",),
+    ("import",),
+    ("export",),
+    ("groups",),
+    ("backup", "create"),
+    ("backup", "restore"),
+    ("backup", "verify"),
+    ("wal", "inspect"),
+    ("metrics", "serve"),
+    ("pipeline",),
+)
+"""The commands, or groups of commands, that also take topics in an object store."""
+
+
 def find_topic(topic: str, storage: str) -> TopicFolder:
-    """Find a topic on disk for reading, without locking or recovering it."""
+    """Find a stored topic for reading, without locking or recovering it."""
+    _load_arrow()
     from persisting.topic.inspect import find
 
+    refuse_store(topic, storage)
     return find(topic, storage)
+
+
+def refuse_store(topic: str, storage: str) -> None:
+    """Raise if a topic is in an object store and the command works with folders only."""
+    from persisting.store_address import is_store_address
+
+    place = topic if is_store_address(topic) else storage
+    _, *words = click.get_current_context().command_path.split()
+    known = words[:1], words[:2]
+    if is_store_address(place) and not any(tuple(name) in IN_STORES for name in known):
+        raise click.UsageError(
+            f"'persisting {' '.join(words)}' does not support topics in an object store yet "
+            f"({place}); these commands do: {', '.join(map(' '.join, IN_STORES))}."
+        )
 
 
 def folder_of(topic: str, storage: str) -> Path:
     """Return the folder of a topic, which need not exist."""
+    _load_arrow()
     from persisting.topic import inspect
 
+    refuse_store(topic, storage)
     return inspect.folder_of(topic, storage)
+
+
+class TopicPlace(NamedTuple):
+    """Where a topic is, or would be: in a folder or in an object store."""
+
+    name: str
+    root: str
+    """The ``storage_path`` of the topic."""
+    place: Path | ObjectStore
+
+    def __str__(self) -> str:
+        return str(self.place) if isinstance(self.place, Path) else str(self.place.address)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the topic exists."""
+        from persisting.topic import store_config
+        from persisting.topic.spec import FILE
+
+        if isinstance(self.place, Path):
+            return (self.place / FILE).exists()
+        return store_config.load(self.place) is not None
+
+
+def place_of(topic: str, storage: str) -> TopicPlace:
+    """Return the place of a topic, which need not exist."""
+    from persisting.store_address import is_store_address, parse
+
+    address = topic if is_store_address(topic) else storage
+    is_path = os.sep in topic or topic in (".", "..")
+    if not is_store_address(address) or (is_path and address is storage):
+        folder = folder_of(topic, storage)
+        return TopicPlace(folder.name, str(folder.parent), folder)
+    _load_arrow()
+    from persisting.topic.topic_names import check_name
+
+    refuse_store(topic, storage)
+    whole = parse(topic) if address is topic else parse(storage) / check_name("topic", topic)
+    return TopicPlace(whole.name, str(whole.parent), store_at(str(whole)))
+
+
+def store_at(address: str) -> ObjectStore:
+    """Return the store at an address, with credentials from the environment."""
+    from persisting.store.object_store import open_store
+    from persisting.store.storage_options import StorageOptions
+    from persisting.store_address import parse
+
+    return open_store(parse(address), StorageOptions())
+
+
+def _load_arrow() -> None:
+    """Start quickly, in a process that runs nothing else."""
+    if cli.owns_process:
+        from persisting.arrow_loading import load_without_pandas
+
+        load_without_pandas()
 
 
 def buckets(source: TopicFolder, chosen: int | None) -> list[int]:
@@ -89,8 +202,13 @@ def note_unflushed(source: TopicFolder, *, reads_log: bool = False) -> None:
     from persisting.fs import current
     from persisting.lock import owner_of
     from persisting.topic.spec import bucket_folder
+    from persisting.topic.store_files import StoreTopic
     from persisting.wal import FOLDER as LOG
 
+    if isinstance(source, StoreTopic):
+        if not reads_log:
+            _note_unflushed_in_store(source)
+        return
     owner = None
     logs = set()
     for bucket in source.buckets:
@@ -107,11 +225,22 @@ def note_unflushed(source: TopicFolder, *, reads_log: bool = False) -> None:
     logged = bool(source.config.options.get("enable_wal"))
     if owner is None or (logged and (reads_log or not pending)):
         return
-    missing = f"{output.size(pending)} of its log" if logged else "records not flushed yet"
+    missing = f"{format_size(pending)} of its log" if logged else "records not flushed yet"
     output.say(
         f"note: process {owner.get('pid')} on {owner.get('host')} has the topic open for writing; "
         f"this output does not include {missing}"
     )
+
+
+def _note_unflushed_in_store(source: StoreTopic) -> None:
+    for bucket in source.buckets:
+        owner = source.owner(bucket)
+        if owner is not None:
+            output.say(
+                f"note: process {owner['pid']} on {owner['host']} has the topic open for writing, "
+                "or was killed; this output does not include what it has not flushed yet"
+            )
+            return
 
 
 @asynccontextmanager
@@ -119,8 +248,8 @@ async def reader(topic: str, storage: str, bucket: int | None = None) -> AsyncIt
     """Open a reader of a topic on disk."""
     from persisting.queue import read_queue
 
-    folder = find_topic(topic, storage).folder
-    opened = await read_queue(topic=folder.name, storage_path=str(folder.parent), bucket_id=bucket)
+    place, _, name = find_topic(topic, storage).place.rpartition("/")
+    opened = await read_queue(topic=name, storage_path=place or "/", bucket_id=bucket)
     async with opened:
         yield opened
 

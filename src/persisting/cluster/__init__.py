@@ -5,7 +5,8 @@ several of them · ``service`` the requests one bucket answers · ``page_size`` 
 a page · ``staged_uploads`` puts of several messages · ``node`` a process that is nothing but a
 storage node.
 
-The calling side: ``open_remote`` opens writers and readers · ``cluster_topic`` topics on a cluster
+The calling side: ``open_remote`` opens writers and readers · ``cluster_reader`` a member that never
+owns a bucket · ``cluster_topic`` topics on a cluster
 · ``client`` topics and buckets wherever they are, made of ``locator`` and ``node_locator`` (who
 owns a bucket), ``put_pipeline`` (the order of puts, messages that share an owner),
 ``put_delivery`` (calls to owners, retries) and ``watcher`` (waiting).
@@ -22,7 +23,13 @@ from typing import Any
 
 from persisting.errors import StorageError
 
-_LAZY = {"serve": "host", "StorageNode": "node", "NodeOptions": "node", "NodeHealth": "node"}
+_LAZY = {
+    "ClusterReader": "cluster_reader",
+    "NodeHealth": "node",
+    "NodeOptions": "node",
+    "StorageNode": "node",
+    "serve": "host",
+}
 
 
 def __getattr__(name: str) -> Any:

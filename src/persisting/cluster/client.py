@@ -26,13 +26,19 @@ from persisting.topic.stream_position import StreamPosition
 from persisting.topic.table_calls import T, TableCall
 
 _LARGEST_INT = (1 << 63) - 1
+_WINDOW_TRIES = 4
 
 
 class RemoteTopic(ConfiguredTopic):
     """A topic whose buckets have their owners elsewhere, or in this process."""
 
-    def __init__(self, *, as_columns: bool = False) -> None:
-        """With ``as_columns``, owners take records as Arrow columns."""
+    def __init__(self, *, as_columns: bool = False, puts_directly: bool = True) -> None:
+        """With ``as_columns``, owners take records as Arrow columns.
+
+        Without ``puts_directly``, puts to buckets of this process are numbered too, so that they
+        can be repeated elsewhere if nobody knows whether they were stored.
+        """
+        self._puts_directly = puts_directly
         self._locators: dict[int, OwnerLocator] = {}
         self._clients: dict[int, RemoteBucketClient] = {}
         self._puts = PutPipeline(self.locator, as_columns=as_columns)
@@ -60,7 +66,9 @@ class RemoteTopic(ConfiguredTopic):
 
     def bucket(self, bucket: int) -> RemoteBucketClient:
         if bucket not in self._clients:
-            client = RemoteBucketClient(bucket, self.locator(bucket), self._puts)
+            client = RemoteBucketClient(
+                bucket, self.locator(bucket), self._puts, puts_directly=self._puts_directly
+            )
             self._clients[bucket] = client
         return self._clients[bucket]
 
@@ -128,9 +136,12 @@ class RemoteTopic(ConfiguredTopic):
 class RemoteBucketClient:
     """A bucket of any owner, reached directly while this process owns it."""
 
-    def __init__(self, bucket: int, locator: OwnerLocator, puts: PutPipeline) -> None:
+    def __init__(
+        self, bucket: int, locator: OwnerLocator, puts: PutPipeline, *, puts_directly: bool = True
+    ) -> None:
         """``puts`` is shared by all buckets of the topic."""
         self._bucket, self._locator, self._puts = bucket, locator, puts
+        self._puts_directly = puts_directly
         self._watcher = EndWatcher(locator)
         self._start = 0
         """The first offset left, as far as a read from the earliest record has shown."""
@@ -138,6 +149,8 @@ class RemoteBucketClient:
     def direct_service(self) -> BucketService | None:
         """Return the bucket itself if this process owns it and a put to it can go directly:
         none that was called earlier is still on its way."""
+        if not self._puts_directly:
+            return None
         service = self._locator.local_service()
         return service if service is not None and not self._puts.is_busy(self._bucket) else None
 
@@ -170,7 +183,7 @@ class RemoteBucketClient:
         if service is not None:
             with suppress(BucketClosed):
                 return self._seen(offset, await service.direct(lambda c: c.read(offset, limit)))
-        pages = [page async for page in self._window("get", offset, limit)]
+        pages = await self._window("get", offset, limit)
         records = [record for page in pages for record in _as_records(page.rows)]
         return self._seen(offset, pages[0]._replace(rows=records))
 
@@ -180,34 +193,46 @@ class RemoteBucketClient:
         return page
 
     async def read_arrow(self, offset: int, limit: int | None) -> Page:
-        pages = [page async for page in self._window("get_arrow", offset, limit)]
+        pages = await self._window("get_arrow", offset, limit)
         tables = [page.rows for page in pages]
         table = await asyncio.to_thread(_joined, [t for t in tables if len(t)] or tables[:1])
         return pages[0]._replace(rows=table)
 
-    async def _window(self, op: str, offset: int, limit: int | None) -> AsyncIterator[Page]:
+    async def _window(self, op: str, offset: int, limit: int | None) -> list[Page]:
         """Read a window in pages that each fit a message.
 
-        All pages are of one epoch: the window ends where another epoch begins.
+        All pages are of one epoch and follow each other. If retention or a restore comes between
+        two pages, the window is read again, as if it had begun after that. If that happens time and
+        again, the pages so far are returned: the caller's next read starts after them.
         """
-        left, epoch = limit, None
+        for _ in range(_WINDOW_TRIES):
+            pages, whole = await self._pages_of_window(op, offset, limit)
+            if whole:
+                break
+        return pages
+
+    async def _pages_of_window(
+        self, op: str, offset: int, limit: int | None
+    ) -> tuple[list[Page], bool]:
+        """Return pages, and whether they are all that the window has."""
+        pages: list[Page] = []
+        left = limit
         while True:
             try:
                 reply = await self._ask(op, {"offset": offset, "limit": left})
             except OffsetOutOfRange:
-                if epoch is None:
+                if not pages:
                     raise
-                return  # retention removed rows between two pages
+                return pages, False  # retention removed the next rows
             page = _page_of(reply)
             count = len(page.rows)
-            if epoch not in (None, page.epoch):
-                return
-            epoch = page.epoch
-            yield page
+            if pages and page.epoch != pages[0].epoch:
+                return pages, False
+            pages.append(page)
             offset = page.first + count
             left = None if left is None else left - count
             if not count or left == 0:
-                return
+                return pages, True
 
     async def call(self, call: TableCall[T]) -> T:
         """Run a call on the bucket's table; it may take long."""

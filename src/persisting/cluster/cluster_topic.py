@@ -11,9 +11,11 @@ from persisting.cluster.client import RemoteTopic
 from persisting.cluster.host import host_on
 from persisting.cluster.node_locator import NodeLocator
 from persisting.cluster.placement import bucket_key
+from persisting.cluster.pulse import Pulse
 from persisting.cluster.transport import Transport
 from persisting.cluster.wire import Request
 from persisting.errors import BucketClosed
+from persisting.store.object_store import ObjectStore
 from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.spec import TopicConfig
 
@@ -28,11 +30,22 @@ class ClusterTopic(RemoteTopic):
         storage_path: str | None,
         config: TopicConfig,
         home: str | None,
+        store: ObjectStore | None = None,
     ) -> None:
-        """``home`` is the node that holds a topic in memory, which cannot move."""
-        super().__init__()
+        """``home`` is the node that holds a topic in memory, which cannot move. ``store`` is that
+        of a topic in an object store."""
+        super().__init__(puts_directly=store is None)
         self._transport, self._place, self._config, self._home = transport, place, config, home
-        self._storage_path = storage_path
+        self._storage_path, self._store = storage_path, store
+        self._pulse = None if store is None else Pulse(transport)
+
+    @classmethod
+    def in_store(
+        cls, transport: Transport, store: ObjectStore, config: TopicConfig
+    ) -> ClusterTopic:
+        """Return a topic in an object store."""
+        address = store.address
+        return cls(transport, str(address), str(address.parent), config, None, store)
 
     @property
     def config(self) -> TopicConfig:
@@ -40,7 +53,13 @@ class ClusterTopic(RemoteTopic):
 
     @property
     def folder(self) -> Path | None:
-        return None if self._home is not None else Path(self._place)
+        if self._home is not None or self._store is not None:
+            return None
+        return Path(self._place)
+
+    @property
+    def store(self) -> ObjectStore | None:
+        return self._store
 
     def _new_locator(self, bucket: int) -> NodeLocator:
         opening = Request(
@@ -53,7 +72,7 @@ class ClusterTopic(RemoteTopic):
             },
         )
         key = bucket_key(self._place, bucket)
-        return NodeLocator(self._transport, key, opening, self._home)
+        return NodeLocator(self._transport, key, opening, self._home, self._pulse)
 
     async def _put_here(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from persisting import metrics
 from persisting.cluster.host import Host, serve
 from persisting.cluster.pulsing_transport import PulsingTransport, members_of, start_system
+from persisting.concurrency.pool import in_thread
 from persisting.errors import InvalidArgument, StorageError
 from persisting.options import storage_folder
+from persisting.store.object_store import open_store
+from persisting.store.probe import probe
+from persisting.store.storage_options import StorageOptions
+from persisting.store_address import StoreAddress, is_store_address
+from persisting.store_address import parse as parse_url
 
 _JOIN_STEP_SECONDS = 0.1
 
@@ -24,7 +30,7 @@ class NodeOptions:
     """How a storage node is reached and what it owns."""
 
     storage: str
-    """The node owns only topics in this folder."""
+    """The node owns only topics in this folder, or below this address in an object store."""
     address: str = "127.0.0.1:0"
     seeds: Sequence[str] = ()
     """Addresses of other nodes; without any, the node begins a cluster."""
@@ -33,6 +39,8 @@ class NodeOptions:
     metrics_host: str = "127.0.0.1"
     join_seconds: float = 30.0
     """How long to wait for one of the seeds."""
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    """Credentials and settings for an object store; None: those of the environment."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class NodeHealth:
 class StorageNode:
     """A running node."""
 
-    def __init__(self, system: Any, host: Host, server: Any, storage: Path) -> None:
+    def __init__(self, system: Any, host: Host, server: Any, storage: Path | StoreAddress) -> None:
         self._system, self._host, self._server = system, host, server
         self._transport = PulsingTransport(system)
         self.storage = storage
@@ -63,20 +71,17 @@ class StorageNode:
     @classmethod
     async def start(cls, options: NodeOptions) -> StorageNode:
         """Join the cluster and own buckets; raise if no seed can be reached."""
-        storage = storage_folder(options.storage)
-        try:
-            storage.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise StorageError(f"cannot create {storage}: {exc.strerror}") from exc
+        storage = await _prepared_storage(options)
         address = resolved(options.address, "the address")
         seeds = [resolved(seed, "a seed") for seed in options.seeds]
         system = await start_system(address, seeds, options.passphrase)
         host = server = None
         try:
             if seeds and str(system.addr) not in seeds:
-                await _joined(system, options)
+                await joined(system, options.seeds, options.join_seconds)
             server = _metrics_server(options)
-            host = await serve(system, storage)
+            given = str(storage) if isinstance(storage, StoreAddress) else storage
+            host = await serve(system, given, storage_options=options.storage_options)
         except BaseException:
             if server is not None:
                 server.shutdown()
@@ -102,6 +107,20 @@ class StorageNode:
             await self._system.shutdown()
 
 
+async def _prepared_storage(options: NodeOptions) -> Path | StoreAddress:
+    """Return the storage of a node: a folder, which is created, or a store, which is probed."""
+    if is_store_address(options.storage):
+        address = parse_url(options.storage)
+        await in_thread(probe, open_store(address, StorageOptions(options.storage_options)))
+        return address
+    storage = storage_folder(options.storage)
+    try:
+        storage.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise StorageError(f"cannot create {storage}: {exc.strerror}") from exc
+    return storage
+
+
 def resolved(address: str, what: str) -> str:
     """Return ``host:port`` with the number of its host, which is all that Pulsing accepts."""
     host, colon, port = address.rpartition(":")
@@ -115,15 +134,14 @@ def resolved(address: str, what: str) -> str:
     return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
 
 
-async def _joined(system: Any, options: NodeOptions) -> None:
+async def joined(system: Any, seeds: Sequence[str], seconds: float) -> None:
     """Wait until another node is seen."""
-    deadline = time.monotonic() + options.join_seconds
+    deadline = time.monotonic() + seconds
     while await members_of(system) < 2:
         if time.monotonic() >= deadline:
             raise StorageError(
-                f"no seed answered within {options.join_seconds:g} s "
-                f"({', '.join(options.seeds)}): check that one of them runs, its address, and that "
-                "all nodes have the same passphrase"
+                f"no seed answered within {seconds:g} s ({', '.join(seeds)}): check that one of "
+                "them runs, its address, and that all nodes have the same passphrase"
             )
         await asyncio.sleep(_JOIN_STEP_SECONDS)
 

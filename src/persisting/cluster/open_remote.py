@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from persisting import fs as filesystem
+from persisting import store_address
+from persisting.cluster import store_access
 from persisting.cluster.cluster_topic import ClusterTopic
 from persisting.cluster.host import host_on, serve
 from persisting.cluster.placement import ranked
@@ -15,13 +18,18 @@ from persisting.cluster.transport import HOST_ENDPOINT, Transport, Unreachable
 from persisting.cluster.wire import Request
 from persisting.concurrency.pool import in_thread
 from persisting.errors import InvalidArgument, NoSuchTopic
+from persisting.store.object_store import ObjectStore
+from persisting.store.probe import probe
+from persisting.store_address import is_store_address
 from persisting.topic import spec as topics
+from persisting.topic import store_config
 from persisting.topic.address import TopicAddress
 from persisting.topic.local import agreed_config
 from persisting.topic.open_local import ReaderOptions, deadline_of, open_reader, when_found
 from persisting.topic.reader import QueueReader
 from persisting.topic.registry import register_backend
 from persisting.topic.spec import TopicConfig, TopicSpec
+from persisting.topic.topic_names import check_name
 from persisting.topic.writer import QueueWriter
 
 _ASK_SECONDS = 3.0
@@ -32,7 +40,7 @@ async def open_remote_writer(
     system: Any, wanted: TopicSpec, cls: type | None, storage_path: Any, writer_id: str | None
 ) -> QueueWriter:
     """Return a writer of a topic on the nodes of ``system``."""
-    transport = await _ready(system, wanted, cls)
+    transport = await ready_transport(system, wanted, cls)
     topic = await _already_open(transport, wanted, storage_path)
     if topic is None:
         folder, config, changed = await in_thread(agreed_config, wanted, storage_path)
@@ -43,6 +51,40 @@ async def open_remote_writer(
             if changed:
                 await topic.reopen()
     return QueueWriter(topic, writer_id=writer_id)
+
+
+async def open_remote_store_writer(
+    system: Any,
+    wanted: TopicSpec,
+    cls: type | None,
+    storage_path: str,
+    storage_options: Mapping[str, Any] | None,
+    writer_id: str | None,
+) -> QueueWriter:
+    """Return a writer of a topic in an object store, whose buckets the nodes of ``system`` own."""
+    if cls is not None:
+        raise InvalidArgument(
+            f"a topic at {storage_path} needs the backend 'persisting' by its name, got {cls!r}"
+        )
+    wanted.check()
+    store = _store_at(storage_path, wanted.topic, storage_options)
+    await in_thread(probe, store)
+    before = await in_thread(store_config.load, store)
+    config = await in_thread(store_config.agreed, wanted, store)
+    transport = await ready_transport(system, wanted, cls)
+    topic = ClusterTopic.in_store(transport, store, config)
+    if before is not None and before != config:
+        await topic.reopen()
+    return QueueWriter(topic, writer_id=writer_id)
+
+
+def _store_at(
+    storage_path: str, topic: str, storage_options: Mapping[str, Any] | None
+) -> ObjectStore:
+    """Return the store of a topic; the host of this process reaches it in the same way."""
+    address = store_address.parse(storage_path) / check_name("topic", topic)
+    store_access.remember(storage_path, storage_options)
+    return store_access.topic_store(address)
 
 
 async def _already_open(
@@ -74,18 +116,38 @@ def _the_only(candidates: list[dict[str, Any]], topic: str) -> dict[str, Any]:
 
 
 async def open_remote_reader(
-    system: Any, wanted: TopicSpec, cls: type | None, storage_path: Any, options: ReaderOptions
+    system: Any,
+    wanted: TopicSpec,
+    cls: type | None,
+    storage_path: Any,
+    options: ReaderOptions,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> QueueReader:
     """Return a reader of a topic on the nodes of ``system``."""
     deadline = deadline_of(options.wait_for_topic)
-    transport = await _ready(system, wanted, cls)
+    if is_store_address(storage_path):
+        store_access.remember(storage_path, storage_options)
+    transport = await ready_transport(system, wanted, cls)
     topic = await when_found(
-        lambda: _find(transport, wanted, storage_path), deadline, _WAIT_STEP_SECONDS
+        lambda: find_remote_topic(transport, wanted, storage_path), deadline, _WAIT_STEP_SECONDS
     )
     return await open_reader(topic, options)
 
 
-async def _ready(system: Any, wanted: TopicSpec, cls: type | None) -> Transport:
+async def open_reader_of_others(
+    transport: Transport,
+    wanted: TopicSpec,
+    storage_path: str,
+    options: ReaderOptions,
+    storage_options: Mapping[str, Any] | None = None,
+) -> QueueReader:
+    """Return a reader of a topic on other nodes; this node never becomes a storage node."""
+    if is_store_address(storage_path):
+        store_access.remember(storage_path, storage_options)
+    return await open_reader(await find_remote_topic(transport, wanted, storage_path), options)
+
+
+async def ready_transport(system: Any, wanted: TopicSpec, cls: type | None) -> Transport:
     """Return the way to a system's nodes; if none of them hosts buckets, this one does."""
     transport = PulsingTransport(system)
     if cls is not None and wanted.backend is not None:
@@ -95,8 +157,12 @@ async def _ready(system: Any, wanted: TopicSpec, cls: type | None) -> Transport:
     return transport
 
 
-async def _find(transport: Transport, wanted: TopicSpec, storage_path: Any) -> ClusterTopic:
-    """Return a topic that is open on the cluster, or the one on disk."""
+async def find_remote_topic(
+    transport: Transport, wanted: TopicSpec, storage_path: Any
+) -> ClusterTopic:
+    """Return a topic that is open on the cluster, or the one on disk or in an object store."""
+    if is_store_address(storage_path):
+        return await _find_in_store(transport, wanted, storage_path)
     if storage_path is None:
         candidates = await _open_topics(transport, wanted.topic)
         if candidates:
@@ -115,10 +181,26 @@ async def _find(transport: Transport, wanted: TopicSpec, storage_path: Any) -> C
     return ClusterTopic(transport, str(place), str(place.parent), wanted.applied_to(config), None)
 
 
+async def _find_in_store(
+    transport: Transport, wanted: TopicSpec, storage_path: str
+) -> ClusterTopic:
+    store = _store_at(storage_path, wanted.topic, None)
+    config = await in_thread(store_config.load, store)
+    if config is None:
+        raise NoSuchTopic(
+            f"there is no topic {wanted.topic!r} at {storage_path}. To wait for it, pass "
+            "wait_for_topic=True"
+        )
+    return ClusterTopic.in_store(transport, store, wanted.applied_to(config))
+
+
 def _remote(transport: Transport, wanted: TopicSpec, known: dict[str, Any]) -> ClusterTopic:
     """Return the topic that a host described."""
     config = wanted.applied_to(msgspec.convert(known["config"], TopicConfig))
     place = known["place"]
+    address = TopicAddress.parse(place).store
+    if address is not None:
+        return ClusterTopic.in_store(transport, store_access.topic_store(address), config)
     if _in_ram(known):
         return ClusterTopic(transport, place, None, config, known["node"])
     return ClusterTopic(transport, place, place.rsplit("/", 1)[0], config, None)

@@ -29,6 +29,19 @@ def bucket_key(place: str, bucket: int) -> str:
     return f"persisting/b{digest}/{bucket}"
 
 
+NODE_LANES = 16
+"""Endpoints of a node for all its buckets in object stores. They exist from the start: while a
+node hangs, Pulsing takes minutes to publish a name, and a take-over would wait for it."""
+
+KEY = "bucket key"
+"""The argument of a request to such an endpoint that names the bucket."""
+
+
+def node_lane_endpoint(lane: int) -> str:
+    """Return the endpoint of one lane of a node."""
+    return f"persisting/node/{lane}"
+
+
 def lane_endpoint(key: str, lane: int) -> str:
     """Return the endpoint of one lane of a bucket."""
     return f"{key}/{lane}"

@@ -15,6 +15,7 @@ from persisting.cluster import wire
 from persisting.cluster.actor import EndpointActor
 from persisting.cluster.pulsing_messages import message, payload_of
 from persisting.cluster.transport import (
+    ALIVE_ENDPOINT,
     HOST_ENDPOINT,
     KEEPALIVE_SECONDS,
     Answering,
@@ -39,6 +40,10 @@ _limits: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphor
     WeakKeyDictionary()
 )
 _last_seen: dict[str, list[str]] = {}
+_references: dict[tuple[str, str, str], Any] = {}
+"""By own node, endpoint and node, what Pulsing last resolved."""
+
+_MOST_REFERENCES = 4096
 
 
 class PulsingTransport:
@@ -60,8 +65,29 @@ class PulsingTransport:
         return alive
 
     async def connect(self, endpoint: str, node: str, timeout: float) -> PulsingConnection:
-        resolving = self._system.resolve_named(endpoint, node_id=int(node))
-        return PulsingConnection(await _reached(resolving, node, timeout), node)
+        reference = await self._resolved(endpoint, node, timeout)
+        # Pings must not wait for the calls whose node they ask about.
+        limit = f"{node} {endpoint}" if endpoint == ALIVE_ENDPOINT else node
+        return PulsingConnection(reference, node, limit)
+
+    async def _resolved(self, endpoint: str, node: str, timeout: float) -> Any:
+        """Return a reference to an endpoint; the last one if Pulsing gives none now.
+
+        On a busy machine, or while another node hangs, Pulsing takes living nodes for dead at
+        times. Their endpoints still answer, and a dead node's refuse.
+        """
+        key = self.node, endpoint, node
+        try:
+            resolving = self._system.resolve_named(endpoint, node_id=int(node))
+            reference = await _reached(resolving, node, timeout)
+        except Unreachable:
+            if key not in _references:
+                raise
+            return _references[key]
+        if len(_references) >= _MOST_REFERENCES:
+            _references.clear()
+        _references[key] = reference
+        return reference
 
     async def publish(
         self, endpoint: str, answering: Answering, on_stop: StopHook | None = None
@@ -77,8 +103,9 @@ class PulsingTransport:
 class PulsingConnection:
     """A reference to an actor: a :class:`~persisting.cluster.transport.Connection`."""
 
-    def __init__(self, ref: Any, node: str) -> None:
-        self._ref, self.node = ref, node
+    def __init__(self, ref: Any, node: str, limit: str) -> None:
+        """``limit`` names the calls that count together towards ``MAX_IN_FLIGHT``."""
+        self._ref, self.node, self._limit = ref, node, limit
         self._reads_text = False
 
     async def ask(self, request: Request, timeout: float | None = None) -> Reply:
@@ -101,7 +128,7 @@ class PulsingConnection:
     async def _send(self, request: Request, timeout: float) -> Any:
         sent = message(request.op, wire.encode(request), as_text=self._reads_text)
         limits = _limits.setdefault(asyncio.get_running_loop(), {})
-        async with limits.setdefault(self.node, asyncio.Semaphore(MAX_IN_FLIGHT)):
+        async with limits.setdefault(self._limit, asyncio.Semaphore(MAX_IN_FLIGHT)):
             answer = await _reached(self._ref.ask(sent), self.node, timeout)
         if answer is None:
             raise Unreachable(f"node {self.node} gave no reply to {request.op!r}")

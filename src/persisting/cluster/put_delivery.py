@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 from persisting.cluster import wire
 from persisting.cluster.locator import LOST, OwnerLocator, Patience
-from persisting.cluster.wire import Request
+from persisting.cluster.transport import Answered, PostingTarget
+from persisting.cluster.wire import PackedColumns, Reply, Request
 from persisting.errors import BucketClosed, StorageError
+from persisting.records.record_columns import RecordColumns
 from persisting.topic.bucket_client import ProducerSequence
-from persisting.topic.bucket_set import all_results
 
 _UPLOAD_ATTEMPTS = 5
 
@@ -26,13 +27,20 @@ _TOGETHER_SECONDS = 1.0
 part of the put as a whole. Then they are sent without them."""
 
 
+class ColumnRange(NamedTuple):
+    """The rows for one bucket among those of a put that is sent as columns."""
+
+    packed: PackedColumns
+    start: int
+    rows: int
+
+
 class PackedRows(NamedTuple):
-    """The rows for one bucket, as pieces that each fit a message."""
+    """The rows for one bucket: pieces that each fit a message, or a part of packed columns."""
 
     pieces: list[bytes]
     is_arrow: bool
-    schema: bytes | None = None
-    """The schema of records that are sent as columns; :func:`wire.pack_columns`."""
+    columns: ColumnRange | None = None
 
 
 class Outcome(NamedTuple):
@@ -58,11 +66,12 @@ class PutDelivery:
         rows: dict[int, PackedRows],
         sequence: ProducerSequence,
         patience: Patience,
+        answer: Reply | Exception | None = None,
     ) -> dict[int, Exception]:
         """Store rows at one owner, in one call.
 
         Return the buckets for which another owner must be found, with the reason. All others are
-        stored.
+        stored. ``answer`` is the outcome of :meth:`post`, if the rows were sent by that.
         """
         lost: dict[int, Exception] = {}
         while True:
@@ -73,12 +82,16 @@ class PutDelivery:
             if not here:
                 return lost
             if len(here) > 1 and node in self._single_bucket_nodes:
-                calls = [self.to_owner(node, {b: here[b]}, sequence, patience) for b in here]
-                for lost_bucket in await all_results(calls):
-                    lost |= lost_bucket
-                return lost
+                return lost | await self._one_by_one(node, here, sequence, patience)
             try:
-                missing = await self._send(here, sequence, patience)
+                if answer is None or lost:
+                    missing = await self._send(here, sequence, patience)
+                else:
+                    posted, answer = answer, None
+                    found = _missing_in(posted)
+                    if found is None:
+                        continue
+                    missing = found
             except LOST as exc:
                 return lost | self._forget(here, exc)
             except StorageError as exc:
@@ -90,6 +103,62 @@ class PutDelivery:
                 return lost
             # Nothing was stored: send what is left without the missing buckets.
             lost |= self._forget(missing, BucketClosed(f"node {node} does not own {missing}"))
+
+    def post(
+        self,
+        node: str,
+        rows: dict[int, PackedRows],
+        sequence: ProducerSequence,
+        answered: Answered,
+    ) -> bool:
+        """Send rows to one owner at once and without a task, if that is possible; ``answered``
+        then gets the outcome. If that is not :func:`is_stored`, go on with :meth:`to_owner`."""
+        if len(rows) == 1:  # the put of a lone producer: as little as possible
+            ((bucket, packed),) = rows.items()
+            if packed.columns is None and len(packed.pieces) == 1:
+                owner = self._locator_of(bucket).connection()
+                if not isinstance(owner, PostingTarget) or owner.node != node:
+                    return False
+                args = {"mark": sequence}
+                return owner.post(Request("put", args, packed.pieces, packed.is_arrow), answered)
+        target: PostingTarget | None = None
+        for bucket in rows:
+            owner = self._locator_of(bucket).connection()
+            if not isinstance(owner, PostingTarget) or owner.node != node:
+                return False
+            target = owner  # any of them takes the call
+        if target is None or (len(rows) > 1 and node in self._single_bucket_nodes):
+            return False
+        content = _content(rows)
+        if content is None or sum(map(len, content.pieces)) > wire.MESSAGE_BYTES:
+            return False
+        request = _put_request(rows, {"mark": sequence, **content.args}, content.pieces)
+        return target.post(request, answered)
+
+    async def _one_by_one(
+        self,
+        node: str,
+        rows: dict[int, PackedRows],
+        sequence: ProducerSequence,
+        patience: Patience,
+    ) -> dict[int, Exception]:
+        """As :meth:`to_owner`, in one call per bucket."""
+        calls = [self.to_owner(node, {b: packed}, sequence, patience) for b, packed in rows.items()]
+        lost: dict[int, Exception] = {}
+        failed: dict[int, Exception] = {}
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for bucket, result in zip(rows, results, strict=True):
+            if isinstance(result, dict):
+                lost |= result
+            elif isinstance(result, Exception):
+                failed[bucket] = result
+            else:
+                raise result
+        if failed and not lost:
+            raise next(iter(failed.values()))
+        # A bucket that did not answer may still store its rows. Nothing fails until all have
+        # answered, so that the sender knows what is stored.
+        return lost | failed
 
     async def everywhere(
         self,
@@ -163,27 +232,72 @@ class PutDelivery:
         owner = self._locator_of(next(iter(rows))).connection()
         if owner is None:
             raise BucketClosed("the owner is no longer known")
-        pieces = [piece for packed in rows.values() for piece in packed.pieces]
-        *before, last = wire.in_messages(pieces)
+        content = _content(rows)
+        if content is None:
+            content = await asyncio.to_thread(_content_of_some, rows)
+        *before, last = wire.in_messages(content.pieces)
         for _ in range(_UPLOAD_ATTEMPTS):
-            args: dict[str, Any] = {"mark": list(sequence)}
-            schema = next(iter(rows.values())).schema
-            if schema is not None:
-                args["columns"] = schema
+            args: dict[str, Any] = {"mark": list(sequence), **content.args}
             if before:
                 upload = uuid.uuid4().hex
                 for number, message in enumerate(before):
                     await owner.ask(Request("stage", {"upload": upload, "number": number}, message))
                     patience.renew()
                 args |= {"upload": upload, "staged": len(before)}
-            reply = await owner.ask(_put_request(rows, args, last))
-            if reply.value != "resend":
-                return reply.value["missing"] if isinstance(reply.value, dict) else []
+            missing = _missing_in(await owner.ask(_put_request(rows, args, last)))
+            if missing is not None:
+                return missing
         raise StorageError(
             f"a put of {len(before) + 1} messages did not arrive as a whole in "
             f"{_UPLOAD_ATTEMPTS} attempts: the owner dropped the first messages each time; put "
             "fewer rows at once"
         )
+
+
+def is_stored(answer: Reply | Exception) -> bool:
+    """Whether an owner has stored all rows of a call."""
+    return isinstance(answer, Reply) and answer.error is None and answer.value == "stored"
+
+
+def _missing_in(answer: Reply | Exception) -> list[int] | None:
+    """Return the buckets that the owner lacks, None if it wants the rows again; raise an error."""
+    if isinstance(answer, Exception):
+        raise answer
+    value = wire.raise_error(answer).value
+    if value == "resend":
+        return None
+    return value["missing"] if isinstance(value, dict) else []
+
+
+class _Content(NamedTuple):
+    """The rows of a call: their pieces, and what the owner must know to read them."""
+
+    pieces: list[bytes]
+    args: dict[str, Any]
+
+
+def _content(rows: dict[int, PackedRows]) -> _Content | None:
+    """Return the rows as they are packed; None if they are a part of packed columns."""
+    ranges = [packed.columns for packed in rows.values()]
+    if ranges[0] is None:
+        return _Content([piece for packed in rows.values() for piece in packed.pieces], {})
+    packed, end = ranges[0].packed, 0
+    for part in ranges:
+        assert part is not None
+        if part.start != end:
+            return None
+        end += part.rows
+    if end != len(packed.columns):
+        return None
+    return _Content(packed.pieces, {"columns": packed.schema})
+
+
+def _content_of_some(rows: dict[int, PackedRows]) -> _Content:
+    """Return rows that are a part of packed columns."""
+    ranges = [packed.columns for packed in rows.values() if packed.columns is not None]
+    parts = [part.packed.columns.slice(part.start, part.rows) for part in ranges]
+    packed = wire.pack_columns(RecordColumns.joined(parts))
+    return _Content(packed.pieces, {"columns": packed.schema})
 
 
 def _put_request(
@@ -192,7 +306,10 @@ def _put_request(
     if len(rows) == 1:
         (packed,) = rows.values()
         return Request("put", args, message, packed.is_arrow)
-    buckets = [[bucket, len(packed.pieces), packed.is_arrow] for bucket, packed in rows.items()]
+    buckets = [
+        [bucket, packed.columns.rows if packed.columns else len(packed.pieces), packed.is_arrow]
+        for bucket, packed in rows.items()
+    ]
     return Request("put_parts", {**args, "buckets": buckets}, message)
 
 

@@ -17,6 +17,7 @@ import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from persisting.bucket.chunk import ROWS_AT_ONCE
@@ -24,8 +25,8 @@ from persisting.bucket.producer_sequences import ANONYMOUS
 from persisting.bucket.put_cost import is_light
 from persisting.cluster import wire
 from persisting.cluster.locator import OwnerLocator, Patience
-from persisting.cluster.put_delivery import PackedRows, PutDelivery
-from persisting.cluster.wire import Request
+from persisting.cluster.put_delivery import ColumnRange, PackedRows, PutDelivery, is_stored
+from persisting.cluster.wire import Reply, Request
 from persisting.errors import SchemaError, StorageError
 from persisting.topic.bucket_client import ProducerSequence, Rows
 
@@ -123,6 +124,10 @@ class _Message:
     def __init__(self, jobs: list[_Job], sequence: ProducerSequence, patience: Patience) -> None:
         self.jobs, self.sequence, self.patience = jobs, sequence, patience
         self.rows: dict[int, PackedRows] = {}
+        if len(jobs) == 1 and isinstance(jobs[0].put, _RowPut):  # most messages of a lone producer
+            packed = PackedRows([wire.pack_plain([jobs[0].put.record])], is_arrow=False)
+            self.rows[jobs[0].buckets[0]] = packed
+            return
         records: dict[int, list[dict[str, Any]]] = {}
         """By bucket, single records that are not packed yet."""
         for job in jobs:
@@ -162,6 +167,9 @@ class _Queue:
         self.jobs: deque[_Job] = deque()
         self.under_way: _Message | None = None
         self.sender: asyncio.Task[None] | None = None
+        self.shares = False
+        """Whether the last message was shared by several puts. Then the next one waits for those
+        of the same turn of the event loop."""
 
 
 class PutPipeline:
@@ -253,16 +261,57 @@ class PutPipeline:
         return self._queues[node]
 
     def _wake(self, queue: _Queue) -> None:
-        if queue.sender is None or queue.sender.done():
-            queue.sender = asyncio.create_task(self._send_queue(queue))
+        """Send a queue's puts, unless a message is under way: its end leads to the next one."""
+        if queue.under_way is None and (queue.sender is None or queue.sender.done()):
+            if not self._post(queue):
+                queue.sender = asyncio.create_task(self._send_queue(queue))
 
-    async def _send_queue(self, queue: _Queue, lost: dict[int, Exception] | None = None) -> None:
+    def _post(self, queue: _Queue) -> bool:
+        """Send the only put of a queue at once, without a task, if that is possible."""
+        if queue.node is None or queue.shares or len(queue.jobs) > 1:
+            return False
+        job = queue.jobs[0]
+        if isinstance(job.put, _WaitingPut) and job.put.packed is None:
+            return False
+        try:
+            message = self._numbered([job])
+            answered = partial(self._answered, queue, message)
+            if not self._delivery.post(queue.node, message.rows, message.sequence, answered):
+                return False
+        except StorageError:
+            return False  # the sender finds the same, and the put fails
+        queue.jobs.popleft()
+        queue.under_way = message
+        return True
+
+    def _answered(self, queue: _Queue, message: _Message, answer: Reply | Exception) -> None:
+        """End a message that was sent without a task."""
+        if is_stored(answer):
+            queue.under_way = None
+            for job in message.jobs:
+                self._finish(job, job.buckets, None)
+            if queue.jobs:  # the producer that was just acknowledged may share the next message
+                queue.sender = asyncio.create_task(self._send_queue(queue))
+        else:
+            queue.sender = asyncio.create_task(self._send_queue(queue, answer=answer))
+
+    async def _send_queue(
+        self,
+        queue: _Queue,
+        lost: dict[int, Exception] | None = None,
+        answer: Reply | Exception | None = None,
+    ) -> None:
         """Send a queue's messages one at a time.
 
         With ``lost``, the owners of the message under way were lost, and it is sent again first.
+        With ``answer``, the message under way was answered, and its puts are not finished.
         """
         try:
-            if queue.under_way is not None:
+            if answer is not None:
+                assert queue.under_way is not None
+                assert queue.node is not None
+                await self._send_to_owner(queue, queue.under_way, queue.node, answer)
+            elif queue.under_way is not None:
                 await self._send_everywhere(queue, queue.under_way, lost)
             while queue.jobs:
                 queue.under_way = await self._compose(queue)
@@ -272,11 +321,17 @@ class PutPipeline:
                     await self._send_everywhere(queue, queue.under_way)
                 else:
                     await self._send_to_owner(queue, queue.under_way, queue.node)
+                # The producers that were just acknowledged run now, so that their next records
+                # share a message with those that wait. Otherwise two halves of the producers would
+                # take turns.
+                await asyncio.sleep(0)
             queue.under_way = None
         except BaseException as exc:
             # The event loop ends: nobody may wait for an answer that never comes.
-            unfinished = queue.under_way.jobs if queue.under_way is not None else []
-            for job in [*unfinished, *queue.jobs]:
+            unfinished = [*(queue.under_way.jobs if queue.under_way else ()), *queue.jobs]
+            queue.under_way = None
+            queue.jobs.clear()
+            for job in unfinished:
                 self._finish(job, job.buckets, exc)
             raise
 
@@ -298,13 +353,16 @@ class PutPipeline:
                 break
             size += further
             jobs.append(queue.jobs.popleft())
-        self._number += 1
-        sequence = self._producer, self._number
+        queue.shares = len(jobs) > 1
         try:
-            return _Message(jobs, sequence, Patience())
+            return self._numbered(jobs)
         except SchemaError:
             sendable = [job for job in jobs if self._can_pack(job)]
-            return _Message(sendable, sequence, Patience()) if sendable else None
+            return self._numbered(sendable) if sendable else None
+
+    def _numbered(self, jobs: list[_Job]) -> _Message:
+        self._number += 1
+        return _Message(jobs, (self._producer, self._number), Patience())
 
     def _can_pack(self, job: _Job) -> bool:
         """Whether a record can be sent; otherwise its put fails."""
@@ -316,10 +374,12 @@ class PutPipeline:
                 return False
         return True
 
-    async def _send_to_owner(self, queue: _Queue, message: _Message, node: str) -> None:
+    async def _send_to_owner(
+        self, queue: _Queue, message: _Message, node: str, answer: Reply | Exception | None = None
+    ) -> None:
         try:
             lost = await self._delivery.to_owner(
-                node, message.rows, message.sequence, message.patience
+                node, message.rows, message.sequence, message.patience, answer
             )
         except Exception as exc:
             await self._fail(queue, message, list(message.rows), exc)
@@ -382,16 +442,31 @@ class PutPipeline:
 
     async def _stored(self, message: _Message, buckets: list[int]) -> list[int] | None:
         """Return the buckets that have stored their part of a message that failed, None if that
-        cannot be found out. Topics without a log store the parts independently."""
-        if len(buckets) == 1:
+        cannot be found out. Topics without a log store the parts independently.
+
+        The others never store it: an owner may still have an earlier request with this message,
+        whose reply was lost.
+        """
+        if len(buckets) == 1:  # The part that failed fails in every request.
             return []
-        producer, number = message.sequence
-        request = Request("last_number", {"writer": producer})
         try:
-            replies = await asyncio.gather(*(self._locator_of(b).ask(request) for b in buckets))
+            lasts = await asyncio.gather(*(self._give_up(message.sequence, b) for b in buckets))
         except StorageError:
             return None
-        return [b for b, r in zip(buckets, replies, strict=True) if int(r.value) >= number]
+        number = message.sequence[1]
+        return [b for b, last in zip(buckets, lasts, strict=True) if last >= number]
+
+    async def _give_up(self, sequence: ProducerSequence, bucket: int) -> int:
+        """Have the owner of a bucket refuse a put from now on; return the last stored number."""
+        producer, number = sequence
+        locator = self._locator_of(bucket)
+        try:
+            reply = await locator.ask(Request("give_up", {"writer": producer, "number": number}))
+        except StorageError as exc:
+            if not wire.is_unknown_request(exc, "give_up"):
+                raise
+            reply = await locator.ask(Request("last_number", {"writer": producer}))
+        return int(reply.value)
 
     def _acknowledge(self, message: _Message, buckets: Collection[int]) -> None:
         for job in message.jobs:
@@ -422,14 +497,15 @@ def _are_light(parts: Parts) -> bool:
 
 
 def _pack(parts: Parts, as_columns: bool) -> dict[int, PackedRows]:
-    columns = wire.pack_columns([rows for _, rows in parts]) if as_columns else None
-    if columns is None:
+    packed = wire.pack_lists([rows for _, rows in parts]) if as_columns else None
+    if packed is None:
         return {bucket: PackedRows(*wire.pack_parts(rows)) for bucket, rows in parts}
-    schema, packed = columns
-    return {
-        bucket: PackedRows(pieces, is_arrow=False, schema=schema)
-        for (bucket, _), pieces in zip(parts, packed, strict=True)
-    }
+    columns, start = {}, 0
+    for bucket, rows in parts:
+        part = ColumnRange(packed, start, len(rows))
+        columns[bucket] = PackedRows([], is_arrow=False, columns=part)
+        start += part.rows
+    return columns
 
 
 def _shared_size(job: _Job) -> int | None:
@@ -438,7 +514,7 @@ def _shared_size(job: _Job) -> int | None:
     if isinstance(job.put, _RowPut):
         return job.put.size
     packed = job.put.packed_so_far()
-    if packed is None or any(packed[b].is_arrow or packed[b].schema for b in job.buckets):
+    if packed is None or any(packed[b].is_arrow or packed[b].columns for b in job.buckets):
         return None
     return sum(len(piece) for bucket in job.buckets for piece in packed[bucket].pieces)
 

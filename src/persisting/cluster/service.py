@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from itertools import islice
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
+from persisting.bucket.producer_sequences import check_number
 from persisting.bucket.snapshot import Page
 from persisting.cluster import wire
+from persisting.cluster.numbered_puts import NumberedPuts
 from persisting.cluster.page_size import PAGE_BYTES, PAGE_ROWS, RowSizeEstimate
 from persisting.cluster.staged_uploads import StagedUploads
 from persisting.cluster.transport import KEEPALIVE_SECONDS, Answer, ReplyStream
 from persisting.cluster.wire import Reply, Request
-from persisting.errors import BucketClosed, BucketLocked, OffsetOutOfRange
+from persisting.errors import BucketClosed, BucketLocked, OffsetOutOfRange, WALError
 from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.local import LocalBucketClient
 from persisting.topic.table_calls import parse_call
@@ -26,6 +28,22 @@ _T = TypeVar("_T")
 
 PutParts: TypeAlias = "Callable[[list[tuple[int, Rows]], ProducerSequence], Awaitable[list[int]]]"
 """Store rows in several buckets of a topic; return those that are not on this node."""
+
+WorkCalls: TypeAlias = "Callable[[str, str, dict[str, Any]], Awaitable[Any]]"
+"""Call the keeper of a work group: its name, the call and the arguments."""
+
+
+class OwnershipState(Protocol):
+    """What a node knows of its ownership of a bucket in an object store."""
+
+    @property
+    def lost(self) -> str:
+        """Why this node no longer owns the bucket; empty while it does, as far as it knows."""
+
+    @property
+    def overdue(self) -> str:
+        """Why another node may have taken the bucket over unnoticed; empty while that cannot be."""
+
 
 STREAM_SECONDS = 240.0
 """An idle stream ends itself after this, and its consumer asks for the next one. Pulsing would
@@ -41,17 +59,23 @@ class BucketService:
         place: str,
         bucket: int,
         put_parts: PutParts | None = None,
+        ownership: OwnershipState | None = None,
     ) -> None:
-        """``put_parts`` stores puts to several buckets of the topic, which any of them takes."""
+        """``put_parts`` stores puts to several buckets of the topic, which any of them takes.
+        ``ownership`` is that of a bucket in an object store."""
         self.client, self.place, self.bucket = client, place, bucket
+        self._ownership = ownership
         self._put_parts = put_parts
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._row_size = RowSizeEstimate()
         self._uploads = StagedUploads()
+        self.numbered_puts = NumberedPuts()
         self._uses = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._calls: set[asyncio.Task[Any]] = set()
+        self.work: WorkCalls | None = None
+        """Answers the members of the topic's work groups, on the owner of bucket 0."""
 
     @property
     def closed(self) -> bool:
@@ -75,6 +99,7 @@ class BucketService:
         """
         if self.closed:
             raise self._no_longer_here()
+        self._check_ownership()
         self._uses += 1
         self._idle.clear()
         try:
@@ -84,6 +109,27 @@ class BucketService:
             if not self._uses:
                 self._idle.set()
 
+    @property
+    def lost(self) -> str:
+        """Why this node no longer owns a bucket in an object store; empty while it does."""
+        return "" if self._ownership is None else self._ownership.lost
+
+    @property
+    def overdue(self) -> str:
+        """Why another node may have taken the bucket over unnoticed; empty while that cannot be."""
+        return "" if self._ownership is None else self._ownership.overdue
+
+    def _check_ownership(self) -> None:
+        """Raise if this node has lost its bucket in an object store, or cannot tell: what it would
+        answer may be out of date."""
+        if self._ownership is None:
+            return
+        if lost := self.lost:
+            self._refuse_requests()
+            raise self._no_longer_here(lost)
+        if overdue := self.overdue:
+            raise self._no_longer_here(overdue)
+
     @contextmanager
     def _in_use(self) -> Iterator[None]:
         """Keep the bucket open meanwhile, and close it if another node has taken it."""
@@ -91,9 +137,10 @@ class BucketService:
             try:
                 yield
             except BucketLocked as exc:
-                # Closed to be reopened with new options, and another node took the lock first.
+                # Closed to be reopened with new options, and another node took the lock first. Or
+                # another node has taken over a bucket in an object store.
                 self._refuse_requests()
-                raise self._no_longer_here() from exc
+                raise self._no_longer_here(exc.summary) from exc
 
     async def is_still_here(self) -> bool:
         """Whether the bucket is open, or can be reopened; otherwise it is closed from now on."""
@@ -103,8 +150,9 @@ class BucketService:
             return False
         return True
 
-    def _no_longer_here(self) -> BucketClosed:
-        return BucketClosed(f"bucket {self.bucket} is no longer on this node")
+    def _no_longer_here(self, reason: str = "") -> BucketClosed:
+        cause = f": {reason}" if reason else ""
+        return BucketClosed(f"bucket {self.bucket} is no longer on this node{cause}")
 
     async def direct(self, call: Callable[[LocalBucketClient], Awaitable[_T]]) -> _T:
         """Call the bucket from its own process, without encoding anything."""
@@ -116,6 +164,12 @@ class BucketService:
         try:
             with self._in_use():
                 return await self._answer(request)
+        except WALError as exc:
+            if request.op in ("put", "put_parts") and self.lost:
+                # Nobody knows whether it is stored: the next owner does, and puts are numbered.
+                self._refuse_requests()
+                return wire.error_reply(self._no_longer_here(str(exc)))
+            return wire.error_reply(exc)
         except Exception as exc:
             return wire.error_reply(exc)
 
@@ -149,8 +203,10 @@ class BucketService:
         pieces = self._with_staged(parts, upload, staged)
         if pieces is None:
             return "resend"
-        ((_, rows),) = await _unpacked(pieces, [(self.bucket, len(pieces), arrow)], columns)
-        await self.client.put(rows, (mark[0], mark[1]))
+        ((_, rows),) = await _unpacked(pieces, [(self.bucket, None, arrow)], columns)
+        sequence = mark[0], mark[1]
+        with self.numbered_puts.carrying_out(sequence):
+            await self.client.put(rows, sequence)
         return "stored"
 
     async def _do_put_parts(
@@ -166,8 +222,8 @@ class BucketService:
         """Store rows in several buckets of the topic.
 
         ``buckets`` has, for each, its number, the count of its pieces, and whether these are
-        Arrow. ``columns`` is the schema of records that are sent as columns. If buckets are not on
-        this node, answer which; nothing is stored then.
+        Arrow. ``columns`` is the schema of records that are sent as columns, of which ``buckets``
+        has the counts. If buckets are not on this node, answer which; nothing is stored then.
         """
         if self._put_parts is None:
             raise wire.unknown_request("put_parts")
@@ -204,12 +260,41 @@ class BucketService:
     async def _do_last_number(self, writer: str) -> int:
         return await self.client.last_number(writer)
 
+    async def _do_give_up(self, writer: str, number: int) -> int:
+        """Refuse a put, and earlier ones of its producer, from now on; return the last number that
+        is stored."""
+        sequence = writer, check_number(number)
+        await self.numbered_puts.give_up(sequence, self.client.is_queued)
+        return await self.client.last_number(writer)
+
     async def _do_flush(self) -> str:
         await self.client.flush()
         return "flushed"
 
     async def _do_stats(self) -> dict[str, Any]:
         return await self.client.stats()
+
+    # Work groups
+
+    async def _do_work(self, group: str, op: str, args: dict[str, Any]) -> Any:
+        if self.work is None:  # bucket 0 is about to move, and the groups with it
+            raise BucketClosed("this node does not keep the work groups of the topic")
+        return await self.work(group, op, args)
+
+    async def _do_work_stream(self, group: str, op: str, args: dict[str, Any]) -> ReplyStream:
+        """As ``work``, for a call that may take long; ends when its caller leaves."""
+        return self._stream("work", self._write_work(group, op, args))
+
+    async def _write_work(
+        self, group: str, op: str, args: dict[str, Any]
+    ) -> AsyncGenerator[Reply, None]:
+        call = asyncio.ensure_future(self._do_work(group, op, args))
+        try:
+            while not (await asyncio.wait([call], timeout=KEEPALIVE_SECONDS))[0]:
+                yield Reply("alive")
+            yield Reply([call.result()])
+        finally:
+            call.cancel()
 
     # Pages
 
@@ -338,7 +423,7 @@ class BucketService:
 
 
 async def _unpacked(
-    pieces: list[bytes], buckets: list[tuple[int, int, bool]], columns: bytes | None
+    pieces: list[bytes], buckets: Sequence[tuple[int, int | None, bool]], columns: bytes | None
 ) -> list[tuple[int, Rows]]:
     """Return the rows of each bucket; much work goes to a thread."""
     if sum(map(len, pieces)) > wire.MESSAGE_BYTES:
@@ -347,14 +432,15 @@ async def _unpacked(
 
 
 def _divided(
-    pieces: list[bytes], buckets: list[tuple[int, int, bool]], columns: bytes | None
+    pieces: list[bytes], buckets: Sequence[tuple[int, int | None, bool]], columns: bytes | None
 ) -> list[tuple[int, Rows]]:
-    left = iter(pieces)
+    """``buckets`` has the count of pieces, or of rows in columns; None: all are the bucket's."""
     if columns is not None:
-        return [
-            (bucket, wire.unpack_columns(list(islice(left, count)), columns))
-            for bucket, count, _ in buckets
-        ]
+        records = wire.unpack_columns(pieces, columns)
+        counts = [len(records) if count is None else count for _, count, _ in buckets]
+        parts = records.divided(counts)
+        return [(bucket, part) for (bucket, _, _), part in zip(buckets, parts, strict=True)]
+    left = iter(pieces)
     return [
         (bucket, wire.unpack_parts(list(islice(left, count)), is_arrow))
         for bucket, count, is_arrow in buckets

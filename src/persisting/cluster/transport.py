@@ -16,6 +16,12 @@ from persisting.cluster.wire import Reply, Request
 HOST_ENDPOINT = "persisting/host"
 """The endpoint of a node that owns buckets."""
 
+ALIVE_ENDPOINT = "persisting/alive"
+"""The endpoint of such a node that answers at once, whatever the others do."""
+
+PING_SECONDS = 2.0
+"""How long a ping may take."""
+
 KEEPALIVE_SECONDS = 5.0
 """The longest pause between two replies of a stream. The sender notices only by sending that its
 consumer has gone, and a consumer treats a stream that is silent for three pauses as broken."""
@@ -36,6 +42,9 @@ class ReplyStream:
 Answer: TypeAlias = "Reply | ReplyStream"
 Answering: TypeAlias = "Callable[[Request], Awaitable[Answer]]"
 StopHook: TypeAlias = "Callable[[], Awaitable[None]]"
+Answered: TypeAlias = "Callable[[Reply | Exception], None]"
+"""Called in the event loop with the reply to a request, which may carry an error, or with
+:class:`Unreachable`."""
 
 
 class RequestTarget(Protocol):
@@ -48,6 +57,17 @@ class RequestTarget(Protocol):
 
     async def ask(self, request: Request, timeout: float | None = None) -> Reply:
         """Return the reply to a request."""
+
+
+class PostingTarget:
+    """A :class:`RequestTarget` that also sends without a task that waits for the reply: that saves
+    two turns of the event loop. A plain base class, since every put looks for it."""
+
+    node: str
+
+    def post(self, request: Request, answered: Answered) -> bool:
+        """Send a request now, and call ``answered`` later; False if it cannot be sent now."""
+        raise NotImplementedError
 
 
 class Connection(RequestTarget, Protocol):

@@ -11,8 +11,9 @@ import datetime as dt
 import decimal
 import uuid
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -31,6 +32,8 @@ MESSAGE_BYTES = 4 * 1024 * 1024
 _PIECE_ROWS = 512
 _COLUMN_ROWS = 64
 """Fewer records are sent one after the other: a schema would be larger than they are."""
+_SMALL_SCHEMA = 16 * 1024
+"""Schemas up to this size are remembered in memory."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -139,30 +142,47 @@ def pack_parts(rows: list[dict[str, Any]] | pa.Table) -> tuple[list[bytes], bool
     return [pack_arrow(rows.slice(start, step)) for start in slices], True
 
 
-def pack_columns(parts: Sequence[Any]) -> tuple[bytes, list[list[bytes]]] | None:
-    """Return lists of records as Arrow columns: their schema, and pieces for each list.
+class PackedColumns(NamedTuple):
+    """Records as Arrow columns: their schema, and pieces that each fit a message, unless a single
+    row does not."""
+
+    columns: RecordColumns
+    schema: bytes
+    pieces: list[bytes]
+
+
+def pack_lists(parts: Sequence[Any]) -> PackedColumns | None:
+    """Return lists of records, one after the other, as Arrow columns.
 
     Both sides need less time for many of them. None if they are few, or not alike.
     """
     if not all(isinstance(part, list) for part in parts) or sum(map(len, parts)) < _COLUMN_ROWS:
         return None
     columns = columns_of(parts)
-    if columns is None:
-        return None
-    schema = columns[0].batch.schema.serialize().to_pybytes()
-    return schema, [_batch_pieces(part.batch) for part in columns]
+    return None if columns is None else pack_columns(columns)
 
 
-def _batch_pieces(batch: pa.RecordBatch) -> list[bytes]:
+def pack_columns(columns: RecordColumns) -> PackedColumns:
+    batch = columns.batch
+    schema = batch.schema.serialize().to_pybytes()
     step = max(1, MESSAGE_BYTES * batch.num_rows // max(1, 2 * batch.nbytes))
     slices = range(0, max(1, batch.num_rows), step)
-    return [batch.slice(start, step).serialize().to_pybytes() for start in slices]
+    pieces = [batch.slice(start, step).serialize().to_pybytes() for start in slices]
+    return PackedColumns(columns, schema, pieces)
+
+
+def _read_schema(schema: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(schema))
+
+
+_known_schema = lru_cache(maxsize=64)(_read_schema)
+"""Every put of a producer brings the same schema."""
 
 
 def unpack_columns(pieces: Sequence[bytes], schema: bytes) -> RecordColumns:
     """Return records of :func:`pack_columns`; data that would crash a reader is refused."""
     try:
-        read = pa.ipc.read_schema(pa.py_buffer(schema))
+        read = (_known_schema if len(schema) <= _SMALL_SCHEMA else _read_schema)(schema)
         batches = [pa.ipc.read_record_batch(pa.py_buffer(piece), read) for piece in pieces]
         for batch in batches:
             batch.validate(full=True)
@@ -245,6 +265,11 @@ def pack_records(records: Sequence[Any]) -> bytes:
     """Encode records as msgpack; values of types that msgpack lacks become extensions."""
     if not _are_plain(records):
         records = [_packed(record, "") for record in records]
+    return pack_plain(records)
+
+
+def pack_plain(records: Sequence[Any]) -> bytes:
+    """The same for records whose values msgpack has types for."""
     try:
         return _encoder.encode(records)
     except (OverflowError, UnicodeEncodeError, TypeError, RecursionError) as exc:
@@ -257,7 +282,7 @@ def pack_records(records: Sequence[Any]) -> bytes:
 
 
 def unpack_records(data: bytes) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = msgspec.msgpack.decode(data, ext_hook=_unpacked)
+    records: list[dict[str, Any]] = _records_decoder.decode(data)
     return records
 
 
@@ -347,3 +372,6 @@ def _unpacked(code: int, data: memoryview) -> Any:
         kind, items = msgspec.msgpack.decode(raw, type=tuple[str, bytes])
         return np.frombuffer(items, dtype=kind)
     raise StorageError(f"a record holds the unknown extension {code}; {_CHECK_VERSIONS}")
+
+
+_records_decoder = msgspec.msgpack.Decoder(ext_hook=_unpacked)

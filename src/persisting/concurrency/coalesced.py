@@ -37,9 +37,16 @@ class CoalescedTask:
     the caller's state. Callers that arrive during a run share the next one.
     """
 
-    def __init__(self, run: Callable[[], Any], *, short: bool = False) -> None:
-        """A ``short`` task runs in the worker threads of the loop bridge, not behind long work."""
-        self._run, self._short = run, short
+    def __init__(
+        self,
+        run: Callable[[], Any],
+        *,
+        short: bool = False,
+        submit: Callable[[Callable[[], Any]], None] | None = None,
+    ) -> None:
+        """A ``short`` task runs in the worker threads of the loop bridge, not behind long work.
+        ``submit`` runs it elsewhere; it raises NoThread if it cannot."""
+        self._run, self._short, self._submit_to = run, short, submit
         self._lock = threading.Lock()
         self._waiting: list[Future[Any]] = []
         self._requested = False
@@ -79,6 +86,9 @@ class CoalescedTask:
             raise
 
     def _submit(self) -> None:
+        if self._submit_to is not None:
+            self._submit_to(self._work)
+            return
         if self._short:
             loop_bridge.submit(self._work)
             return

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 log = logging.getLogger("persisting")
 
 MAX_THREADS = 16
+MAX_REQUESTS = 64
+"""Threads that wait for an object store to store a log."""
 
 
 class Waiters(Protocol):
@@ -81,8 +83,8 @@ class WorkerPool:
     Jobs must not raise.
     """
 
-    def __init__(self, max_threads: int = MAX_THREADS) -> None:
-        self._max_threads = max_threads
+    def __init__(self, max_threads: int = MAX_THREADS, name: str = "persisting-log") -> None:
+        self._max_threads, self._name = max_threads, name
         self._jobs: deque[Callable[[], Any]] = deque()
         self._event: EventFd | None = None
         self._lock = threading.Lock()
@@ -103,7 +105,7 @@ class WorkerPool:
             except OSError as exc:
                 raise NoThread(str(exc)) from exc
             if self._threads < self._max_threads:
-                name = f"persisting-log-{self._threads}"
+                name = f"{self._name}-{self._threads}"
                 try:
                     threading.Thread(target=self._run, args=[event], name=name, daemon=True).start()
                 except RuntimeError as exc:
@@ -140,6 +142,16 @@ class WorkerPool:
 
 
 _workers = WorkerPool()
+_requests = WorkerPool(MAX_REQUESTS, "persisting-request")
+
+
+def submit_request(job: Callable[[], Any]) -> None:
+    """Run a job that waits for an object store to store a log, or that begins such jobs.
+
+    It has threads of its own: those of the pool may all be busy with flushes and compactions, which
+    would keep the log waiting.
+    """
+    _requests.submit(job)
 
 
 def submit(job: Callable[[], Any]) -> None:
@@ -161,6 +173,7 @@ class LoopMailbox:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Must be created in the loop itself."""
         calls = deque[tuple[Callable[..., Any], tuple[Any, ...]]]()
+        self._after_turn: dict[Callable[[], Any], None] = {}
         self._event = event = EventFd()
         # Calls hold futures, which hold the loop: only the loop itself may own them.
         self._calls = weakref.ref(calls)
@@ -193,12 +206,34 @@ class LoopMailbox:
         """Resolve the futures of callers that wait in this loop."""
         self.post(_resolve, waiters, exc)
 
+    def after_turn(self, call: Callable[[], Any]) -> bool:
+        """Call once when everything that can run in the loop now has run. Only from the loop."""
+        if not self._after_turn:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        self._after_turn[call] = None
+        return True
+
+    def _end_turn(self) -> None:
+        calls = self._after_turn
+        try:
+            while calls:
+                call = next(iter(calls))
+                try:
+                    call()
+                except Exception:
+                    log.exception("a call in an event loop failed")
+                del calls[call]
+        finally:
+            if calls:  # Ctrl-C: the rest, and the interrupted call, in the next turn
+                asyncio.get_running_loop().call_soon(self._end_turn)
+
 
 class _CallSoonMailbox(LoopMailbox):
     """A mailbox for loops that cannot watch a file descriptor, or when none is available."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
+        self._after_turn = {}
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
         loop = self._loop()
@@ -262,6 +297,10 @@ class _Threads:
         for waiter in waiters:
             waiter.resolve(exc)
 
+    def after_turn(self, call: Callable[[], Any]) -> bool:
+        """Nobody knows which threads are about to put."""
+        return False
+
 
 _threads = _Threads()
 
@@ -293,8 +332,8 @@ def mailbox() -> LoopMailbox:
 
 def _reset_after_fork() -> None:
     """A forked process has none of its parent's threads."""
-    global _workers
-    _workers = WorkerPool()
+    global _workers, _requests
+    _workers, _requests = WorkerPool(), WorkerPool(MAX_REQUESTS, "persisting-request")
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

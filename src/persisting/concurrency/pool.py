@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 _R = TypeVar("_R")
 
 POOL_THREADS = 16
+_REQUEST_THREADS = 32
 
 _pool: ThreadPoolExecutor | None = None
+_request_pool: ThreadPoolExecutor | None = None
 _pool_lock = threading.Lock()
 
 
@@ -28,6 +30,16 @@ def pool() -> ThreadPoolExecutor:
         if _pool is None:
             _pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="persisting")
         return _pool
+
+
+def request_pool() -> ThreadPoolExecutor:
+    """Return the process's pool for single requests to object stores that nobody may delay. Its
+    jobs never wait for others."""
+    global _request_pool
+    with _pool_lock:
+        if _request_pool is None:
+            _request_pool = ThreadPoolExecutor(_REQUEST_THREADS, "persisting-request")
+        return _request_pool
 
 
 async def in_thread(call: Callable[..., _R], *args: Any) -> _R:
@@ -69,8 +81,8 @@ async def within(awaitable: Awaitable[_R], seconds: float | None) -> _R:
 
 def _reset_after_fork() -> None:
     """Start without a pool: a forked process has none of its parent's threads."""
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
+    global _pool, _request_pool, _pool_lock
+    _pool, _request_pool, _pool_lock = None, None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

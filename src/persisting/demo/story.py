@@ -340,6 +340,7 @@ async def run(folder: Path) -> None:
         f"persisting verify {TOPIC} {place}",
     ):
         print(f"  {line}")
+    print(f"Or look at it in a browser:\n  persisting ui {place}")
 
 
 def _create_empty(folder: Path) -> None:

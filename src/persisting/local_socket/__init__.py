@@ -5,8 +5,8 @@ the lock's note names. Other processes send it the cluster's requests (``cluster
 the cluster's client: only the transport and the way to find an owner are different.
 
 The owning side: ``server`` answers the connections of one topic · ``loop_thread`` its event loop ·
-``open_buckets`` the services of the buckets that this process has open · ``quick_puts`` small puts,
-past the services.
+``open_buckets`` the services of the buckets that this process has open · ``quick_puts`` small puts
+and short lists, past the services.
 
 The calling side: ``open_shared`` opens writers and readers · ``shared_topic`` a topic that this
 process may own in part · ``shared_reader`` a topic that it only reads · ``loop_topic`` the owners

@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
+from typing import cast
 
 from persisting.cluster import wire
-from persisting.cluster.transport import KEEPALIVE_SECONDS, Unreachable
+from persisting.cluster.transport import (
+    KEEPALIVE_SECONDS,
+    Answered,
+    PostingTarget,
+    Unreachable,
+)
 from persisting.cluster.wire import Reply, Request
 from persisting.concurrency.pool import within
 from persisting.errors import StorageError
@@ -42,6 +48,7 @@ class OwnerConnection(asyncio.BufferedProtocol):
         self._decoder = FrameDecoder(AnswerFrame)
         self._number = 0
         self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._posted: dict[int, Answered] = {}
         self._streams: dict[int, _Replies] = {}
         self._failure: Unreachable | None = None
         self._writable = asyncio.Event()
@@ -87,9 +94,9 @@ class OwnerConnection(asyncio.BufferedProtocol):
         self._fail("this process has closed its connection")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(frames.greeting())
+        # Not checked with isinstance: the transports of uvloop are not subclasses of it.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(frames.greeting())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail("the owner has closed its connection, or died")
@@ -114,6 +121,10 @@ class OwnerConnection(asyncio.BufferedProtocol):
         self._writable.set()
 
     def _take(self, frame: AnswerFrame) -> None:
+        answered = self._posted.pop(frame.id, None)
+        if answered is not None:
+            answered(frame.reply or Unreachable(f"{self.path}: a call ended without a reply"))
+            return
         if frame.id in self._streams:
             self._streams[frame.id].add(frame.reply)
             return
@@ -133,13 +144,16 @@ class OwnerConnection(asyncio.BufferedProtocol):
                 call.set_exception(self._failure)
         for replies in self._streams.values():
             replies.fail(self._failure)
+        posted, self._posted = self._posted, {}
+        for answered in posted.values():
+            answered(self._failure)
         if self._transport is not None:
             self._transport.abort()
 
     def _watch(self) -> None:
         """Notice an owner that is stopped: it neither answers nor closes its connections."""
         self._watching = None
-        if not self._calls and not self._streams:
+        if not self._calls and not self._streams and not self._posted:
             return
         self._silent_checks += 1
         if self._silent_checks > SILENT_CHECKS:
@@ -157,10 +171,26 @@ class OwnerConnection(asyncio.BufferedProtocol):
             self._fail("the owner has closed its connection, or died")
         if self._failure is not None:
             raise self._failure
+        self._write(data)
+
+    def _write(self, data: bytes | bytearray) -> None:
+        assert self._transport is not None
         self._transport.write(data)
         if self._watching is None:
             self._silent_checks = 0
             self._watching = self._loop.call_later(KEEPALIVE_SECONDS, self._watch)
+
+    def post(self, bucket: int, request: Request, answered: Answered) -> bool:
+        """Send a request now, and call ``answered`` later; False if it cannot be sent now."""
+        if self._transport is None or self._transport.is_closing() or self._failure is not None:
+            return False
+        if not self._writable.is_set():
+            return False
+        self._number += 1
+        data = frames.encoded(CallFrame(self._number, bucket, request))
+        self._posted[self._number] = answered
+        self._write(data)
+        return True
 
     async def ask(self, bucket: int, request: Request, timeout: float | None = None) -> Reply:
         """Return the reply to a request."""
@@ -229,7 +259,7 @@ class _Replies:
         return self._arrived.popleft()
 
 
-class BucketConnection:
+class BucketConnection(PostingTarget):
     """The way to one bucket: a :class:`~persisting.cluster.transport.Connection`."""
 
     def __init__(self, owner: OwnerConnection, bucket: int) -> None:
@@ -238,6 +268,9 @@ class BucketConnection:
 
     async def ask(self, request: Request, timeout: float | None = None) -> Reply:
         return await self._owner.ask(self._bucket, request, timeout)
+
+    def post(self, request: Request, answered: Answered) -> bool:
+        return self._owner.post(self._bucket, request, answered)
 
     def stream(self, request: Request) -> AsyncGenerator[Reply, None]:
         return self._owner.stream(self._bucket, request)

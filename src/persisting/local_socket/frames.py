@@ -82,7 +82,7 @@ class FrameDecoder(Generic[Frame]):
         self._decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(kind)
         self._greeted = False
 
-    def decode(self, data: bytes | bytearray) -> Frame | None:
+    def decode(self, data: bytes | bytearray | memoryview) -> Frame | None:
         """Return a frame, None for the greeting; raise :class:`BadFrame`."""
         if not self._greeted:
             if data != GREETING:
@@ -99,7 +99,7 @@ class FrameBuffer:
     """Collects received bytes and yields whole frames; large ones are received in place."""
 
     def __init__(self) -> None:
-        self._small = bytearray(_BUFFER_BYTES)
+        self._small = memoryview(bytearray(_BUFFER_BYTES))
         self._used = 0
         self._large: bytearray | None = None
         self._filled = self._size = 0
@@ -108,15 +108,16 @@ class FrameBuffer:
     def space(self) -> memoryview:
         """Return where the next bytes go."""
         if self._large is None:
-            return memoryview(self._small)[self._used :]
+            return self._small[self._used :]
         if self._filled == len(self._large):
             # The peer may have announced more than it sends: grow with what has arrived.
             growth = min(self._size - self._filled, max(self._filled, _GROWTH_BYTES))
             self._large = self._large + bytes(growth)
         return memoryview(self._large)[self._filled :]
 
-    def received(self, count: int) -> Iterator[bytes | bytearray]:
-        """Yield the frames that ``count`` more bytes have completed."""
+    def received(self, count: int) -> Iterator[bytearray | memoryview]:
+        """Yield the frames that ``count`` more bytes have completed; each is valid until the
+        next."""
         if self._large is not None:
             self._filled += count
             if self._filled == self._size:
@@ -132,15 +133,15 @@ class FrameBuffer:
             body = start + _LENGTH.size
             if body + size <= self._used:
                 self._limit = FRAME_LIMIT
-                yield bytes(memoryview(self._small)[body : body + size])
+                yield self._small[body : body + size]
                 start = body + size
                 continue
             if size > _BUFFER_BYTES - _LENGTH.size:
-                arrived = self._small[body : self._used]
+                arrived = bytearray(self._small[body : self._used])
                 self._large = arrived + bytes(min(size - len(arrived), _GROWTH_BYTES))
                 self._filled, self._size, start = len(arrived), size, self._used
             break
         left = self._used - start
-        if start:
-            self._small[:left] = self._small[start : self._used]
+        if start and left:
+            self._small[:left] = bytes(self._small[start : self._used])
         self._used = left

@@ -1,4 +1,5 @@
-"""Puts of plain rows, from a connection to the log of their buckets without a task in between."""
+"""Puts of plain rows, and of columns of the bucket's schema, from a connection to the log of their
+buckets without a task in between."""
 
 from __future__ import annotations
 
@@ -7,17 +8,28 @@ from typing import Any
 
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.bucket import Bucket
-from persisting.bucket.chunk import MAX_BATCH_BYTES, Chunk
-from persisting.bucket.group_commit import GroupCommit, Waiter
+from persisting.bucket.chunk import (
+    MAX_BATCH_BYTES,
+    ROWS_AT_ONCE,
+    Chunk,
+    columns_fit,
+    prepare_columns,
+)
+from persisting.bucket.delays import is_delay
+from persisting.bucket.group_commit import GroupCommit
+from persisting.bucket.pending_puts import PendingPut, Waiter
 from persisting.bucket.producer_sequences import ProducerSequence, check_number, check_writer
 from persisting.cluster import wire
 from persisting.cluster.wire import Request
 from persisting.local_socket.open_buckets import OpenBuckets
 from persisting.records import RecordEncoder
+from persisting.records.record_columns import check_counts
 from persisting.topic.local import LocalTopic
 
 _QUICK_BYTES = 16 * 1024
-"""A put with more bytes is decoded and checked by a task, which may take its time."""
+_QUICK_COLUMN_BYTES = 256 * 1024
+"""A put with more bytes is decoded and checked by a task, which may take its time. Columns take
+less time than rows."""
 
 
 class QuickPuts:
@@ -45,27 +57,29 @@ class QuickPuts:
         the other ones that have arrived are queued, too.
         """
         try:
-            parts = _parts_of(bucket, request)
-            if parts is None:
+            if request.rows is None or request.arrow or "upload" in request.args:
                 return False
             mark = request.args["mark"]
             check_writer(mark[0])
             producer = mark[0], check_number(mark[1])
-            log = self._enqueue(parts, producer, waiter)
+            if "columns" in request.args:
+                log = self._enqueue_columns(bucket, request, producer, waiter)
+            else:
+                log = self._enqueue_rows(bucket, request, producer, waiter)
         except Exception:
             return False  # a task finds the same, and answers with the error
         if log is not None:
             self._start_soon(log, alone)
         return log is not None
 
-    def _enqueue(
-        self, parts: list[tuple[int, list[bytes]]], producer: ProducerSequence, waiter: Waiter
+    def _enqueue_rows(
+        self, bucket: int, request: Request, producer: ProducerSequence, waiter: Waiter
     ) -> GroupCommit | None:
         """Return the log that the put is queued for, None if it is not."""
         sections: list[tuple[Bucket, Chunk]] = []
         log: GroupCommit | None = None
-        for bucket, pieces in parts:
-            core = self._open_bucket(bucket)
+        for number, pieces in _parts_of(bucket, request):
+            core = self._open_bucket(number, producer)
             if core is None or log not in (None, core.group_commit):
                 return None
             log = core.group_commit
@@ -73,9 +87,42 @@ class QuickPuts:
             if chunk is None:
                 return None
             sections.append((core, chunk))
-        if log is None or not log.enqueue_rows(sections, waiter, producer):
+        return log if log is not None and log.enqueue_rows(sections, waiter, producer) else None
+
+    def _enqueue_columns(
+        self, bucket: int, request: Request, producer: ProducerSequence, waiter: Waiter
+    ) -> GroupCommit | None:
+        """The same for records that are sent as columns, and need no conversion."""
+        pieces = request.rows or []
+        if sum(map(len, pieces)) > _QUICK_COLUMN_BYTES:
             return None
-        return log
+        columns = wire.unpack_columns(pieces, request.args["columns"])
+        if not 0 < len(columns) <= ROWS_AT_ONCE:
+            return None
+        counts = {bucket: len(columns)}
+        if request.op == "put_parts":
+            counts = {number: count for number, count, _ in request.args["buckets"]}
+            if len(counts) < len(request.args["buckets"]):
+                return None
+            check_counts(list(counts.values()), len(columns))
+        targets: list[tuple[Bucket, int]] = []
+        for number, count in counts.items():
+            core = self._open_bucket(number, producer)
+            if core is None:
+                return None
+            targets.append((core, count))
+        first = targets[0][0]
+        log = first.group_commit
+        if log is None or any(core.group_commit is not log for core, _ in targets):
+            return None
+        if not columns_fit(first.encoder, columns):
+            return None
+        prepared = prepare_columns(first.encoder, columns)
+        if first.schema_state.must_propose(prepared):
+            return None
+        put = log.enqueue(prepared, targets, waiter, producer)
+        # Of a number that is stored, or that another put waits for, a task finds the outcome.
+        return log if isinstance(put, PendingPut) and put.waiter is waiter else None
 
     def _start_soon(self, log: GroupCommit, alone: bool) -> None:
         if alone:
@@ -91,33 +138,36 @@ class QuickPuts:
         for log in logs:
             log.start()
 
-    def _open_bucket(self, bucket: int) -> Bucket | None:
-        """Return a bucket that takes puts, None if it has to be waited for."""
-        if self._buckets.service(bucket) is None:
+    def _open_bucket(self, bucket: int, producer: ProducerSequence) -> Bucket | None:
+        """Return a bucket that takes this put, None if it has to be waited for, or refused."""
+        service = self._buckets.service(bucket)
+        if service is None or service.numbered_puts.is_given_up(producer):
             return None
         backend = self._topic.open_backend(bucket)
         if not isinstance(backend, TableBackend):
             return None
         core = backend.bucket
-        return None if core.group_commit is None or core.is_full else core
+        if core.group_commit is None or core.is_full:
+            return None
+        if is_delay(producer):
+            core.check_delays()
+        return core
 
 
-def _parts_of(bucket: int, request: Request) -> list[tuple[int, list[bytes]]] | None:
-    """Return the pieces for each bucket; None if this is not a small put of records."""
-    pieces, args = request.rows, request.args
-    if pieces is None or request.arrow or "upload" in args:
-        return None
+def _parts_of(bucket: int, request: Request) -> list[tuple[int, list[bytes]]]:
+    """Return the pieces for each bucket; none if this is not a small put of records."""
+    pieces = request.rows or []
     if sum(map(len, pieces)) > _QUICK_BYTES:
-        return None
+        return []
     if request.op == "put":
         return [(bucket, pieces)]
     parts, start = [], 0
-    for number, count, is_arrow in args["buckets"]:
+    for number, count, is_arrow in request.args["buckets"]:
         if is_arrow:
-            return None
+            return []
         parts.append((number, pieces[start : start + count]))
         start += count
-    return parts if len({number for number, _ in parts}) == len(parts) else None
+    return parts if len({number for number, _ in parts}) == len(parts) else []
 
 
 def _chunk(encoder: RecordEncoder, pieces: list[bytes]) -> Chunk | None:

@@ -7,10 +7,10 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from persisting import fs as filesystem
 from persisting.cluster import wire
@@ -134,6 +134,10 @@ class TopicServer:
             return False
         return self._quick.enqueue(bucket, request, waiter, alone=len(self._connections) == 1)
 
+    def ends_with_caller(self, request: Request) -> bool:
+        """Whether a call is cancelled when the process that made it has gone."""
+        return False
+
     async def answer(self, bucket: int, request: Request) -> Answer:
         """Return the answer to a request; errors become replies."""
         try:
@@ -241,6 +245,8 @@ class _ServerConnection(asyncio.BufferedProtocol):
         self._decoder = FrameDecoder(CallFrame)
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, _Credit] = {}
+        self._ended_with_caller: set[int] = set()
+        """Calls that are cancelled when the connection is lost."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._paused = False
@@ -248,7 +254,8 @@ class _ServerConnection(asyncio.BufferedProtocol):
         self._keepalive: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # Not checked with isinstance: the transports of uvloop are not subclasses of it.
+        transport = cast("asyncio.Transport", transport)
         # Then the buffer of the transport is empty unless writing is paused.
         transport.set_write_buffer_limits(high=0)
         self._transport = transport
@@ -261,7 +268,7 @@ class _ServerConnection(asyncio.BufferedProtocol):
         self._writable.set()
         with self._writing:
             self._transport = None
-        for number in self._streams:
+        for number in {*self._streams, *self._ended_with_caller}:
             self._calls[number].cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -301,6 +308,8 @@ class _ServerConnection(asyncio.BufferedProtocol):
             self._slow_puts.add(frame.id)
         task = self._loop.create_task(self._answer(frame.id, frame.bucket, frame.request, frame))
         self._calls[frame.id] = task
+        if self._server.ends_with_caller(frame.request):
+            self._ended_with_caller.add(frame.id)
         task.add_done_callback(lambda _: self._finished(frame.id))
         self._limit_calls()
 
@@ -326,10 +335,15 @@ class _ServerConnection(asyncio.BufferedProtocol):
         self._puts.difference_update([waiter.number for waiter in waiters])
         self._write_from_thread(answers[0] if len(answers) == 1 else b"".join(answers))
 
+    def after_turn(self, call: Callable[[], Any]) -> bool:
+        """Quick puts start the log themselves when all frames that arrived together are taken."""
+        return False
+
     def _finished(self, number: int) -> None:
         self._calls.pop(number, None)
         self._streams.pop(number, None)
         self._slow_puts.discard(number)
+        self._ended_with_caller.discard(number)
         self._limit_calls()
 
     def _limit_calls(self) -> None:

@@ -19,6 +19,7 @@ from persisting.errors import BucketClosed, BucketLocked, StorageError
 from persisting.local_socket.loop_topic import LoopTopic
 from persisting.local_socket.socket_locator import NoOwner
 from persisting.lock import LOCK_FILE
+from persisting.topic.address import TopicAddress
 from persisting.topic.bucket_client import BucketClient, ProducerSequence, Rows
 from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.local import LocalBucketClient, live_bucket, live_topic
@@ -39,6 +40,7 @@ class SharedReaderTopic(ConfiguredTopic):
 
     def __init__(self, folder: Path, config: TopicConfig) -> None:
         self.folder, self._config = folder, config
+        self.address = TopicAddress.in_folder(folder)
         self.files = ReadonlyTopic(folder, config)
         self._clients: dict[int, SharedReaderClient] = {}
         self._remote: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTopic] = WeakKeyDictionary()
@@ -94,7 +96,7 @@ class SharedReaderClient:
 
     async def _source(self) -> BucketClient:
         """Return where the bucket is read now."""
-        live = live_bucket(self._topic.folder, self._bucket)
+        live = live_bucket(self._topic.address, self._bucket)
         if live is not None:
             return LocalBucketClient(live, self._bucket)
         return await self._owner() or self._files
@@ -121,7 +123,7 @@ class SharedReaderClient:
             except NoOwner:
                 continue  # the owner has gone, and nobody has followed it
             except (BucketClosed, BucketLocked):
-                if source is self._files and live_topic(self._topic.folder) is None:
+                if source is self._files and live_topic(self._topic.address) is None:
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)  # opened or closed by this process just now
 

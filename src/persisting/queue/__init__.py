@@ -13,8 +13,10 @@ from persisting.errors import (
     BucketClosed,
     BucketLocked,
     InvalidArgument,
+    LeaseLost,
     NoSuchTopic,
     OffsetOutOfRange,
+    OwnershipLost,
     SchemaError,
     StorageError,
     TableError,
@@ -29,15 +31,20 @@ if TYPE_CHECKING:
     from persisting.topic.reader import QueueReader
     from persisting.topic.registry import get_backend_class, list_backends, register_backend
     from persisting.topic.writer import QueueWriter
+    from persisting.work.delivery import Delivery
+    from persisting.work.reader import WorkReader
 
 __all__ = [
     "BucketClosed",
     "BucketLocked",
+    "Delivery",
     "InvalidArgument",
     "LanceBackend",
+    "LeaseLost",
     "MemoryBackend",
     "NoSuchTopic",
     "OffsetOutOfRange",
+    "OwnershipLost",
     "PersistingBackend",
     "QueueReader",
     "QueueWriter",
@@ -46,6 +53,7 @@ __all__ = [
     "StorageError",
     "TableError",
     "WALError",
+    "WorkReader",
     "get_backend_class",
     "list_backends",
     "read_queue",
@@ -54,11 +62,13 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Delivery": "persisting.work.delivery",
     "LanceBackend": "persisting.backends.lance",
     "MemoryBackend": "persisting.backends.memory",
     "PersistingBackend": "persisting.backends.persisting",
     "QueueReader": "persisting.topic.reader",
     "QueueWriter": "persisting.topic.writer",
+    "WorkReader": "persisting.work.reader",
     "get_backend_class": "persisting.topic.registry",
     "list_backends": "persisting.topic.registry",
     "read_queue": "persisting.queue.api",

@@ -118,7 +118,8 @@ def check_defaults(schema: pa.Schema, rules: Rules) -> None:
 
 def no_columns(rows: int) -> pa.RecordBatch:
     """Return a batch of records without fields."""
-    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+    empty = pa.Array.from_buffers(pa.struct([]), rows, [None])
+    return pa.RecordBatch.from_struct_array(empty)
 
 
 def fill(field: pa.Field, rows: int, defaults: Mapping[str, Any] | None) -> pa.Array:
@@ -132,13 +133,16 @@ def fill(field: pa.Field, rows: int, defaults: Mapping[str, Any] | None) -> pa.A
     except Misfit:  # the first record that takes the default will widen the field
         return pa.nulls(rows, field.type)
     one = pa.array([canonical], field.type)
-    return pa.concat_arrays([one] * rows) if rows < 2 else one.take(pa.array([0] * rows))
+    return one.take(pa.repeat(pa.scalar(0, pa.int64()), rows))
 
 
 def beyond_float(array: pa.Array) -> bool:
     """Whether an integer in ``array`` is so large that floats no longer hold every integer."""
     if not has_integers(array.type) or array.null_count == len(array):
         return False
+    if array.type == pa.int64() and not array.null_count:
+        numbers = array.to_numpy()  # faster than min_max for short columns
+        return bool(numbers.max() > EXACT_IN_FLOAT64 or numbers.min() < -EXACT_IN_FLOAT64)
     if pa.types.is_integer(array.type):
         span = pc.min_max(array).as_py()
         return span["min"] is not None and (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
+
+from persisting.errors import StorageError
 
 _TYPES = {
     str: pa.string(),
@@ -38,14 +40,29 @@ class RecordColumns:
         records: list[dict[str, Any]] = self.batch.to_pylist()
         return records
 
+    def slice(self, start: int, count: int) -> RecordColumns:
+        return RecordColumns(self.batch.slice(start, count))
+
+    def divided(self, counts: Sequence[Any]) -> list[RecordColumns]:
+        """Return the first records, the next ones and so on; raise if these are not all."""
+        check_counts(counts, len(self))
+        starts = accumulate(counts, initial=0)
+        return [self.slice(start, count) for start, count in zip(starts, counts, strict=False)]
+
     @staticmethod
     def joined(parts: Sequence[RecordColumns]) -> RecordColumns:
         """Return parts of one schema as one."""
         return RecordColumns(pa.concat_batches([part.batch for part in parts]))
 
 
-def columns_of(parts: Sequence[list[Any]]) -> list[RecordColumns] | None:
-    """Return lists of records as columns of one schema.
+def check_counts(counts: Sequence[Any], rows: int) -> None:
+    """Raise unless these are counts of so many rows; another process may have sent them."""
+    if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != rows:
+        raise StorageError(f"{rows} records from another process are counted as {counts}")
+
+
+def columns_of(parts: Sequence[list[Any]]) -> RecordColumns | None:
+    """Return lists of records, one after the other, as columns.
 
     None if the records do not all have the same fields, or a field has values of several types or
     of a type that Arrow does not return as it was.
@@ -59,14 +76,9 @@ def columns_of(parts: Sequence[list[Any]]) -> list[RecordColumns] | None:
         return None
     try:
         arrays = [_array(list(map(itemgetter(name), records))) for name in names]
-        whole = pa.RecordBatch.from_arrays(arrays, names)
+        return RecordColumns(pa.RecordBatch.from_arrays(arrays, names))
     except (KeyError, TypeError, ValueError, OverflowError, pa.ArrowException):
         return None
-    columns, start = [], 0
-    for part in parts:
-        columns.append(RecordColumns(whole.slice(start, len(part))))
-        start += len(part)
-    return columns
 
 
 def _array(values: list[Any]) -> pa.Array:

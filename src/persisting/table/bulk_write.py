@@ -8,7 +8,6 @@ one version. So arrival times never fall, whatever order the workers wrote in.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,14 @@ import pyarrow as pa
 from persisting.errors import StorageError
 from persisting.fs import FileSystem
 from persisting.records.arrow_casts import convert
-from persisting.table import checksums, files, layout
+from persisting.table import files, layout
 from persisting.table.alignment import aligned
+from persisting.table.bulk_files import BulkFiles, FilesUnfit
 from persisting.table.lance_errors import translated
 from persisting.table.properties import RESTORES, START, Restored, encode_restores
 from persisting.table.table import Table
 
-_ARRIVAL_SCHEMA = pa.schema([layout.ARRIVAL_FIELD])
+_REWRITE_ROWS = 8192
 
 
 def fingerprint(dataset: Any) -> dict[str, list[Any]]:
@@ -36,20 +36,16 @@ def fingerprint(dataset: Any) -> dict[str, list[Any]]:
 
 
 def write_files(
-    root: Path, version: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema, fs: FileSystem
+    place: BulkFiles, version: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> list[dict[str, Any]]:
-    """Write records of ``schema`` as data files, signed and synced; return their fragments.
+    """Write records of ``schema`` as data files, durably; return their fragments.
 
-    Runs in a worker, without the bucket's lock: nothing refers to the files until the commit.
+    Runs in a worker, which does not own the bucket: nothing refers to the files until the commit.
     """
     import lance
 
-    with translated("write to", root):
-        try:
-            dataset = lance.dataset(str(root), version=version)
-        except (ValueError, OSError):
-            # The version was cleaned up. The commit checks that the columns are still the same.
-            dataset = lance.dataset(str(root))
+    with place.translated("write to"):
+        dataset = place.open(version)
         target = pa.schema(
             [
                 f
@@ -58,17 +54,101 @@ def write_files(
             ]
         )
         reader = pa.RecordBatchReader.from_batches(target, _physical(batches, target))
-        fragments = [
-            f.to_json() for f in lance.fragment.write_fragments(reader, dataset, mode="append")
-        ]
-        checksums.sign(fs, root, fragments)
-        files.sync_data(fs, root, [file["path"] for f in fragments for file in f["files"]])
+        written = lance.fragment.write_fragments(
+            reader, dataset, mode="append", storage_options=place.storage_options
+        )
+        fragments = [fragment.to_json() for fragment in written]
+        place.finish(fragments)
     return fragments
+
+
+def rewrite_files(
+    root: Path,
+    version: int,
+    fragments: Iterable[dict[str, Any]],
+    schema: pa.Schema,
+    fs: FileSystem,
+) -> list[dict[str, Any]]:
+    """Write the rows of workers' fragments again, for columns that have changed since."""
+    import lance
+
+    written = []
+    for fragment in fragments:
+        (file,) = fragment["files"]
+        reader = lance.file.LanceFileReader(str(root / files.DATA / file["path"]))
+        # A field that had no type yet has no column in the file.
+        stored = reader.metadata().schema.names
+        rows = reader.read_all(batch_size=_REWRITE_ROWS).to_batches()
+        columns = pa.schema([field for field in schema if field.name in stored])
+        written += write_files(BulkFiles(root, fs), version, rows, columns)
+    return written
+
+
+def changed_field(table: Table, written_for: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return a column that is not what workers wrote for, None if all are."""
+    now = {} if table.view.dataset is None else fingerprint(table.view.dataset)
+    fields = [field for columns in written_for for field in columns.items()]
+    return next((name for name, field in fields if now.get(name) != list(field)), None)
+
+
+def check_content(
+    table: Table, fragments: Iterable[dict[str, Any]], written_for: Iterable[Mapping[str, Any]]
+) -> None:
+    """Raise if files do not hold the rows and columns that their fragments name.
+
+    Nobody would notice it before rows are read: Lance commits what it is given.
+    """
+    columns = {name: list(field) for known in written_for for name, field in known.items()}
+    changed = changed_field(table, [columns]) is not None
+    dataset = table.view.dataset
+    now, leaves = ({}, {}) if dataset is None else (fingerprint(dataset), _leaf_ids(dataset))
+    for fragment in fragments:
+        if len(fragment["files"]) != 1 or fragment.get("deletion_file") or fragment.get("overlays"):
+            raise FilesUnfit(f"a fragment for {table.root} is not one plain data file")
+        (file,) = fragment["files"]
+        rows, fields = _stored(table.root / files.DATA / file["path"])
+        if rows != fragment["physical_rows"]:
+            raise FilesUnfit(
+                f"{file['path']} of {table.root} has {rows} rows, not {fragment['physical_rows']}"
+            )
+        for field in fields:
+            # A worker whose version was cleaned up wrote for the columns of a later one.
+            types = {known[field.name][1] for known in (columns, now) if field.name in known}
+            if field.name not in columns or str(field.type) not in types:
+                raise FilesUnfit(
+                    f"{file['path']} of {table.root} has a column {field.name!r} of type "
+                    f"{field.type}, for which the table was not prepared"
+                )
+        ids = [leaf for field in fields for leaf in leaves.get(field.name, [])]
+        # If the columns have changed since, the rows are written again, by the names of the fields.
+        if not changed and (file["fields"] != ids or file["column_indices"] != [*range(len(ids))]):
+            raise FilesUnfit(f"{file['path']} of {table.root} is given other columns than it has")
+
+
+def _stored(path: Path) -> tuple[int, pa.Schema]:
+    """Return how many rows a data file has, and its columns."""
+    import lance
+
+    with translated("read", path):
+        found = lance.file.LanceFileReader(str(path)).metadata()
+        return int(found.num_rows), found.schema
+
+
+def _leaf_ids(dataset: Any) -> dict[str, list[int]]:
+    """Return by column the ids of the fields of which files hold values."""
+    return {field.name(): list(_leaves(field)) for field in dataset.lance_schema.fields()}
+
+
+def _leaves(field: Any) -> Iterator[int]:
+    children = field.children()
+    if not children:
+        yield field.id()
+    for child in children:
+        yield from _leaves(child)
 
 
 def commit_files(
     table: Table,
-    fs: FileSystem,
     fragments: list[dict[str, Any]],
     written_for: Iterable[Mapping[str, Any]],
     arrival: int,
@@ -81,37 +161,33 @@ def commit_files(
     ``written_for`` are the fingerprints of the columns that the workers wrote for. With
     ``replace``, the token of an overwrite, the rows replace all others.
     """
+    changed = changed_field(table, written_for)
+    if changed is not None:
+        raise StorageError(
+            f"field {changed!r} of {table.root} changed while the rows were written; run the "
+            "write again"
+        )
+    place = table.bulk_files
+    place.check(fragments)
+    with place.removed_on_failure(lambda: table.committer.undo_pending):
+        _commit_timed(table, place, fragments, arrival, beside, replace)
+
+
+def _commit_timed(
+    table: Table,
+    place: BulkFiles,
+    fragments: list[dict[str, Any]],
+    arrival: int,
+    beside: Mapping[str, str],
+    replace: str | None,
+) -> None:
+    """Add the arrival time to fragments, and commit them."""
     import lance
     from lance import LanceOperation
 
-    dataset = table.view.dataset
-    now = fingerprint(dataset)
-    changed = [
-        name
-        for columns in written_for
-        for name, field in columns.items()
-        if now.get(name) != list(field)
-    ]
-    if changed:
-        raise StorageError(
-            f"field {changed[0]!r} of {table.root} changed while the rows were written; nothing "
-            "was stored, run the write again"
-        )
-    arrival_id = now[layout.ARRIVAL_FIELD.name][0]
-    for fragment in fragments:
-        for file in fragment["files"]:
-            if not (table.root / files.DATA / file["path"]).exists():
-                raise StorageError(
-                    f"{file['path']} of {table.root} was removed before it was committed; nothing "
-                    "was stored, run the write again"
-                )
-    with translated("write to", table.root):
-        timed = [_with_arrival(table.root, f, arrival_id, arrival) for f in fragments]
-        checksums.sign(fs, table.root, _arrival_files(timed))
-        for fragment in timed:
-            fragment["files"] += fragment.pop("new")["files"]
-        if timed:
-            files.sync_data(fs, table.root, [f["files"][-1]["path"] for f in timed])
+    arrival_id = fingerprint(table.view.dataset)[layout.ARRIVAL_FIELD.name][0]
+    with place.translated("write to"):
+        timed = place.with_arrivals(fragments, arrival_id, arrival)
     ready = [lance.fragment.FragmentMetadata.from_json(json.dumps(f)) for f in timed]
     if replace is None:
         table.committer.commit("append to", LanceOperation.Append(ready), beside)
@@ -126,36 +202,3 @@ def _physical(batches: Iterable[pa.RecordBatch], target: pa.Schema) -> Iterator[
     for batch in batches:
         columns = [aligned(convert(batch.column(field.name), field.type)) for field in target]
         yield pa.RecordBatch.from_arrays(columns, schema=target)
-
-
-def _with_arrival(
-    root: Path, fragment: dict[str, Any], field_id: int, arrival: int
-) -> dict[str, Any]:
-    """Write a file with the arrival time of a fragment's rows; return the fragment with the file
-    under ``new``."""
-    import lance
-
-    first = fragment["files"][0]
-    name = f"{os.urandom(16).hex()}.lance"
-    path = root / files.DATA / name
-    version = f"{first['file_major_version']}.{first['file_minor_version']}"
-    times = pa.array([arrival], layout.ARRIVAL_FIELD.type)
-    with lance.file.LanceFileWriter(str(path), _ARRIVAL_SCHEMA, version=version) as writer:
-        remaining = fragment["physical_rows"]
-        while remaining:
-            rows = min(remaining, 65536)
-            column = times.take(pa.nulls(rows, pa.int32()).fill_null(0))
-            writer.write_batch(pa.record_batch([column], schema=_ARRIVAL_SCHEMA))
-            remaining -= rows
-    file = {
-        **first,
-        "path": name,
-        "fields": [field_id],
-        "column_indices": [0],
-        "file_size_bytes": path.stat().st_size,
-    }
-    return {**fragment, "new": {"files": [file]}}
-
-
-def _arrival_files(fragments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [fragment["new"] for fragment in fragments]

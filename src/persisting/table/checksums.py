@@ -44,13 +44,16 @@ def crc_of(path: Path) -> str:
     return f"{crc:08x}"
 
 
-def sign(fs: FileSystem, root: Path, fragments: Iterable[dict[str, Any]]) -> None:
-    """Put the checksums of new data files into their names, on disk and in ``fragments`` (JSON)."""
+def sign(fs: FileSystem, root: Path, fragments: Iterable[dict[str, Any]], prefix: str = "") -> None:
+    """Put the checksums of new data files into their names, on disk and in ``fragments`` (JSON).
+
+    The new names begin with ``prefix``.
+    """
     for fragment in fragments:
         for file in fragment["files"]:
             path = root / files.DATA / file["path"]
             files.check_whole(path, file.get("file_size_bytes"))
-            file["path"] = f"{path.stem}-{crc_of(path)}.lance"
+            file["path"] = f"{prefix}{path.stem}-{crc_of(path)}.lance"
             fs.rename(path, path.with_name(file["path"]))
 
 

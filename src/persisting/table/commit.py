@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from persisting.fs import FileSystem
 from persisting.records import EMPTY
-from persisting.table import checksums, files, layout, properties, repair
+from persisting.table import checksums, files, layout, properties, repair, versions
+from persisting.table.compaction import Run
 from persisting.table.lance_errors import indices_of, translated
 from persisting.table.properties import RESTORES, SEQUENCE, START
 from persisting.table.view import TableView, sizes_of
@@ -214,6 +215,13 @@ class Committer:
             self.properties = before
             raise
 
+    def settle(self) -> bool:
+        """Find out what a commit that failed has done; return whether the view may show it.
+
+        Never here: a version that was not made durable is taken back.
+        """
+        return False
+
     def publish(self, dataset: Any) -> None:
         """Sync what one or more commits of Lance wrote, and make the result the view."""
         with self._undone_on_failure():
@@ -243,6 +251,51 @@ class Committer:
         if self.view.dataset is None:
             return set()
         return set(files.data_paths(f.metadata for f in self.view.dataset.get_fragments()))
+
+    # What operations need, and an object store does differently
+
+    def properties_of(self, dataset: Any) -> dict[str, str]:
+        """Return the properties of an older version."""
+        return properties.read(dataset)
+
+    def compaction_run(self, dataset: Any) -> Run | None:
+        """Return how a compaction writes its fragments; None: here, signed and synced."""
+        return None
+
+    def checkpoint(self) -> None:
+        """Commit a version that changes nothing and carries the properties."""
+        from lance import LanceOperation
+
+        kept = {k: v for k, v in self.properties.items() if k.startswith("persisting.")}
+        entries = LanceOperation.UpdateMap(updates=dict(kept), replace=False)
+        self.commit("checkpoint", LanceOperation.UpdateConfig(config_updates=entries), {})
+
+    def restoring(self, target: TableView) -> Any:
+        """Return the operation that brings the content of an older version back."""
+        from lance import LanceOperation
+
+        return LanceOperation.Restore(target.version)
+
+    def write_tag(self, name: str) -> None:
+        """Tag the version in view."""
+        with translated("tag", self.root):
+            files.write_tag(self.fs, self.root, name, self.view.version)
+
+    def remove_tag(self, name: str) -> None:
+        with translated("remove a tag of", self.root):
+            files.remove_tag(self.fs, self.root, name)
+
+    def outdated(self, keep_seconds: float) -> list[int]:
+        """Return the versions that cleaning removes: older ones without a tag."""
+        with translated("clean up", self.root):
+            return versions.outdated(self.view.dataset, keep_seconds)
+
+    def remove_versions(self, numbers: list[int]) -> None:
+        """Remove versions, and the files that only they use."""
+        with translated("clean up", self.root):
+            files.announce_cleaning(self.fs, self.root, numbers)
+            versions.remove(self.view.dataset, numbers)
+            files.finish_cleaning(self.fs, self.root)
 
     # Taking back
 

@@ -127,14 +127,20 @@ def execute(dataset: Any, task: str, root: Path, fs: FileSystem) -> dict[str, An
 
     ``dataset`` is a handle of the version that the task was planned for.
     """
+    result = write(dataset, task)
+    checksums.sign(fs, root, result["new_fragments"])
+    new = [file["path"] for fragment in result["new_fragments"] for file in fragment["files"]]
+    files.sync_data(fs, root, new)
+    return result
+
+
+def write(dataset: Any, task: str) -> dict[str, Any]:
+    """Write the fragment of one task, as Lance writes it."""
     from lance import optimize
 
     # The JSON forms are missing in Lance's type stubs.
     task_of: Any = optimize.CompactionTask.from_json  # type: ignore[attr-defined]
     result: dict[str, Any] = json.loads(task_of(task).execute(dataset).json())
-    checksums.sign(fs, root, result["new_fragments"])
-    new = [file["path"] for fragment in result["new_fragments"] for file in fragment["files"]]
-    files.sync_data(fs, root, new)
     return result
 
 

@@ -24,6 +24,8 @@ from persisting.fs import FileSystem
 log = logging.getLogger("persisting")
 
 DATA = "data"
+HANDED = "handed-"
+"""The beginning of the names of data files that other processes write for the owner to commit."""
 VERSIONS = "_versions"
 TRANSACTIONS = "_transactions"
 INDICES = "_indices"
@@ -37,7 +39,18 @@ _END = b"LANC"
 
 
 def manifest_path(root: Path, version: int) -> Path:
-    return root / VERSIONS / f"{_LAST_VERSION - version:020d}.manifest"
+    return root / manifest_name(version)
+
+
+def manifest_name(version: int) -> str:
+    """Return the name of a manifest within its table."""
+    return f"{VERSIONS}/{_LAST_VERSION - version:020d}.manifest"
+
+
+def version_of(name: str) -> int | None:
+    """Return the version whose manifest has this name, None for another file."""
+    number = name.removesuffix(".manifest")
+    return _LAST_VERSION - int(number) if number != name and number.isdigit() else None
 
 
 def versions_on_disk(root: Path) -> list[int]:
@@ -264,9 +277,12 @@ def remove_new_data(fs: FileSystem, root: Path, before: set[str]) -> None:
     """After a failed write, remove the data files that are not in ``before``.
 
     A file that cannot be removed is harmless. Files are compared by name and not by time: a recent
-    file may belong to an older version, which a tag may hold.
+    file may belong to an older version, which a tag may hold. Files that other processes have
+    written meanwhile are theirs.
     """
     for name in data_on_disk(root) - before:
+        if name.startswith(HANDED):
+            continue
         try:
             fs.remove(root / DATA / name)
         except OSError as exc:

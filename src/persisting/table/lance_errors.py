@@ -45,6 +45,21 @@ def translated(action: str, where: object) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def scrubbed(action: str, where: object, scrub: Callable[[str], str]) -> Iterator[None]:
+    """As :func:`translated`, for a table in an object store.
+
+    The cause is dropped, and the text scrubbed: Lance's errors may contain credentials.
+    """
+    try:
+        with translated(action, where):
+            yield
+    except TableError as exc:
+        if exc.__cause__ is None:
+            raise
+        raise TableError(scrub(str(exc))) from None
+
+
 def is_panic(exc: BaseException) -> bool:
     """Whether ``exc`` is a panic of Rust code; PyO3 derives that class from BaseException and
     exports it nowhere."""

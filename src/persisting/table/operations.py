@@ -13,7 +13,7 @@ from typing import Any
 
 from persisting.errors import TableError
 from persisting.fs import FileSystem
-from persisting.table import compaction, files, indexes, properties, versions
+from persisting.table import compaction, indexes, properties, versions
 from persisting.table.compaction import Limit
 from persisting.table.indexes import IndexSpec
 from persisting.table.lance_errors import translated
@@ -45,7 +45,8 @@ def compact(
     view = table.view
 
     def work(dataset: Any) -> None:
-        compaction.rewrite(dataset, view, count, limit, table.root, fs, run)
+        written_by = run or table.committer.compaction_run(dataset)
+        compaction.rewrite(dataset, view, count, limit, table.root, fs, written_by)
 
     table.committer.change("compact", work, several=True)
     table.committer.record_checksums()
@@ -65,18 +66,12 @@ def drop_first(table: Table, count: int) -> int:
 
 def checkpoint(table: Table) -> None:
     """Have the newest version carry the properties, so that older ones are not needed for them."""
-    from lance import LanceOperation
-
     view = table.view
     assert view.dataset is not None
     with translated("read a transaction of", table.root):
         own = properties.own(view.dataset, view.version)
     if own is None:
-        kept = {k: v for k, v in table.properties.items() if k.startswith("persisting.")}
-        entries = LanceOperation.UpdateMap(updates=dict(kept), replace=False)
-        table.committer.commit(
-            "checkpoint", LanceOperation.UpdateConfig(config_updates=entries), {}
-        )
+        table.committer.checkpoint()
 
 
 def restore(table: Table, version: int, token: str) -> TableView:
@@ -84,7 +79,7 @@ def restore(table: Table, version: int, token: str) -> TableView:
     from lance import LanceOperation
 
     target = table.at(version)
-    then = {} if target.dataset is None else properties.read(target.dataset)
+    then = {} if target.dataset is None else table.committer.properties_of(target.dataset)
     # Rows that later restores removed come back: they differ from the present rows from where the
     # shortest of these restores ended.
     since = table.restores[len(properties.restores_of(then)) :]
@@ -97,10 +92,11 @@ def restore(table: Table, version: int, token: str) -> TableView:
         START: str(target.start),
         RESTORES: encode_restores(restores),
     }
-    operation: Any = LanceOperation.Restore(version)
     if version == versions.NOTHING:
         dropped = [fragment.id for fragment in table.view.fragments]
-        operation = LanceOperation.Delete([], dropped, "true")
+        operation: Any = LanceOperation.Delete([], dropped, "true")
+    else:
+        operation = table.committer.restoring(target)
     table.committer.commit("restore", operation, changed, keep_properties=False)
     if table.view.rows != target.rows:
         raise TableError(
@@ -113,36 +109,30 @@ def restore(table: Table, version: int, token: str) -> TableView:
     return table.view
 
 
-def tag(table: Table, fs: FileSystem, name: str) -> int:
+def tag(table: Table, name: str) -> int:
     """Tag the newest version; return its number."""
     checkpoint(table)
     view = table.view
     assert view.dataset is not None
-    with translated("tag", table.root):
-        files.write_tag(fs, table.root, name, view.version)
+    table.committer.write_tag(name)
     return view.version
 
 
-def delete_tag(table: Table, fs: FileSystem, name: str) -> bool:
+def delete_tag(table: Table, name: str) -> bool:
     """Delete a tag; return whether it existed."""
     dataset = table.view.dataset
     if dataset is None or name not in versions.tags(dataset):
         return False
-    with translated("remove a tag of", table.root):
-        files.remove_tag(fs, table.root, name)
+    table.committer.remove_tag(name)
     return True
 
 
 def clean(table: Table, keep_seconds: float) -> int:
     """Remove untagged versions older than ``keep_seconds``; return how many."""
-    with translated("clean up", table.root):
-        outdated = versions.outdated(table.view.dataset, keep_seconds)
+    outdated = table.committer.outdated(keep_seconds)
     if outdated:
         checkpoint(table)
-        with translated("clean up", table.root):
-            files.announce_cleaning(table.fs, table.root, outdated)
-            versions.remove(table.view.dataset, outdated)
-            files.finish_cleaning(table.fs, table.root)
+        table.committer.remove_versions(outdated)
     return len(outdated)
 
 

@@ -30,6 +30,15 @@ RESTORES = "persisting.restores"
 """The restores of the bucket so far, oldest first, as JSON; their count is the epoch."""
 
 
+TERM = "persisting.term"
+"""In an object store: the number of the ownership under which the version was committed."""
+
+OPERATION = "persisting.operation"
+"""In an object store: what a commit did, if the operation of Lance does not say it."""
+
+UNCHANGING = ("create", "fence")
+"""Operations that an object store needs, and that change no content."""
+
 _CHECKPOINT = "persisting."
 
 SEAL = "persisting.seal"
@@ -52,6 +61,7 @@ _OPERATIONS = {
     "Delete": "retain",
     "Restore": "restore",
     "Update": "overwrite",
+    "Merge": "schema",
     "CreateIndex": "index",
     "Rewrite": "compact",
     "BaseOperation": "compact",
@@ -90,9 +100,29 @@ def read(dataset: Any) -> dict[str, str]:
                 if files.manifest_path(Path(dataset.uri), version).exists():
                     raise
                 continue  # just cleaned up; cleaning always leaves a version with properties
+            if kept is not None:  # what only an object store needs ends in a folder
+                return {k: v for k, v in kept.items() if k not in (TERM, OPERATION)}
+        return {k: v for k, v in dataset.config().items() if k.startswith(_CHECKPOINT)}
+
+
+def read_from_store(dataset: Any) -> dict[str, str]:
+    """As :func:`read`, of a table in an object store, where versions are not listed: that costs a
+    request for each. Cleaning leaves the newest version that carries properties."""
+    with translated("read the transactions of", dataset.uri):
+        for version in range(dataset.version, 0, -1):
+            try:
+                kept = own(dataset, version)
+            except (OSError, ValueError) as exc:
+                if version < dataset.version and "ot found" in str(exc):
+                    continue  # cleaned up
+                raise
             if kept is not None:
                 return kept
-        return {k: v for k, v in dataset.config().items() if k.startswith(_CHECKPOINT)}
+    raise TableError(f"no version of {dataset.uri} carries properties; restore it from a copy")
+
+
+def term_of(properties: Mapping[str, str]) -> int:
+    return int(properties.get(TERM, 0))
 
 
 def _downward(dataset: Any) -> Iterator[int]:
@@ -107,6 +137,8 @@ def operation(dataset: Any, version: int) -> str:
     transaction = _transaction(dataset, version)
     if transaction is None:
         return "compact"
+    if noted := (transaction.transaction_properties or {}).get(OPERATION):
+        return str(noted)
     return _OPERATIONS.get(type(transaction.operation).__name__, "schema")
 
 
@@ -123,6 +155,12 @@ def restores_of(properties: dict[str, str]) -> list[Restored]:
 
 def encode_restores(restores: Iterable[Restored]) -> str:
     return msgspec.json.encode(list(restores)).decode()
+
+
+def transaction_id(dataset: Any, version: int) -> str | None:
+    """The id in the name of the file with the transaction of ``version``, if it can be read."""
+    transaction = _transaction(dataset, version)
+    return None if transaction is None else str(transaction.uuid)
 
 
 def _transaction(dataset: Any, version: int) -> Any | None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from persisting.fs import FileSystem
 from persisting.records import EMPTY
 from persisting.table import files, layout, properties, repair, schema_change
+from persisting.table.bulk_files import BulkFiles
 from persisting.table.commit import Batch, Committer, view_of
 from persisting.table.lance_errors import translated
 from persisting.table.properties import SEQUENCE, Restored
@@ -80,6 +81,11 @@ class Table:
     def restores(self) -> list[Restored]:
         """The restores of the table to older versions so far, oldest first."""
         return properties.restores_of(self.properties)
+
+    @property
+    def bulk_files(self) -> BulkFiles:
+        """The data files that other processes write for the owner to commit."""
+        return BulkFiles(self.root, self.fs)
 
     def physical(self, schema: pa.Schema) -> pa.Schema:
         """The columns that records of ``schema`` are stored in."""

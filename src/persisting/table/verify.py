@@ -46,7 +46,7 @@ def verify(table: Table, view: TableView) -> Report:
     for checked in views.values():
         _check_files(table, checked, report, seen)
         if not report.damaged:  # else reading the rows would fail on the damage found already
-            _check_order(checked, report)
+            check_order(checked, report)
     return report
 
 
@@ -66,11 +66,11 @@ def _check_manifest(table: Table, view: TableView, report: Report) -> None:
     except TableError as exc:
         report.add(file, str(exc), [view.start, view.end])
         return
-    if not _same(now, view):
+    if not same_content(now, view):
         report.add(file, "differs from what was written", [view.start, view.end])
 
 
-def _same(one: TableView, other: TableView) -> bool:
+def same_content(one: TableView, other: TableView) -> bool:
     return (
         (one.start, one.sizes) == (other.start, other.sizes)
         and one.schema.equals(other.schema)
@@ -96,7 +96,7 @@ def _offsets_in(view: TableView, file: str) -> list[int] | None:
     return None
 
 
-def _check_order(view: TableView, report: Report) -> None:
+def check_order(view: TableView, report: Report) -> None:
     """Check that arrival times never fall from one row to the next."""
     try:
         offset = view.falling_arrival()

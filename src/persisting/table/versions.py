@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any, TypeAlias
 
-from persisting.errors import InvalidArgument
+from persisting.errors import InvalidArgument, TableError
 from persisting.table import properties
 from persisting.table.lance_errors import own_handle, retry_if_removed, translated
 
@@ -16,22 +16,39 @@ NOTHING = 0
 """Stands for the time before the first version."""
 
 
-def listing(dataset: Any) -> list[dict[str, Any]]:
-    """All versions that can be read, oldest first."""
+def listing(dataset: Any, *, operations: bool = True) -> list[dict[str, Any]]:
+    """All versions that can be read, oldest first, except those that change nothing.
+
+    The operation that made a version is in a file of its own: without ``operations`` it is left
+    out.
+    """
 
     def read() -> list[dict[str, Any]]:
-        return [
+        entries = [
             {
                 "version": entry["version"],
                 "timestamp": _timestamp(entry),
                 "rows": int(entry["metadata"].get("total_rows", 0)),
-                "operation": properties.operation(dataset, entry["version"]),
             }
+            | ({"operation": properties.operation(dataset, entry["version"])} if operations else {})
             for entry in dataset.versions()
         ]
+        return [entry for entry in entries if entry.get("operation") not in properties.UNCHANGING]
 
     with translated("list the versions of", dataset.uri):
         return retry_if_removed(read)
+
+
+def operation(dataset: Any, version: int) -> str | None:
+    """What made a version, None if the version was removed meanwhile."""
+    try:
+        with translated("read a version of", dataset.uri):
+            return properties.operation(dataset, version)
+    except TableError:
+        kept = [entry["version"] for entry in listing(dataset, operations=False)]
+        if version in kept:
+            raise
+        return None
 
 
 def tags(dataset: Any) -> dict[str, int]:
@@ -76,22 +93,24 @@ def resolve(dataset: Any, version: Version) -> int:
 
 
 def outdated(dataset: Any, keep_seconds: float) -> list[int]:
-    """The versions to remove: old ones without a tag.
-
-    The properties of a version that stays must stay readable, so the commit below it that carries
-    them stays too.
-    """
+    """The versions to remove: old ones without a tag."""
     now = dt.datetime.now(dt.timezone.utc)
     kept = dataset.versions()
-    tagged = set(tags(dataset).values())
     old = {
         entry["version"]
         for entry in kept
         if (now - _timestamp(entry)).total_seconds() > keep_seconds
-        and entry["version"] not in tagged
-        and entry["version"] != dataset.version
     }
-    numbers = [entry["version"] for entry in kept]
+    return removable(dataset, [entry["version"] for entry in kept], old)
+
+
+def removable(dataset: Any, numbers: list[int], old: set[int]) -> list[int]:
+    """The ``old`` ones of all versions that can be removed: neither tagged nor the newest.
+
+    The properties of a version that stays must stay readable, so the commit below it that carries
+    them stays too.
+    """
+    old = old - set(tags(dataset).values()) - {dataset.version}
     for index, version in enumerate(numbers[1:], 1):
         if version not in old and numbers[index - 1] in old:
             old.discard(with_properties(dataset, numbers[: index + 1]))

@@ -105,6 +105,22 @@ class TableView:
             row = self.dataset.scanner(columns=[ARRIVAL], offset=position, limit=1).to_table()
             return int(row.column(0).cast("int64")[0].as_py())
 
+    def arrivals(self, offset: int, count: int) -> np.ndarray:
+        """The arrival times of ``count`` rows from ``offset`` on, in µs of Unix time."""
+        assert self.dataset is not None
+        position = offset - self.start
+        with translated("read", self.dataset.uri):
+            rows = self.dataset.scanner(columns=[ARRIVAL], offset=position, limit=count).to_table()
+            return rows.column(0).cast("int64").to_numpy()
+
+    def arrivals_at(self, offsets: Sequence[int]) -> list[int]:
+        """The arrival times of the rows at some offsets, in µs of Unix time."""
+        assert self.dataset is not None
+        with translated("read", self.dataset.uri):
+            rows = self.dataset.take([offset - self.start for offset in offsets], [ARRIVAL])
+            times: list[int] = rows.column(0).cast("int64").to_pylist()
+            return times
+
     def falling_arrival(self) -> int | None:
         """The first offset whose row arrived earlier than the row before it, or None."""
         if self.dataset is None:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from persisting.backends.table_backend import TableBackend
+from persisting.bucket.delays import refuse_without_log
 from persisting.bucket.snapshot import Page
 from persisting.errors import StorageError
 from persisting.records.record_columns import RecordColumns
@@ -58,6 +59,7 @@ class AdaptedBackend:
 
         For a backend without sequences of its own they are remembered in memory only.
         """
+        refuse_without_log((writer, number))
         if self._own_put_once is not None:
             await self._own_put_once(rows, writer, number)
         elif number > self.last_number(writer):

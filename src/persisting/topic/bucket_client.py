@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from persisting.bucket.snapshot import Page
 from persisting.records.record_columns import RecordColumns
+from persisting.topic.spec import TopicConfig
 from persisting.topic.table_calls import T, TableCall
 
 Rows: TypeAlias = "list[dict[str, Any]] | pa.Table | RecordColumns"
@@ -60,6 +61,10 @@ class BucketClient(Protocol):
 
 class Topic(Protocol):
     """An open topic: its configuration, and a client for each bucket."""
+
+    @property
+    def config(self) -> TopicConfig:
+        """The configuration that the topic is open with."""
 
     @property
     def name(self) -> str: ...

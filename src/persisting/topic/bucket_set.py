@@ -7,9 +7,13 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from persisting import fs as filesystem
 from persisting.errors import BucketClosed, InvalidArgument, StorageError
+from persisting.store.object_store import ObjectStore
 from persisting.topic.bucket_client import Topic
+from persisting.topic.store_tags import StoreTags
 from persisting.topic.table_calls import T, TableCall
+from persisting.topic.tags import TagFiles
 
 
 class BucketSet:
@@ -52,8 +56,19 @@ class BucketSet:
                 f"{self.numbers}"
             )
 
-    def require_folder(self, operation: str) -> Path:
-        """Return the topic's folder, or raise for a topic in memory."""
+    @property
+    def store(self) -> ObjectStore | None:
+        """The objects of a topic in an object store; None for all others."""
+        store: ObjectStore | None = getattr(self.topic, "store", None)
+        return store
+
+    def tag_files(self, operation: str) -> TagFiles:
+        """Return the tags of the topic, or raise for a topic in memory."""
+        if self.store is not None:
+            return StoreTags(self.store)
+        return TagFiles(self._require_folder(operation), filesystem.current())
+
+    def _require_folder(self, operation: str) -> Path:
         folder: Path | None = self.topic.folder
         if folder is None:
             raise StorageError(

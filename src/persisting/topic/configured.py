@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from typing import Any
 
+from persisting.store.object_store import ObjectStore
 from persisting.topic.spec import TopicConfig
 
 
@@ -32,6 +33,11 @@ class ConfiguredTopic(ABC):
     @property
     def batch_size(self) -> int:
         return self.config.batch_size
+
+    @property
+    def store(self) -> ObjectStore | None:
+        """The objects of a topic in an object store; None for all others."""
+        return None
 
     def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
         """Queue a record and return what to wait for; None if only a client can store it."""

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from persisting import fs as filesystem
-from persisting.bucket.group_offsets import groups_in
+from persisting.bucket.group_offsets import WORK_FOLDER, groups_in, is_work_group
 from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic, StorageError
 from persisting.fs import os_errors_as
 from persisting.lock import LOCK_FILE, LockedFile, described, file_lock, is_locked, owner_of
 from persisting.topic import spec as topics
 from persisting.topic.groups import FOLDER as GROUPS
-from persisting.topic.groups import MEMBER
+from persisting.topic.groups import MEMBER, try_lock
 
 _DELETED = ".deleted-"
 
@@ -40,12 +40,9 @@ def check_deletable(folder: Path) -> None:
             raise _owned(folder, described(owner))
     fs = filesystem.current()
     for group in groups_in(folder / GROUPS, fs):
-        members = [name for name in fs.list(group) if name.startswith(MEMBER)]
-        if any(is_locked(group / name) for name in members):
-            raise BucketLocked(
-                f"topic {folder.name!r} is being read by group {group.name!r}",
-                hint="close its readers first",
-            )
+        members = [group / name for name in fs.list(group) if name.startswith(MEMBER)]
+        if any(map(is_locked, [*members, group / WORK_FOLDER / LOCK_FILE])):
+            raise _read_by(folder, group)
 
 
 def delete(folder: Path) -> None:
@@ -57,6 +54,12 @@ def delete(folder: Path) -> None:
         stack.enter_context(file_lock(folder / topics.LOCK_FILE))
         for bucket in _bucket_folders(folder):
             stack.callback(_locked(folder, bucket).free)
+        for group in groups_in(folder / GROUPS, fs):
+            if is_work_group(group):  # a keeper may have started since the check
+                kept = try_lock(group / WORK_FOLDER / LOCK_FILE)
+                if kept is None:
+                    raise _read_by(folder, group)
+                stack.callback(kept.free)
         trash = folder.with_name(f".{folder.name}{_DELETED}{secrets.token_hex(4)}")
         with os_errors_as("rename", folder):
             fs.rename(folder, trash)
@@ -103,4 +106,11 @@ def _locked(folder: Path, bucket: Path) -> LockedFile:
 def _owned(folder: Path, owner: str) -> BucketLocked:
     return BucketLocked(
         f"topic {folder.name!r} is open for writing by {owner}", hint="close it there first"
+    )
+
+
+def _read_by(folder: Path, group: Path) -> BucketLocked:
+    return BucketLocked(
+        f"topic {folder.name!r} is being read by group {group.name!r}",
+        hint="close its readers first",
     )

@@ -9,12 +9,26 @@ from pathlib import Path
 
 import msgspec
 
-from persisting.bucket.group_offsets import Committed, groups_in, read_committed
+from persisting.bucket.group_offsets import (
+    WORK_FOLDER,
+    Committed,
+    groups_in,
+    is_work_group,
+    read_committed,
+)
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.fs import FileSystem
-from persisting.lock import is_locked
+from persisting.lock import LOCK_FILE, is_locked
 from persisting.suggestions import choices
-from persisting.topic.groups import FOLDER, MEMBER, group_folder, try_lock, write_committed
+from persisting.topic.groups import (
+    FOLDER,
+    MEMBER,
+    check_offset_mode,
+    group_folder,
+    try_lock,
+    write_committed,
+)
+from persisting.topic.work_status import WorkStatus, read_status
 
 
 class BucketProgress(msgspec.Struct):
@@ -33,7 +47,10 @@ class GroupProgress(msgspec.Struct):
     members: int
     """Number of living readers of the group."""
     lag: int
+    """Records that are not committed, or in a work group not acknowledged."""
     buckets: list[BucketProgress]
+    work: WorkStatus | None = None
+    """The numbers of a work group, as its keeper noted them last."""
 
 
 class Span(msgspec.Struct):
@@ -101,8 +118,12 @@ def _progress(
         committed = offsets.get(bucket, stored[bucket].now(span.restores))
         lag = max(0, span.end - max(committed, span.start))
         buckets.append(BucketProgress(bucket, committed, span.end, lag))
+    lag = sum(bucket.lag for bucket in buckets)
+    if is_work_group(place):
+        status = read_status(place, fs)
+        return GroupProgress(group, status.members if status.kept else 0, lag, buckets, status)
     members = _members(place, fs) if place.is_dir() else 0
-    return GroupProgress(group, members, sum(bucket.lag for bucket in buckets), buckets)
+    return GroupProgress(group, members, lag, buckets)
 
 
 def reset(
@@ -112,6 +133,7 @@ def reset(
 
     A group that does not exist yet is created.
     """
+    check_offset_mode(folder, group)
     place = group_folder(folder, group)
     try:
         fs.make_folder(place)
@@ -152,6 +174,14 @@ def _members(place: Path, fs: FileSystem) -> int:
 def _locked(place: Path, group: str, buckets: list[int]) -> ExitStack:
     """Lock the group's buckets, so that no member can take or commit one."""
     stack = ExitStack()
+    if is_work_group(place):
+        kept = try_lock(place / WORK_FOLDER / LOCK_FILE)
+        if kept is None:
+            raise BucketLocked(
+                f"work group {group!r} is being read: close its readers first, and on a cluster "
+                "stop the owner of the topic's bucket 0"
+            )
+        stack.callback(kept.free)
     if members := _members(place, FileSystem()):  # a member may have no bucket
         raise BucketLocked(
             f"group {group!r} is being read ({members} living members): close its readers first"

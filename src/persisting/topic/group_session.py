@@ -13,6 +13,7 @@ from persisting.topic.bucket_client import Topic
 from persisting.topic.bucket_set import all_results
 from persisting.topic.cursor import Cursor
 from persisting.topic.groups import Membership
+from persisting.topic.store_membership import StoreMembership
 from persisting.topic.table_calls import MakeDurable, Restores
 
 REBALANCE_SECONDS = 0.3
@@ -29,7 +30,7 @@ class GroupSession:
         self,
         topic: Topic,
         cursor: Cursor,
-        membership: Membership,
+        membership: Membership | StoreMembership,
         *,
         auto_commit: bool,
         metrics: GroupMetrics | None,

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from persisting.bucket.group_offsets import Committed, read_committed
-from persisting.errors import StorageError
+from persisting.bucket.group_offsets import Committed, is_work_group, read_committed
+from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import FileSystem, os_errors_as
 from persisting.lock import LockedFile
 from persisting.topic.topic_names import check_name
@@ -41,6 +41,14 @@ class Assignment(NamedTuple):
 
 def group_folder(topic_folder: Path, group: str) -> Path:
     return topic_folder / FOLDER / check_name("group", group)
+
+
+def check_offset_mode(topic_folder: Path, group: str) -> None:
+    """Raise if a group is a work group, which has no offsets to commit. Blocking."""
+    if is_work_group(group_folder(topic_folder, group)):
+        raise InvalidArgument(
+            f"group {group!r} is a work group: read it with mode='work', or use another group"
+        )
 
 
 class Membership:

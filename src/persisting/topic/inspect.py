@@ -7,8 +7,9 @@ owner left in its log is reported as log.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,18 +18,23 @@ import msgspec
 from persisting import fs as filesystem
 from persisting.bucket import log_note
 from persisting.bucket.log_inspection import OwnerLogReport, inspect_logs
+from persisting.bucket.store_log_inspection import inspect_store_logs
 from persisting.errors import StorageError
 from persisting.lock import owner_of
 from persisting.options import storage_folder
+from persisting.store_address import is_store_address
 from persisting.table import indexes as index_file
-from persisting.table import versions
-from persisting.topic import group_admin, tags
+from persisting.table.view import TableView
 from persisting.topic import spec as topics
+from persisting.topic import store_inspect
 from persisting.topic.group_admin import GroupProgress, Span
+from persisting.topic.group_control import control_of
 from persisting.topic.spec import DEFAULT_ROOT, bucket_folder
+from persisting.topic.store_files import StoreTopic
 from persisting.topic.topic_files import TopicFolder
 from persisting.wal import FOLDER as LOG_FOLDER
 from persisting.wal.inspection import LogReport, inspect
+from persisting.wal.slots import LOGS
 
 
 class BucketFacts(msgspec.Struct):
@@ -137,6 +143,8 @@ def topics_in(root: str | Path | None) -> list[TopicFacts]:
 
 def looks_in(root: str | Path | None) -> list[Look]:
     """Return every topic in a storage folder, with its buckets and groups."""
+    if is_store_address(root):
+        return [look_in_store(name, str(root)) for name in store_inspect.topic_names(str(root))]
     place = storage_folder(root or DEFAULT_ROOT)
     if not place.is_dir():
         raise StorageError(
@@ -152,10 +160,18 @@ def looks_in(root: str | Path | None) -> list[Look]:
 
 def look(folder: Path) -> Look:
     """Return a topic with its buckets and groups; one that cannot be read says why."""
-    facts = TopicFacts(folder.name, str(folder))
+    return _look(TopicFacts(folder.name, str(folder)), lambda: TopicFolder.open(folder))
+
+
+def look_in_store(topic: str, root: str) -> Look:
+    """As :func:`look`, of a topic below an address."""
+    return _look(TopicFacts(topic, f"{root}/{topic}"), partial(StoreTopic.find, topic, root))
+
+
+def _look(facts: TopicFacts, open_topic: Callable[[], TopicFolder]) -> Look:
     seen = Look(facts, [], [])
     try:
-        stored = TopicFolder.open(folder)
+        stored = open_topic()
         facts.backend, facts.num_buckets = stored.config.backend, stored.config.num_buckets
         seen = Look(facts, buckets := buckets_of(stored), [])
         facts.problem = next((bucket.problem for bucket in buckets if bucket.problem), None)
@@ -171,14 +187,19 @@ def look(folder: Path) -> Look:
     return seen
 
 
-def describe(stored: TopicFolder) -> Description:
-    """Describe one topic; a bucket that cannot be read says why."""
-    config, fs = stored.config, filesystem.current()
+def describe(stored: TopicFolder, *, most_log_bytes: int | None = None) -> Description:
+    """Describe one topic; a bucket that cannot be read says why.
+
+    Inspecting a log reads it: ``most_log_bytes`` leaves the logs out if they are larger.
+    """
+    config = stored.config
     buckets = buckets_of(stored)
     readable = [facts.bucket for facts in buckets if facts.problem is None]
+    log_bytes = sum(facts.log_bytes for facts in buckets)
+    inspected = buckets if most_log_bytes is None or log_bytes <= most_log_bytes else []
     return Description(
         topic=config.topic,
-        path=str(stored.folder),
+        path=stored.place,
         backend=config.backend,
         num_buckets=config.num_buckets,
         bucket_column=config.bucket_column,
@@ -188,19 +209,22 @@ def describe(stored: TopicFolder) -> Description:
         bytes=sum(facts.bytes for facts in buckets),
         fields=[FieldFacts(field.name, str(field.type)) for field in stored.schema(readable)],
         buckets=buckets,
-        versions=sum(_versions(stored, bucket) for bucket in readable),
+        versions=sum(stored.count_versions(bucket) for bucket in readable),
         tags=[
             TagFacts(tag.name, tag.timestamp.isoformat(), tag.rows)
-            for tag in tags.all_in(stored.folder, fs)
+            for tag in stored.tag_files.all()
         ],
         indexes=_indexes(stored),
         groups=groups_of(stored, readable),
-        logs=_bucket_logs(stored, [facts for facts in buckets if facts.problem is None]),
+        logs=_bucket_logs(stored, [facts for facts in inspected if facts.problem is None]),
     )
 
 
 def buckets_of(stored: TopicFolder) -> list[BucketFacts]:
     """Return the buckets of a topic; one that cannot be read says why."""
+    if isinstance(stored, StoreTopic):
+        logged = stored.log_shares()
+        return [_bucket_in_store(stored, bucket, logged) for bucket in stored.buckets]
     shares = log_shares(stored)
     return [_bucket(stored, bucket, shares[bucket]) for bucket in stored.buckets]
 
@@ -217,9 +241,7 @@ def distinct_owners(buckets: list[BucketFacts]) -> list[dict[str, Any]]:
 def groups_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> list[GroupProgress]:
     """Return the consumer groups of a topic with offsets and lag, in all or some buckets."""
     chosen = list(stored.buckets if buckets is None else buckets)
-    return group_admin.groups(
-        stored.folder, chosen, lambda: spans_of(stored, chosen), filesystem.current()
-    )
+    return control_of(stored).groups(chosen, lambda: spans_of(stored, chosen))
 
 
 def spans_of(stored: TopicFolder, buckets: Iterable[int] | None = None) -> dict[int, Span]:
@@ -248,9 +270,18 @@ def log_of(stored: TopicFolder, bucket: int) -> LogReport:
 
 def logs_of(stored: TopicFolder) -> list[OwnerLogReport]:
     """Inspect the logs that the buckets of a topic share."""
+    if isinstance(stored, StoreTopic):
+        return inspect_store_logs(stored.store, stored.config.num_buckets, stored.table_sequence)
     return inspect_logs(
         stored.folder, lambda bucket: stored.table(bucket).sequence, filesystem.current()
     )
+
+
+def place_of_log(stored: TopicFolder, log: OwnerLogReport) -> str:
+    """Return the folder of a log, or its address."""
+    if isinstance(stored, StoreTopic):
+        return f"{stored.place}/{LOGS}/{log.folder.parent.name}"
+    return str(log.folder)
 
 
 def log_shares(stored: TopicFolder) -> dict[int, int]:
@@ -276,7 +307,12 @@ def log_shares(stored: TopicFolder) -> dict[int, int]:
 
 
 def find(topic: str, root: str | Path | None) -> TopicFolder:
-    """Open a topic by its name in ``root``, or by the path of its folder."""
+    """Open a topic by its name in ``root``, or by the path of its folder, or its address."""
+    if is_store_address(topic):
+        parent, _, name = topic.rstrip("/").rpartition("/")
+        return StoreTopic.find(name, parent)
+    if is_store_address(root) and not _is_path(topic):
+        return StoreTopic.find(topic, str(root))
     return TopicFolder.open(storage_folder(topic) if _is_path(topic) else folder_of(topic, root))
 
 
@@ -305,9 +341,26 @@ def _bucket(stored: TopicFolder, number: int, log_share: int) -> BucketFacts:
     except StorageError as exc:
         facts.problem = str(exc)
         return facts
+    _note_view(facts, view)
+    return facts
+
+
+def _bucket_in_store(stored: StoreTopic, number: int, logged: dict[int, int]) -> BucketFacts:
+    facts = BucketFacts(number, log_bytes=logged[number])
+    try:
+        facts.bytes = stored.bucket_bytes(number) + facts.log_bytes
+        facts.owner = stored.owner(number)
+        view = stored.view(number)
+    except StorageError as exc:
+        facts.problem = str(exc)
+        return facts
+    _note_view(facts, view)
+    return facts
+
+
+def _note_view(facts: BucketFacts, view: TableView) -> None:
     facts.rows, facts.start_offset, facts.end_offset = view.rows, view.start, view.end
     facts.version, facts.fragments = view.version, len(view.sizes)
-    return facts
 
 
 def _plain_owner(note: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -322,11 +375,13 @@ _OWNER_NAMES = ("pid", "host", "node", "address")
 
 def _bucket_logs(stored: TopicFolder, buckets: list[BucketFacts]) -> list[BucketLog]:
     """Return the log of each bucket: that of its own folder, else the shared log that it notes."""
-    logs = []
+    logs: list[BucketLog] = []
     try:
         shared, unreadable = logs_of(stored), None
     except StorageError as exc:
         shared, unreadable = [], str(exc)
+    if isinstance(stored, StoreTopic):
+        return _store_logs(stored, buckets, shared, unreadable)
     for facts in buckets:
         bucket = facts.bucket
         own = log_of(stored, bucket)
@@ -348,6 +403,27 @@ def _bucket_logs(stored: TopicFolder, buckets: list[BucketFacts]) -> list[Bucket
     return logs
 
 
+def _store_logs(
+    stored: StoreTopic,
+    buckets: list[BucketFacts],
+    shared: list[OwnerLogReport],
+    unreadable: str | None,
+) -> list[BucketLog]:
+    logs = []
+    for facts in buckets:
+        noted = next(
+            (log for log in shared if facts.bucket in [b.bucket for b in log.noting]), None
+        )
+        if noted is not None:
+            entry = _shared_log(facts, noted)
+            entry.path = place_of_log(stored, noted)
+            logs.append(entry)
+        else:
+            state = "empty" if unreadable is None else "damaged"
+            logs.append(BucketLog(facts.bucket, state, facts.log_bytes, 0, 0, unreadable))
+    return logs
+
+
 def _shared_log(facts: BucketFacts, log: OwnerLogReport) -> BucketLog:
     part = next(part for part in log.buckets if part.bucket == facts.bucket)
     is_hit = part.lost is not None or log.state not in ("damaged", "missing")
@@ -362,17 +438,11 @@ def _shared_log(facts: BucketFacts, log: OwnerLogReport) -> BucketLog:
     )
 
 
-def _versions(stored: TopicFolder, bucket: int) -> int:
-    dataset = stored.view(bucket).dataset
-    return 0 if dataset is None else len(versions.listing(dataset))
-
-
 def _indexes(stored: TopicFolder) -> list[IndexFacts]:
     indexes: dict[tuple[str, str], IndexFacts] = {}
     schema = stored.schema([])  # of the topic's file: a damaged table does not hide the others
     for bucket in stored.buckets:
-        folder = bucket_folder(stored.folder, bucket)
-        for spec in index_file.usable(schema, index_file.load(folder, filesystem.current())):
+        for spec in index_file.usable(schema, stored.index_specs(bucket)):
             metric = spec.metric if spec.family == "vector" else None
             facts = indexes.setdefault(
                 (spec.column, spec.kind), IndexFacts(spec.column, spec.kind, metric, [])

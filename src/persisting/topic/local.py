@@ -13,7 +13,11 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from persisting import fs as filesystem
 from persisting.backends.fairness import KeyedLocks
 from persisting.backends.log_puts import Part, put_to_log, queue_for_log, share_log
-from persisting.backends.persisting import PersistingBackend, new_owner_log
+from persisting.backends.persisting import (
+    PersistingBackend,
+    new_owner_log,
+    new_store_owner_log,
+)
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.owner_log import OwnerLog, remove_unused
@@ -21,6 +25,8 @@ from persisting.bucket.producer_sequences import check_number, check_writer
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.shared_schema import SharedSchema
 from persisting.bucket.snapshot import Page
+from persisting.bucket.store_bucket import StoreBucket
+from persisting.bucket.store_owner_log import StoreOwnerLog
 from persisting.concurrency.loop_bridge import LoopWaiter, ThreadWaiter
 from persisting.concurrency.pool import in_thread, in_thread_or_undo
 from persisting.errors import BucketClosed, BucketLocked, InvalidArgument, SchemaError, StorageError
@@ -28,7 +34,10 @@ from persisting.fs import FileSystem
 from persisting.lock import file_lock, noting
 from persisting.records import EMPTY, Rules
 from persisting.records.arrow import check_defaults
+from persisting.store.object_store import ObjectStore
+from persisting.store_address import StoreAddress
 from persisting.topic import spec as topics
+from persisting.topic import store_config
 from persisting.topic.address import TopicAddress
 from persisting.topic.backend_adapter import (
     BucketBackend,
@@ -76,8 +85,16 @@ Listening: TypeAlias = "Callable[[LocalTopic], Listener]"
 class LocalTopic:
     """An open topic that this process owns; each bucket is opened when it is first used."""
 
-    def __init__(self, address: TopicAddress, config: TopicConfig, cls: type) -> None:
+    def __init__(
+        self,
+        address: TopicAddress,
+        config: TopicConfig,
+        cls: type,
+        store: ObjectStore | None = None,
+    ) -> None:
+        """``store`` is that of a topic in an object store."""
         self.address, self.config, self.backend_class = address, config, cls
+        self.store = store
         self.handles = 0
         self.closed = False
         self.listener: Listener | None = None
@@ -87,11 +104,12 @@ class LocalTopic:
         """The bucket that is being opened."""
         self._reconfiguring = 0
         self._backends: dict[int, BucketBackend] = {}
-        self._log: OwnerLog | None = None
+        self._log: OwnerLog | StoreOwnerLog | None = None
         self._producer_locks = KeyedLocks()
         self._sequences: dict[int, dict[str, int]] = {}
         """By bucket, producer sequences for a backend that stores none; reopening keeps them."""
         self._guard = threading.Lock()
+        self._opening_in_store: dict[int, threading.Lock] = {}
 
     @property
     def folder(self) -> Path | None:
@@ -105,6 +123,18 @@ class LocalTopic:
         if backend is not None:
             return backend
         return await in_thread(self._open, bucket)
+
+    async def _backends_of(self, buckets: list[int]) -> list[BucketBackend]:
+        """Return the backends of several buckets; in an object store they are opened at once."""
+        if self.store is not None:
+            missing = [bucket for bucket in buckets if bucket not in self._backends]
+            opened = await asyncio.gather(
+                *(self.backend(bucket) for bucket in missing), return_exceptions=True
+            )
+            for result in opened:
+                if isinstance(result, BaseException):
+                    raise result
+        return [await self.backend(bucket) for bucket in buckets]
 
     @property
     def has_locks(self) -> bool:
@@ -120,10 +150,15 @@ class LocalTopic:
         """Return the bucket's backend if it is open and stays so."""
         return None if self._reconfiguring else self._backends.get(bucket)
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise BucketClosed(f"topic {self.config.topic!r} was closed; open it again")
+
     def _open(self, bucket: int) -> BucketBackend:
+        if self.store is not None:
+            return self._open_in_store(bucket)
         with self._guard:
-            if self.closed:
-                raise BucketClosed(f"topic {self.config.topic!r} was closed; open it again")
+            self._check_open()
             if bucket not in self._backends:
                 if self.listener is not None:
                     self.listening_at = self.listener.start()
@@ -135,10 +170,33 @@ class LocalTopic:
                     self.opening = None
             return self._backends[bucket]
 
-    def _build(self, bucket: int) -> BucketBackend:
+    def _open_in_store(self, bucket: int) -> BucketBackend:
+        """As :meth:`_open`; buckets are opened at the same time, since each waits for requests."""
+        with self._guard:
+            opening = self._opening_in_store.setdefault(bucket, threading.Lock())
+        while True:
+            with opening:
+                with self._guard:
+                    self._check_open()
+                    if bucket in self._backends:
+                        return self._backends[bucket]
+                    config, log = self.config, self._owner_log()
+                backend = self._build(bucket, log)
+                with self._guard:
+                    # Not if the topic was closed, or got other options, meanwhile.
+                    if not self.closed and self.config is config and self._log is log:
+                        self._backends[bucket] = backend
+                        return backend
+                if isinstance(backend, TableBackend):
+                    backend.close_now()
+
+    def _build(self, bucket: int, log: OwnerLog | StoreOwnerLog | None = None) -> BucketBackend:
         options = dict(self.config.options)
-        path = "" if self.folder is None else str(topics.bucket_folder(self.folder, bucket))
-        if self.folder is not None and issubclass(self.backend_class, TableBackend):
+        path: Any = "" if self.folder is None else str(topics.bucket_folder(self.folder, bucket))
+        if self.store is not None:
+            path = self.store.address / topics.bucket_name(bucket)
+            options["owner_log"] = log
+        elif self.folder is not None and issubclass(self.backend_class, TableBackend):
             options["schema_path"] = self.folder / SCHEMA_FILE
             options["groups_path"] = self.folder / GROUPS_FOLDER
             if issubclass(self.backend_class, PersistingBackend) and options.get("enable_wal"):
@@ -149,16 +207,27 @@ class LocalTopic:
         )
         return adapt(backend, size, self._sequences.setdefault(bucket, {}))
 
-    def _owner_log(self) -> OwnerLog:
+    def _owner_log(self) -> OwnerLog | StoreOwnerLog:
         """Return the log of this topic in this process, which is created for its first bucket."""
-        assert self.folder is not None
+        if isinstance(self._log, StoreOwnerLog) and self._log.lost:
+            self._log.retire()
+            self._log = None
         if self._log is None or self._log.process != os.getpid():  # a fork gets its own
-            fs = filesystem.current()
-            remove_unused(self.folder, fs)
             options = {**self.config.options, "batch_size": self.config.batch_size}
+            if self.store is not None:
+                self._log = new_store_owner_log(self.store, self.config.num_buckets, **options)
+                return self._log
+            assert self.folder is not None
+            remove_unused(self.folder, filesystem.current())
             options["schema_path"] = self.folder / SCHEMA_FILE
             self._log = new_owner_log(self.folder, **options)
         return self._log
+
+    @property
+    def log_name(self) -> str:
+        """The log of a topic in an object store in this process; empty if there is none."""
+        log = self._log
+        return log.name if isinstance(log, StoreOwnerLog) else ""
 
     def _retire_log(self) -> None:
         """Remove the log once its last bucket is closed; the next bucket gets a new one."""
@@ -176,7 +245,7 @@ class LocalTopic:
         bucket stores its part by itself.
         """
         while True:
-            backends = [await self.backend(bucket) for bucket, _ in parts]
+            backends = await self._backends_of([bucket for bucket, _ in parts])
             tables = [backend.bucket for backend in backends if isinstance(backend, TableBackend)]
             kinds = {type(rows) for _, rows in parts}
             if len(tables) < len(backends) or len(kinds) > 1:
@@ -247,20 +316,25 @@ class LocalTopic:
 
     async def close(self) -> None:
         """Flush and close all buckets; the topic cannot be used again."""
-        with self._guard:
-            self.closed = True
+        self.closed = True
         try:
+            await in_thread(self._wait_for_opening)
             if self.listener is not None:
                 await self.listener.refuse()
             await self.close_buckets()
         except BaseException:
-            with self._guard:
-                self.closed = False
+            self.closed = False
             raise
         await in_thread(self._retire_log)
         if self.listener is not None:
             # Until here others heard that this process is alive and about to release the locks.
             await self.listener.stop()
+
+    def _wait_for_opening(self) -> None:
+        """Wait until no bucket is being opened that did not see yet that the topic is closed. That
+        may take long, if its log has to be recovered."""
+        with self._guard:
+            pass
 
     async def close_bucket(self, bucket: int) -> None:
         """Flush and close one bucket; the next use opens it again."""
@@ -302,8 +376,8 @@ def _reset_after_fork() -> None:
     """Forget the topics on disk: a forked process does not own its parent's buckets."""
     global _live, _live_guard, _opening_guard
     _live_guard, _opening_guard = threading.Lock(), threading.Lock()
-    _topics_of_parent.extend(topic for topic in _live.values() if topic.folder is not None)
-    _live = {key: topic for key, topic in _live.items() if topic.folder is None}
+    _topics_of_parent.extend(t for t in _live.values() if not t.address.is_in_memory)
+    _live = {key: topic for key, topic in _live.items() if key.is_in_memory}
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
@@ -323,6 +397,10 @@ class LocalHandle(ConfiguredTopic):
     @property
     def folder(self) -> Path | None:
         return self._topic.folder
+
+    @property
+    def store(self) -> ObjectStore | None:
+        return self._topic.store
 
     @property
     def config(self) -> TopicConfig:
@@ -430,6 +508,25 @@ class LocalBucketClient:
         else:
             await self._on_backend(lambda backend: put_rows(backend, rows))
 
+    @property
+    def lost(self) -> str:
+        """Why this process no longer owns the bucket, which is in an object store; empty while it
+        does, as far as it knows."""
+        core = self._store_bucket()
+        return "" if core is None else core.lost
+
+    @property
+    def overdue(self) -> str:
+        """Why another process may have taken the bucket over unnoticed; empty while that cannot
+        be."""
+        core = self._store_bucket()
+        return "" if core is None else core.overdue
+
+    def _store_bucket(self) -> StoreBucket | None:
+        backend = self._topic.open_backend(self._bucket)
+        core = backend.bucket if isinstance(backend, TableBackend) else None
+        return core if isinstance(core, StoreBucket) else None
+
     async def keeps_schema(self) -> bool:
         """Whether all records of the bucket have one schema, so that Arrow holds them exactly."""
         return keeps_schema(await self._backend())
@@ -487,6 +584,11 @@ class LocalBucketClient:
     async def last_number(self, writer: str) -> int:
         return (await self._backend()).last_number(writer)
 
+    async def is_queued(self, sequence: ProducerSequence) -> bool:
+        """Whether this put waits for the log."""
+        backend = await self._backend()
+        return isinstance(backend, TableBackend) and backend.bucket.is_queued(sequence)
+
     async def flush(self) -> None:
         await self._on_backend(lambda backend: backend.flush())
 
@@ -501,15 +603,17 @@ async def open_for_writing(
     storage_path: Any,
     backend_class: type | None,
     listening: Listening | None = None,
+    store: ObjectStore | None = None,
 ) -> LocalHandle:
     """Return a handle on a topic of this process; a topic that does not exist is created.
 
     ``listening`` creates the listener of a topic whose buckets have locks, if it has none yet.
+    ``store`` is that of a topic in an object store, which has no ``storage_path``.
     """
     spec.check()
     while True:
         opened = await in_thread_or_undo(
-            _undo_open, _open_handle, spec, storage_path, backend_class, listening
+            _undo_open, _open_handle, spec, storage_path, backend_class, listening, store
         )
         if opened is not None:
             break
@@ -584,23 +688,28 @@ def _open_handle(
     storage_path: Any,
     backend_class: type | None,
     listening: Listening | None,
+    store: ObjectStore | None,
 ) -> tuple[LocalHandle, TopicConfig, type] | None:
     """Find or create the topic, on disk and in this process; None while it is being closed."""
     with _opening_guard:
-        folder, config, _ = agreed_config(spec, storage_path, backend_class)
-        in_memory = TopicAddress.in_memory(spec.topic)
-        address = in_memory if folder is None else TopicAddress.in_folder(folder)
+        if store is not None:
+            config = store_config.agreed(spec, store)
+            address = TopicAddress.in_store(store.address)
+        else:
+            folder, config, _ = agreed_config(spec, storage_path, backend_class)
+            in_memory = TopicAddress.in_memory(spec.topic)
+            address = in_memory if folder is None else TopicAddress.in_folder(folder)
         cls = backend_class or get_backend_class(config.backend)
         with _live_guard:
             topic = _live.get(address)
             if topic is not None and topic.handles == 0:
                 return None
             if topic is None:
-                topic = LocalTopic(address, config, cls)
+                topic = LocalTopic(address, config, cls, store)
                 if listening is not None and topic.has_locks:
                     topic.listener = listening(topic)
                 _live[address] = topic
-            elif folder is None:
+            elif address.is_in_memory:
                 config = spec.applied_to(topic.config)
                 cls = topic.backend_class
                 topics.warn_of_changes(topic.config, config)
@@ -633,14 +742,23 @@ def live_topics(name: str) -> list[LocalTopic]:
         return [topic for topic in _live.values() if topic.config.topic == name]
 
 
-def live_topic(folder: Path) -> LocalTopic | None:
-    """Return the topic in ``folder`` if it is open in this process."""
-    address = TopicAddress.in_folder(folder)
+def live_topic(folder: Path | TopicAddress) -> LocalTopic | None:
+    """Return the topic in ``folder`` if it is open in this process.
+
+    A caller that asks often passes the address: resolving a path costs several system calls.
+    """
+    address = folder if isinstance(folder, TopicAddress) else TopicAddress.in_folder(folder)
     with _live_guard:
         return _live.get(address)
 
 
-def live_bucket(folder: Path, bucket: int) -> LocalTopic | None:
+def live_in_store(address: StoreAddress) -> LocalTopic | None:
+    """Return the topic at an address of an object store if it is open in this process."""
+    with _live_guard:
+        return _live.get(TopicAddress.in_store(address))
+
+
+def live_bucket(folder: Path | TopicAddress, bucket: int) -> LocalTopic | None:
     """Return the topic in ``folder`` if it is open in this process and a reader may use the bucket.
 
     If other processes share the topic, reading must not open a bucket here.

@@ -18,15 +18,19 @@ from persisting.concurrency.pool import in_thread
 from persisting.errors import InvalidArgument, NoSuchTopic
 from persisting.metrics import GroupMetrics
 from persisting.options import DURABLE
+from persisting.store.object_store import ObjectStore
 from persisting.topic import spec as topics
 from persisting.topic.bucket_client import Topic
-from persisting.topic.groups import Membership
+from persisting.topic.configured import ConfiguredTopic
+from persisting.topic.groups import Membership, check_offset_mode
 from persisting.topic.local import hold_live, live_topic, live_topics, open_for_writing
 from persisting.topic.reader import QueueReader
 from persisting.topic.readonly import ReadonlyTopic
 from persisting.topic.registry import backend_name, check_class, get_backend_class
 from persisting.topic.spec import TopicSpec
+from persisting.topic.store_membership import StoreMembership
 from persisting.topic.writer import QueueWriter
+from persisting.wal.lease import LEASE_SECONDS
 
 _T = TypeVar("_T")
 _WAIT_STEP_SECONDS = 0.05
@@ -126,19 +130,14 @@ async def open_reader(topic: Topic, options: ReaderOptions) -> QueueReader:
     buckets, group = options.buckets, options.group
     try:
         chosen = buckets.of(topic.num_buckets)
-        membership = None
+        membership: Membership | StoreMembership | None = None
         if group is not None:
             if not buckets.all:
                 raise InvalidArgument(
                     "the members of a group share all buckets of a topic; give either a group, or "
                     "bucket_id, bucket_ids or rank"
                 )
-            if topic.folder is None:
-                raise InvalidArgument(
-                    f"topic {topic.name!r} is in memory and cannot store a group's offsets; "
-                    "use the backend 'lance' or 'persisting'"
-                )
-            membership = Membership(Path(topic.folder), group, chosen, filesystem.current())
+            membership = _membership(topic, group, chosen)
         elif options.auto_commit:
             raise InvalidArgument("auto_commit needs a group: read_queue(…, group='name')")
     except BaseException:
@@ -150,6 +149,22 @@ async def open_reader(topic: Topic, options: ReaderOptions) -> QueueReader:
     return QueueReader(
         topic, chosen, membership=membership, auto_commit=options.auto_commit, metrics=metrics
     )
+
+
+def _membership(topic: Topic, group: str, buckets: list[int]) -> Membership | StoreMembership:
+    store: ObjectStore | None = getattr(topic, "store", None)
+    if store is not None:
+        assert isinstance(topic, ConfiguredTopic)
+        lease = topic.config.options.get("lease", LEASE_SECONDS)
+        return StoreMembership(store, group, buckets, lease)
+    if topic.folder is None:
+        raise InvalidArgument(
+            f"topic {topic.name!r} is in memory and cannot store a group's offsets; "
+            "use the backend 'lance' or 'persisting'"
+        )
+    folder = Path(topic.folder)
+    check_offset_mode(folder, group)
+    return Membership(folder, group, buckets, filesystem.current())
 
 
 class BucketChoice:
@@ -240,7 +255,7 @@ async def find_topic(wanted: TopicSpec, cls: type | None, storage_path: Any) -> 
     if storage_path is None:
         live = live_topics(wanted.topic)
         if len(live) > 1:
-            places = ", ".join(str(t.folder or "memory") for t in live)
+            places = ", ".join(str(t.folder or t.address.store or "memory") for t in live)
             raise InvalidArgument(
                 f"there are several open topics {wanted.topic!r} ({places}); choose one with "
                 "storage_path"
@@ -259,7 +274,7 @@ async def find_topic(wanted: TopicSpec, cls: type | None, storage_path: Any) -> 
             return handle
     config = await in_thread(topics.load, folder, filesystem.current())
     if config is None:
-        in_memory = [t for t in live_topics(wanted.topic) if t.folder is None]
+        in_memory = [t for t in live_topics(wanted.topic) if t.address.is_in_memory]
         handle = hold_live(in_memory[0]) if in_memory else None
         if handle is not None:
             return handle

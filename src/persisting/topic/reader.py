@@ -20,6 +20,7 @@ from persisting.topic.cursor import Cursor
 from persisting.topic.group_session import REBALANCE_SECONDS, GroupSession
 from persisting.topic.groups import Membership
 from persisting.topic.stats import summed
+from persisting.topic.store_membership import StoreMembership
 from persisting.topic.stream_merge import EndOfStreams, StreamMerge
 from persisting.topic.topic_table import TopicTable
 from persisting.topic.topic_versions import TopicVersion
@@ -42,7 +43,7 @@ class QueueReader(TopicTable):
         topic: Topic,
         buckets: list[int],
         *,
-        membership: Membership | None = None,
+        membership: Membership | StoreMembership | None = None,
         auto_commit: bool = False,
         metrics: GroupMetrics | None = None,
     ) -> None:

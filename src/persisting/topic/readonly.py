@@ -21,9 +21,10 @@ from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.snapshot import Page
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketClosed, BucketLocked, StorageError, TableError
+from persisting.topic.address import TopicAddress
 from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.configured import ConfiguredTopic
-from persisting.topic.local import LocalBucketClient, live_bucket
+from persisting.topic.local import LocalBucketClient, LocalTopic, live_bucket
 from persisting.topic.ownership import open_owner, recover, recover_own_log
 from persisting.topic.spec import TopicConfig, bucket_folder
 from persisting.topic.stream_position import StreamPosition
@@ -65,17 +66,21 @@ class ReadonlyBucketClient:
 
     def __init__(self, folder: Path, config: TopicConfig, bucket: int) -> None:
         self._topic_folder, self._config, self._bucket = folder, config, bucket
+        self._address = TopicAddress.in_folder(folder)
         self._folder = bucket_folder(folder, bucket)
         self._reader: TableBackend | None = None
 
     async def _source(self) -> LocalBucketClient | TableBackend | None:
         """Return the live bucket, else a reader of the table, None while neither exists."""
-        live = live_bucket(self._topic_folder, self._bucket)
+        live = self._live()
         if live is not None:
             return LocalBucketClient(live, self._bucket)
         if self._reader is None:
             self._reader = await in_thread(self._open)
         return self._reader
+
+    def _live(self) -> LocalTopic | None:
+        return live_bucket(self._address, self._bucket)
 
     def _open(self) -> TableBackend | None:
         if not self._folder.is_dir():
@@ -200,7 +205,7 @@ class ReadonlyBucketClient:
         """Wait for more in the files; False once this process owns the topic."""
         waiting = asyncio.ensure_future(source.wait_beyond(offset, epoch))
         try:
-            while live_bucket(self._topic_folder, self._bucket) is None:
+            while self._live() is None:
                 if (await asyncio.wait([waiting], timeout=_POLL_SECONDS))[0]:
                     waiting.result()
                     return True

@@ -75,7 +75,10 @@ def _buckets_at_once(records: Sequence[Any], column: str, num_buckets: int) -> n
         values = list(map(itemgetter(column), records))
         if num_buckets == 1:
             return np.zeros(len(values), np.uint8)
-        if list(map(type, values)).count(str) != len(values):
+        kinds = set(map(type, values))
+        if kinds == {int}:
+            values = list(map(str, values))
+        elif kinds != {str}:
             return None
         digests = b"".join(map(_digest, map(_md5, map(str.encode, values))))
     except (KeyError, UnicodeEncodeError):

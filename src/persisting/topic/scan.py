@@ -19,14 +19,15 @@ from persisting.bucket.snapshot_search import laid_out, typed
 from persisting.errors import OffsetOutOfRange, StorageError
 from persisting.records.arrow import no_columns
 from persisting.records.field_names import ARRIVAL
+from persisting.store_address import is_store_address, parse
 from persisting.table import layout
-from persisting.table.lance_errors import translated
+from persisting.table.lance_errors import indices_of, translated
 from persisting.table.search import check_condition, check_where, enclosed, matching
 from persisting.table.table import Table
 from persisting.table.view import TableView
 from persisting.topic import spec as topics
 from persisting.topic.nested_fields import Leaf, assembled, needed_leaves
-from persisting.topic.spec import bucket_folder
+from persisting.topic.spec import bucket_folder, bucket_name
 
 BUCKET, OFFSET, TIME = "_bucket", "_offset", "_time"
 METADATA = pa.schema(
@@ -36,6 +37,8 @@ METADATA = pa.schema(
 
 _BATCH_ROWS = 65536
 _BATCH_BYTES = 16 * 1024 * 1024
+_MOST_UNINDEXED = 50_000
+"""Rows that an index lacks, and that are read to look something up nevertheless."""
 _ASSUMED_BYTES = 32
 """A rough size of a value in memory, if nothing better is known."""
 
@@ -45,6 +48,7 @@ class Slice:
     """A range of offsets of one bucket."""
 
     folder: str
+    """The path of the topic's folder, or its address in an object store."""
     bucket: int
     start: int
     end: int
@@ -118,23 +122,48 @@ def read(
     return _plain(view, part, wanted, metadata=metadata)
 
 
-def matches_by_index(part: Slice, hint: Hint) -> int | None:
-    """Return how many rows of the slice's table match, if an index can tell; None if not.
+def read_matching(view: TableView, part: Slice, where: Filter) -> Iterator[pa.RecordBatch]:
+    """As :func:`read` with metadata and without fields, of a view that is open already."""
+    return _filtered(view, part, [], where, None, metadata=True)
+
+
+def look_up(
+    part: Slice,
+    names: Sequence[str],
+    hint: Hint,
+    *,
+    most_rows: int,
+    most_bytes: int,
+    metadata: bool = False,
+    table: Table | None = None,
+) -> list[pa.RecordBatch] | None:
+    """Return the rows that :func:`read` would with a hint, if an index finds them and they are few;
+    None otherwise. Rows that are large on disk are not read to find out. ``table`` is the bucket's
+    table if it is open already.
 
     Also None if the table is not the one that the slice was made for: reading it will raise.
     """
     try:
-        view = _view(part)
+        view = _view(part, table)
     except StorageError:
         return None
     if view.dataset is None or not hint.fits(view):
         return None
     dataset: Any = view.dataset
+    fields = set(hint.fields.names)
+    indexed = [i.num_rows_indexed for i in indices_of(dataset) if fields & {*i.field_names}]
+    if view.rows - max(indexed, default=0) > _MOST_UNINDEXED:
+        return None
     with translated("read", dataset.uri):
         plan = dataset.scanner(columns=[], with_row_id=True, filter=enclosed(hint.where))
         if "ScalarIndexQuery" not in plan.explain_plan():
             return None
-        return int(dataset.count_rows(enclosed(hint.where)))
+        count = dataset.count_rows(enclosed(hint.where))
+    stored = sum(size.nbytes for size in view.sizes) // max(1, view.rows)
+    if count > most_rows or count * stored > most_bytes:
+        return None
+    found = list(_filtered_by_lance(view, part, list(names), hint.where, metadata=metadata))
+    return found if sum(batch.nbytes for batch in found) <= most_bytes else None
 
 
 def read_snapshot(
@@ -156,9 +185,16 @@ def read_snapshot(
             first, times = first + batch.num_rows, times[batch.num_rows :]
 
 
-def defaults_of(folder: Path) -> Mapping[str, Any]:
+def defaults_of(folder: str | Path) -> Mapping[str, Any]:
     """Return the values of fields that the records of a topic lack."""
-    config = topics.load_any(folder, filesystem.current())
+    if is_store_address(folder):
+        from persisting.store.object_store import open_store
+        from persisting.store.storage_options import StorageOptions
+        from persisting.topic import store_config  # it loads the owner's side
+
+        config = store_config.load(open_store(parse(str(folder)), StorageOptions()))
+    else:
+        config = topics.load_any(Path(folder), filesystem.current())
     defaults: Mapping[str, Any] = config.options.get("schema_defaults", {}) if config else {}
     return defaults
 
@@ -174,8 +210,8 @@ def divided(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array, pa.Array, 
     return fields, bucket, offset, time
 
 
-def _view(part: Slice) -> TableView:
-    table = Table(bucket_folder(Path(part.folder), part.bucket), filesystem.current())
+def _view(part: Slice, table: Table | None = None) -> TableView:
+    table = table or _table(part)
     if part.version is not None:
         return table.at(part.version)
     table.refresh()
@@ -191,6 +227,15 @@ def _view(part: Slice) -> TableView:
             "removed by retention while they were read"
         )
     return view
+
+
+def _table(part: Slice) -> Table:
+    if is_store_address(part.folder):  # credentials are in the environment
+        from persisting.store.storage_options import StorageOptions
+        from persisting.table.store_table import StoreTable
+
+        return StoreTable(parse(part.folder) / bucket_name(part.bucket), StorageOptions())
+    return Table(bucket_folder(Path(part.folder), part.bucket), filesystem.current())
 
 
 def _without_fields(part: Slice) -> Iterator[pa.RecordBatch]:
@@ -291,7 +336,7 @@ def _filtered(
         return
     offset = part.start
     count = part.end - part.start
-    defaults = defaults_of(Path(part.folder))
+    defaults = defaults_of(part.folder)
     for batch in view.batches(offset, count, rows=_rows(view, view.schema.names), arrival=True):
         rows = pa.Table.from_batches([batch.drop_columns([ARRIVAL])])
         inside = laid_out(rows, where.known, offset, batch.column(ARRIVAL), defaults)

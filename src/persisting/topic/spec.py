@@ -204,8 +204,13 @@ def no_such_topic(folder: Path) -> str:
     return f"{message}; {hint}" if hint.endswith("?") else f"{message}; {hint}."
 
 
+def bucket_name(bucket: int) -> str:
+    """Return the name of a bucket's folder, or of its prefix in an object store."""
+    return f"bucket_{bucket}"
+
+
 def bucket_folder(folder: Path, bucket: int) -> Path:
-    return folder / f"bucket_{bucket}"
+    return folder / bucket_name(bucket)
 
 
 def load(folder: Path, fs: FileSystem) -> TopicConfig | None:
@@ -226,16 +231,21 @@ def load_any(folder: Path, fs: FileSystem) -> TopicConfig | None:
         return None
     except OSError as exc:
         raise StorageError(f"cannot read {folder / FILE}: {exc.strerror}") from exc
-    json_files.check_format(data, folder / FILE, FORMAT)
+    return decode(data, folder / FILE)
+
+
+def decode(data: bytes, path: Path | str) -> TopicConfig:
+    """Return the configuration in a topic file, or raise."""
+    json_files.check_format(data, path, FORMAT)
     try:
         config = json_files.decode(data, TopicConfig)
     except msgspec.DecodeError as exc:
         raise StorageError(
-            f"the topic file {folder / FILE} is damaged ({exc}); restore it from a copy"
+            f"the topic file {path} is damaged ({exc}); restore it from a copy"
         ) from exc
     if not 1 <= config.num_buckets <= _MAX_BUCKETS:
         raise StorageError(
-            f"the topic file {folder / FILE} is damaged: num_buckets={config.num_buckets}; restore "
+            f"the topic file {path} is damaged: num_buckets={config.num_buckets}; restore "
             "it from a copy"
         )
     return _without_foreign_options(config)
@@ -248,10 +258,10 @@ def _without_foreign_options(config: TopicConfig) -> TopicConfig:
     return msgspec.structs.replace(config, options=options)
 
 
-def save(folder: Path, config: TopicConfig, fs: FileSystem) -> None:
-    """Write the topic file, atomically and durably."""
+def check_storable(config: TopicConfig) -> bytes:
+    """Return the configuration as JSON; raise if it would be read back as another."""
     try:
-        data = msgspec.json.format(msgspec.json.encode(config), indent=2)
+        data = msgspec.json.encode(config)
         if msgspec.json.decode(data, type=TopicConfig) != config:
             raise TypeError("a value would be read back as another")
     except (TypeError, msgspec.ValidationError) as exc:
@@ -259,6 +269,12 @@ def save(folder: Path, config: TopicConfig, fs: FileSystem) -> None:
             f"backend_options of topic {config.topic!r} cannot be stored in its file: {exc}; "
             "use numbers, text, lists and dicts"
         ) from exc
+    return data
+
+
+def save(folder: Path, config: TopicConfig, fs: FileSystem) -> None:
+    """Write the topic file, atomically and durably."""
+    data = msgspec.json.format(check_storable(config), indent=2)
     try:
         fs.make_folder(folder)
         fs.write_file(folder / FILE, data + b"\n")

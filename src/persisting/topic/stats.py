@@ -11,6 +11,7 @@ _SUMMED = (
     "persisted_count",
     "wal_size",
     "flush_count",
+    "flush_seconds",
     "fragments",
     "table_bytes",
 )

@@ -111,6 +111,30 @@ class Restores(TableRead["list[int]"]):
 
 
 @dataclass(frozen=True)
+class PendingDelays(_ListRead):
+    """The delayed puts whose time has not come: first offset, rows and time of each."""
+
+    op = "delays"
+
+    async def run(self, backend: TableBackend) -> list[tuple[int, int, int]]:
+        return await backend.delays()
+
+
+@dataclass(frozen=True)
+class ArrivalOf(TableRead[int]):
+    """When the record at an offset arrived, in microseconds of Unix time; 0 if it is not there."""
+
+    op = "arrival_of"
+    offset: int
+
+    async def run(self, backend: TableBackend) -> int:
+        return await backend.arrival_of(self.offset)
+
+    def without_bucket(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
 class ReadAt(_ListRead):
     """Records of a version."""
 
@@ -304,13 +328,13 @@ class Compact(TableChange["dict[str, int]"]):
 
 
 @dataclass(frozen=True)
-class Retain(TableChange["dict[str, int]"]):
+class Retain(TableChange["dict[str, Any]"]):
     op = "retain"
     rows: int | None = None
     bytes: int | None = None
     seconds: float | None = None
 
-    async def run(self, backend: TableBackend) -> dict[str, int]:
+    async def run(self, backend: TableBackend) -> dict[str, Any]:
         return await backend.retain(rows=self.rows, bytes=self.bytes, seconds=self.seconds)
 
 
@@ -318,6 +342,8 @@ _CALLS: dict[str, type[TableCall[Any]]] = {
     call.op: call
     for call in (
         Versions,
+        ArrivalOf,
+        PendingDelays,
         Tags,
         Resolve,
         Restores,

@@ -71,6 +71,38 @@ class TopicTag(msgspec.Struct, frozen=True):
         }
 
 
+class TagFiles:
+    """The tags of one topic. Blocking."""
+
+    def __init__(self, folder: Path, fs: FileSystem) -> None:
+        """``folder`` is that of the topic."""
+        self._folder, self._fs = folder, fs
+
+    def save(self, tag: TopicTag) -> TopicTag | None:
+        """Store a tag; return the tag of the same name that it replaces."""
+        return save(self._folder, tag, self._fs)
+
+    def load(self, name: str) -> TopicTag:
+        """Return the tag of that name, or raise."""
+        return load(self._folder, name, self._fs)
+
+    def names(self) -> list[str]:
+        """Return the names of all tags."""
+        return names_in(self._folder, self._fs)
+
+    def all(self) -> list[TopicTag]:
+        """Return all tags; a damaged one is logged and left out."""
+        return all_in(self._folder, self._fs)
+
+    def remove(self, name: str) -> TopicTag | None:
+        """Delete the tag and return it; None if there was no such tag."""
+        return remove(self._folder, name, self._fs)
+
+    def pins(self) -> set[str]:
+        """Return the pins of all tags; raise if a tag cannot be read."""
+        return pins_in(self._folder, self._fs)
+
+
 def save(folder: Path, tag: TopicTag, fs: FileSystem) -> TopicTag | None:
     """Write a tag's file; return the tag of the same name that it replaces."""
     place = folder / FOLDER

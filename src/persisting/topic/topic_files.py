@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from persisting import fs as filesystem
-from persisting.bucket.bucket import Bucket
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.shared_schema import SharedSchema
 from persisting.bucket.snapshot import Snapshot
@@ -18,15 +18,23 @@ from persisting.errors import InvalidArgument, NoSuchTopic, TableError
 from persisting.options import BucketOptions
 from persisting.records import EMPTY, Rules
 from persisting.records.arrow import merge
-from persisting.table import versions
-from persisting.table.table import Table
+from persisting.store_address import StoreAddress
+from persisting.table import files, indexes, versions
+from persisting.table.indexes import IndexSpec
+from persisting.table.table import FOLDER, Table
 from persisting.table.view import TableView
 from persisting.topic import spec as topics
-from persisting.topic import tags
 from persisting.topic.ownership import recover, recover_own_log
 from persisting.topic.spec import TopicConfig, bucket_folder
+from persisting.topic.tags import TagFiles
+
+if TYPE_CHECKING:  # only snapshots need it
+    from persisting.bucket.bucket import Bucket
 
 _EVOLVING = Rules(evolving=True)
+
+_OPENED_AT_ONCE = 4
+"""Tables that are opened at the same time; each is in files of its own."""
 
 
 class TopicFolder:
@@ -61,6 +69,15 @@ class TopicFolder:
             recover_own_log(self.folder, self.config, bucket)
 
     @property
+    def place(self) -> str:
+        """The path of the folder, or the address of a topic in an object store."""
+        return str(self.folder)
+
+    @property
+    def tag_files(self) -> TagFiles:
+        return TagFiles(self.folder, filesystem.current())
+
+    @property
     def buckets(self) -> range:
         return range(self.config.num_buckets)
 
@@ -92,6 +109,8 @@ class TopicFolder:
         """Return the bucket, open for reading; None while it does not exist."""
         folder = bucket_folder(self.folder, bucket)
         if bucket not in self._readers and folder.is_dir():
+            from persisting.bucket.bucket import Bucket
+
             options = BucketOptions(
                 bucket_id=bucket,
                 storage_path=folder,
@@ -109,10 +128,29 @@ class TopicFolder:
 
     def schema(self, buckets: Iterable[int] | None = None) -> pa.Schema:
         """Return the fields of the topic: those of its schema file and of these buckets."""
-        schema = SharedSchema(self.folder / SCHEMA_FILE, filesystem.current()).read() or EMPTY
-        for bucket in self.buckets if buckets is None else buckets:
-            schema = merge(schema, self.view(bucket).schema, _EVOLVING)
+        schema = self._shared_schema().read() or EMPTY
+        for view in self._views(self.buckets if buckets is None else buckets):
+            schema = merge(schema, view.schema, _EVOLVING)
         return schema
+
+    def _views(self, buckets: Iterable[int]) -> list[TableView]:
+        """Return the tables of buckets at their newest versions; several are opened at a time."""
+        chosen = list(buckets)
+        if len(chosen) <= 1:
+            return [self.view(bucket) for bucket in chosen]
+        with ThreadPoolExecutor(min(len(chosen), _OPENED_AT_ONCE)) as threads:
+            return list(threads.map(self.view, chosen))
+
+    def index_specs(self, bucket: int) -> list[IndexSpec]:
+        """Return the requested indexes of a bucket."""
+        return indexes.load(bucket_folder(self.folder, bucket), filesystem.current())
+
+    def count_versions(self, bucket: int) -> int:
+        """Count the versions of a bucket's table by their manifests."""
+        return len(files.versions_on_disk(bucket_folder(self.folder, bucket) / FOLDER))
+
+    def _shared_schema(self) -> SharedSchema:
+        return SharedSchema(self.folder / SCHEMA_FILE, filesystem.current())
 
     def schema_at(self, wanted: int | str | dt.datetime) -> pa.Schema:
         """Return the fields that the records of a version have."""
@@ -129,7 +167,7 @@ class TopicFolder:
     def versions(self, wanted: int | str | dt.datetime) -> dict[int, int]:
         """Return, by bucket, the number of the version that ``wanted`` means."""
         if isinstance(wanted, str):
-            tag = tags.load(self.folder, wanted, filesystem.current())
+            tag = self.tag_files.load(wanted)
             return {b: tag.versions.get(b, versions.NOTHING) for b in self.buckets}
         if isinstance(wanted, int) and len(self.buckets) > 1:
             raise InvalidArgument(
@@ -143,3 +181,25 @@ class TopicFolder:
                 versions.NOTHING if dataset is None else versions.resolve(dataset, wanted)
             )
         return numbers
+
+
+def stored_config(place: Path | StoreAddress) -> TopicConfig | None:
+    """Return the configuration of a topic as it is now, None if there is no topic."""
+    if isinstance(place, StoreAddress):
+        from persisting.store.object_store import open_store
+        from persisting.store.storage_options import StorageOptions
+        from persisting.topic import store_config
+
+        return store_config.load(open_store(place, StorageOptions()))
+    return topics.load(place, filesystem.current())
+
+
+def open_stored(place: Path | StoreAddress) -> TopicFolder:
+    """Open a topic by its folder, or by its address in an object store."""
+    if isinstance(place, StoreAddress):
+        from persisting.topic.store_files import (
+            StoreTopic,  # it loads much that folders do not need
+        )
+
+        return StoreTopic.find(place.name, str(place.parent))
+    return TopicFolder.open(place)

@@ -37,7 +37,7 @@ class TopicTable(AsyncClosing):
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the topic; None for a topic in memory."""
+        """The folder of the topic; None for a topic in memory or in an object store."""
         folder = self._topic.folder
         return None if folder is None else Path(folder)
 
@@ -186,11 +186,16 @@ class TopicTable(AsyncClosing):
         bytes: int | None = None,
         seconds: float | None = None,
     ) -> dict[str, Any]:
-        """In each bucket, drop the oldest rows beyond any of the limits; offsets stay."""
+        """In each bucket, drop the oldest rows beyond any of the limits; offsets stay.
+
+        If a group or a tag holds more rows back, ``held_by`` names it by bucket.
+        """
         by_bucket = await self._buckets.call_each(Retain(rows, bytes, seconds))
+        held = {b: part["held_by"] for b, part in by_bucket.items() if part.get("held_by")}
         return {
             "dropped": sum(part["dropped"] for part in by_bucket.values()),
             "start_offsets": {b: part["start_offset"] for b, part in by_bucket.items()},
+            **({"held_by": held} if held else {}),
         }
 
     async def verify(self) -> dict[str, Any]:

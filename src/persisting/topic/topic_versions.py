@@ -6,12 +6,13 @@ import asyncio
 import datetime as dt
 import logging
 import uuid
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from persisting import fs as filesystem
-from persisting.bucket import group_offsets
+from persisting.bucket import group_offsets, store_groups
 from persisting.concurrency.pool import in_thread
 from persisting.errors import InvalidArgument, StorageError
 from persisting.table.versions import check_tag, utc
@@ -55,7 +56,7 @@ class TopicVersions:
     async def tag(self, name: str) -> dict[str, Any]:
         check_tag(name)
         self._buckets.require_all("tag")
-        folder, fs = self._buckets.require_folder("tag"), filesystem.current()
+        tag_files = self._buckets.tag_files("tag")
         pin = tags.new_pin()
         pinned = await self._buckets.call_each(Tag(pin, empty=True))
         parts = {
@@ -63,7 +64,7 @@ class TopicVersions:
             for bucket, part in pinned.items()
         }
         tag = TopicTag(name, dt.datetime.now(dt.timezone.utc), pin, parts)
-        replaced = await asyncio.shield(in_thread(tags.save, folder, tag, fs))
+        replaced = await asyncio.shield(in_thread(tag_files.save, tag))
         if replaced is not None:
             await self._buckets.call_each(DeleteTag(replaced.pin))
         await self._drop_lost_pins()
@@ -71,10 +72,10 @@ class TopicVersions:
 
     async def tags(self) -> list[dict[str, Any]]:
         self._buckets.check_open()
-        folder, fs = self._buckets.require_folder("tags"), filesystem.current()
+        tag_files = self._buckets.tag_files("tags")
 
         def read() -> list[dict[str, Any]]:
-            return [tag.described() for tag in tags.all_in(folder, fs)]
+            return [tag.described() for tag in tag_files.all()]
 
         return await in_thread(read)
 
@@ -82,8 +83,8 @@ class TopicVersions:
         self._buckets.check_open()
         check_tag(name)
         self._buckets.require_all("delete_tag")
-        folder = self._buckets.require_folder("delete_tag")
-        removed = await in_thread(tags.remove, folder, name, filesystem.current())
+        tag_files = self._buckets.tag_files("delete_tag")
+        removed = await in_thread(tag_files.remove, name)
         if removed is not None:
             await self._buckets.call_each(DeleteTag(removed.pin))
         await self._drop_lost_pins()
@@ -91,9 +92,8 @@ class TopicVersions:
 
     async def _drop_lost_pins(self) -> None:
         """Drop the pins of a tag() that died before it had written its file."""
-        folder = self._buckets.require_folder("tags")
         try:
-            used = await in_thread(tags.pins_in, folder, filesystem.current())
+            used = await in_thread(self._buckets.tag_files("tags").pins)
         except StorageError as exc:
             log.warning("pins that belong to no tag are kept for now: %s", exc)
             return
@@ -122,18 +122,25 @@ class TopicVersions:
 
     def _groups_beyond(self, ends: dict[int, int]) -> list[dict[str, Any]]:
         """Return the groups that had committed more than a restore has left."""
-        folder, fs = self._buckets.topic.folder, filesystem.current()
-        if folder is None:
-            return []
         beyond = []
-        for group in group_offsets.groups_in(folder / groups.FOLDER, fs):
-            for bucket, end in ends.items():
-                offset = group_offsets.read_committed(group, bucket, fs).offset
-                if offset > end:
-                    beyond.append(
-                        {"group": group.name, "bucket": bucket, "committed": offset, "end": end}
-                    )
+        for group, bucket, offset in self._committed(list(ends)):
+            if offset > ends[bucket]:
+                found = {"group": group, "bucket": bucket, "committed": offset, "end": ends[bucket]}
+                beyond.append(found)
         return beyond
+
+    def _committed(self, buckets: list[int]) -> Iterator[tuple[str, int, int]]:
+        """Yield group, bucket and committed offset."""
+        folder, store, fs = self._buckets.topic.folder, self._buckets.store, filesystem.current()
+        if store is not None:
+            for name in store_groups.groups_in(store):
+                for bucket in buckets:
+                    yield name, bucket, store_groups.read_committed(store, name, bucket).offset
+        elif folder is not None:
+            for group in group_offsets.groups_in(folder / groups.FOLDER, fs):
+                for bucket in buckets:
+                    offset = group_offsets.read_committed(group, bucket, fs).offset
+                    yield group.name, bucket, offset
 
     async def read(
         self, version: TopicVersion, offset: int, limit: int | None
@@ -167,8 +174,7 @@ class TopicVersions:
         """Return the version of each bucket that ``version`` means."""
         numbers = self._buckets.numbers
         if isinstance(version, str):
-            folder = self._buckets.require_folder("version")
-            tag = await in_thread(tags.load, folder, version, filesystem.current())
+            tag = await in_thread(self._buckets.tag_files("version").load, version)
             return {b: tag.versions.get(b, 0) for b in numbers}
         if isinstance(version, dict):
             if not version:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from persisting.bucket.delays import delay_producer
 from persisting.bucket.producer_sequences import ANONYMOUS, GENERATED, check_number, check_writer
-from persisting.errors import InvalidArgument
+from persisting.errors import InvalidArgument, OwnershipLost
 from persisting.topic.bucket_client import ProducerSequence, Rows, Topic
 from persisting.topic.routing import by_bucket, route, table_by_bucket
 from persisting.topic.stats import summed
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from persisting.topic.synchronous import SyncQueue
 
 _ROWS_PER_TURN = 2000
+_MOST_DELAY = 366 * 24 * 3600.0
 
 
 def check_writer_id(name: Any) -> None:
@@ -68,17 +72,24 @@ class QueueWriter(TopicTable):
         return table_by_bucket(data, *self._routing)
 
     async def put(
-        self, record: dict[str, Any] | list[dict[str, Any]], *, sequence: int | None = None
+        self,
+        record: dict[str, Any] | list[dict[str, Any]],
+        *,
+        sequence: int | None = None,
+        delay: float | None = None,
     ) -> None:
         """Store a record or a list of records.
 
         ``sequence`` is a whole number that rises from put to put. A put that is retried with the
         same sequence after an error, or after a restart with the same ``writer_id``, is stored
-        once.
+        once. With ``delay``, work groups get the records that many seconds later at the earliest;
+        the delay is stored beside the records, and other readers see them at once.
         """
         self._buckets.check_open()
         if isinstance(record, list):
-            await self.put_batch(record, sequence=sequence)
+            await self.put_batch(record, sequence=sequence, delay=delay)
+        elif delay is not None:
+            await self._put_delayed([record], sequence, delay)
         elif sequence is None:
             bucket = self.bucket_of(record)
             acknowledged = self._topic.put_soon(bucket, record)
@@ -90,13 +101,34 @@ class QueueWriter(TopicTable):
         else:
             await self._put_all(lambda: self._grouped([record]), sequence)
 
-    def put_from_thread(self, record: Any, *, sequence: int | None = None) -> bool:
+    async def _put_delayed(
+        self, records: list[dict[str, Any]], sequence: int | None, delay: float
+    ) -> None:
+        if sequence is not None:
+            raise InvalidArgument("put takes either sequence or delay, not both")
+        if isinstance(delay, bool) or not isinstance(delay, (int, float)):
+            raise InvalidArgument(f"delay must be a number of seconds, got {delay!r}")
+        if not 0 <= delay <= _MOST_DELAY:
+            raise InvalidArgument(f"delay must be from 0 to {_MOST_DELAY:g} seconds, got {delay!r}")
+        if self._buckets.store is not None:
+            raise InvalidArgument(
+                f"put(delay=…) is for work groups, which topic {self.topic!r} cannot have: it is "
+                "in an object store; leave delay out, or keep the topic in a folder"
+            )
+        if self._topic.folder is None:
+            raise InvalidArgument("put(delay=…) needs a topic on disk; this one is in memory")
+        due = time.time_ns() // 1000 + round(delay * 1e6)
+        await self._put_parts(list((await self._grouped(records)).items()), delay_producer(due))
+
+    def put_from_thread(
+        self, record: Any, *, sequence: int | None = None, delay: float | None = None
+    ) -> bool:
         """Store a plain record from a thread without an event loop, and wait for it.
 
         Returns False, without having stored anything, if only :meth:`put` can store it.
         """
         self._buckets.check_open()
-        if sequence is not None or type(record) is not dict:
+        if sequence is not None or delay is not None or type(record) is not dict:
             return False
         bucket = self.bucket_of(record)
         stored = self._topic.put_from_thread(bucket, record)
@@ -105,14 +137,21 @@ class QueueWriter(TopicTable):
         return stored
 
     async def put_batch(
-        self, records: list[dict[str, Any]], *, sequence: int | None = None
+        self,
+        records: list[dict[str, Any]],
+        *,
+        sequence: int | None = None,
+        delay: float | None = None,
     ) -> None:
-        """Store a list of records."""
+        """Store a list of records; see :meth:`put`."""
         self._buckets.check_open()
         if not isinstance(records, (list, tuple)):
             raise InvalidArgument(
                 f"put_batch takes a list of records, got a {type(records).__name__}"
             )
+        if delay is not None:
+            await self._put_delayed(list(records), sequence, delay)
+            return
         await self._put_all(lambda: self._grouped(records), sequence)
 
     async def put_arrow(
@@ -219,11 +258,15 @@ class QueueWriter(TopicTable):
         if not self._buckets.closed:
             self._buckets.closed = True
             try:
-                await asyncio.gather(*(self._topic.bucket(b).flush() for b in self._touched))
+                await asyncio.gather(*(self._flush_if_owned(bucket) for bucket in self._touched))
                 await self._topic.close()
             except BaseException:
                 self._buckets.closed = False
                 raise
+
+    async def _flush_if_owned(self, bucket: int) -> None:
+        with suppress(OwnershipLost):  # what was acknowledged is in the log, for the next owner
+            await self._topic.bucket(bucket).flush()
 
 
 def _retrieve_failure(put: asyncio.Task[None]) -> None:

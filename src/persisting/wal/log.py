@@ -14,8 +14,8 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import Path, PurePath
+from typing import NamedTuple, Protocol
 
 from persisting.errors import WALError
 from persisting.fs import FileSystem
@@ -50,12 +50,86 @@ Preamble = Callable[[], Sequence[Payload]]
 """Returns the first frames of a new segment, which form one entry."""
 
 
+def encode_entries(
+    entries: Sequence[Sequence[Payload]], salt: int, sequence: int, synced: int, arrival: int
+) -> tuple[list[bytes | memoryview], list[int]]:
+    """Return the bytes of entries, in parts, and the last sequence of each entry.
+
+    The first frame gets ``sequence``; ``synced`` is the last sequence known to be durable.
+    """
+    chunks: list[bytes | memoryview] = []
+    lasts: list[int] = []
+    for entry in entries:
+        for place, payload in enumerate(entry, start=1):
+            frame = Frame(
+                kind=payload.kind,
+                codec=payload.codec,
+                flags=MORE if place < len(entry) else 0,
+                raw_length=payload.raw_length,
+                sequence=sequence,
+                synced=synced,
+                arrival=arrival,
+                payload=payload.data,
+            )
+            chunks += encode_frame(frame, salt, payload.head)
+            sequence += 1
+        lasts.append(sequence - 1)
+    return chunks, lasts
+
+
 class SealedSegment(NamedTuple):
     """A segment that is no longer written to and waits to be released."""
 
     path: Path
     last_sequence: int
     size: int
+
+
+class AppendLog(Protocol):
+    """What group commit needs of a log, in a folder or in an object store."""
+
+    @property
+    def folder(self) -> PurePath:
+        """The place of the log, for messages."""
+
+    @property
+    def last_sequence(self) -> int: ...
+
+    @property
+    def last_written(self) -> int: ...
+
+    @property
+    def synced_sequence(self) -> int: ...
+
+    @property
+    def failed(self) -> str | None: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def oldest_end(self) -> int: ...
+
+    def skip_to(self, sequence: int) -> None: ...
+
+    def append(
+        self, entries: Sequence[Sequence[Payload]], preamble: Preamble, arrival: int
+    ) -> list[int]: ...
+
+    def retract(self) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def seal(self) -> int: ...
+
+    def release(self, sequence: int) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Log:
@@ -71,7 +145,7 @@ class Log:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         """``kept`` are the segments that recovery found; they are released like all others."""
-        self.folder = folder
+        self._folder = folder
         self._fs = fs
         self._next_sequence = next_sequence
         self._last_written = next_sequence - 1
@@ -90,6 +164,10 @@ class Log:
         self._guard = threading.Lock()
         self._syncing = threading.Lock()
         self._releasing = threading.Lock()
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
 
     @property
     def last_sequence(self) -> int:
@@ -204,26 +282,13 @@ class Log:
     def _write(
         self, entries: Sequence[Sequence[Payload]], arrival: int, segment: Segment
     ) -> list[int]:
-        lasts: list[int] = []
-        chunks: list[bytes | memoryview] = []
-        for entry in entries:
-            for place, payload in enumerate(entry, start=1):
-                frame = Frame(
-                    kind=payload.kind,
-                    codec=payload.codec,
-                    flags=MORE if place < len(entry) else 0,
-                    raw_length=payload.raw_length,
-                    sequence=self._next_sequence,
-                    synced=self._synced,
-                    arrival=arrival,
-                    payload=payload.data,
-                )
-                chunks += encode_frame(frame, segment.salt, payload.head)
-                self._next_sequence += 1
-            lasts.append(self._next_sequence - 1)
+        chunks, lasts = encode_entries(
+            entries, segment.salt, self._next_sequence, self._synced, arrival
+        )
         data = b"".join(chunks)
         self._unpromised = segment.size
-        self._last_written = self._next_sequence - 1
+        self._next_sequence = lasts[-1] + 1
+        self._last_written = lasts[-1]
         segment.append(data, self._last_written)
         self._size += len(data)
         return lasts

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from persisting.actions.text_values import format_size
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.formats import FORMATS, format_of
 from persisting.cli.json_contract import prints
@@ -107,7 +108,7 @@ def export(
             as_json,
             lambda: output.line(
                 f"{output.plural(result.rows, 'record')} to {file} "
-                f"({output.size(size)}, {output.seconds(seconds)})"
+                f"({format_size(size)}, {output.seconds(seconds)})"
             ),
         )
 
@@ -126,7 +127,7 @@ def _parts(
         view = table.view if at is None else table.at(at)
         if view.rows:
             slices.append(
-                Slice(str(source.folder), number, view.start, view.end, len(table.restores), at)
+                Slice(source.place, number, view.start, view.end, len(table.restores), at)
             )
     return slices
 

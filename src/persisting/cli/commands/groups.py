@@ -1,19 +1,19 @@
-"""``groups``: shows and changes consumer groups."""
+"""``groups``: shows and changes consumer groups and work groups."""
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import TYPE_CHECKING
 
 import click
 
+from persisting.actions.group_reset import reset_offsets
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import prints
-from persisting.cli.parameters import Timestamp
 
 if TYPE_CHECKING:
     from persisting.topic.group_admin import GroupProgress, Span
     from persisting.topic.topic_files import TopicFolder
+    from persisting.topic.work_status import WorkStatus
 
 
 @click.command()
@@ -44,7 +44,9 @@ def groups(
 ) -> None:
     """Show consumer groups and their lag; reset or delete a group.
 
-    A group with an open reader cannot be changed: close its readers first.
+    Of a work group it shows what the keeper noted last, which it does every two seconds. A group
+    with an open reader cannot be changed: close its readers first. In an object store a change
+    waits for the time of the lease if a reader was not closed.
 
     \b
     Examples:
@@ -53,26 +55,27 @@ def groups(
       persisting groups events trainers --reset-to earliest
       persisting groups events trainers --reset-to 2h --dry-run
     """
-    from persisting import fs
-    from persisting.topic import group_admin, inspect
+    from persisting.topic import inspect
+    from persisting.topic.group_control import control_of
 
     if group is None and (reset_to is not None or delete):
         raise click.UsageError("Name the group to reset or delete.")
     if reset_to is not None and delete:
         raise click.UsageError("Pass either --reset-to or --delete, not both.")
     source = topics_access.find_followed(topic, storage)
+    admin = control_of(source)
 
     def spans() -> dict[int, Span]:
         return inspect.spans_of(source)
 
     def progress(name: str) -> GroupProgress:
-        return group_admin.progress(source.folder, name, source.buckets, spans, fs.current())
+        return admin.progress(name, source.buckets, spans)
 
     if delete and group is not None:
         found = [progress(group)]
         if not dry_run:
             topics_access.confirm(f"Delete group {group} and its committed offsets?", yes)
-            group_admin.delete(source.folder, group, list(source.buckets), fs.current())
+            admin.delete(group, list(source.buckets))
             found = []
         output.say(f"group {group} {'would be ' if dry_run else ''}deleted")
         output.show(found, as_json, lambda: _print_groups(found, details=True) if found else None)
@@ -81,19 +84,12 @@ def groups(
         now = spans()
         offsets = _offsets(source, now, reset_to, bucket)
         if dry_run:
-            found = [
-                group_admin.after_reset(
-                    source.folder, group, offsets, source.buckets, spans, fs.current()
-                )
-            ]
+            found = [admin.after_reset(group, offsets, source.buckets, spans)]
             output.show(found, as_json, lambda: _print_groups(found, details=True))
             return
         topics_access.confirm(f"Reset group {group} to {reset_to}?", yes)
-        group_admin.reset(source.folder, group, offsets, now, fs.current())
-    if group is None:
-        found = group_admin.groups(source.folder, source.buckets, spans, fs.current())
-    else:
-        found = [progress(group)]
+        admin.reset(group, offsets, now)
+    found = admin.groups(source.buckets, spans) if group is None else [progress(group)]
     output.show(found, as_json, lambda: _print_groups(found, details=group is not None))
 
 
@@ -104,6 +100,22 @@ def _print_groups(groups: list[GroupProgress], *, details: bool) -> None:
     output.table(
         ["group", "#members", "#lag"], [[group.group, group.members, group.lag] for group in groups]
     )
+    working = [(group.group, group.work) for group in groups if group.work is not None]
+    if working:
+        output.table(
+            ["work group", "#in flight", "#retries", "#oldest", "#dead", "state"],
+            [
+                [
+                    name,
+                    work.in_flight,
+                    work.retrying,
+                    _age(work.oldest_seconds),
+                    work.dead,
+                    _state(work),
+                ]
+                for name, work in working
+            ],
+        )
     if details:
         output.table(
             ["#bucket", "#committed", "#end", "#lag"],
@@ -115,16 +127,22 @@ def _print_groups(groups: list[GroupProgress], *, details: bool) -> None:
         )
 
 
+def _age(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:,.0f} s"
+
+
+def _state(work: WorkStatus) -> str:
+    if work.dead_letter_error is not None:
+        return f"{work.dying} dead letters cannot be written: {work.dead_letter_error}"
+    if work.breaker_open:
+        return "slowed down: most deliveries fail"
+    return "open" if work.kept else "nobody reads it"
+
+
 def _offsets(
     source: TopicFolder, spans: dict[int, Span], where: str, bucket: int | None
 ) -> dict[int, int]:
-    chosen = {b: spans[b] for b in topics_access.buckets(source, bucket)}
-    if where == "earliest":
-        return {b: span.start for b, span in chosen.items()}
-    if where == "latest":
-        return {b: span.end for b, span in chosen.items()}
-    if where.isdecimal():
-        return {b: min(max(int(where), span.start), span.end) for b, span in chosen.items()}
-    timestamp: dt.datetime = Timestamp().convert(where, None, None)
-    since = round(timestamp.timestamp() * 1e6)
-    return {b: source.snapshot(b).offset_at(since) for b in chosen}
+    try:
+        return reset_offsets(source, spans, where, topics_access.buckets(source, bucket))
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from persisting.actions.text_values import format_size
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Setting
+from persisting.cli.topics_access import TopicPlace
 from persisting.options import DURABLE
+
+if TYPE_CHECKING:
+    from persisting.store.object_store import ObjectStore
 
 
 class Created(msgspec.Struct):
@@ -70,13 +76,10 @@ def create(
       persisting create orders --durable --buckets 8 --bucket-column customer
       persisting create clicks --set wal_sync_interval=1
     """
-    from persisting.topic import inspect
-    from persisting.topic.spec import FILE
-
-    folder = inspect.folder_of(topic, storage)
-    if (folder / FILE).exists():
+    place = topics_access.place_of(topic, storage)
+    if place.exists:
         raise click.UsageError(
-            f"The topic {folder.name!r} exists already; 'persisting describe' shows it."
+            f"The topic {place.name!r} exists already; 'persisting describe' shows it."
         )
     if backend == "memory":
         raise click.UsageError("The backend 'memory' stores nothing; choose another --backend.")
@@ -89,8 +92,8 @@ def create(
         from persisting.queue import write_queue
 
         writer = await write_queue(
-            topic=folder.name,
-            storage_path=str(folder.parent),
+            topic=place.name,
+            storage_path=place.root,
             num_buckets=buckets,
             bucket_column=bucket_column,
             backend=backend,
@@ -103,7 +106,7 @@ def create(
     config = topics_access.find_topic(topic, storage).config
     result = Created(
         config.topic,
-        str(folder),
+        str(place),
         config.backend,
         config.num_buckets,
         config.bucket_column,
@@ -129,17 +132,44 @@ def delete(topic: str, dry_run: bool, yes: bool, storage: str, as_json: bool) ->
 
     A topic that another process has open for writing, or reads in a consumer group, is not deleted.
     If the command is interrupted, the topic is either whole or gone; repeat the command to remove
-    the rest of its files.
+    the rest of its files. In an object store a few small objects stay, which refuse late writes of
+    a process that was paused.
 
     \b
     Examples:
       persisting delete events --dry-run
       persisting delete events --yes
     """
+    place = topics_access.place_of(topic, storage)
+    if isinstance(place.place, Path):
+        _delete_folder(place.place, dry_run, yes, as_json)
+    else:
+        _delete_in_store(place, place.place, dry_run, yes, as_json)
+
+
+def _delete_in_store(
+    place: TopicPlace, store: ObjectStore, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    from persisting.errors import NoSuchTopic
+    from persisting.topic import inspect, store_config, store_deletion
+
+    held = store_config.register(store).read()
+    if held is None:
+        raise NoSuchTopic(f"there is no topic {place.name!r} at {place.root}")
+    facts = inspect.look_in_store(place.name, place.root).facts
+    content = f"{output.plural(facts.rows, 'record')} ({format_size(facts.bytes)})"
+    if dry_run:
+        store_deletion.check_deletable(store, held.content)
+    else:
+        topics_access.confirm(f"Delete topic {place.name} with {content} for good?", yes)
+        store_deletion.delete(store)
+    _print_deleted(Deleted(place.name, str(place), facts.rows, facts.bytes, dry_run), as_json)
+
+
+def _delete_folder(folder: Path, dry_run: bool, yes: bool, as_json: bool) -> None:
     from persisting.topic import deletion, inspect
     from persisting.topic.spec import FILE
 
-    folder = inspect.folder_of(topic, storage)
     if not (folder / FILE).exists() and not dry_run and deletion.remove_leftovers(folder):
         result = Deleted(folder.name, str(folder), 0, 0)
         text = f"the rest of topic {folder.name}, whose deletion was interrupted, is removed"
@@ -148,13 +178,18 @@ def delete(topic: str, dry_run: bool, yes: bool, storage: str, as_json: bool) ->
     deletion.check_deletable(folder)
     facts = inspect.look(folder).facts
     result = Deleted(folder.name, str(folder), facts.rows, facts.bytes, dry_run)
-    content = f"{output.plural(facts.rows, 'record')} ({output.size(facts.bytes)})"
+    content = f"{output.plural(facts.rows, 'record')} ({format_size(facts.bytes)})"
     if not dry_run:
         topics_access.confirm(f"Delete topic {folder.name} with {content} for good?", yes)
         deletion.delete(folder)
-    would = "would be " if dry_run else ""
+    _print_deleted(result, as_json)
+
+
+def _print_deleted(result: Deleted, as_json: bool) -> None:
+    content = f"{output.plural(result.rows, 'record')} ({format_size(result.bytes)})"
+    would = "would be " if result.dry_run else ""
     output.show(
         result,
         as_json,
-        lambda: output.line(f"topic {folder.name} with {content} {would}deleted"),
+        lambda: output.line(f"topic {result.topic} with {content} {would}deleted"),
     )

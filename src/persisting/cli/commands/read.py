@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from persisting.actions.record_window import Found, by_arrival, record_window
 from persisting.cli import output, parameters, topics_access
-from persisting.cli.json_contract import Found, prints
+from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Timestamp
 from persisting.cli.records import brief, without_nulls
 
@@ -72,7 +73,7 @@ def head(
     for number in topics_access.buckets(source, chosen.bucket):
         snapshot = source.snapshot(number)
         found += _window(source, number, snapshot, snapshot.start, lines, chosen.columns)
-    _print(sorted(found, key=_by_arrival)[:lines], chosen)
+    _print(sorted(found, key=by_arrival)[:lines], chosen)
 
 
 @click.command()
@@ -114,10 +115,10 @@ def tail(
             first = max(first, snapshot.offset_at(round(since.timestamp() * 1e6)))
         found += _window(source, number, snapshot, first, snapshot.end - first, chosen.columns)
         positions[number] = (snapshot.end, snapshot.epoch)
-    _print(sorted(found, key=_by_arrival)[-lines:] if lines else [], chosen)
+    _print(sorted(found, key=by_arrival)[-lines:] if lines else [], chosen)
     while follow:
         with _change_in(source, positions) as changed:
-            new = sorted(_new_records(source, positions, chosen.columns), key=_by_arrival)
+            new = sorted(_new_records(source, positions, chosen.columns), key=by_arrival)
             if not new:
                 changed.wait(_FOLLOW_SECONDS)
         _print(new, chosen)
@@ -211,29 +212,10 @@ def _window(
     columns: list[str] | None,
 ) -> list[Found]:
     """Return records of a bucket with their positions and timestamps."""
-    from persisting.cli.records import records
-    from persisting.topic.scan import divided, read_snapshot
-
-    end = min(snapshot.end, first + count)
-    if first >= end:
+    if first >= snapshot.end or not count:
         return []
-    schema = source.schema()
     names = topics_access.columns(source, columns)
-    found = []
-    for batch in read_snapshot(snapshot, bucket, first, end, names):
-        rows, *metadata = divided(batch)
-        kept = records(rows, schema, names, source.config)
-        found += [
-            Found(number, offset, record, timestamp.isoformat())
-            for number, offset, timestamp, record in zip(
-                *(column.to_pylist() for column in metadata), kept, strict=True
-            )
-        ]
-    return found
-
-
-def _by_arrival(found: Found) -> tuple[str, int, int]:
-    return found.time or "", found.bucket, found.offset
+    return record_window(source, bucket, snapshot, first, count, names)
 
 
 def _print(records: Sequence[Found], chosen: _Chosen) -> None:

@@ -85,12 +85,14 @@ def serve(
 
     Prints one line when it is ready, and a health line from time to time. At SIGTERM it flushes and
     closes its buckets, so that other nodes take over at once, and exits with 0. It owns only topics
-    in the storage folder, which all nodes of the cluster share. Needs persisting[pulsing].
+    in the storage folder, which all nodes of the cluster share, or below an address in an object
+    store. Needs persisting[pulsing].
 
     \b
     Examples:
       persisting serve --address 10.0.0.5:7000 -s /data/queues
       persisting serve --address 10.0.0.6:7000 --seed 10.0.0.5:7000 --metrics-port 9464
+      persisting serve --address 10.0.0.7:7000 -s s3://bucket/prefix
     """
     from persisting.cluster import NodeOptions
 

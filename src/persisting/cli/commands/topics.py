@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from persisting.actions.text_values import format_size
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import prints
-from persisting.cli.output import plural, size
+from persisting.cli.output import plural
 
 if TYPE_CHECKING:
     from persisting.topic.inspect import Description, TopicFacts
@@ -57,8 +58,8 @@ def _print_topics(found: list[TopicFacts], storage: str) -> None:
             [
                 topic.topic,
                 topic.rows,
-                size(topic.bytes),
-                size(topic.log_bytes),
+                format_size(topic.bytes),
+                format_size(topic.log_bytes),
                 topic.num_buckets,
                 topic.backend,
                 ", ".join(map(_owner, topic.owners)) or "-",
@@ -96,7 +97,7 @@ def _print_description(found: Description) -> None:
             ("path", found.path),
             ("backend", found.backend),
             ("rows", f"{found.rows:,}"),
-            ("size", size(found.bytes)),
+            ("size", format_size(found.bytes)),
             ("buckets", f"{found.num_buckets} by {found.bucket_column!r}"),
             ("page", f"{found.batch_size} rows"),
             ("options", ", ".join(f"{k}={v!r}" for k, v in found.options.items()) or "defaults"),
@@ -117,7 +118,7 @@ def _print_description(found: Description) -> None:
                 bucket.end_offset,
                 bucket.version,
                 bucket.fragments,
-                size(bucket.bytes),
+                format_size(bucket.bytes),
                 "-" if bucket.owner is None else _owner(bucket.owner),
                 bucket.problem,
             ]
@@ -149,7 +150,14 @@ def _print_description(found: Description) -> None:
         "log",
         ["#bucket", "state", "#size", "#segments", "#frames to flush", "problem"],
         [
-            [log.bucket, log.state, size(log.bytes), log.segments, log.pending_frames, log.problem]
+            [
+                log.bucket,
+                log.state,
+                format_size(log.bytes),
+                log.segments,
+                log.pending_frames,
+                log.problem,
+            ]
             for log in found.logs
             if log.state != "empty"
         ],

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from persisting.actions.restore_plan import Restore, restore_plan
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Json, Timestamp
@@ -31,28 +32,6 @@ class TopicVersion(msgspec.Struct):
     timestamp: dt.datetime
     rows: int
     operation: str | None
-
-
-class BucketRestore(msgspec.Struct):
-    """The effect of a restore on a bucket."""
-
-    bucket: int
-    version: int
-    end_offset: int
-    """The end offset of the bucket after the restore."""
-    removed: int
-    """Records that the restore removes."""
-
-
-class Restore(msgspec.Struct):
-    """The effect of a restore, or of its dry run."""
-
-    topic: str
-    removed: int
-    buckets: list[BucketRestore]
-    groups: list[dict[str, Any]] = []
-    """Groups that had committed more and are moved back to the new end."""
-    dry_run: bool = False
 
 
 @click.command()
@@ -173,7 +152,7 @@ def versions(topic: str, bucket: int | None, storage: str, as_json: bool) -> Non
 @parameters.yes
 @parameters.storage
 @parameters.as_json
-@prints("restore", "persisting.cli.commands.versions:Restore")
+@prints("restore", "persisting.actions.restore_plan:Restore")
 def restore(
     topic: str,
     name: str | None,
@@ -234,37 +213,12 @@ def _by_bucket(given: Any) -> Any:
 
 def _plan(topic: str, storage: str, version: Any) -> Restore:
     source = topics_access.find_recovered(topic, storage)
-    if isinstance(version, dict):
-        unknown = [bucket for bucket in version if bucket not in source.buckets]
-        if unknown:
-            raise click.UsageError(
-                f"The topic has no bucket {unknown[0]}; "
-                f"its buckets are 0 to {len(source.buckets) - 1}."
-            )
-        chosen = {bucket: _resolved(source, bucket, number) for bucket, number in version.items()}
-    elif isinstance(version, int) and len(source.buckets) > 1:
+    if isinstance(version, int) and len(source.buckets) > 1:
         raise click.UsageError(
             "Each bucket numbers its own versions; pass --tag, --at, or "
             '--version \'{"0": 7, "1": 5}\'.'
         )
-    else:
-        chosen = source.versions(version)
-    buckets = []
-    for bucket, number in chosen.items():
-        table = source.table(bucket)
-        end = table.at(number).end
-        buckets.append(BucketRestore(bucket, number, end, max(0, table.view.end - end)))
-    removed = sum(bucket.removed for bucket in buckets)
-    return Restore(source.config.topic, removed, buckets)
-
-
-def _resolved(source: Any, bucket: int, number: int) -> int:
-    from persisting.table import versions as table_versions
-
-    dataset = source.view(bucket).dataset
-    if dataset is None:
-        return table_versions.NOTHING
-    return table_versions.resolve(dataset, number)
+    return restore_plan(source, version)
 
 
 def _print_restore(plan: Restore) -> None:

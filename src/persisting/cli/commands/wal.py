@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from persisting.actions.text_values import format_size
 from persisting.cli import exit_codes, output, parameters, topics_access
 from persisting.cli.command_group import CommandGroup
 from persisting.cli.json_contract import prints
@@ -131,7 +132,10 @@ def inspect(topic: str, bucket: int | None, storage: str, as_json: bool) -> None
     """
     source = topics_access.find_topic(topic, storage)
     shared, alone = _logs(source, topics_access.buckets(source, bucket))
-    logs = [*map(_inspected_shared, shared), *(_inspected(source, number) for number in alone)]
+    logs = [
+        *(_inspected_shared(source, report) for report in shared),
+        *(_inspected(source, number) for number in alone),
+    ]
     output.show(logs, as_json, lambda: _print_logs(logs))
     if any(log.state in ("damaged", "missing") for log in logs):
         raise exit_codes.CommandExit(exit_codes.DAMAGED)
@@ -142,9 +146,14 @@ def _logs(source: TopicFolder, chosen: list[int]) -> tuple[list[OwnerLogReport],
     to be shown: it has segments, or the bucket needs no shared log."""
     from persisting.topic.inspect import logs_of
     from persisting.topic.spec import bucket_folder
+    from persisting.topic.store_files import StoreTopic
     from persisting.wal import FOLDER
 
     reports = logs_of(source)
+    everything = set(chosen) == set(source.buckets)
+    shared = [r for r in reports if everything or {b.bucket for b in r.buckets} & set(chosen)]
+    if isinstance(source, StoreTopic):
+        return shared, []  # no bucket has a log of its own
     noting = {bucket.bucket for report in reports for bucket in report.noting}
     alone = [
         bucket
@@ -152,15 +161,15 @@ def _logs(source: TopicFolder, chosen: list[int]) -> tuple[list[OwnerLogReport],
         if bucket not in noting
         or any((bucket_folder(source.folder, bucket) / FOLDER).glob("*.wal"))
     ]
-    everything = set(chosen) == set(source.buckets)
-    shared = [r for r in reports if everything or {b.bucket for b in r.buckets} & set(chosen)]
     return shared, alone
 
 
-def _inspected_shared(report: OwnerLogReport) -> InspectedLog:
+def _inspected_shared(source: TopicFolder, report: OwnerLogReport) -> InspectedLog:
+    from persisting.topic.inspect import place_of_log
+
     return InspectedLog(
         bucket=None,
-        path=str(report.folder),
+        path=place_of_log(source, report),
         state=report.state,
         pending_frames=report.pending_frames,
         table_sequence=min((bucket.table_sequence for bucket in report.noting), default=0),
@@ -231,7 +240,7 @@ def _print_logs(logs: list[InspectedLog]) -> None:
                 _name(log),
                 log.state,
                 len(log.segments),
-                output.size(sum(segment.bytes for segment in log.segments)),
+                format_size(sum(segment.bytes for segment in log.segments)),
                 log.pending_frames,
                 log.table_sequence,
                 _owner(log),
@@ -265,7 +274,7 @@ def _print_logs(logs: list[InspectedLog]) -> None:
                 [
                     _name(log),
                     segment.file,
-                    output.size(segment.bytes),
+                    format_size(segment.bytes),
                     segment.frames,
                     segment.first_sequence,
                     segment.last_sequence,
@@ -457,7 +466,7 @@ def _print_repaired(plans: list[RepairedLog]) -> None:
         would = "would be " if plan.dry_run else ""
         sequences = f" with sequences {_range(plan.lost_sequences)}" if plan.lost_sequences else ""
         output.line(
-            f"  {output.size(plan.cut_bytes)}{sequences} {would}cut off; "
+            f"  {format_size(plan.cut_bytes)}{sequences} {would}cut off; "
             f"{output.plural(plan.kept_frames, 'frame')} before the damage kept"
         )
         for part in plan.lost:

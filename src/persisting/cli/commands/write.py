@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +19,7 @@ from persisting.cli import output, parameters, topics_access
 from persisting.cli.formats import compression_of, decompressed, holds_lines, imported_format
 from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Names, Setting
+from persisting.cli.topics_access import TopicPlace
 from persisting.errors import InvalidArgument, SchemaError
 from persisting.options import DURABLE
 
@@ -179,8 +179,8 @@ def _feed(
     """Open the topic, put everything, and print what is stored even if it fails."""
     from persisting.cli.ingest import BadLines
 
-    path = topics_access.folder_of(topic, target.storage)
-    made = not (path / "topic.json").exists()
+    path = topics_access.place_of(topic, target.storage)
+    made = not path.exists
     state: dict[str, Feed] = {}
     started = time.monotonic()
     with ExitStack() as stack:
@@ -215,7 +215,7 @@ def _feed(
 
 
 async def _put_all(
-    path: Path,
+    path: TopicPlace,
     made: bool,
     target: _Target,
     write_id: str,
@@ -284,7 +284,7 @@ def _print_result(result: PutResult, target: _Target) -> None:
     output.show(result, target.as_json, print_text)
 
 
-async def _writer(path: Path, made: bool, target: _Target, write_id: str) -> QueueWriter:
+async def _writer(path: TopicPlace, made: bool, target: _Target, write_id: str) -> QueueWriter:
     from persisting.queue import write_queue
 
     settings, backend = dict(target.settings), target.backend
@@ -298,7 +298,7 @@ async def _writer(path: Path, made: bool, target: _Target, write_id: str) -> Que
         options = {**DURABLE, **settings} if backend == "persisting" else options
     return await write_queue(
         topic=path.name,
-        storage_path=str(path.parent),
+        storage_path=path.root,
         num_buckets=target.buckets,
         bucket_column=target.bucket_column,
         backend=backend,

@@ -36,7 +36,7 @@ def profile(
     with job.session() as spark:
         from persisting.spark import jobs, read_topic
 
-        rows = read_topic(spark, source.folder, columns=columns, includeMetadata=True)
+        rows = read_topic(spark, source.place, columns=columns, includeMetadata=True)
         plain = rows.drop("_offset", "_time")
         collected = [row.asDict(recursive=True) for row in jobs.profile(plain).collect()]
     profiles = [
@@ -119,7 +119,7 @@ def split(
         places = {} if output_folder is None else part_targets(output_folder, shares, kind, mode)
         parts = jobs.split_topic(
             spark,
-            source.folder,
+            source.place,
             key=key,
             tag=tag,
             shares=shares,

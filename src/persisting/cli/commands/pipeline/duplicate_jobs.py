@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,8 +14,8 @@ from persisting.cli.commands.pipeline.job_group import JobOptions
 from persisting.cli.commands.pipeline.job_result import JobResult, NearPair, print_result
 from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Names
+from persisting.cli.topics_access import TopicPlace
 from persisting.errors import InvalidArgument
-from persisting.topic import spec as topics
 
 
 @job_group.pipeline.command()
@@ -59,43 +58,43 @@ def dedupe(
     """
     if key is None and near is None:
         raise click.UsageError("Pass what identifies duplicates: --key or --near.")
-    source, folder, started = (
+    source, place, started = (
         topics_access.find_topic(topic, job.storage),
-        topics_access.folder_of(target, job.storage),
+        topics_access.place_of(target, job.storage),
         time.monotonic(),
     )
-    job_group.must_differ(source, folder)
+    job_group.must_differ(source, place)
     with job.session() as spark:
         from persisting.spark import jobs, read_topic
 
         if mode == "error" and write_id is None:
-            _must_be_empty(spark, folder)
-        rows = read_topic(spark, source.folder, includeMetadata=True)
+            _must_be_empty(spark, place)
+        rows = read_topic(spark, source.place, includeMetadata=True)
         if key is not None:
             rows = jobs.deduplicate(rows, key, keep=keep)
         if near is not None:
             quiet = True if job.as_json else None
             rows = jobs.drop_near_duplicates(rows, near, threshold, keep=keep, quiet=quiet)
         plain = rows.drop("_bucket", "_offset", "_time")
-        written = _save(plain, folder, "overwrite" if mode == "overwrite" else "append", write_id)
+        written = _save(plain, place, "overwrite" if mode == "overwrite" else "append", write_id)
     seconds = time.monotonic() - started
-    result = JobResult("dedupe", source.config.topic, seconds, written=written, target=str(folder))
+    result = JobResult("dedupe", source.config.topic, seconds, written=written, target=str(place))
     print_result(result, job.as_json)
 
 
-def _save(rows: Any, folder: Path, mode: str, write_id: str | None) -> int:
+def _save(rows: Any, place: TopicPlace, mode: str, write_id: str | None) -> int:
     from persisting.spark.jobs.row_count import counted
 
     options = {} if write_id is None else {"writeId": write_id}
     with counted(rows) as (observed, count):
-        observed.write.format("persisting").mode(mode).options(**options).save(str(folder))
+        observed.write.format("persisting").mode(mode).options(**options).save(str(place))
     return count()
 
 
-def _must_be_empty(spark: Any, target: Path) -> None:
+def _must_be_empty(spark: Any, target: TopicPlace) -> None:
     from persisting.spark import read_topic
 
-    if (target / topics.FILE).exists() and not read_topic(spark, target).isEmpty():
+    if target.exists and not read_topic(spark, str(target)).isEmpty():
         raise InvalidArgument(
             f"the topic {target.name!r} has records; pass --mode overwrite or append, or name the "
             "write with --write-id, so that it can be repeated"
@@ -139,7 +138,7 @@ def near_duplicates(
         from persisting.spark import jobs, read_topic
 
         read = list(dict.fromkeys([column, *shown]))
-        texts = read_topic(spark, source.folder, columns=read, includeMetadata=True)
+        texts = read_topic(spark, source.place, columns=read, includeMetadata=True)
         quiet = True if job.as_json else None
         pairs = jobs.near_duplicates(texts, column, threshold, columns=shown, quiet=quiet)
         rows = pairs.orderBy("similarity", ascending=False).limit(limit).collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import click
 
@@ -48,8 +49,8 @@ def export(
     with job.session() as spark:
         from persisting.spark import jobs, read_topic
 
-        options = {} if tag is None else {"tag": tag}
-        rows = read_topic(spark, source.folder, columns=columns, where=where, **options)
+        options: dict[str, Any] = {} if tag is None else {"tag": tag}
+        rows = read_topic(spark, source.place, columns=columns, where=where, **options)
         done = jobs.export(rows, path, format=kind, partition_by=partition_by or (), mode=mode)
     seconds = time.monotonic() - started
     result = JobResult(
@@ -93,14 +94,14 @@ def ingest(
       persisting pipeline ingest events "exports/*.parquet" --write-id load-1
       persisting pipeline ingest events old.lance
     """
-    folder, started = topics_access.folder_of(topic, job.storage), time.monotonic()
+    place, started = topics_access.place_of(topic, job.storage), time.monotonic()
     with job.session() as spark:
         from persisting.spark import jobs
 
         done = jobs.ingest(
             spark,
             source,
-            folder,
+            str(place),
             format=kind,
             schema=schema,
             bucket_column=bucket_column,
@@ -109,6 +110,6 @@ def ingest(
         )
     seconds = time.monotonic() - started
     print_result(
-        JobResult("ingest", folder.name, seconds, rows=done["rows"], target=str(folder)),
+        JobResult("ingest", place.name, seconds, rows=done["rows"], target=str(place)),
         job.as_json,
     )

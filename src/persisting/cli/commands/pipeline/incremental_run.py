@@ -22,6 +22,12 @@ from persisting.cli.json_contract import prints
 )
 @click.option("--name", help="Name of the stored progress.  [default: name of the source]")
 @click.option(
+    "--checkpoint",
+    metavar="DIR",
+    help="Folder of the stored progress, which later runs find again; a TARGET in an object store "
+    "needs one.  [default: in TARGET]",
+)
+@click.option(
     "--max-rows",
     type=click.IntRange(1),
     help="Maximum number of rows per batch.  [default: no limit]",
@@ -36,6 +42,7 @@ def run(
     where: str | None,
     select: str | None,
     name: str | None,
+    checkpoint: str | None,
     max_rows: int | None,
     bucket_column: str | None,
     buckets: int | None,
@@ -50,11 +57,11 @@ def run(
     Example:
       persisting pipeline run events curated --where "score > 0" --select "id, score * 2 AS score"
     """
-    source, folder = (
+    source, place = (
         topics_access.find_topic(topic, job.storage),
-        topics_access.folder_of(target, job.storage),
+        topics_access.place_of(target, job.storage),
     )
-    job_group.must_differ(source, folder)
+    job_group.must_differ(source, place)
 
     def transform(rows: Any) -> Any:
         return rows if select is None else rows.selectExpr(*_expressions(select))
@@ -64,10 +71,11 @@ def run(
 
         done = jobs.incremental(
             spark,
-            source.folder,
-            folder,
+            source.place,
+            str(place),
             transform,
             name=name,
+            checkpoint=checkpoint,
             read={} if where is None else {"filter": where},
             max_rows_per_batch=max_rows,
             bucket_column=bucket_column,
@@ -80,7 +88,7 @@ def run(
         done.seconds,
         rows=done.rows,
         written=done.written,
-        target=str(folder),
+        target=str(place),
         batches=done.batches,
         lag=done.lag,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,8 +15,18 @@ from persisting.cli import parameters, topics_access
 from persisting.cli.command_group import CommandGroup
 from persisting.cli.parameters import Setting
 from persisting.errors import StorageError
+from persisting.store_address import is_store_address
 
-_OPTIONS = {"bucket_column": "--bucket-column", "num_buckets": "--buckets", "name": "--name"}
+if TYPE_CHECKING:
+    from persisting.cli.topics_access import TopicPlace
+    from persisting.topic.topic_files import TopicFolder
+
+_OPTIONS = {
+    "bucket_column": "--bucket-column",
+    "num_buckets": "--buckets",
+    "name": "--name",
+    "checkpoint": "--checkpoint",
+}
 _ARGUMENT = re.compile(rf"\b({'|'.join(_OPTIONS)})=(?!\w)")
 
 
@@ -123,7 +133,10 @@ job_options = parameters.bundled(
 )
 
 
-def must_differ(source: Any, target: Path) -> None:
+def must_differ(source: TopicFolder, target: TopicPlace) -> None:
     """Raise if a job would write to the topic that it reads."""
-    if source.folder.resolve() == target.resolve():
+    same = source.place == str(target)
+    if isinstance(target.place, Path) and not is_store_address(source.place):
+        same = source.folder.resolve() == target.place.resolve()
+    if same:
         raise click.UsageError("Source and target are the same topic; choose another TARGET.")

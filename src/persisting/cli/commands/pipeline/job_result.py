@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from persisting.actions.text_values import format_size
 from persisting.cli import output
 
 
@@ -61,7 +62,7 @@ def print_result(result: JobResult, as_json: bool) -> None:
         known = {name: value for name, value in fields if value is not None and value != {}}
         known["seconds"] = output.seconds(result.seconds)
         if "bytes" in known:
-            known["bytes"] = output.size(known["bytes"])
+            known["bytes"] = format_size(known["bytes"])
         for name in ("parts", "lag"):
             if name in known:
                 known[name] = ", ".join(f"{part} {count:,}" for part, count in known[name].items())

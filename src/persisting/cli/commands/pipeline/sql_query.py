@@ -13,8 +13,8 @@ from persisting.cli.commands.pipeline import job_group
 from persisting.cli.commands.pipeline.job_group import JobOptions
 from persisting.cli.commands.pipeline.job_result import JobResult, SqlRow, print_result
 from persisting.cli.json_contract import prints
+from persisting.cli.topics_access import TopicPlace
 from persisting.errors import InvalidArgument
-from persisting.topic import spec as topics
 
 
 @job_group.pipeline.command("sql")
@@ -40,18 +40,18 @@ def sql(
       persisting pipeline sql "SELECT kind, count(*) FROM persisting.events GROUP BY kind"
       persisting pipeline sql "SELECT id, text FROM persisting.events WHERE score > 0" --to good
     """
-    folder = None if target is None else topics_access.folder_of(target, job.storage)
-    if folder is not None and (folder / topics.FILE).exists():
+    place = None if target is None else topics_access.place_of(target, job.storage)
+    if place is not None and place.exists:
         raise InvalidArgument(f"the topic {target!r} exists; name a new one with --to")
     started = time.monotonic()
     with job.session(topics=job.storage) as spark:
         rows = spark.sql(statement)
-        if folder is None:
+        if place is None:
             found = rows.limit(limit).collect()
             names = rows.columns
         else:
-            written = _write(rows, folder, bucket_column, buckets)
-    if folder is not None:
+            written = _write(rows, place, bucket_column, buckets)
+    if place is not None:
         seconds = time.monotonic() - started
         if job.as_json:
             output.json_line(SqlRow({"topic": target, "written": written, "seconds": seconds}))
@@ -64,13 +64,13 @@ def sql(
         output.table(names, [[_cell(value) for value in row] for row in found])
 
 
-def _write(rows: Any, folder: Any, bucket_column: str | None, buckets: int | None) -> int:
+def _write(rows: Any, place: TopicPlace, bucket_column: str | None, buckets: int | None) -> int:
     from persisting.spark.jobs.row_count import counted
     from persisting.spark.jobs.sink_options import writer_options
 
     options = writer_options(bucket_column=bucket_column, num_buckets=buckets)
     with counted(rows) as (observed, count):
-        observed.write.format("persisting").mode("append").options(**options).save(str(folder))
+        observed.write.format("persisting").mode("append").options(**options).save(str(place))
     return count()
 
 

@@ -28,7 +28,7 @@ def compact(topic: str, job: JobOptions) -> None:
     with job.session() as spark:
         from persisting.spark import jobs
 
-        done = jobs.compact(spark, source.folder)
+        done = jobs.compact(spark, source.place)
     print_result(
         JobResult(
             "compact",
@@ -74,6 +74,6 @@ def index(
     with job.session() as spark:
         from persisting.spark import jobs
 
-        done = jobs.build_index(spark, source.folder, column=column, kind=kind, metric=metric)
+        done = jobs.build_index(spark, source.place, column=column, kind=kind, metric=metric)
     seconds = time.monotonic() - started
     print_result(JobResult("index", source.config.topic, seconds, rows=done["rows"]), job.as_json)

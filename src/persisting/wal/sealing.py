@@ -1,0 +1,213 @@
+"""Takes a log in an object store from an owner that is gone, or taken to be.
+
+Afterwards that owner can acknowledge nothing more, however late its requests arrive, and the
+content of its log never changes again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import msgspec
+
+from persisting.errors import BucketLocked, WALError
+from persisting.store.object_store import ObjectChanged, ObjectExists, ObjectStore
+from persisting.store.register import Held
+from persisting.wal.lease import LeaseRecord, LeaseWatch, has_ended_here, lease_register
+from persisting.wal.slots import (
+    MOST_UNDER_WAY,
+    check_slot,
+    first_free,
+    is_claim,
+    new_claim,
+    slot_key,
+    slot_of,
+    slots_prefix,
+)
+
+_LOOKS_PER_LEASE = 10
+_PARALLEL_READS = 16
+_MOST_WATCHES = 1024
+
+
+class SealedLog(NamedTuple):
+    """A log that nobody writes to any more."""
+
+    name: str
+    slots: range
+    """The slots with group commits; all before them were released."""
+
+
+def wait_for_owner(
+    store: ObjectStore, name: str, wait: Callable[[float], None] = time.sleep
+) -> None:
+    """Return when the owner of a log has not beaten for the time of its lease, by our clock.
+
+    Raises :class:`BucketLocked` as soon as it beats.
+    """
+    if has_ended_here(name):
+        return
+    watch = _watch_of(store, name)
+    first = _present(watch.look(store), store, name)
+    while not first.content.taken_by and watch.unchanged_for < first.content.seconds:
+        wait(first.content.seconds / _LOOKS_PER_LEASE)
+        now = _present(watch.look(store), store, name)
+        if now.version != first.version and not now.content.taken_by:
+            raise _locked(now.content)
+        first = now
+
+
+def check_owner(store: ObjectStore, name: str) -> None:
+    """Look at the lease of a log once; raise :class:`BucketLocked` unless its owner has not beaten
+    for the time of the lease.
+
+    A process remembers what it has seen: whoever looks again and again gets the same result as
+    :func:`wait_for_owner`.
+    """
+    if has_ended_here(name):
+        return
+    watch = _watch_of(store, name)
+    found = _present(watch.look(store), store, name)
+    if not found.content.taken_by and watch.unchanged_for < found.content.seconds:
+        raise BucketLocked(
+            f"{found.content.owner} owns the bucket, and its lease of {found.content.seconds:g} s "
+            "has not ended",
+            msgspec.to_builtins(found.content.owner),
+        )
+
+
+_watches: dict[tuple[str, str], LeaseWatch] = {}
+_watches_guard = threading.Lock()
+
+
+def _watch_of(store: ObjectStore, name: str) -> LeaseWatch:
+    """Return what this process has seen of a lease."""
+    key = str(store.address), name
+    with _watches_guard:
+        while len(_watches) > _MOST_WATCHES:
+            del _watches[next(iter(_watches))]
+        return _watches.setdefault(key, LeaseWatch(name))
+
+
+def seal(store: ObjectStore, name: str, claimant: str) -> SealedLog:
+    """End a log whose owner is taken to be gone; ``claimant`` is the log of this process.
+
+    Several processes may do it at once, for different buckets: one claim serves all.
+    """
+    lease = _take_lease(store, name, claimant)
+    released = lease.released
+    listed = store.list(
+        slots_prefix(name), after=slot_key(name, released) if released >= 0 else None
+    )
+    # The listing is only a hint where to begin: what decides is which object can be created.
+    used = {slot_of(key) for key in listed}
+    end = first_free(used, released + 1)
+    # Slots that the owner was storing may lie behind a claim; they were never acknowledged.
+    before = lease.released_through
+    for slot in range(max(released + 1, end - MOST_UNDER_WAY), end):
+        found = store.get(slot_key(name, slot))
+        if found is not None and is_claim(found.data):
+            return SealedLog(name, range(released + 1, slot))
+        if found is not None and slot == end - 1:
+            before = check_slot(found.data, str(store.address / slot_key(name, slot))).last
+    check_nothing_is_missing(store, name, end, before, sorted(s for s in used if s > end))
+    claim = new_claim()
+    while True:
+        try:
+            store.create(slot_key(name, end), claim)
+        except ObjectExists as exc:
+            if not is_claim(exc.found.data):
+                end += 1  # the owner was faster; its put is acknowledged, or may be, and counts
+                continue
+        return SealedLog(name, range(released + 1, end))
+
+
+def check_nothing_is_missing(
+    store: ObjectStore, name: str, free: int, before: int, behind: list[int]
+) -> None:
+    """Raise if a slot behind a free one shows that the free one was acknowledged and is gone.
+
+    ``before`` is the last sequence before the free slot, ``behind`` are the slots after it. They do
+    not count otherwise: the owner was storing several at once.
+    """
+    for slot in behind:
+        key = slot_key(name, slot)
+        found = store.get(key)
+        if found is None or is_claim(found.data):
+            continue
+        durable = check_slot(found.data, str(store.address / key)).durable
+        if durable > before and store.get(slot_key(name, free)) is None:
+            raise _missing(store, slot_key(name, free))
+
+
+def _take_lease(store: ObjectStore, name: str, claimant: str) -> LeaseRecord:
+    """Have the owner announce nothing more; return what it has announced."""
+    register = lease_register(store, name)
+    held = _present(register.read(), store, name)
+    while not held.content.taken_by:
+        taken = msgspec.structs.replace(held.content, taken_by=claimant)
+        try:
+            held = register.swap(held, taken)
+        except ObjectChanged as exc:
+            now = None if exc.found is None else register.decode(exc.found)
+            held = _present(now, store, name)
+            if not held.content.taken_by:
+                raise _locked(held.content) from None
+    return held.content
+
+
+def read_slots(store: ObjectStore, sealed: SealedLog) -> list[bytes]:
+    """Return the group commits of a sealed log, in order and checked. Reads many at once."""
+
+    def read(slot: int) -> bytes:
+        key = slot_key(sealed.name, slot)
+        found = store.get(key)
+        place = str(store.address / key)
+        if found is None:
+            raise _missing(store, key)
+        check_slot(found.data, place)
+        return found.data
+
+    if len(sealed.slots) <= 1:
+        return [read(slot) for slot in sealed.slots]
+    with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="persisting-slots") as threads:
+        return list(threads.map(read, sealed.slots))
+
+
+def _missing(store: ObjectStore, key: str) -> WALError:
+    return WALError(
+        f"the log object {store.address / key} is missing: it holds records that were acknowledged "
+        "and are not in the tables yet. Restore it from a copy or from an older version"
+    )
+
+
+def remove(store: ObjectStore, sealed: SealedLog) -> None:
+    """Delete the group commits of a log that no bucket needs any more.
+
+    The lease and the claim stay for good: a put of the old owner that arrives later must still be
+    refused.
+    """
+    claim = sealed.slots.stop
+    behind = range(claim + 1, claim + MOST_UNDER_WAY)  # never acknowledged
+    store.delete(slot_key(sealed.name, slot) for slot in (*sealed.slots, *behind))
+
+
+def _present(held: Held[LeaseRecord] | None, store: ObjectStore, name: str) -> Held[LeaseRecord]:
+    if held is None:
+        raise WALError(
+            f"the lease of the log {store.address / slots_prefix(name)} is missing, and the log "
+            "may hold acknowledged records. Restore it from a copy or from an older version"
+        )
+    return held
+
+
+def _locked(record: LeaseRecord) -> BucketLocked:
+    return BucketLocked(
+        f"{record.owner} owns the bucket and is alive",
+        msgspec.to_builtins(record.owner) | ({"passing": True} if record.passing else {}),
+        hint="write through that process, or close the topic there",
+    )
