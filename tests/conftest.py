@@ -13,25 +13,41 @@ pytest.register_assert_rewrite("support")
 
 from support.buckets import LANCE, PERSISTING, Bucket  # noqa: E402
 from support.faults import FaultyFileSystem  # noqa: E402
+from support.scheduling import FileScheduling, order  # noqa: E402
 from support.tasks import spawning  # noqa: E402
 
 from persisting import fs  # noqa: E402
-from persisting.topic import registry  # noqa: E402
+from persisting.topic import local, registry  # noqa: E402
 
 # A busy machine is sometimes slow, which is not a fault of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
-@pytest.hookimpl(tryfirst=True)
+TESTS = Path(__file__).parent
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
+    return FileScheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group tests for several processes (``make test``): the tests of a file stay in one process,
-    and so do all tests that need Spark, which then starts once. Spark tests run first, since they
-    take longest."""
-    for item in items:
-        spark = "spark" in getattr(item, "fixturenames", ()) or "spark" in item.path.parts
-        item.add_marker(pytest.mark.xdist_group("spark" if spark else item.path.name))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args != ("spark",))
+    """Run first what takes long, so that no process is left alone with it at the end."""
+    items.sort(key=lambda item: order(item.path.relative_to(TESTS)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Restore the format of caplog's handlers.
+
+    After an error of a Spark query, Spark's loggers make every handler write JSON that is added to
+    them, and pytest adds its handlers to each logger that does not propagate.
+    """
+    plugin = item.config.pluginmanager.get_plugin("logging-plugin")
+    if plugin is not None:
+        plugin.caplog_handler.setFormatter(plugin.formatter)
+        plugin.report_handler.setFormatter(plugin.formatter)
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +57,17 @@ def own_registry() -> Iterator[None]:
     yield
     registry._registered.clear()
     registry._registered.update(before)
+
+
+@pytest.fixture(autouse=True)
+def own_topics() -> Iterator[None]:
+    """Forget the topics that a test leaves open, such as those of an owner that crashed: other
+    tests find open topics by their names."""
+    before = set(local._live)
+    yield
+    with local._live_guard:
+        for address in set(local._live) - before:
+            del local._live[address]
 
 
 @pytest.fixture

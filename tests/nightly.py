@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TESTS = Path(__file__).parent
-TORTURE = ("topic", "bucket", "cluster", "soak")
+TORTURE = ("topic", "bucket", "cluster", "soak", "store")
 
 
 class Part(NamedTuple):
@@ -33,7 +33,7 @@ class Result(NamedTuple):
 
 def parts(workers: str, seconds: int, seed: int | None) -> list[Part]:
     """Return what a night consists of; torture runs ``seconds`` for each of its parts."""
-    pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadgroup"]
+    pytest = [sys.executable, "-m", "pytest", "-n", workers, "--no-loadscope-reorder"]
     torture = [sys.executable, "-m", "torture", "--seconds", str(seconds)]
     if seed is not None:
         torture += ["--seed", str(seed)]

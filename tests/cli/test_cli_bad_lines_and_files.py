@@ -14,6 +14,8 @@ import pytest
 from support.cli_contracts import decoded
 from support.cli_runner import Answer, line_of, piped, started
 
+from persisting.cli.formats import decompressed
+
 
 def records(numbers: range) -> list[bytes]:
     return [b'{"id": "k%d", "n": %d}' % (n, n) for n in numbers]
@@ -22,6 +24,18 @@ def records(numbers: range) -> list[bytes]:
 def numbers_in(call: Callable[..., Answer], storage: Path, topic: str = "t") -> list[int]:
     out = call("export", topic, "-", "-c", "n", "-s", storage).out
     return sorted(json.loads(line)["n"] for line in out.splitlines())
+
+
+def test_reading_of_a_closed_file_does_not_consume_the_next_file(tmp_path: Path) -> None:
+    """A command that failed leaves a thread behind that may read once more."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    with (tmp_path / "a").open("rb") as file, decompressed(file, None) as read:
+        number = file.fileno()
+    with (tmp_path / "b").open("rb") as file:
+        assert file.fileno() == number
+        assert read(10) == b"a"
+        assert file.read() == b"b"
 
 
 class TestGeneratedWriteId:

@@ -100,21 +100,24 @@ def test_url_or_tilde_is_not_accepted_as_a_folder(
     (tmp_path / "x.jsonl").write_text('{"id": "a"}\n')
     monkeypatch.chdir(tmp_path)
     before = files_in(tmp_path)
-    for words in (
+    in_stores = [
         ["topics", "-s", root],
         ["describe", "events", "-s", root],
         ["head", f"{root}/events"],
         ["put", "events", "x.jsonl", "-s", root],
         ["put", f"{root}/events", "x.jsonl"],
-        ["metrics", "serve", "-s", root],
-        ["export", "events", f"{root}/x.lance", "-s", storage],
         ["backup", "create", "events", f"{root}/copy", "-s", storage],
         ["backup", "verify", f"{root}/copy"],
         ["backup", "restore", f"{root}/copy", "again", "-s", storage],
+        ["metrics", "serve", "-s", root],
+    ]
+    for words in (
+        *(() if root == "s3://bucket" else in_stores),  # tests/store has those that work there
+        ["export", "events", f"{root}/x.lance", "-s", storage],
         ["demo", "-o", root],
     ):
         text = fails(2, *words)
-        assert "address" in text or "whole path" in text, words
+        assert any(hint in text for hint in ("address", "whole path", "object store")), words
     assert files_in(tmp_path) == before
 
 

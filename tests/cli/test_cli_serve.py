@@ -88,8 +88,9 @@ def numbered(numbers: range) -> list[dict[str, Any]]:
 async def test_sigterm_flushes_everything_and_exits_with_0(tmp_path: Path) -> None:
     with two_nodes(tmp_path / "q") as nodes:
         system = await client(*nodes)
+        # So many buckets that each of the nodes, whose ids are random, gets some.
         writer = await write_queue(
-            system, "t", storage_path=str(tmp_path / "q"), backend="persisting"
+            system, "t", storage_path=str(tmp_path / "q"), backend="persisting", num_buckets=24
         )
         await writer.put(numbered(range(300)))  # no log: only a flush makes it durable
         owners = {f"node {n.id[:8]}" for n in nodes}

@@ -16,7 +16,7 @@ from support.topic_places import ids, numbered, streamed
 from persisting.cluster import locator, wire
 from persisting.cluster.host import host_here, serve
 from persisting.cluster.pulsing_transport import PulsingConnection
-from persisting.errors import InvalidArgument, StorageError
+from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.queue import LanceBackend, read_queue, write_queue
 from persisting.topic import registry
 from persisting.topic.local import live_topic
@@ -55,6 +55,25 @@ async def test_a_cancelled_first_put_leaves_a_working_bucket(tmp_path: Path, del
         assert found in ([1], [0, 1])
     finally:
         await leave_cluster(system)
+
+
+async def test_process_outside_the_cluster_reads_and_is_told_how_to_write(
+    tmp_path: Path, cluster: Cluster, join: Any
+) -> None:
+    (node,) = cluster.start(1)
+    system = await join(cluster)
+    inside = await write_queue(
+        system, topic="t", storage_path=str(tmp_path), durable=True, num_buckets=1
+    )
+    await inside.put(numbered(20))
+    async with await read_queue(topic="t", storage_path=str(tmp_path)) as reader:
+        assert ids(await reader.get()) == list(range(20))
+    async with await write_queue(topic="t", storage_path=str(tmp_path)) as outside:
+        with pytest.raises(BucketLocked, match="pass a system of the cluster to write_queue") as no:
+            await outside.put({"id": 20})
+        assert f"process {node.popen.pid} on " in str(no.value)
+    await inside.put({"id": 20})
+    assert ids(await streamed(await read_queue(system, topic="t"))) == list(range(21))
 
 
 async def test_a_closed_host_gets_no_requests_and_can_serve_again(

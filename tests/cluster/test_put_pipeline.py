@@ -11,6 +11,7 @@ from support.simulated_owners import Owners
 
 from persisting.cluster import locator, put_delivery, wire
 from persisting.cluster.put_pipeline import PutPipeline
+from persisting.cluster.transport import Unreachable
 from persisting.errors import SchemaError, StorageError
 
 
@@ -20,21 +21,23 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(put_delivery, "_TOGETHER_SECONDS", 0.02)
 
 
-def pipeline_to(owners: Owners) -> PutPipeline:
+def pipeline_to(owners: Owners, *, as_columns: bool = False) -> PutPipeline:
     locators = {bucket: owners.locator(bucket) for bucket in owners.stored}
-    return PutPipeline(locators.__getitem__)
+    return PutPipeline(locators.__getitem__, as_columns=as_columns)
 
 
 def parts(*buckets: int, number: int = 0, **fields: Any) -> list[tuple[int, Any]]:
     return [(bucket, [{"id": number, **fields}]) for bucket in buckets]
 
 
-async def owned_by(owners: Owners, **buckets: list[int]) -> PutPipeline:
+async def owned_by(
+    owners: Owners, *, as_columns: bool = False, **buckets: list[int]
+) -> PutPipeline:
     """Give each node its buckets; return a pipeline that has put a record into all of them."""
     for node, numbers in buckets.items():
         for bucket in numbers:
             owners.owner[bucket] = node
-    pipeline = pipeline_to(owners)
+    pipeline = pipeline_to(owners, as_columns=as_columns)
     await pipeline.start(parts(*owners.stored, number=-1))
     owners.calls.clear()
     return pipeline
@@ -67,6 +70,23 @@ async def test_waiting_puts_to_buckets_of_one_owner_share_a_call() -> None:
     await asyncio.gather(*(pipeline.start(parts(n % 4, number=n)) for n in range(100)))
     assert owners.calls == [("n0", "put_parts")]
     assert stored(owners) == [list(range(bucket, 100, 4)) for bucket in range(4)]
+
+
+async def test_producers_that_began_in_turns_come_to_share_calls() -> None:
+    owners = Owners(1, 2)
+    pipeline = await owned_by(owners, n0=[0, 1])
+
+    async def produce(first: int) -> None:
+        for number in range(first, first + 20):
+            await pipeline.start(parts(number % 2, number=number))
+
+    early = [asyncio.ensure_future(produce(100 * n)) for n in range(4)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    late = [asyncio.ensure_future(produce(100 * n)) for n in range(4, 8)]
+    await asyncio.gather(*early, *late)
+    assert sum(len(bucket) for bucket in stored(owners)) == 160
+    assert len(owners.calls) == 21
 
 
 async def test_bucket_that_moves_keeps_the_order_of_its_puts() -> None:
@@ -116,9 +136,12 @@ async def test_old_owner_gets_one_call_per_bucket() -> None:
     assert stored(owners) == [[1, 2], [1, 2], [1], [1]]
 
 
+@pytest.mark.parametrize("takes_posts", [False, True], ids=["asked", "posted"])
 @pytest.mark.parametrize("is_atomic", [True, False], ids=["atomic", "bucket by bucket"])
-async def test_schema_error_fails_only_the_put_that_has_it(is_atomic: bool) -> None:
-    owners = Owners(1, 3, is_atomic=is_atomic)
+async def test_schema_error_fails_only_the_put_that_has_it(
+    is_atomic: bool, takes_posts: bool
+) -> None:
+    owners = Owners(1, 3, is_atomic=is_atomic, takes_posts=takes_posts)
     pipeline = await owned_by(owners, n0=[0, 1, 2])
     puts = [
         pipeline.start(parts(0, 1, number=1)),
@@ -191,16 +214,68 @@ async def test_cancelled_put_does_not_hold_up_the_next(
     assert not pipeline.is_busy(0)
 
 
+async def test_late_request_is_refused_once_its_rows_are_sent_in_other_messages() -> None:
+    owners = Owners(1, 2)
+    pipeline = await owned_by(owners, n0=[0, 1])
+    late: list[Any] = []
+    answer = owners.answer
+
+    async def answer_late(node: str, endpoint: str, request: wire.Request) -> wire.Reply:
+        if request.op == "put_parts" and not late:
+            # An earlier request with the part of bucket 0 alone is still on its way.
+            args = {"mark": request.args["mark"]}
+            late.append(wire.Request("put", args, request.rows[:1]))  # type: ignore[index]
+        reply = await answer(node, endpoint, request)
+        if request.op == "give_up" and endpoint.split("/")[-2] == "0":
+            late.append(await owners.topics[node].services[0].answer(late[0]))
+        return reply
+
+    owners.answer = answer_late  # type: ignore[method-assign]
+    puts = [pipeline.start(parts(0, number=1)), pipeline.start(parts(1, number=2, bad=True))]
+    results = await asyncio.gather(*puts, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), SchemaError]
+    assert "was given up by its sender" in late[1].error[1]
+    assert stored(owners) == [[1], []]
+
+
+async def test_old_owner_that_answers_late_stores_a_put_once() -> None:
+    owners = Owners(1, 2)
+    owners.old_nodes.add("n0")
+    pipeline = await owned_by(owners, n0=[0, 1])
+    await pipeline.start(parts(0, 1, number=0))
+    late: list[wire.Request] = []
+    answer = owners.answer
+
+    async def answer_late(node: str, endpoint: str, request: wire.Request) -> wire.Reply:
+        bucket = endpoint.split("/")[-2]
+        if request.op == "give_up":
+            raise wire.unknown_request("give_up")
+        if request.op == "put" and bucket == "0" and not late:
+            late.append(request)
+            raise Unreachable("the reply took too long")
+        reply = await answer(node, endpoint, request)
+        if request.op == "last_number" and bucket == "0":
+            await owners.topics[node].services[0].answer(late[0])
+        return reply
+
+    owners.answer = answer_late  # type: ignore[method-assign]
+    puts = [pipeline.start(parts(0, number=1)), pipeline.start(parts(1, number=2, bad=True))]
+    results = await asyncio.gather(*puts, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), SchemaError]
+    assert stored(owners) == [[0, 1], [0]]
+
+
+@pytest.mark.parametrize("takes_posts", [False, True], ids=["asked", "posted"])
 @pytest.mark.parametrize("is_atomic", [True, False], ids=["atomic", "bucket by bucket"])
 @pytest.mark.parametrize("seed", range(12))
 async def test_no_put_is_lost_doubled_or_reordered_while_buckets_move_and_replies_get_lost(
-    seed: int, is_atomic: bool
+    seed: int, is_atomic: bool, takes_posts: bool
 ) -> None:
     chance = random.Random(seed)
-    owners = Owners(3, 5, seed=seed, is_atomic=is_atomic)
+    owners = Owners(3, 5, seed=seed, is_atomic=is_atomic, takes_posts=takes_posts)
     if chance.random() < 0.3:
         owners.old_nodes.add("n1")
-    pipeline = pipeline_to(owners)
+    pipeline = pipeline_to(owners, as_columns=takes_posts)
     owners.lossiness = chance.choice([0.0, 0.1, 0.3])
     expected: dict[int, list[int]] = {bucket: [] for bucket in owners.stored}
     puts: list[asyncio.Future[None]] = []
@@ -212,9 +287,10 @@ async def test_no_put_is_lost_doubled_or_reordered_while_buckets_move_and_replie
             wrong.add(number)
             puts.append(pipeline.start(parts(*buckets, number=number, bad=True)))
         else:
-            puts.append(pipeline.start(parts(*buckets, number=number)))
+            count = 40 if takes_posts and chance.random() < 0.1 else 1
+            puts.append(pipeline.start([(b, [{"id": number}] * count) for b in buckets]))
             for bucket in buckets:
-                expected[bucket].append(number)
+                expected[bucket] += [number] * count
         if chance.random() < 0.3:
             await asyncio.sleep(chance.choice([0, 0, 0.001, 0.003]))
     results = await asyncio.wait_for(asyncio.gather(*puts, return_exceptions=True), 60)
@@ -301,9 +377,12 @@ async def test_single_record_for_an_unknown_owner_goes_the_longer_way() -> None:
     assert pipeline_to(Owners(1, 1)).start_row(0, {"id": 1}) is None
 
 
+@pytest.mark.parametrize("takes_posts", [False, True], ids=["asked", "posted"])
 @pytest.mark.parametrize("seed", range(8))
-async def test_single_records_are_stored_once_and_in_order_while_buckets_move(seed: int) -> None:
-    owners = Owners(3, 4, seed=seed)
+async def test_single_records_are_stored_once_and_in_order_while_buckets_move(
+    seed: int, takes_posts: bool
+) -> None:
+    owners = Owners(3, 4, seed=seed, takes_posts=takes_posts)
     pipeline = await owned_by(owners, n0=[0, 1], n1=[2, 3])
     owners.lossiness = 0.2
     puts: list[Any] = []
@@ -319,3 +398,98 @@ async def test_single_records_are_stored_once_and_in_order_while_buckets_move(se
     owners.lossiness = 0.0
     await owners.finish_late_requests()
     assert stored(owners) == [list(range(bucket, 120, 4)) for bucket in range(4)]
+
+
+async def test_put_of_a_lone_producer_is_sent_before_it_waits() -> None:
+    owners = Owners(1, 2, takes_posts=True)
+    pipeline = await owned_by(owners, n0=[0, 1])
+    posted = owners.posted
+    for number in range(5):
+        put = pipeline.start_row(number % 2, {"id": number})
+        assert put is not None
+        posted += 1
+        assert owners.posted == posted
+        await put
+    assert stored(owners) == [[0, 2, 4], [1, 3]]
+
+
+async def test_puts_that_come_together_share_messages_once_they_have_met() -> None:
+    owners = Owners(1, 2, takes_posts=True)
+    pipeline = await owned_by(owners, n0=[0, 1])
+
+    async def produce(first: int) -> None:
+        for number in range(first, first + 20):
+            put = pipeline.start_row(number % 2, {"id": number})
+            assert put is not None
+            await put
+
+    await asyncio.gather(*(produce(100 * n) for n in range(8)))
+    assert sum(len(bucket) for bucket in stored(owners)) == 160
+    assert len(owners.calls) == 21
+
+
+async def test_two_producers_do_not_take_turns() -> None:
+    owners = Owners(1, 1, takes_posts=True)
+    pipeline = await owned_by(owners, n0=[0])
+
+    async def produce(first: int) -> None:
+        for number in range(first, first + 30):
+            put = pipeline.start_row(0, {"id": number})
+            assert put is not None
+            await put
+
+    await asyncio.gather(produce(0), produce(100))
+    assert len(owners.calls) == 31
+
+
+async def test_columns_of_a_list_go_to_the_owners_to_which_the_buckets_have_moved() -> None:
+    owners = Owners(3, 4, takes_posts=True)
+    pipeline = await owned_by(owners, as_columns=True, n0=[0, 1, 2, 3])
+    await owners.move(1, "n1")
+    await owners.move(3, "n2")
+    rows = [(bucket, [{"id": 100 * bucket + n} for n in range(40)]) for bucket in range(4)]
+    await pipeline.start(rows)
+    await pipeline.start(rows)
+    expected = [[row["id"] for row in part] * 2 for _, part in rows]
+    assert stored(owners) == expected
+
+
+async def test_columns_that_no_message_holds_are_staged_and_stored_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "MESSAGE_BYTES", 3000)
+    owners = Owners(1, 2, takes_posts=True)
+    pipeline = await owned_by(owners, as_columns=True, n0=[0, 1])
+    rows = [{"id": number, "text": "x" * 300} for number in range(40)]
+    await pipeline.start([(0, rows), (1, rows)])
+    assert owners.calls == [("n0", "put_parts")]
+    assert stored(owners) == [list(range(40))] * 2
+
+
+async def test_lone_put_that_the_owner_refuses_fails_and_the_next_one_is_stored() -> None:
+    owners = Owners(1, 1, takes_posts=True)
+    pipeline = await owned_by(owners, n0=[0])
+    refused, kept = (
+        pipeline.start_row(0, {"id": 1, "bad": 1}),
+        pipeline.start_row(0, {"id": 2}),
+    )
+    assert refused is not None
+    assert kept is not None
+    with pytest.raises(SchemaError):
+        await refused
+    await kept
+    assert stored(owners) == [[2]]
+
+
+async def test_pipeline_goes_on_after_its_sender_was_cancelled() -> None:
+    owners = Owners(1, 1)
+    pipeline = await owned_by(owners, n0=[0])
+    before = asyncio.all_tasks()
+    put = pipeline.start(parts(0, number=1))
+    (sender,) = asyncio.all_tasks() - before
+    await asyncio.sleep(0)
+    sender.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await put
+    await asyncio.wait_for(pipeline.start(parts(0, number=2)), 30)
+    assert stored(owners)[0][-1] == 2

@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from support.buckets import PERSISTING, WAL_SYNCED, Bucket
 from persisting.backends.fairness import CALLS_PER_YIELD
 from persisting.bucket.chunk import ROWS_AT_ONCE
 from persisting.bucket.snapshot import Snapshot
+from persisting.errors import BucketClosed
+from persisting.queue import write_queue
 from persisting.records import RecordEncoder
 from persisting.table.table import Table
+from persisting.topic.local import LocalTopic
 from persisting.wal import Log
 
 CONVERSIONS = (
@@ -206,3 +210,27 @@ async def test_no_file_is_written_or_synced_in_the_thread_of_the_loop(
     await backend.close()
     assert faults.threads
     assert threading.get_ident() not in faults.threads
+
+
+async def test_loop_runs_while_a_topic_is_closed_that_is_opening_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = await write_queue("t", storage_path=str(tmp_path), backend="persisting", num_buckets=1)
+    is_opening, may_open = threading.Event(), threading.Event()
+    build = LocalTopic._build
+
+    def slowly(topic: LocalTopic, *args: Any) -> Any:
+        is_opening.set()
+        assert may_open.wait(60), "the event loop was blocked"
+        return build(topic, *args)
+
+    monkeypatch.setattr(LocalTopic, "_build", slowly)
+    put = asyncio.create_task(writer.put({"id": 1}))
+    assert await asyncio.to_thread(is_opening.wait, 60)
+    closing = asyncio.create_task(writer.close())
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    may_open.set()
+    await closing
+    with suppress(BucketClosed):
+        await put

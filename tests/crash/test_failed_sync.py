@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.crash.checks import BUCKET, CrashableBucket, ExpectedRecords, Open, check_folder
+from support.crash.density import every_nth_by_day
 from support.crash.disk_model import (
     FIXED_LOSSES,
     LOSE_UNSYNCED,
@@ -75,6 +76,7 @@ async def check_promises(
         shutil.rmtree(root)
 
 
+@every_nth_by_day(3)
 @pytest.mark.parametrize(
     ("open_bucket", "logged"),
     [
@@ -84,9 +86,9 @@ async def check_promises(
     ],
 )
 async def test_sync_after_a_failed_sync_makes_nothing_durable(
-    tmp_path: Path, open_bucket: Open, logged: bool
+    tmp_path: Path, open_bucket: Open, logged: bool, every: int
 ) -> None:
-    for index in range(1000):
+    for index in range(0, 1000, every):
         root = tmp_path / str(index)
         root.mkdir()
         recording, expected, fired = await run(root, open_bucket, index, logged)
@@ -100,12 +102,13 @@ async def test_sync_after_a_failed_sync_makes_nothing_durable(
     raise AssertionError("the fault was hit in every run")
 
 
+@every_nth_by_day(2)
 async def test_open_that_fails_half_way_does_not_mark_the_bucket_clean(
-    tmp_path: Path,
+    tmp_path: Path, every: int
 ) -> None:
     """Another compression makes a new version. If it can be neither synced nor removed, it may be
     torn."""
-    for index in range(1000):
+    for index in range(0, 1000, every):
         root = tmp_path / str(index)
         root.mkdir()
         disk = FailingSyncs(root)

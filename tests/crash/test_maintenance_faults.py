@@ -156,6 +156,7 @@ async def check_one_fault(
     disk, work = WatchedFaults(), OPERATIONS[name]
     with fs.use(disk):
         handle = CrashableBucket(folder, open_bucket)
+    handle.backend.bucket.maintenance.stop()  # the fault must hit the operation
     disk.arm(index, code, lasting=lasting)
     try:
         done = await work.do(handle.backend)

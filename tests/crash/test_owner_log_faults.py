@@ -116,7 +116,7 @@ async def check_faults(tmp_path: Path, *, step: int, first: int = 0, **options: 
 async def test_failed_call_loses_nothing_and_all_buckets_go_on(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    await check_faults(tmp_path, step=3, **options)
+    await check_faults(tmp_path, step=7, **options)
 
 
 @pytest.mark.nightly
@@ -160,7 +160,7 @@ async def check_failed_syncs(tmp_path: Path, *, step: int) -> None:
             disk.recording, story.expected, states, losses=[LOSE_UNSYNCED, UNDO_REMOVALS], samples=0
         )
         try:
-            await explorer.explore(every=5, first=index % 5)
+            await explorer.explore(every=11, first=index % 11)
         except Exception as exc:
             raise AssertionError(f"sync {index} failed: {exc}") from exc
     raise AssertionError("the fault was hit in every run")

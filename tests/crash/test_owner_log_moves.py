@@ -197,7 +197,7 @@ class OwnerProcess:
         self._child.stdout.close()
         assert self._child.stdin is not None
         self._child.stdin.close()
-        return [json.loads(line) for line in rest.splitlines() if line.endswith("]")]
+        return [json.loads(line) for line in rest.splitlines(keepends=True) if line.endswith("\n")]
 
 
 async def kill_owners(root: Path, rounds: int, seed: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.crash import workloads
 from support.crash.checks import CrashExplorer, Open
+from support.crash.density import every_nth_by_day
 from support.crash.workloads import Durable, RecordedWriter, Workload, lance, no_log, wal
 
 LOGGED = {
@@ -35,8 +36,10 @@ async def check_power_loss(
     *,
     afterwards: Open | None = None,
     samples: int = 1,
+    every: int = 1,
 ) -> RecordedWriter:
-    """Record a workload, then check every state that power loss may leave."""
+    """Record a workload, then check the states that power loss may leave at every crash point, or
+    at one of ``every``."""
     disk, workspace = tmp_path / "disk", tmp_path / "states"
     disk.mkdir()
     workspace.mkdir()
@@ -46,62 +49,83 @@ async def check_power_loss(
     explorer = CrashExplorer(
         recording, writer.expected, afterwards or open_bucket, workspace, samples=samples
     )
-    await explorer.explore()
-    assert explorer.checked > 40
+    await explorer.explore(recording.crash_points[::every])
+    assert explorer.checked > 40 / every
     print(f"{explorer.checked} states of {len(recording.crash_points)} crash_points")
     return writer
 
 
+@every_nth_by_day(3)
 @pytest.mark.parametrize("workload", LOGGED.values(), ids=LOGGED)
-async def test_acknowledged_record_survives_power_loss(tmp_path: Path, workload: Workload) -> None:
-    await check_power_loss(tmp_path, wal(), workload)
+async def test_acknowledged_record_survives_power_loss(
+    tmp_path: Path, workload: Workload, every: int
+) -> None:
+    await check_power_loss(tmp_path, wal(), workload, every=every)
 
 
-async def test_acknowledged_compressed_record_survives_power_loss(tmp_path: Path) -> None:
+@every_nth_by_day(3)
+async def test_acknowledged_compressed_record_survives_power_loss(
+    tmp_path: Path, every: int
+) -> None:
     async def workload(writer: RecordedWriter) -> None:
         await writer.put(text="a long text " * 60)
         await writer.flush()
         await writer.batch(2, text="another text " * 60)
         await writer.close()
 
-    await check_power_loss(tmp_path, wal(compression="zstd"), workload)
+    await check_power_loss(tmp_path, wal(compression="zstd"), workload, every=every)
 
 
-async def test_constantly_flushed_log_survives_power_loss(tmp_path: Path) -> None:
+@every_nth_by_day(3)
+async def test_constantly_flushed_log_survives_power_loss(tmp_path: Path, every: int) -> None:
     opener = wal(max_wal_size=900, flush_threshold=4)
-    await check_power_loss(tmp_path, opener, workloads.many_small_flushes)
+    await check_power_loss(tmp_path, opener, workloads.many_small_flushes, every=every)
 
 
-async def test_field_with_a_default_survives_power_loss(tmp_path: Path) -> None:
+@every_nth_by_day(3)
+async def test_field_with_a_default_survives_power_loss(tmp_path: Path, every: int) -> None:
     opener = wal(schema_defaults={"age": 7})
-    await check_power_loss(tmp_path, opener, workloads.a_field_with_a_default)
+    await check_power_loss(tmp_path, opener, workloads.a_field_with_a_default, every=every)
 
 
-async def test_change_of_compression_survives_power_loss(tmp_path: Path) -> None:
+@every_nth_by_day(3)
+async def test_change_of_compression_survives_power_loss(tmp_path: Path, every: int) -> None:
     workload = workloads.other_options(wal(compression="zstd"), wal(compression="snappy"))
-    await check_power_loss(tmp_path, wal(), workload, afterwards=wal(compression="lz4"))
+    await check_power_loss(
+        tmp_path, wal(), workload, afterwards=wal(compression="lz4"), every=every
+    )
 
 
-async def test_enabling_and_disabling_the_log_survives_power_loss(tmp_path: Path) -> None:
+@every_nth_by_day(3)
+async def test_enabling_and_disabling_the_log_survives_power_loss(
+    tmp_path: Path, every: int
+) -> None:
     workload = workloads.other_options(wal(), no_log(), wal())
-    await check_power_loss(tmp_path, lance(), workload, Durable.FLUSHED, afterwards=wal())
+    await check_power_loss(
+        tmp_path, lance(), workload, Durable.FLUSHED, afterwards=wal(), every=every
+    )
 
 
+@every_nth_by_day(3)
 @pytest.mark.parametrize("open_bucket", named(lance=lance(), no_log=no_log()))
 async def test_flushed_record_survives_power_loss_without_a_log(
-    tmp_path: Path, open_bucket: Open
+    tmp_path: Path, open_bucket: Open, every: int
 ) -> None:
-    await check_power_loss(tmp_path, open_bucket, workloads.flushes_without_a_log, Durable.FLUSHED)
+    await check_power_loss(
+        tmp_path, open_bucket, workloads.flushes_without_a_log, Durable.FLUSHED, every=every
+    )
 
 
+@every_nth_by_day(3)
 async def test_flushed_record_survives_power_loss_during_evolution_without_a_log(
-    tmp_path: Path,
+    tmp_path: Path, every: int
 ) -> None:
-    await check_power_loss(tmp_path, no_log(), workloads.evolution, Durable.FLUSHED)
+    await check_power_loss(tmp_path, no_log(), workloads.evolution, Durable.FLUSHED, every=every)
 
 
+@every_nth_by_day(3)
 async def test_power_loss_with_a_sync_interval_leaves_a_prefix_with_all_synced_records(
-    tmp_path: Path,
+    tmp_path: Path, every: int
 ) -> None:
     async def workload(writer: RecordedWriter) -> None:
         for step in range(8):
@@ -114,7 +138,7 @@ async def test_power_loss_with_a_sync_interval_leaves_a_prefix_with_all_synced_r
         await writer.close()
 
     opener = wal(wal_sync_interval=0.04)
-    await check_power_loss(tmp_path, opener, workload, Durable.SYNCED, samples=3)
+    await check_power_loss(tmp_path, opener, workload, Durable.SYNCED, samples=3, every=every)
 
 
 async def test_acknowledged_records_become_durable_within_the_sync_interval(

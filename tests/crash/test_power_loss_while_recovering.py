@@ -17,6 +17,7 @@ from support.crash.checks import (
     Open,
     check_folder,
 )
+from support.crash.density import every_nth_by_day
 from support.crash.disk_model import (
     KEEP_EVERYTHING,
     LOSE_UNSYNCED,
@@ -51,8 +52,10 @@ async def check_second_crash(
     loss: Loss,
     open_bucket: Open,
     required: int,
+    every: int = 1,
 ) -> int:
-    """Lose power, then again at every call of the recovery and of the next put."""
+    """Lose power, then again at every call (or every ``every``-th) of the recovery and of the next
+    put."""
     states = tmp_path / "states"
     states.mkdir()
     disk = tmp_path / "second"
@@ -71,13 +74,14 @@ async def check_second_crash(
         recorder.promise("later")
     expected.add({"id": "later", "n": 0})
     explorer = CrashExplorer(recorder.recording, expected, open_bucket, states, minimum=required)
-    await explorer.explore()
+    await explorer.explore(recorder.recording.crash_points[::every])
     shutil.rmtree(states)
     shutil.rmtree(disk)
     return explorer.checked
 
 
-async def test_power_loss_during_log_recovery_loses_nothing(tmp_path: Path) -> None:
+@every_nth_by_day(3)
+async def test_power_loss_during_log_recovery_loses_nothing(tmp_path: Path, every: int) -> None:
     async def workload(writer: RecordedWriter) -> None:
         await writer.put(v=1)
         await writer.flush()
@@ -87,11 +91,12 @@ async def test_power_loss_during_log_recovery_loses_nothing(tmp_path: Path) -> N
     open_bucket = wal()
     writer = await record_workload(tmp_path, open_bucket, workload)
     last = writer.recorder.recording.crash_points[-1]
-    await check_second_crash(tmp_path, writer, last, LOSE_UNSYNCED, open_bucket, 4)
+    await check_second_crash(tmp_path, writer, last, LOSE_UNSYNCED, open_bucket, 4, every)
 
 
+@every_nth_by_day(3)
 async def test_power_loss_during_recovery_of_a_log_longer_than_the_buffer_loses_nothing(
-    tmp_path: Path,
+    tmp_path: Path, every: int
 ) -> None:
     """The recovery flushes in the middle of the log and in the middle of a batch."""
 
@@ -103,10 +108,13 @@ async def test_power_loss_during_recovery_of_a_log_longer_than_the_buffer_loses_
     writer = await record_workload(tmp_path, wal(), workload)
     last = writer.recorder.recording.crash_points[-1]
     opener = wal(max_buffer_bytes=3000)
-    await check_second_crash(tmp_path, writer, last, LOSE_UNSYNCED, opener, 361)
+    await check_second_crash(tmp_path, writer, last, LOSE_UNSYNCED, opener, 361, every)
 
 
-async def test_power_loss_while_a_torn_tail_is_trimmed_loses_nothing(tmp_path: Path) -> None:
+@every_nth_by_day(3)
+async def test_power_loss_while_a_torn_tail_is_trimmed_loses_nothing(
+    tmp_path: Path, every: int
+) -> None:
     async def workload(writer: RecordedWriter) -> None:
         await writer.put(v=1)
         await writer.put(v=1)
@@ -117,11 +125,14 @@ async def test_power_loss_while_a_torn_tail_is_trimmed_loses_nothing(tmp_path: P
     crash_points = writer.recorder.recording.crash_points
     written = [i for i, m in enumerate(crash_points) if m.label.startswith("write")][-1]
     for loss in (sampled("cut"), sampled("cut-again"), sampled("third")):
-        await check_second_crash(tmp_path, writer, crash_points[written], loss, open_bucket, 2)
+        await check_second_crash(
+            tmp_path, writer, crash_points[written], loss, open_bucket, 2, every
+        )
 
 
+@every_nth_by_day(3)
 async def test_power_loss_while_several_torn_segments_are_trimmed_leaves_a_prefix(
-    tmp_path: Path,
+    tmp_path: Path, every: int
 ) -> None:
     """The segments were never synced: the first is torn, the later ones may be intact."""
 
@@ -137,11 +148,12 @@ async def test_power_loss_while_several_torn_segments_are_trimmed_leaves_a_prefi
     for seed in range(4):
         loss = sampled(f"segments-{seed}")
         every_name = Loss(str(loss), lambda: True, lambda: True, loss.content)
-        await check_second_crash(tmp_path, writer, last, every_name, open_bucket, 0)
+        await check_second_crash(tmp_path, writer, last, every_name, open_bucket, 0, every)
 
 
+@every_nth_by_day(3)
 async def test_power_loss_while_a_torn_version_is_rolled_back_loses_nothing(
-    tmp_path: Path,
+    tmp_path: Path, every: int
 ) -> None:
     async def workload(writer: RecordedWriter) -> None:
         await writer.put(v=1)
@@ -158,11 +170,12 @@ async def test_power_loss_while_a_torn_version_is_rolled_back_loses_nothing(
     for index in torn:
         before = crash_points[index - 1]
         required = explorer.required(before)
-        await check_second_crash(tmp_path, writer, before, names, open_bucket, required)
+        await check_second_crash(tmp_path, writer, before, names, open_bucket, required, every)
 
 
+@every_nth_by_day(3)
 async def test_power_loss_while_an_interrupted_widening_is_completed_loses_nothing(
-    tmp_path: Path,
+    tmp_path: Path, every: int
 ) -> None:
     async def workload(writer: RecordedWriter) -> None:
         await writer.put(v=1)
@@ -175,7 +188,7 @@ async def test_power_loss_while_an_interrupted_widening_is_completed_loses_nothi
     crash_points = writer.recorder.recording.crash_points
     committed = [m for m in crash_points if m.label.startswith("sync_folder _versions")]
     for point in committed[1:-1]:
-        await check_second_crash(tmp_path, writer, point, KEEP_EVERYTHING, open_bucket, 1)
+        await check_second_crash(tmp_path, writer, point, KEEP_EVERYTHING, open_bucket, 1, every)
 
 
 async def test_log_of_a_killed_owner_is_durable_once_a_later_put_is_acknowledged(

@@ -7,7 +7,7 @@ import gc
 import os
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -363,10 +363,13 @@ async def test_failed_log_stores_nothing_of_a_put_and_goes_on_afterwards(
         async with owner(topic, *buckets) as (log, backends):
             await put_list(backends, *(1 for _ in buckets))
             disk.fail_log(call)
-            with pytest.raises(WALError):
-                await put_list(backends, *(2 for _ in buckets))
-            disk.heal()
-            copy = crashed(topic)
+            with ExitStack() as before_any_flush:
+                for backend in backends:
+                    before_any_flush.enter_context(backend.bucket.flusher.lock)
+                with pytest.raises(WALError):
+                    await put_list(backends, *(2 for _ in buckets))
+                disk.heal()
+                copy = crashed(topic)
             for backend in backends:
                 await backend.flush()
             assert not log.group_commit.failed

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.crash.density import every_nth_by_day
 from support.crash.disk_model import (
     LOSE_UNSYNCED,
     UNDO_REMOVALS,
@@ -143,14 +144,14 @@ async def check(owner: Owner, point: CrashPoint, loss: Any, folder: Path) -> Non
     shutil.rmtree(folder)
 
 
-async def explore(tmp_path: Path, work: Work, **options: Any) -> None:
+async def explore(tmp_path: Path, work: Work, every: int, **options: Any) -> None:
     owner = Owner(tmp_path / "disk", **options)
     await work(owner)
     await owner.close()
     points = owner.recorder.recording.crash_points
     seen: set[Any] = set()
     checked = 0
-    for index, point in enumerate(points):
+    for index, point in list(enumerate(points))[::every]:
         for loss in (LOSE_UNSYNCED, UNDO_REMOVALS, sampled((work.__name__, index))):
             state = (point.promised, repr(sorted(after_power_loss(point.disk, loss).items())))
             if state in seen:
@@ -159,19 +160,21 @@ async def explore(tmp_path: Path, work: Work, **options: Any) -> None:
             await check(owner, point, loss, tmp_path / "state")
             log_index._indexes.clear()
             checked += 1
-    assert checked > 40
+    assert checked > 40 / every
 
 
+@every_nth_by_day(3)
 @pytest.mark.parametrize("work", [flushes, reopened_bucket, rotation])
 async def test_acknowledged_list_put_survives_power_loss_in_all_its_buckets(
-    tmp_path: Path, work: Work
+    tmp_path: Path, work: Work, every: int
 ) -> None:
-    await explore(tmp_path, work)
+    await explore(tmp_path, work, every)
 
 
+@every_nth_by_day(3)
 @pytest.mark.parametrize("work", [flushes, reopened_bucket, rotation])
 async def test_power_loss_with_a_sync_interval_leaves_list_puts_whole(
-    tmp_path: Path, work: Work
+    tmp_path: Path, work: Work, every: int
 ) -> None:
     """The log is synced before a table commits a part of a put."""
-    await explore(tmp_path, work, wal_sync_interval=60.0)
+    await explore(tmp_path, work, every, wal_sync_interval=60.0)

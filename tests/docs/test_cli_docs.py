@@ -193,9 +193,10 @@ def test_the_exit_codes_and_their_errors_are_the_codes(page: Path):
 @pages
 def test_the_variables_of_the_environment_are_listed(page: Path):
     listed = [code(row[0]) for row in table_with(page, "PERSISTING_STORAGE")]
-    assert listed == ["PERSISTING_STORAGE", "PERSISTING_DEBUG", "PERSISTING_PASSPHRASE"]
+    names = ["STORAGE", "DEBUG", "PASSPHRASE", "UI_TOKEN"]
+    assert listed == [f"PERSISTING_{name}" for name in names]
     source = "".join(path.read_text() for path in (ROOT / "src/persisting/cli").rglob("*.py"))
-    assert set(re.findall(r"PERSISTING_[A-Z]+", source)) - {"PERSISTING_COMPLETE"} == set(listed)
+    assert set(re.findall(r"PERSISTING_[A-Z_]+", source)) - {"PERSISTING_COMPLETE"} == set(listed)
 
 
 def test_values_are_written_to_json_as_the_page_says():
@@ -315,6 +316,14 @@ async def _prepared(home: Path) -> None:
                 for n, text in enumerate(texts)
             ]
         )
+    async with (
+        await write_queue("tasks", **common) as writer,
+        await read_queue("tasks", storage_path=storage, group="solvers", mode="work") as jobs,
+    ):
+        await writer.put([{"id": n} for n in range(3)])
+        await writer.flush()
+        first, *_ = await jobs.fetch(3, wait=True, timeout=30)
+        await first.reject("timeout of the model")
     (home / "records.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
     table = pa.Table.from_pylist(events)
     (home / "exports").mkdir()
@@ -359,7 +368,7 @@ def examples(name: str) -> list[str]:
     ]
 
 
-ENDLESS = re.compile(r" -f | --follow|metrics serve|persisting serve")
+ENDLESS = re.compile(r" -f | --follow|metrics serve|persisting serve|persisting ui")
 HERE = [name for name in COMMANDS if examples(name) and not name.startswith(("pipeline", "demo"))]
 SPARK = [name for name in COMMANDS if examples(name) and name.startswith("pipeline")]
 
@@ -376,7 +385,7 @@ def shell(line: str) -> None:
 def until_stopped(line: str) -> None:
     """Start it, wait for what it says first, and press Ctrl-C."""
     arguments, _ = split(line)
-    if "metrics serve" in line:
+    if "metrics serve" in line or "persisting ui" in line:
         arguments += ["--port", "0"]
     with subprocess.Popen(
         [sys.executable, "-m", "persisting.cli", *arguments],

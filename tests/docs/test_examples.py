@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from support.example_runner import EXAMPLES, run_example
@@ -57,6 +58,7 @@ def test_every_example_has_a_docstring_and_a_test(example):
     here |= {"shared_topic.py"}
     queues = {"embedded_queue.py", "pulsing_queue.py", "custom_backend.py"}  # test_queue_examples
     queues |= {"trajectory_search.py", "training_snapshot.py", "rollout_buffer.py"}
+    queues |= {"agent_farm.py"}
     training = {"train_and_resume.py", "replay_training.py"}  # test_training_examples
     training |= {"train_dataloader.py"}  # tests/torch
     sparks = {"spark_incremental.py", "spark_embedding.py"}  # tests/spark/test_spark_examples
@@ -73,6 +75,7 @@ def test_core_benchmark_runs_and_writes_its_results(tmp_path):
     assert all(row["name"] in output for row in rows)
 
 
+@pytest.mark.nightly
 def test_peers_benchmark_runs_and_writes_its_results(tmp_path):
     small = ["--records", "300", "--repeat", "1", "--kind", "small", "--results", str(tmp_path)]
     parts = [f"--only={name}" for name in ("disk", "sqlite", "topics", "backends")]
@@ -94,6 +97,7 @@ def test_peers_benchmark_runs_and_writes_its_results(tmp_path):
     assert result.with_suffix(".html").read_text().count("<svg") == 4
 
 
+@pytest.mark.nightly
 def test_peers_benchmark_measures_recovery_and_latency_between_processes(tmp_path):
     small = ["--records", "300", "--repeat", "1", "--results", str(tmp_path)]
     output = run_example("../benchmarks/peers.py", *small, "--only=recovery", "--only=latency")
@@ -101,3 +105,22 @@ def test_peers_benchmark_measures_recovery_and_latency_between_processes(tmp_pat
     rows = json.loads(result.read_text())["rows"]
     assert [row["group"] for row in rows] == ["recovery"] * 4 + ["latency"] * 4
     assert all(row["value"] > 0 and row["name"] in output for row in rows)
+
+
+@pytest.mark.parametrize(
+    "questions",
+    [
+        {"workers": 3, "memory": 1},
+        pytest.param({"processes": 3, "held": 1}, marks=pytest.mark.nightly),
+    ],
+    ids=" ".join,
+)
+def test_work_benchmark_runs_and_writes_its_results(tmp_path, questions):
+    small = ["--records=1000", "--repeat=1", "--hold=1", "--results", str(tmp_path)]
+    parts = [f"--only={name}" for name in (*questions, "topics")]
+    output = run_example("../benchmarks/work.py", *small, *parts)
+    (result,) = tmp_path.glob("work-*.json")
+    rows = json.loads(result.read_text())["rows"]
+    assert Counter(row["group"] for row in rows) == questions
+    assert all(row["value"] > 0 and row["name"] in output for row in rows)
+    assert all(row["met"] for row in rows if row["group"] == "memory")

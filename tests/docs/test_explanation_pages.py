@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -13,7 +14,10 @@ import pytest
 from support.doc_pages import DOCS, ROOT, blocks, both, tables
 
 from persisting.options import PersistingOptions
+from persisting.queue import Delivery, QueueWriter, WorkReader, read_queue
 from persisting.spark import source_options as spark_options
+from persisting.work.group_values import Settings
+from persisting.work.reader import WorkOptions
 
 
 def pages(name: str) -> Any:
@@ -90,3 +94,25 @@ def test_readme_numbers_match_the_why_not_page(name: str):
     ours = {row[0].split("(")[0].split("（")[0].strip(): row[1:] for row in table[1:]}
     del ours[next(iter(ours))]  # our own row
     assert ours == theirs
+
+
+@pages("explanation/work-queues.md")
+def test_every_word_of_work_groups_on_the_comparison_page_exists(page: Path):
+    given = set(inspect.signature(read_queue).parameters) | {"put(record, delay)"}
+    of_delivery = {name for name in dir(Delivery) if not name.startswith("_")}
+    of_reader = {name for name in dir(WorkReader) if not name.startswith("_")}
+    table = tables(page)[0][1:]
+    named = [cell for row in table for cell in re.findall(r"^`([^`]+)`", row[0])]
+    assert len(named) == 13
+    for name in named:
+        word = name if name in given else name.split("(")[0]
+        assert word in given | of_delivery | of_reader, name
+    assert "delay" in inspect.signature(QueueWriter.put).parameters
+
+
+@pages("explanation/work-queues.md")
+def test_comparison_page_states_the_defaults_of_work_groups(page: Path):
+    first = {row[0] for row in tables(page)[0]}
+    lease, limit = f"{WorkOptions('g').lease:g}", Settings().max_deliveries
+    assert {f"`lease` ({lease} s)", f"`lease`（{lease} 秒）"} & first
+    assert {f"`max_deliveries` ({limit})", f"`max_deliveries`（{limit}）"} & first

@@ -47,7 +47,11 @@ def test_snippets_can_be_typed_at_a_prompt(page: Path):
 
 @pytest.mark.parametrize(
     "page",
-    [*both("tutorial/first-queue.md"), *both("tutorial/first-pipeline.md")],
+    [
+        *both("tutorial/first-queue.md"),
+        *both("tutorial/first-pipeline.md"),
+        *both("tutorial/sql.md"),
+    ],
     ids=lambda page: page.name,
 )
 def test_tutorial_snippets_can_be_pasted_one_after_another(page: Path):

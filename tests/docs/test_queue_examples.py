@@ -74,3 +74,16 @@ def test_rollout_buffer_example_is_bounded_and_searchable(tmp_path):
         assert "minibatch: (32, 8)\nabove 2.0: True\nnearest to the first: True 3\n" in output
         kept = int(output.rsplit(" ", 1)[1])
         assert kept == 600 if number == 1 else 1000 <= kept < 1800
+
+
+def test_agent_farm_example_solves_every_task_though_an_agent_is_killed(tmp_path):
+    output = run_example("agent_farm.py", str(tmp_path / "farm"))
+    assert output.splitlines() == [
+        "tasks: 60",
+        "an agent was killed",
+        "solved: 58, given up: 2",
+        "  task 17: ToolError: the site is down, after 8 attempts",
+        "  task 41: ToolError: the site is down, after 8 attempts",
+        "delivered again: 2",
+        "solved: 60, given up: 0",
+    ]

@@ -11,6 +11,7 @@ import lance
 import pytest
 from support.doc_pages import blocks, both, code, table_with
 
+from persisting.bucket.delays import DELAYS
 from persisting.bucket.group_offsets import Committed
 from persisting.bucket.producer_sequences import WRITERS
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
@@ -30,7 +31,7 @@ def test_table_layout_page_uses_the_names_of_the_code(page: Path):
     keys = {code(row[0]): code(row[1]) for row in table_with(page, layout.FORMAT_KEY)}
     assert keys == {layout.FORMAT_KEY: str(layout.FORMAT), layout.SCHEMA_KEY: ""}
     properties = {code(row[0]) for row in table_with(page, SEQUENCE)}
-    assert properties == {SEQUENCE, WRITERS, START, RESTORES, SEAL}
+    assert properties == {SEQUENCE, WRITERS, DELAYS, START, RESTORES, SEAL}
     (checksum,) = table_with(page, checksums.LOOSE)
     assert "CRC-32" in checksum[1]
     text = page.read_text("utf-8")
@@ -45,7 +46,7 @@ def test_table_layout_page_uses_the_names_of_the_code(page: Path):
 
 @pages
 def test_table_layout_page_lists_the_fields_of_topic_files(page: Path):
-    (tag, group, _) = table_with(page, "tags/<name>.json")
+    (tag, group, *_) = table_with(page, "tags/<name>.json")
     for struct in (tags.TopicTag, tags.BucketTag):
         assert {f"`{name}`" for name in struct.__struct_fields__} - {"`buckets`"} <= quoted(tag[1])
     assert {f"`{name}`" for name in Committed.__struct_fields__} == quoted(group[1])

@@ -181,6 +181,44 @@ async def test_put_that_cannot_be_queued_at_once_is_stored_too(
     assert [number for number in found if number >= 0] == list(range(0, 40, 2))
 
 
+async def test_lists_are_queued_without_a_task_and_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from persisting.local_socket.loop_topic import LoopTopic
+
+    queued: list[bool] = []
+    enqueue = QuickPuts.enqueue
+
+    def noted(self: QuickPuts, *args: Any, **words: Any) -> bool:
+        queued.append(enqueue(self, *args, **words))
+        return queued[-1]
+
+    monkeypatch.setattr(QuickPuts, "enqueue", noted)
+    expected: list[list[dict[str, Any]]] = [[], []]
+    async with await writing(tmp_path, **LOGGED) as writer:
+        # The same process, as another one reaches it.
+        other = LoopTopic(tmp_path / "t", writer._topic.config)  # type: ignore[attr-defined]
+        lists = [[{"id": -1, "text": "first", "f": 0.5, "b": True}]]
+        for number in range(12):
+            made = [{"id": n, "text": f"日 {n}", "f": n / 3, "b": n % 2 == 0} for n in range(300)]
+            made[number]["text"] = made[number]["f"] = None
+            lists.append(made if number % 3 else made[:1])
+        for bucket in range(2):
+            await writer._topic.bucket(bucket).put(lists[0])
+            expected[bucket] += lists[0]
+        puts = []
+        for rows in lists[1:]:
+            parts = [(0, rows[:100]), (1, rows[100:])] if len(rows) > 1 else [(1, rows)]
+            puts.append(other.put_parts(parts))
+            for bucket, part in parts:
+                expected[bucket] += part
+        await asyncio.gather(*puts)
+        await other.close()
+    assert queued.count(True) >= 8
+    found = [await everything(tmp_path, bucket_id=bucket) for bucket in range(2)]
+    assert found == expected
+
+
 async def test_failed_log_is_reported_to_the_callers_of_queued_puts(
     tmp_path: Path, owner: OwnerProcess
 ) -> None:

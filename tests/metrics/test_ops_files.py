@@ -35,7 +35,7 @@ def exported() -> dict[str, str]:
 
 def series() -> set[str]:
     """Return every name that an expression may use."""
-    found = set()
+    found = {name for name, _, _ in exporter_metrics() if name.startswith("persisting_work_")}
     for name, kind in exported().items():
         found |= (
             {f"{name}_{part}" for part in ("bucket", "count", "sum")}
@@ -65,19 +65,25 @@ def test_dashboard_shows_every_metric_and_no_unknown_one():
     dashboard = json.loads((OPS / "grafana-dashboard.json").read_text())
     used = names_in(" ".join(expressions(dashboard)))
     assert used <= series()
-    for name in exported():
+    for name in [*exported(), *(name for name in series() if "_work_" in name)]:
         assert any(shown.startswith(name) for shown in used), f"{name} is on no panel"
 
 
 def test_dashboard_has_a_data_source_and_filters_by_topic_and_bucket():
     dashboard = json.loads((OPS / "grafana-dashboard.json").read_text())
-    assert [v["name"] for v in dashboard["templating"]["list"]] == ["datasource", "topic", "bucket"]
+    assert [v["name"] for v in dashboard["templating"]["list"]] == [
+        "datasource",
+        "topic",
+        "bucket",
+        "group",
+    ]
     identities = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(identities)) == len(identities)
     for panel in dashboard["panels"]:
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         for target in panel["targets"]:
-            assert 'topic=~"$topic", bucket=~"$bucket"' in target["expr"]
+            label = "group" if panel["title"].startswith("Work: ") else "bucket"
+            assert f'topic=~"$topic", {label}=~"${label}"' in target["expr"]
 
 
 def test_every_alert_has_a_promtool_test():
@@ -104,7 +110,8 @@ def test_every_alert_has_a_severity_and_names_its_bucket_unless_it_sums_over_buc
         assert rule["severity"] in {"info", "warning", "critical"}, name
         assert "$labels.topic" in rule["summary"], name
         sums = "sum without (bucket)" in rule["expr"]
-        assert ("$labels.bucket" in rule["summary"]) != sums, name
+        label = "group" if "persisting_work_" in rule["expr"] else "bucket"
+        assert (f"$labels.{label}" in rule["summary"]) != sums, name
         assert rule["description"], name
         assert rule["expr"], name
 
@@ -119,7 +126,11 @@ def test_monitoring_page_lists_every_metric_with_its_type(page: Path):
 def exporter_metrics() -> list[tuple[str, str, list[str]]]:
     """Return names, types and labels of what `persisting metrics serve` exports."""
     families = metrics_exporter._families().values()
-    return [(one.name, one.type, list(one._labelnames)) for one in families]
+    return [(sample_name(one), one.type, list(one._labelnames)) for one in families]
+
+
+def sample_name(family: Any) -> str:
+    return family.name + ("_total" if family.type == "counter" else "")
 
 
 @pytest.mark.parametrize("page", DOCS, ids=["en", "zh"])

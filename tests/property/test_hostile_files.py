@@ -175,11 +175,12 @@ def test_a_backup_never_leads_out_of_its_folder(
         entry = next(iter(good["files"].values()))
         twisted = {**good, "files": {**good["files"], **dict.fromkeys(names, entry)}}
         (home / "copy/backup.json").write_text(json.dumps(twisted))
-        target = tmp_path / "made" / "again"
+        made = tmp_path / "made"
+        made.mkdir()
         declared(lambda: backup.damage_in(home / "copy"))
-        declared(lambda: backup.restore(home / "copy", target))
+        declared(lambda: backup.restore(home / "copy", made / "again"))
         assert {path.name for path in tmp_path.iterdir()} <= {"made"}
-        assert {path.name for path in (tmp_path / "made").iterdir()} <= {"again"}
-        shutil.rmtree(tmp_path / "made")
+        assert {path.name for path in made.iterdir()} <= {"again"}
+        shutil.rmtree(made)
 
     check()

@@ -12,9 +12,10 @@ from support.topic_places import numbered
 from persisting.errors import InvalidArgument, SchemaError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
 
+STORES = ["s3://bucket/queues", "gs://bucket", "az://container/queues"]
+"""A topic may be there, see tests/store; a backend that is used alone may not."""
+
 URLS: list[Any] = [
-    "s3://bucket/queues",
-    "gs://bucket",
     "S3A://bucket/queues",
     "file:///tmp/queues",
     "hdfs://name:9000/queues",
@@ -39,6 +40,11 @@ async def test_storage_path_that_is_a_url_is_refused(here: Path, path: Any) -> N
     for opening in (write_queue, read_queue):
         with pytest.raises(InvalidArgument, match="address"):
             await opening("t", storage_path=path)
+    assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize("path", [*URLS, *STORES], ids=str)
+def test_backend_refuses_a_url(here: Path, path: Any) -> None:
     for backend in (LanceBackend, PersistingBackend):
         with pytest.raises(InvalidArgument, match="address"):
             backend(0, path)

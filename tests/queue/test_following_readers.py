@@ -17,7 +17,7 @@ from support.topic_places import ids, streamed
 from support.waiting import SECONDS, until
 
 from persisting import fs as filesystem
-from persisting.bucket import log_follower, path_watch
+from persisting.bucket import log_follower, log_view, path_watch
 from persisting.bucket.log_positions import POSITIONS_FILE, read_positions
 from persisting.errors import StorageError, TableError, WALError
 from persisting.lock import owner_of
@@ -26,6 +26,7 @@ from persisting.table import files
 from persisting.table.table import Table
 from persisting.topic.readonly import ReadonlyBucketClient
 from persisting.topic.routing import bucket_of
+from persisting.topic.topic_files import TopicFolder
 
 INTERVAL = 1000.0
 """Seconds between syncs that no test waits for."""
@@ -577,3 +578,22 @@ def test_tail_follows_the_log_of_another_process(tmp_path: Path) -> None:
             for number in range(1, 6):
                 writer.tell("put", number, 1)
                 assert f'"id":{number}' in wait_for_line(tail)
+
+
+async def test_reader_of_a_topic_without_a_log_sees_a_flush_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_view, "_TABLE_SECONDS", 3600.0)
+
+    async def put(numbers: range) -> None:
+        async with await write_queue(
+            topic="t", storage_path=str(tmp_path), num_buckets=1, backend="lance"
+        ) as writer:
+            await writer.put([{"id": number} for number in numbers])
+
+    await put(range(3))
+    topic = TopicFolder.open(tmp_path / "t")
+    assert topic.snapshot(0).end == 3
+    await asyncio.sleep(0.05)  # file systems store the time of a change with a few milliseconds
+    await put(range(3, 5))
+    assert topic.snapshot(0).end == 5

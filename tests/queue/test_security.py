@@ -21,7 +21,8 @@ from persisting.queue import read_queue, write_queue
 SECRET = "nobody-should-see-this"
 OUTSIDE = ["..", "../x", "a/b", "/etc/x", "a\\b", "a\0b", ".hidden", "", "a\nb"]
 DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0, "enable_metrics": True}
-FORBIDDEN = {"pickle", "cPickle", "dill", "marshal", "shelve", "yaml"}
+FORBIDDEN = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "yaml"}
+UNPICKLERS = {"CPickleSerializer", "PickleSerializer", "CloudPickleSerializer", "read_object"}
 CALLS = {"eval", "exec", "compile", "__import__"}
 
 
@@ -148,4 +149,8 @@ def test_code_never_executes_stored_data() -> None:
                 # A literal is our own code, not data.
                 literal = all(isinstance(argument, ast.Constant) for argument in node.args)
                 assert literal or node.func.id not in CALLS, f"{path}:{node.lineno}"
+            if isinstance(node, ast.ImportFrom):
+                assert not UNPICKLERS & {one.name for one in node.names}, f"{path}:{node.lineno}"
+            elif isinstance(node, ast.Attribute):
+                assert node.attr not in UNPICKLERS, f"{path}:{node.lineno}"
             assert not FORBIDDEN & set(names), f"{path}:{node.lineno}"

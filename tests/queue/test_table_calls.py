@@ -50,6 +50,8 @@ EXAMPLES: list[tuple[calls.TableCall[Any], dict[str, Any]]] = [
     (calls.Query("a = 1", ["a"], 2), {"where": "a = 1", "columns": ["a"], "limit": 2}),
     (calls.Count("a = 1"), {"where": "a = 1"}),
     (calls.Verify(), {}),
+    (calls.PendingDelays(), {}),
+    (calls.ArrivalOf(7), {"offset": 7}),
     (calls.MakeDurable(7), {"offset": 7}),
     (calls.Tag("pin", empty=True), {"name": "pin", "empty": True}),
     (calls.DeleteTag("pin"), {"name": "pin"}),

@@ -84,7 +84,7 @@ def piped(*args: object, given: bytes = b"", env: dict[str, str] | None = None) 
         [*COMMAND, *map(str, args)],
         input=given,
         capture_output=True,
-        timeout=110,
+        timeout=280,
         check=False,
         env=environment(**(env or {})),
     )

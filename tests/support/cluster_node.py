@@ -18,6 +18,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", nargs="*", default=[])
     parser.add_argument("--passphrase")
+    parser.add_argument("--address", default="127.0.0.1:0")
+    parser.add_argument("--storage", help="own topics in this place only")
     parser.add_argument("--idle", action="store_true", help="join without owning buckets")
     return parser.parse_args()
 
@@ -32,9 +34,9 @@ async def main() -> None:
     options = arguments()
     register_backend("custom", OnlyProtocol)
     system = await pul.actor_system(
-        "127.0.0.1:0", seeds=options.seeds or None, passphrase=options.passphrase
+        options.address, seeds=options.seeds or None, passphrase=options.passphrase
     )
-    host = None if options.idle else await serve(system)
+    host = None if options.idle else await serve(system, options.storage)
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     print("READY", system.addr, system.node_id.id, flush=True)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,31 @@ READY_SECONDS = 60.0
 
 def environment() -> dict[str, str]:
     """Return an environment in which children find the test modules and carry the mark."""
-    return {**os.environ, MARK: SESSION, "PYTHONPATH": str(TESTS)}
+    paths = filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])
+    return {**os.environ, MARK: SESSION, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 class Process:
     """A child process whose output is read continuously: a full pipe would block it."""
 
-    def __init__(self, *command: str, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        *command: str,
+        cwd: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """``variables`` are added to the environment; ``prefix`` is a command that runs Python."""
         self.popen = subprocess.Popen(
-            [sys.executable, *command],
+            [*prefix, sys.executable, *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment(),
+            env={**environment(), **(variables or {})},
             cwd=cwd,
         )
         self._lines: list[str] = []
+        self._rest = ""
         self._more = threading.Condition()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -50,7 +59,10 @@ class Process:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             with self._more:
-                self._lines.append(line.rstrip("\n"))
+                if line.endswith("\n"):
+                    self._lines.append(line.removesuffix("\n"))
+                else:  # it was killed while it wrote the line
+                    self._rest = line
                 self._more.notify_all()
         with self._more:
             self._more.notify_all()
@@ -58,10 +70,10 @@ class Process:
     @property
     def output(self) -> str:
         with self._more:
-            return "\n".join(self._lines)
+            return "\n".join([*self._lines, self._rest])
 
     def lines(self, word: str) -> list[str]:
-        """Return the lines so far that begin with ``word``, without it."""
+        """Return the whole lines so far that begin with ``word``, without it."""
         with self._more:
             return [s.removeprefix(word).strip() for s in self._lines if s.startswith(word)]
 
@@ -114,8 +126,8 @@ class Process:
 class Node(Process):
     """A node of a cluster."""
 
-    def __init__(self, *arguments: str) -> None:
-        super().__init__(str(HERE / "cluster_node.py"), *arguments)
+    def __init__(self, *arguments: str, **how: Any) -> None:
+        super().__init__(str(HERE / "cluster_node.py"), *arguments, **how)
         self.address = self.id = ""
 
     def ready(self) -> Node:
@@ -126,7 +138,11 @@ class Node(Process):
 class Cluster:
     """Nodes of one cluster; the test starts, kills and pauses them."""
 
-    def __init__(self, passphrase: str | None = None) -> None:
+    def __init__(
+        self, passphrase: str | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """``variables`` are added to the environment of the nodes."""
+        self.variables = dict(variables or {})
         self.nodes: list[Node] = []
         self._others: list[Process] = []
         self._extra = ["--passphrase", passphrase] if passphrase else []
@@ -139,7 +155,7 @@ class Cluster:
 
     def _launch(self, *arguments: str) -> Node:
         seeds = ["--seeds", self.nodes[0].address] if self.nodes else []
-        self.nodes.append(Node(*seeds, *self._extra, *arguments))
+        self.nodes.append(Node(*seeds, *self._extra, *arguments, variables=self.variables))
         return self.nodes[-1]
 
     def run(self, *command: str, cwd: Path | None = None) -> Process:

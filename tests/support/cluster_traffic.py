@@ -22,7 +22,7 @@ async def main():
     reader = await read_queue(system, topic="t", storage_path=root, group="g", wait_for_topic=10)
     while True:
         for record in await reader.get(limit=10, wait=True, timeout=1.0):
-            print("GOT", record["id"], flush=True)
+            print(f"GOT {record['id']}", flush=True)
         print("COMMITTED", len(await reader.commit()), flush=True)
 asyncio.run(main())
 """
@@ -48,8 +48,11 @@ async def synced_writer(
 class Traffic:
     """A producer and a blocking consumer of one topic, with every id they saw."""
 
-    def __init__(self, system: Any, folder: Path, **options: Any) -> None:
+    def __init__(self, system: Any, folder: Path | str, **options: Any) -> None:
+        """``folder`` may also be an address in an object store; its storage_options are in
+        ``options``."""
         self.system, self.folder = system, folder
+        self._read_options = {k: v for k, v in options.items() if k == "storage_options"}
         self._options = {"backend": "persisting", "backend_options": SYNCED, **options}
         self.acknowledged: list[int] = []
         self.consumed: list[int] = []
@@ -62,11 +65,16 @@ class Traffic:
             self.system, topic="t", storage_path=str(self.folder), **self._options
         )
         await self._put()
-        reader = await read_queue(self.system, topic="t", storage_path=str(self.folder))
+        reader = await self._reader()
         self._tasks = [
             asyncio.create_task(self._produce()),
             asyncio.create_task(self._consume(reader)),
         ]
+
+    async def _reader(self) -> Any:
+        return await read_queue(
+            self.system, topic="t", storage_path=str(self.folder), **self._read_options
+        )
 
     async def _put(self) -> None:
         first = len(self.acknowledged)
@@ -111,7 +119,7 @@ class Traffic:
         self._stop = True
         await asyncio.wait_for(self._tasks[0], 60)
         await self._until(lambda: len(self.consumed) >= len(self.acknowledged))
-        reader = await read_queue(self.system, topic="t", storage_path=str(self.folder))
+        reader = await self._reader()
         stored = [record["id"] async for record in reader.get_stream()]
         await reader.close()
         await self.close()

@@ -48,7 +48,7 @@ async def dead_topic(
                 await writer.flush()
         for bucket in flush_buckets:
             (await local.backend(bucket)).bucket.flush_now()
-        shutil.copytree(live, home)
+        shutil.copytree(live, home, ignore=shutil.ignore_patterns(".sockets"))
     for path, data in released.items():
         (home / path).write_bytes(data)
     shutil.rmtree(live)

@@ -16,9 +16,11 @@ from persisting.cluster.node_locator import NodeLocator
 from persisting.cluster.owned_topic import OwnedTopic
 from persisting.cluster.placement import bucket_key
 from persisting.cluster.service import BucketService
-from persisting.cluster.transport import HOST_ENDPOINT, Unreachable
+from persisting.cluster.transport import HOST_ENDPOINT, Answered, PostingTarget, Unreachable
 from persisting.cluster.wire import Reply, Request
-from persisting.errors import BucketClosed, SchemaError
+from persisting.errors import BucketClosed, SchemaError, StorageError
+from persisting.records.record_columns import RecordColumns
+from persisting.topic.bucket_client import Rows
 
 PLACE = "/data/t"
 
@@ -32,25 +34,33 @@ class StoredBucket:
         self._chance = chance
         self._writing = asyncio.Lock()
 
-    async def put(self, rows: list[dict[str, Any]], sequence: tuple[str, int]) -> None:
+    async def put(self, rows: Rows, sequence: tuple[str, int]) -> None:
         async with self._writing:
             for _ in range(self._chance.randrange(3)):
                 await asyncio.sleep(0)
             self.check(rows)
             self.store(rows, sequence)
 
-    def check(self, rows: list[dict[str, Any]]) -> None:
-        if any("bad" in row for row in rows):
+    def check(self, rows: Rows) -> None:
+        if any("bad" in row for row in records_of(rows)):
             raise SchemaError("field 'bad' does not fit")
 
-    def store(self, rows: list[dict[str, Any]], sequence: tuple[str, int]) -> None:
+    def store(self, rows: Rows, sequence: tuple[str, int]) -> None:
         producer, number = sequence
         if number > self.numbers.get(producer, -1):
             self.numbers[producer] = number
-            self.ids += [row["id"] for row in rows]
+            self.ids += [row["id"] for row in records_of(rows)]
 
     async def last_number(self, writer: str) -> int:
         return self.numbers.get(writer, -1)
+
+    async def is_queued(self, sequence: tuple[str, int]) -> bool:
+        return False
+
+
+def records_of(rows: Rows) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = rows.to_records() if isinstance(rows, RecordColumns) else rows
+    return records
 
 
 class StoredTopic:
@@ -59,9 +69,7 @@ class StoredTopic:
     def __init__(self, buckets: dict[int, StoredBucket], is_atomic: bool) -> None:
         self._buckets, self._is_atomic = buckets, is_atomic
 
-    async def put_parts(
-        self, parts: list[tuple[int, list[dict[str, Any]]]], sequence: tuple[str, int]
-    ) -> None:
+    async def put_parts(self, parts: list[tuple[int, Rows]], sequence: tuple[str, int]) -> None:
         if self._is_atomic:
             await asyncio.sleep(0)
             for bucket, rows in parts:
@@ -80,7 +88,18 @@ class Owners:
 
     node = "client"
 
-    def __init__(self, nodes: int, buckets: int, *, seed: int = 0, is_atomic: bool = True) -> None:
+    def __init__(
+        self,
+        nodes: int,
+        buckets: int,
+        *,
+        seed: int = 0,
+        is_atomic: bool = True,
+        takes_posts: bool = False,
+    ) -> None:
+        self._takes_posts = takes_posts
+        self.posted = 0
+        """Requests that were sent without a task."""
         self.chance = random.Random(seed)
         self.stored = {bucket: StoredBucket(self.chance) for bucket in range(buckets)}
         handle: Any = StoredTopic(self.stored, is_atomic)
@@ -102,7 +121,8 @@ class Owners:
         return list(self.topics)
 
     async def connect(self, endpoint: str, node: str, timeout: float) -> OwnerConnection:
-        return OwnerConnection(self, endpoint, node)
+        kind = PostingConnection if self._takes_posts else OwnerConnection
+        return kind(self, endpoint, node)
 
     def open(self, bucket: int, node: str) -> Reply:
         holder = self.owner.setdefault(bucket, node)
@@ -172,3 +192,24 @@ class OwnerConnection:
 
     def stream(self, request: Request) -> AsyncGenerator[Reply, None]:
         raise BucketClosed("the simulation has no streams")
+
+
+class PostingConnection(OwnerConnection, PostingTarget):
+    """A connection that now and then cannot send at once."""
+
+    def post(self, request: Request, answered: Answered) -> bool:
+        if self._owners.chance.random() < self._owners.lossiness:
+            return False
+        self._owners.posted += 1
+        asking = asyncio.ensure_future(self.ask(request))
+        asking.add_done_callback(lambda done: answered(self._answer(done)))
+        return True
+
+    def _answer(self, done: asyncio.Future[Reply]) -> Reply | Exception:
+        failure = done.exception()
+        if failure is None:
+            return done.result()
+        if isinstance(failure, StorageError):  # it crosses the network as a reply
+            return wire.error_reply(failure)
+        assert isinstance(failure, Exception)
+        return failure

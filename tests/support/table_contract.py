@@ -152,10 +152,11 @@ class VersionContract:
         await writer.put(numbered(30, 30))
         await writer.flush()
         alone = await home.read(bucket_id=1)
-        assert await alone.get(None, version=1) == content[1]
+        first = next(v["version"] for v in await alone.versions() if v["rows"])
+        assert await alone.get(None, version=first) == content[1]
         assert await alone.get(None, version=0) == []
         with pytest.raises(InvalidArgument, match="datetime"):
-            await (await home.read()).get(version=1)
+            await (await home.read()).get(version=first)
 
     async def test_invalid_version_raises_and_is_named(self, home: Home) -> None:
         writer = await home.open()
@@ -240,8 +241,8 @@ class SearchContract:
         records = vectors(4000) + vectors(60, 4000) + vectors(60, 4060)
         (known,) = await reader.indexes()
         assert (known["column"], known["rows"]) == ("v", 4000)
-        # A flush that the first put began may end only now, and then takes the last records too.
-        assert known["behind"] in (60, 120)
+        # Flushes that the first put began may end only now, and then take last records too.
+        assert 60 <= known["behind"] <= 120
         for query in (QUERY, records[4007]["v"], records[4100]["v"], records[5]["v"]):
             assert ids(await reader.search(vector=query, k=20)) == nearest(records, query, 20)
         assert await writer.drop_index("v") == 1

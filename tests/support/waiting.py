@@ -19,3 +19,15 @@ async def until(
     while not await condition():
         assert time.monotonic() < deadline, f"{condition!r} was not true within {seconds} s"
         await asyncio.sleep(interval)
+
+
+def until_true(
+    condition: Callable[[], Any], explain: Callable[[], object] = lambda: "", tries: int = 6000
+) -> None:
+    """Return once ``condition`` is true. The tries are counted, not the seconds: the whole machine
+    may stop for a while."""
+    for _ in range(tries):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{condition!r} was never true: {explain()}")

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 
 from support.crash.checks import PromiseBroken
 
-from torture import bucket, cluster, scenario, shared, soak, spark, topic
+from torture import bucket, cluster, scenario, shared, soak, spark, store, topic
 
 Part = Callable[[argparse.Namespace, float, "Counter[str]"], Awaitable[None]]
 
@@ -54,6 +54,10 @@ async def _spark(given: argparse.Namespace, seconds: float, tally: Counter[str])
     await asyncio.to_thread(spark.torture, given.seed, seconds, tally)
 
 
+async def _store(given: argparse.Namespace, seconds: float, tally: Counter[str]) -> None:
+    await store.torture(given.seed, seconds, tally, given.runs)
+
+
 async def _soak(given: argparse.Namespace, seconds: float, tally: Counter[str]) -> None:
     await soak.soak(given.seed, seconds, tally, given.report)
 
@@ -64,9 +68,10 @@ PARTS: dict[str, Part] = {
     "cluster": _cluster,
     "shared": _shared,
     "soak": _soak,
+    "store": _store,
     "spark": _spark,
 }
-DEFAULT_PARTS = ("bucket", "topic", "cluster", "shared", "soak")
+DEFAULT_PARTS = ("bucket", "topic", "cluster", "shared", "store", "soak")
 
 
 def arguments() -> argparse.Namespace:

@@ -474,3 +474,38 @@ def test_synchronous_queue_refuses_use_in_a_fork(tmp_path: Path) -> None:
     assert in_child(child) == 0
     writer.put({"id": "c"})
     writer.close()
+
+
+@pytest.mark.usefixtures("either_bell")
+async def test_call_after_a_turn_runs_once_behind_all_that_can_run() -> None:
+    box, ran = loop_bridge.mailbox(), []
+
+    def after() -> None:
+        ran.append("after")
+
+    async def caller(number: int) -> None:
+        assert box.after_turn(after)
+        ran.append(number)
+
+    await asyncio.gather(*(caller(number) for number in range(5)))
+    await asyncio.sleep(0)
+    assert ran == [0, 1, 2, 3, 4, "after"]
+    await caller(5)
+    await asyncio.sleep(0)
+    assert ran[6:] == [5, "after"]
+
+
+async def test_call_after_a_turn_runs_again_if_it_is_interrupted() -> None:
+    box, ran = loop_bridge.mailbox(), []
+
+    def after() -> None:
+        ran.append("after")
+        if len(ran) == 1:
+            raise KeyboardInterrupt
+
+    box.after_turn(after)
+    with pytest.raises(KeyboardInterrupt):
+        box._end_turn()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert ran == ["after", "after"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persisting.queue import SchemaError
-from persisting.topic.routing import bucket_of, table_by_bucket
+from persisting.topic.routing import bucket_of, by_bucket, table_by_bucket
 
 VALUES = [
     ["", "a", "ä", None, "a", "日本", "a" * 1000],
@@ -41,6 +41,19 @@ def expected(values: list[object], buckets: int) -> dict[int, list[int]]:
 def test_rows_of_a_table_are_routed_like_records(values: list[object], buckets: int) -> None:
     array = pa.array(values)
     assert found(array, buckets) == expected(array.to_pylist(), buckets)
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 3, 4, 7, 64, 65_536])
+@pytest.mark.parametrize(
+    "values",
+    [*VALUES, ["a", "ä", ""], [0, -1, 10**40, 7], [True, False], [1, True], [1, "1"], []],
+    ids=str,
+)
+def test_records_of_a_list_are_routed_like_single_ones(values: list[object], buckets: int) -> None:
+    records = [{"id": value, "n": place} for place, value in enumerate(values)]
+    parts = by_bucket(records, "id", buckets)
+    places = {bucket: [record["n"] for record in part] for bucket, part in parts.items()}
+    assert places == expected(values, buckets)
 
 
 @given(st.lists(st.lists(st.none() | st.text(max_size=8), max_size=5), min_size=1, max_size=5))

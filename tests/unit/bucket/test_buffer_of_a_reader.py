@@ -9,6 +9,7 @@ import pytest
 
 from persisting.bucket.buffer import Buffer
 from persisting.bucket.chunk import Chunk
+from persisting.bucket.delays import Delays
 from persisting.bucket.producer_sequences import ProducerSequences
 from persisting.records import RecordEncoder, Rules
 from persisting.table.view import Size, TableView
@@ -38,7 +39,7 @@ def left_in(buffer: Buffer) -> list[int]:
 def test_flushed_rows_leave_the_buffer_wherever_the_commit_ends(
     as_rows: bool, flushed: int
 ) -> None:
-    buffer = Buffer(view(0), 0, ENCODER, ProducerSequences(), last_arrival=0)
+    buffer = Buffer(view(0), 0, ENCODER, ProducerSequences(), Delays(), last_arrival=0)
     for start in range(0, 12, 4):
         buffer.accept([chunk(start, 4, as_rows=as_rows)], arrival=start + 1)
     buffer.show(view(flushed), 0)
@@ -54,7 +55,7 @@ def test_flushed_rows_leave_the_buffer_wherever_the_commit_ends(
 
 
 def test_restored_table_empties_the_buffer() -> None:
-    buffer = Buffer(view(0), 0, ENCODER, ProducerSequences(), last_arrival=0)
+    buffer = Buffer(view(0), 0, ENCODER, ProducerSequences(), Delays(), last_arrival=0)
     buffer.accept([chunk(0, 5, as_rows=True)], arrival=1)
     buffer.replace(view(2), 1)
     assert (buffer.rows, buffer.end, buffer.epoch) == (0, 2, 1)

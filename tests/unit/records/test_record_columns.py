@@ -42,7 +42,8 @@ def all_exactly(records: list[dict[str, Any]]) -> list[dict[str, tuple[type, str
 def test_records_come_back_as_they_were(parts: list[list[dict[str, Any]]]) -> None:
     columns = columns_of(parts)
     if columns is not None:
-        assert [all_exactly(c.to_records()) for c in columns] == [all_exactly(p) for p in parts]
+        divided = columns.divided([len(part) for part in parts])
+        assert [all_exactly(c.to_records()) for c in divided] == [all_exactly(p) for p in parts]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_plain_values_are_sent_as_columns(value: Any) -> None:
     records = [{"id": 1, "v": value}, {"id": 2, "v": other}, {"id": 3, "v": None}]
     columns = columns_of([records])
     assert columns is not None
-    assert all_exactly(columns[0].to_records()) == all_exactly(records)
+    assert all_exactly(columns.to_records()) == all_exactly(records)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_columns_are_prepared_as_the_records_would_be(
             encoder = prepare(encoder, stored).encoder
         except SchemaError:
             continue
-    assert outcome(encoder, columns[0]) == outcome(encoder, records)
+    assert outcome(encoder, columns) == outcome(encoder, records)
 
 
 def outcome(encoder: RecordEncoder, rows: RecordColumns | list[dict[str, Any]]) -> Any:
@@ -113,36 +114,44 @@ def content(prepared: Prepared) -> Any:
     return rows, prepared.encoder.schema, prepared.large
 
 
-def test_columns_of_many_parts_are_packed_with_one_schema() -> None:
+def test_columns_of_many_parts_are_packed_as_one_piece() -> None:
     parts = [
         [{"id": n, "text": f"text {n}"} for n in range(start, start + 50)] for start in (0, 50)
     ]
-    packed = wire.pack_columns(parts)
+    packed = wire.pack_lists(parts)
     assert packed is not None
-    schema, pieces = packed
-    assert [wire.unpack_columns(part, schema).to_records() for part in pieces] == parts
+    assert len(packed.pieces) == 1
+    unpacked = wire.unpack_columns(packed.pieces, packed.schema)
+    assert [part.to_records() for part in unpacked.divided([50, 50])] == parts
+
+
+@pytest.mark.parametrize("counts", [[50], [50, 51], [-1, 101], ["50", "50"], [50.0, 50.0], []])
+def test_counts_that_are_not_those_of_the_records_are_refused(counts: list[Any]) -> None:
+    columns = columns_of([[{"id": n} for n in range(100)]])
+    assert columns is not None
+    with pytest.raises(StorageError, match="100 records from another process"):
+        columns.divided(counts)
 
 
 def test_large_columns_are_packed_in_pieces_that_fit_messages() -> None:
     records = [{"id": n, "text": "x" * 50_000} for n in range(200)]
-    packed = wire.pack_columns([records])
+    packed = wire.pack_lists([records])
     assert packed is not None
-    schema, (pieces,) = packed
-    assert len(pieces) > 1
-    assert max(map(len, pieces)) <= wire.MESSAGE_BYTES
-    assert wire.unpack_columns(pieces, schema).to_records() == records
+    assert len(packed.pieces) > 1
+    assert max(map(len, packed.pieces)) <= wire.MESSAGE_BYTES
+    assert wire.unpack_columns(packed.pieces, packed.schema).to_records() == records
 
 
 def test_few_records_and_arrow_data_are_not_packed_as_columns() -> None:
-    assert wire.pack_columns([[{"id": 1}] * 10]) is None
-    assert wire.pack_columns([pa.table({"id": range(100)})]) is None
+    assert wire.pack_lists([[{"id": 1}] * 10]) is None
+    assert wire.pack_lists([pa.table({"id": range(100)})]) is None
 
 
 @pytest.mark.parametrize("damage", ["schema", "piece", "offsets", "no pieces"])
 def test_damaged_columns_are_refused(damage: str) -> None:
-    packed = wire.pack_columns([[{"id": n, "text": "seven c"} for n in range(100)]])
+    packed = wire.pack_lists([[{"id": n, "text": "seven c"} for n in range(100)]])
     assert packed is not None
-    schema, (pieces,) = packed
+    schema, pieces = packed.schema, packed.pieces
     if damage == "schema":
         schema = schema[:20]
     elif damage == "piece":

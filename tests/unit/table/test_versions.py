@@ -71,7 +71,7 @@ class Kept:
             self.note()
 
     def tag(self, name: str) -> int:
-        version = operations.tag(self.table, fs.current(), name)
+        version = operations.tag(self.table, name)
         self.note()
         return version
 
@@ -212,7 +212,7 @@ def test_every_remaining_version_reads_the_same_after_random_operations(
             tags[name] = kept.tag(name)
         elif action == "untag":
             name = rng.choice("abc")
-            assert operations.delete_tag(kept.table, fs.current(), name) == (name in tags)
+            assert operations.delete_tag(kept.table, name) == (name in tags)
             tags.pop(name, None)
         elif action == "restore":
             known = [version for version in kept.existing if version in kept.held]
@@ -259,7 +259,7 @@ def test_a_version_is_removed_after_its_tag_is_deleted(kept: Kept) -> None:
     kept.append()
     kept.clean(0.0)
     assert tagged in kept.existing
-    assert operations.delete_tag(kept.table, fs.current(), "kept")
+    assert operations.delete_tag(kept.table, "kept")
     kept.clean(0.0)
     assert tagged not in kept.existing
 
