@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_VENV ?= .venv-torch
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= 2
+# One more than CI has cores: much of the time of a test is waiting for disks, leases and processes.
+PYTEST_WORKERS ?= 3
 BENCH_ARGS ?=
 TORTURE_ARGS ?=
 NIGHTLY_ARGS ?=
@@ -18,6 +19,7 @@ DOCS_INSTALLED := $(VENV)/.installed-docs
 BENCH_INSTALLED := $(VENV)/.installed-bench
 TORCH_INSTALLED := $(TORCH_VENV)/.installed
 TORCH_BENCH_INSTALLED := $(TORCH_VENV)/.installed-bench
+BROWSER_INSTALLED := $(VENV)/.installed-browser
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-torch nightly torture lint format bench bench-torch docs clean distclean
@@ -30,13 +32,13 @@ install: $(INSTALLED) ## create .venv with every extra and the development tools
 demo: $(INSTALLED) ## show what persisting does, in less than two minutes
 	@$(BIN)/persisting demo
 
-test: $(INSTALLED) ## run the tests (PYTEST_ARGS="-k name", PYTEST_WORKERS=0)
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+test: $(BROWSER_INSTALLED) ## run the tests (PYTEST_ARGS="-k name", PYTEST_WORKERS=0)
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-torch: $(TORCH_INSTALLED) ## run the tests with torch, in an environment of its own
 	@$(TORCH_VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) tests/torch tests/data $(PYTEST_ARGS)
 
-nightly: $(INSTALLED) ## run the long tests, for hours (NIGHTLY_ARGS="--torture-seconds 60")
+nightly: $(BROWSER_INSTALLED) ## run the long tests, for hours (NIGHTLY_ARGS="--torture-seconds 60")
 	@$(BIN)/python tests/nightly.py --workers $(PYTEST_WORKERS) $(NIGHTLY_ARGS)
 
 torture: $(INSTALLED) ## random work under random faults (TORTURE_ARGS="--seconds 600 --seed 7")
@@ -58,7 +60,10 @@ bench: $(BENCH_INSTALLED) ## run the benchmarks (BENCH_ARGS=...)
 	@$(BIN)/python benchmarks/peers.py
 	@$(BIN)/python benchmarks/scaling.py
 	@$(BIN)/python benchmarks/queues.py
+	@$(BIN)/python benchmarks/work.py
 	@$(BIN)/python benchmarks/tables.py
+	@$(BIN)/python benchmarks/console.py
+	@$(BIN)/python benchmarks/object_store.py
 	@$(BIN)/python benchmarks/spark.py
 
 bench-torch: $(TORCH_BENCH_INSTALLED) ## compare reads for training with others (BENCH_ARGS=...)
@@ -84,6 +89,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt -e ".[all,dev]"
 	@command -v cc >/dev/null || $(PIP) install -c constraints.txt ziglang  # some tests compile C
 	@touch $@
+
+# Without Chromium the tests of the console fail and say how to install it.
+$(BROWSER_INSTALLED): $(INSTALLED)
+	@if $(BIN)/python tools/install_chromium.py; then touch $@; fi
 
 $(BENCH_INSTALLED): $(INSTALLED)
 	@echo "installing the systems that the benchmarks compare with into $(VENV)"

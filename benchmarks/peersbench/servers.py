@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -38,9 +39,25 @@ def free_port() -> int:
 class Server:
     """A process that is ready when ``answers`` no longer raises ``OSError``."""
 
-    def __init__(self, command: list[str], log: Path, answers: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        log: Path,
+        answers: Callable[[], object],
+        *,
+        user: str | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Start it in ``folder``, as ``user`` if given: some servers refuse to run as root."""
         with log.open("wb") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                user=user,
+                group=user,
+                cwd=folder,
+            )
         until = time.monotonic() + _PATIENCE
         while True:
             try:
@@ -52,8 +69,8 @@ class Server:
                     raise SystemExit(f"{command[0]} did not start: {log.read_text()}") from None
                 time.sleep(0.01)
 
-    def stop(self) -> None:
-        self._process.terminate()
+    def stop(self, ending: signal.Signals = signal.SIGTERM) -> None:
+        self._process.send_signal(ending)
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:

@@ -146,14 +146,15 @@ def measure(run: Run) -> None:
     for name, title in (("stream", "stream"), ("arrow", "get_arrow")):
         target = Target("value", at_least=500_000) if name == "stream" else None
         run.add(group, title, there[name], "rec/s", EMBEDDED, here[name], target)
-    count = max(20, run.records // 3000)
+    # Long enough that it does not matter which of the processes begins first.
+    count = max(100, run.records // 300)
     several, one, other = [], [], []
     for _ in range(run.repeat):
         for processes, rates in ((PROCESSES, several), (1, one)):
             with run.scratch() as folder:
                 rates.append(producers(folder, processes, count))
         with run.scratch() as folder:
-            other.append(sqlite(folder, max(50, count)))
+            other.append(sqlite(folder, count))
     name = f"synced puts, {PROCESSES} processes × {PRODUCERS} producers"
     run.add(
         group,

@@ -131,7 +131,7 @@ def _writing(bench: Bench) -> tuple[dict[str, float], float]:
             with _timed(inner) as within, stopwatch() as all_tasks:
                 written = [write_task.write_task(plan, iter(one)) for one in parts]
             with stopwatch() as committing:
-                sink.commit(options.folder, written, ("spark:replay", 0))
+                sink.commit(options, written, ("spark:replay", 0))
         within["the rest of the tasks"] = all_tasks() - sum(within.values())
         steps = {name: took / _tasks(bench) for name, took in within.items()}
         steps = {"planning": planning(), **steps, "commit": committing()}

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 PARQUET = "Spark's Parquet"
 COLUMNS = ["id", "value", "text", "score", "kind", "tokens"]
 PRUNED = ["kind", "tokens"]
+VALUE_OF_A_ROW = 96817969
+"""``value`` of row 417: ``pmod(xxhash64(417L), 1000000007)``."""
 _WORDS = (
     "agent answer batch bucket column context cursor dataset embedding episode feature gradient "
     "history index journal kernel label memory metric model offset packet policy prompt query "
