@@ -119,7 +119,8 @@ async def put_while_it_is_killed(server: SeaweedFS, kills: int) -> Topic:
     while not ended.is_set():
         await topic.put(1)
     await killing
-    await topic.put(5)
+    while len(topic.acknowledged) < 10:  # the server answers with 500 for a while after its start
+        await topic.put(1)
     return topic
 
 
@@ -127,7 +128,6 @@ async def test_killed_server_loses_nothing(own_server: SeaweedFS) -> None:
     topic = await put_while_it_is_killed(own_server, 1)
     await topic.flush()
     await topic.check()
-    assert len(topic.acknowledged) >= 10
 
 
 @pytest.mark.nightly
