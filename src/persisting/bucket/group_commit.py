@@ -53,6 +53,8 @@ from persisting.wal.object_log import ObjectLog
 
 log = logging.getLogger("persisting")
 
+_QUICK_SYNC_SECONDS = 0.005
+
 
 class GroupCommit:
     """Writes the puts of its buckets to one log."""
@@ -90,6 +92,8 @@ class GroupCommit:
         self._turn_is_over = weak_callback(self, GroupCommit._end_turn)
         self._syncing = CoalescedTask(weak_callback(self, GroupCommit._sync))
         self._sync_due = False
+        self._sync_seconds = 0.0
+        """How long the last sync took."""
         self._schema: pa.Schema | None = None
         self._schema_payload: tuple[pa.Schema, Payload] | None = None
         self._acknowledged = log.last_sequence
@@ -133,6 +137,11 @@ class GroupCommit:
     @property
     def failed(self) -> bool:
         return self._log.failed is not None
+
+    @property
+    def syncs_quickly(self) -> bool:
+        """Whether an event loop that serves one caller may wait for a sync, by the last one."""
+        return self._sync_seconds < _QUICK_SYNC_SECONDS
 
     @property
     def is_shared(self) -> bool:
@@ -580,7 +589,8 @@ class GroupCommit:
     def _sync_now(self) -> None:
         started = time.perf_counter()
         self._log.sync()
-        seconds, unsynced = time.perf_counter() - started, self._unsynced
+        self._sync_seconds = seconds = time.perf_counter() - started
+        unsynced = self._unsynced
         for bucket in self._alive():
             bucket.metrics.log_synced(seconds, unsynced)
 

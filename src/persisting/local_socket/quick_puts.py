@@ -53,8 +53,9 @@ class QuickPuts:
         """Queue a put; False, with nothing queued, if it is not one of plain rows, or cannot be
         queued now. :meth:`BucketService.answer` then does the rest.
 
-        Unless this process has only one peer (``alone``), the write begins when the messages of
-        the other ones that have arrived are queued, too.
+        The put of a lone peer (``alone``) is written here: the event loop belongs to the socket,
+        nobody else waits for it, and the peer is spared two switches of threads. With several
+        peers, a thread begins to write when the messages that have arrived are queued, too.
         """
         try:
             if request.rows is None or request.arrow or "upload" in request.args:
@@ -126,7 +127,8 @@ class QuickPuts:
 
     def _start_soon(self, log: GroupCommit, alone: bool) -> None:
         if alone:
-            log.start()
+            if not (log.syncs_quickly and log.write_if_idle()):
+                log.start()
             return
         if not self._to_start:
             self._loop.call_soon(self._start)

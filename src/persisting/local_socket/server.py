@@ -327,7 +327,8 @@ class _ServerConnection(asyncio.BufferedProtocol):
         return False
 
     def deliver(self, waiters: Sequence[_PutWaiter], exc: BaseException | None) -> None:
-        """Answer calls whose puts have ended; called by the thread that writes the log."""
+        """Answer calls whose puts have ended; called by the thread that writes the log, or by the
+        event loop if it does."""
         if exc is not None and not threading.main_thread().is_alive():
             exc = BucketClosed("the owner is exiting")
         reply = _STORED if exc is None else wire.error_reply(exc)
@@ -398,7 +399,7 @@ class _ServerConnection(asyncio.BufferedProtocol):
                 self._transport.write(data)
 
     def _write_from_thread(self, data: bytes | bytearray) -> None:
-        """Write from a thread other than the event loop's; that saves a switch of threads."""
+        """Write from any thread; that saves a switch to the event loop's."""
         with self._writing:
             if self._transport is None or self._transport.is_closing():
                 return
