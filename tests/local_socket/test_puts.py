@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from support.owner_process import OwnerProcess
 from support.topic_places import WAL, ids, numbered
 
+from persisting.bucket import group_commit
+from persisting.bucket.group_commit import GroupCommit
 from persisting.errors import BucketLocked, SchemaError, StorageError
 from persisting.local_socket.quick_puts import QuickPuts
 from persisting.local_socket.shared_topic import SharedTopic
@@ -217,6 +220,46 @@ async def test_lists_are_queued_without_a_task_and_keep_their_order(
     assert queued.count(True) >= 8
     found = [await everything(tmp_path, bucket_id=bucket) for bucket in range(2)]
     assert found == expected
+
+
+async def test_socket_writes_the_log_itself_for_a_lone_peer_unless_syncs_are_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from persisting.local_socket.loop_topic import LoopTopic
+
+    writers: list[str] = []
+    write = GroupCommit._write_queue
+
+    def noted(self: GroupCommit) -> int:
+        if self._queue:
+            writers.append(threading.current_thread().name)
+        return write(self)
+
+    async with await writing(tmp_path, **LOGGED) as writer:
+        await writer.put([{"id": -1, "n": 0}, {"id": -2, "n": 0}])
+        monkeypatch.setattr(GroupCommit, "_write_queue", noted)
+        # The same process, as another one reaches it.
+        peers = [LoopTopic(tmp_path / "t", writer._topic.config) for _ in range(2)]  # type: ignore[attr-defined]
+
+        async def put(numbers: range, peer: int = 0) -> set[str]:
+            """Return the kinds of threads that write."""
+            writers.clear()
+            for number in numbers:
+                await peers[peer].put_parts([(0, [{"id": number, "n": number}])])
+            return {name.rstrip("-0123456789") for name in writers}
+
+        monkeypatch.setattr(group_commit, "_QUICK_SYNC_SECONDS", 3600.0)
+        await put(range(5))  # the first finds the owner
+        assert await put(range(5, 10)) == {"persisting-socket"}
+        monkeypatch.setattr(group_commit, "_QUICK_SYNC_SECONDS", 0.0)
+        assert await put(range(10, 15)) == {"persisting-log"}
+        monkeypatch.setattr(group_commit, "_QUICK_SYNC_SECONDS", 3600.0)
+        await put(range(15, 20), peer=1)
+        assert await put(range(20, 25)) == {"persisting-log"}, "two peers share the writes"
+        for peer in peers:
+            await peer.close()
+    found = ids(await everything(tmp_path, bucket_id=0))
+    assert [number for number in found if number >= 0] == list(range(25))
 
 
 async def test_failed_log_is_reported_to_the_callers_of_queued_puts(
