@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TESTS = Path(__file__).parent
-TORTURE = ("topic", "bucket", "cluster", "soak", "store")
+TORTURE = ("topic", "bucket", "cluster", "shared", "soak", "store")
 
 
 class Part(NamedTuple):
