@@ -18,10 +18,12 @@ from contextlib import aclosing
 from typing import Any
 
 from persisting.bucket.group_offsets import Committed
-from persisting.errors import OffsetOutOfRange
+from persisting.errors import OffsetOutOfRange, StorageError
 from persisting.queue import read_queue
 from persisting.topic.table_calls import Restores
 from torture.worker import TOPIC, note
+
+_PAUSE_SECONDS = 0.05
 
 
 async def follow(topic: Any, bucket: int) -> None:
@@ -44,6 +46,9 @@ async def follow(topic: Any, bucket: int) -> None:
         except OffsetOutOfRange:
             offset = 0  # the earliest row that retention has left
             note(skipped=bucket)
+        except StorageError as exc:  # a call of the owner failed, which reads for this process
+            note(failed=bucket, error=repr(exc))
+            await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def follow_topic(queues: str) -> None:

@@ -155,6 +155,8 @@ class Follower:
     def __init__(self, workspace: Workspace, num_buckets: int, tally: Counter[str]) -> None:
         self._tally = tally
         self._workspace, self._model = workspace, FollowerModel(num_buckets)
+        self._errors: list[str] = []
+        """Errors that the reader got since they were last checked."""
         self._start()
 
     def _start(self) -> None:
@@ -193,6 +195,15 @@ class Follower:
             self._model.follow(note, records)
             self._tally["records followed"] += len(note.get("seen", ()))
             self._tally["restores followed"] += "restored" in note
+            if "failed" in note:
+                self._tally["errors of the reader"] += 1
+                self._errors.append(note["error"])
+
+    def check_errors(self, failed_calls: int) -> None:
+        """Raise if the reader got an error though no call of the owner failed."""
+        errors, self._errors = self._errors, []
+        if errors and not failed_calls:
+            raise PromiseBroken(f"a reader without the lock raised {errors[0]}")
 
     async def catch_up(self, contents: dict[int, Content], records: dict[str, Record]) -> None:
         """Return when the reader was shown everything; raise if it is not soon."""
@@ -254,6 +265,7 @@ async def play(
         if not lossy:
             await check(workspace, round_, model)
     _check_recovered(contents, model)
+    follower.check_errors(child.failed_calls)
     follower.check(contents, lossy=lossy)
 
 
