@@ -110,17 +110,16 @@ def started(*args: object, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def line_of(stream: Any) -> str:
-    """Return the next line; fail if none arrives."""
-    ready, _, _ = select.select([stream], [], [], 30)
-    assert ready, "nothing was printed"
+    """Return the next line; fail if the command has ended without one."""
     line: bytes = stream.readline()
+    assert line, "nothing was printed"
     return line.decode().rstrip("\n")
 
 
 def stopped(child: subprocess.Popen[bytes], number: int = signal.SIGINT) -> Answer:
     """Send a signal and return how the command ended."""
     child.send_signal(number)
-    out, err = child.communicate(timeout=20)
+    out, err = child.communicate(timeout=120)
     return Answer(child.returncode, out.decode(), err.decode())
 
 
@@ -148,7 +147,7 @@ def in_terminal(
     begun = time.monotonic()
     piped_out = b"" if both else _rest(child.stdout)
     shown, said = _drained({ours: b"", errors: b""}).values()
-    child.wait(30)
+    child.wait(120)
     os.close(ours)
     os.close(errors)
     out = shown if both else piped_out
