@@ -35,12 +35,16 @@ class Kind:
 
 MEMORY = Kind("memory", MemoryBackend)
 LANCE = Kind("lance", LanceBackend)
-PERSISTING = Kind("persisting", PersistingBackend)
-WAL_SYNCED = Kind("wal-synced", PersistingBackend, {"enable_wal": True, "wal_sync_interval": 0.0})
+QUIET = {"flush_interval": None}
+"""By default a flush happens 5 seconds after a put: at any moment of a test on a slow machine."""
+PERSISTING = Kind("persisting", PersistingBackend, QUIET)
+WAL_SYNCED = Kind(
+    "wal-synced", PersistingBackend, {**QUIET, "enable_wal": True, "wal_sync_interval": 0.0}
+)
 WAL_ZSTD = Kind(
     "wal-zstd",
     PersistingBackend,
-    {"enable_wal": True, "wal_sync_interval": 1.0, "compression": "zstd"},
+    {**QUIET, "enable_wal": True, "wal_sync_interval": 1.0, "compression": "zstd"},
 )
 
 TABLES = (LANCE, PERSISTING, WAL_SYNCED, WAL_ZSTD)
