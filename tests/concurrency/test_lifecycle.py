@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.buckets import LANCE, MEMORY, WAL_SYNCED, WAL_ZSTD, Kind
+from support.buckets import LANCE, MEMORY, WAL_SYNCED, WAL_ZSTD, Kind, until_freed
 from support.waiting import until
 
 from persisting.queue import BucketLocked
@@ -88,7 +88,7 @@ async def test_dropping_a_backend_frees_the_lock_and_corrupts_nothing(
         with pytest.raises(BucketLocked):
             open_fresh(kind, folder)
         del backend
-        gc.collect()
+        await until_freed(folder)
     backend = open_fresh(kind, folder)
     ids = [r["i"] for r in await backend.get()]
     assert ids == list(range(total))

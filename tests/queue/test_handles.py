@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.buckets import until_freed
 from support.children import python
 from support.faults import FaultyFileSystem
 from support.topic_places import WAL, ids, numbered, streamed
@@ -207,7 +208,7 @@ async def test_dropped_backend_releases_its_lock(tmp_path: Path) -> None:
     await backend.put({"id": 1})
     await backend.flush()
     del backend
-    gc.collect()
+    await until_freed(tmp_path / "t" / "bucket_0")
     assert await lock_is_free(tmp_path) == 1
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from persisting.lock import owner_of
 from persisting.queue import LanceBackend, MemoryBackend, PersistingBackend
 
 
@@ -74,6 +77,16 @@ class Bucket:
     async def close(self) -> None:
         for backend in self._opened:
             await backend.close()
+
+
+async def until_freed(folder: Path) -> None:
+    """Wait until nobody has the bucket open: a thread may use a dropped backend a while longer."""
+    attempts = 0
+    while owner_of(folder) is not None:
+        if attempts % 50 == 0:  # collecting is slow
+            gc.collect()
+        attempts += 1
+        await asyncio.sleep(0.005)
 
 
 async def read_all(backend: Any) -> list[dict[str, Any]]:
