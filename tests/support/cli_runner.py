@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from persisting.queue import write_queue
+from support.children import interrupt
 
 COMMAND = [sys.executable, "-m", "persisting.cli"]
 DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": None}
@@ -118,8 +119,7 @@ def line_of(stream: Any) -> str:
 
 def stopped(child: subprocess.Popen[bytes], number: int = signal.SIGINT) -> Answer:
     """Send a signal and return how the command ended."""
-    child.send_signal(number)
-    out, err = child.communicate(timeout=120)
+    out, err = interrupt(child, number)
     return Answer(child.returncode, out.decode(), err.decode())
 
 
