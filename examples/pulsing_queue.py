@@ -41,15 +41,22 @@ async def produce(system: Any, name: str, folder: str | None) -> None:
             )  # a retry, as after a timeout: it is stored once
 
 
-async def consume(system: Any, folder: str | None, handled: Counter[str], most: float) -> int:
-    """Handle about ``most`` records, or until none arrive for a second; return how many."""
+async def consume(
+    system: Any,
+    folder: str | None,
+    handled: Counter[str],
+    producing: asyncio.Future[Any],
+    most: float = float("inf"),
+) -> int:
+    """Handle about ``most`` records, or all that are produced; return how many."""
     count = 0
     async with await read_queue(
-        system, topic=TOPIC, storage_path=folder, group="trainers", wait_for_topic=10
+        system, topic=TOPIC, storage_path=folder, group="trainers", wait_for_topic=60
     ) as reader:
         while count < most:
+            all_are_put = producing.done()
             batch = await reader.get(limit=40, wait=True, timeout=1.0)
-            if not batch and (await reader.stats())["group_lag"] == 0:
+            if not batch and all_are_put and (await reader.stats())["group_lag"] == 0:
                 break
             handled.update(record["id"] for record in batch)
             await reader.commit()
@@ -61,11 +68,13 @@ async def main(folder: str | None) -> None:
     system = await pul.actor_system("127.0.0.1:0")
     handled: Counter[str] = Counter()
     try:
-        *_, first, second = await asyncio.gather(
-            produce(system, "actor-1", folder),
-            produce(system, "actor-2", folder),
-            consume(system, folder, handled, most=200),
-            consume(system, folder, handled, most=float("inf")),
+        producing = asyncio.gather(
+            produce(system, "actor-1", folder), produce(system, "actor-2", folder)
+        )
+        _, first, second = await asyncio.gather(
+            producing,
+            consume(system, folder, handled, producing, most=200),
+            consume(system, folder, handled, producing),
         )
         async with await read_queue(system, topic=TOPIC, group="trainers") as reader:
             stats = await reader.stats()

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from persisting.queue import PersistingBackend
+from persisting.queue import OffsetOutOfRange, PersistingBackend
 
 SIZE, STEPS, BATCH = 8, 600, 32
 OPTIONS: dict[str, Any] = {
@@ -49,9 +49,13 @@ async def act(buffer: PersistingBackend, actor: int, seed: int) -> None:
 
 async def minibatch(buffer: PersistingBackend, count: int) -> list[dict[str, Any]]:
     """Draw random steps from all that retention has kept."""
-    stats = await buffer.stats()
-    offsets = range(stats["start_offset"], stats["end_offset"])
-    return await buffer.take(random.Random(0).sample(offsets, count))
+    while True:
+        stats = await buffer.stats()
+        offsets = range(stats["start_offset"], stats["end_offset"])
+        try:
+            return await buffer.take(random.Random(0).sample(offsets, count))
+        except OffsetOutOfRange:
+            continue  # retention has dropped some of them meanwhile
 
 
 async def main(folder: str) -> None:

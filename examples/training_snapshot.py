@@ -70,7 +70,7 @@ async def main(folder: str | None) -> None:
         topic=TOPIC,
         storage_path=folder,
         backend="persisting",
-        backend_options={"enable_wal": True, "flush_interval": 0.1},
+        backend_options={"enable_wal": True},
     )
     async with writer, await read_queue(topic=TOPIC, storage_path=folder) as reader:
         producers = Producers(writer)

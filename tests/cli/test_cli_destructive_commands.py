@@ -196,7 +196,7 @@ async def test_group_whose_reader_waits_for_a_bucket_cannot_be_changed(tmp_path:
         piped, "groups", "t", "g", "--delete", "--yes", "-s", tmp_path
     )
     assert (code, "close its readers" in err) == (4, True)
-    assert len(await waiting.get(wait=True, timeout=10)) > 0
+    assert len(await waiting.get(wait=True, timeout=60)) > 0
     await waiting.close()
 
 

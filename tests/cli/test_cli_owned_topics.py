@@ -183,7 +183,7 @@ def test_log_is_not_repaired_while_its_owner_runs(
 
 
 def _scraped(url: str) -> dict[str, float]:
-    with urlopen(url, timeout=10) as answer:
+    with urlopen(url, timeout=60) as answer:
         text = answer.read().decode()
     return {
         name: float(value)

@@ -136,7 +136,7 @@ def test_ctrl_c_in_a_busy_put_prints_exactly_what_is_stored(
         writer.start()
         _until_stored(tmp_path)
         child.send_signal(signal.SIGINT)
-        code, said = child.wait(20), (child.stdout.read(), child.stderr.read())
+        code, said = child.wait(120), (child.stdout.read(), child.stderr.read())
         writer.join()
     assert code == 130
     assert b"Traceback" not in said[1]
@@ -361,6 +361,6 @@ def test_export_into_a_closed_pipe_exits_with_141_quietly(tmp_path: Path) -> Non
     )
     assert json.loads(line_of(child.stdout))["id"] == "0"
     child.stdout.close()
-    assert child.wait(30) == 141
+    assert child.wait(120) == 141
     with child.stderr as errors:
         assert errors.read() == b""

@@ -104,7 +104,7 @@ def test_tail_follow_shows_new_records_until_ctrl_c(storage: Path) -> None:
         code, out, err = stopped(child)
     assert (code, out) == (130, "")
     assert err.strip() == "stopped"
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
 
 
 def test_output_is_utf8_whatever_the_encoding_of_the_locale(storage: Path) -> None:

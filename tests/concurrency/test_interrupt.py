@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.buckets import LANCE, PERSISTING, WAL_ZSTD, Bucket, Kind
-from support.children import python, wait_for_line
+from support.children import interrupt, python, wait_for_line
 
 PROGRAM = """
 import asyncio, json, sys, time
@@ -37,8 +37,7 @@ async def test_interrupted_program_keeps_acknowledged_records_and_ends_by_sigint
     options = json.dumps(kind.options)
     with python(PROGRAM, kind.cls.__name__, folder, options, place) as child:
         assert wait_for_line(child) == "ready"
-        child.send_signal(signal.SIGINT)
-        _, errors = child.communicate()
+        _, errors = interrupt(child)
     assert "KeyboardInterrupt" in errors
     assert child.returncode == -signal.SIGINT
     bucket = Bucket(kind, folder)
@@ -53,6 +52,5 @@ def test_program_that_handles_the_interrupt_ends_with_its_own_status(folder: Pat
     )
     with python(program, "LanceBackend", folder, "{}", "awaiting") as child:
         assert wait_for_line(child) == "ready"
-        child.send_signal(signal.SIGINT)
-        child.communicate()
+        interrupt(child)
     assert child.returncode == 130

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
-from support.buckets import Bucket, read_all
+from support.buckets import Bucket, read_all, until_freed
 
 from persisting.queue import LanceBackend, PersistingBackend, SchemaError, StorageError
 
@@ -82,7 +80,7 @@ async def test_dropping_without_close_loses_nothing_that_was_flushed(stored: Buc
     await backend.flush()
     await backend.put({"a": 2})
     del backend
-    gc.collect()
+    await until_freed(stored.folder)
     rows = await stored.open().get()
     assert rows == ([{"a": 1}, {"a": 2}] if stored.kind.logged else [{"a": 1}])
 
@@ -91,7 +89,7 @@ async def test_lance_backend_refuses_a_left_over_log_with_advice(stored: Bucket)
     backend = PersistingBackend(0, str(stored.folder), enable_wal=True)
     await backend.put({"a": 1})
     del backend
-    gc.collect()
+    await until_freed(stored.folder)
     with pytest.raises(StorageError, match="PersistingBackend"):
         LanceBackend(0, str(stored.folder))
     async with PersistingBackend(0, str(stored.folder)) as recovered:

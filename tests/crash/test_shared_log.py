@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.buckets import until_freed
 from support.log_builder import FailingFileSystem, content, segments_in
 from support.waiting import until
 
@@ -198,7 +198,7 @@ async def test_bucket_dropped_without_a_close_keeps_its_records_in_the_log(tmp_p
     async with owner(topic, 0, 1) as (log, backends):
         await put_list(backends, 1, 2)
         backends[1] = None
-        gc.collect()
+        await until_freed(topic / "bucket_1")
         await backends[0].flush()
         assert segments_in(log.folder) != []
         backends[1] = open_bucket(topic, 1, log)

@@ -33,7 +33,10 @@ def ids(sample: Sample) -> list[int]:
 @pytest.fixture
 def buffer(tmp_path: Path) -> Iterator[ReplayBuffer]:
     """A buffer of 200 records, with ids from 0 and a policy version for every 20 of them."""
-    with ReplayBuffer(tmp_path / "replay", num_buckets=3, seed=1) as buffer:
+    options = {"flush_interval": None}  # else files change 5 seconds later
+    with ReplayBuffer(
+        tmp_path / "replay", num_buckets=3, seed=1, backend_options=options
+    ) as buffer:
         buffer.add([record(n) for n in range(200)])
         yield buffer
 

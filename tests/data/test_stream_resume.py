@@ -22,7 +22,9 @@ pytestmark = pytest.mark.timeout(1200)  # many streams are opened, and the machi
 
 ROWS = 1000
 slow = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

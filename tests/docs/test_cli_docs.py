@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import uuid
@@ -28,6 +27,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.children import interrupt
 from support.doc_pages import DOCS, ROOT, blocks, both, code, english_pages, table_with
 
 from persisting.cli import exit_codes, output
@@ -395,8 +395,7 @@ def until_stopped(line: str) -> None:
     ) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
+        rest, _ = interrupt(process)
     assert process.returncode == exit_codes.INTERRUPTED, first + rest
     assert rest.endswith("stopped\n")
     assert "error" not in first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -12,6 +13,8 @@ from collections import Counter
 
 import pytest
 from support.example_runner import EXAMPLES, run_example
+
+from persisting.queue import read_queue
 
 
 def test_tour_shows_every_part():
@@ -46,9 +49,16 @@ def test_durable_producer_resumes_after_kill_9(tmp_path):
 def test_two_processes_of_the_shared_topic_see_each_other(tmp_path):
     program = [sys.executable, str(EXAMPLES / "shared_topic.py"), str(tmp_path), "60"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as child:
+        asyncio.run(_first_record(tmp_path))
         output = run_example("shared_topic.py", str(tmp_path), "20")
         child.kill()
     assert f"process {child.pid} has put 0\n" in output
+
+
+async def _first_record(folder):
+    """Wait until the other process has put a record."""
+    async with await read_queue("chat", storage_path=str(folder), wait_for_topic=True) as reader:
+        assert await reader.get(limit=1, wait=True)
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

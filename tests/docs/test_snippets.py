@@ -12,7 +12,7 @@ from support.snippet_runner import Page
 PAGES = [ROOT / "README.md", *english_pages()]
 
 
-@pytest.mark.timeout(300)  # some pages start Spark
+@pytest.mark.timeout(900)  # some pages start Spark
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_snippets_run_and_print_what_their_comments_say(page: Path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -46,7 +46,7 @@ def server() -> Iterator[Any]:
 @pytest.fixture
 def scrape(server: Any) -> Callable[[], Scraped]:
     def get() -> Scraped:
-        with urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
+        with urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=60) as answer:
             return Scraped(answer.read().decode())
 
     return get

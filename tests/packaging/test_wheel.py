@@ -105,7 +105,7 @@ def test_wheel_contains_every_file_of_the_package_and_no_other(wheel: Path) -> N
     files = {
         str(path.relative_to(source))
         for path in source.rglob("*")
-        if path.is_file() and path.suffix != ".pyc" and ".egg-info" not in str(path)
+        if path.is_file() and "__pycache__" not in path.parts and ".egg-info" not in str(path)
     }
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}

@@ -300,10 +300,21 @@ async def test_closing_a_reader_ends_its_blocking_stream(tmp_path: Path, logged:
         writer.tell("put", 0, 5)
         writer.tell("flush")
         reader = await opened(tmp_path)
-        tail = asyncio.create_task(streamed(reader, block=True))
-        await asyncio.sleep(0.3)
+        found: list[int] = []
+
+        async def follow() -> None:
+            async for record in reader.get_stream(block=True):
+                found.append(record["id"])
+
+        async def has_caught_up() -> bool:
+            return len(found) == 5
+
+        tail = asyncio.create_task(follow())
+        await until(has_caught_up)
+        await asyncio.sleep(0.1)  # now it waits
         await reader.close()
-        assert ids(await asyncio.wait_for(tail, 30)) == list(range(5))
+        await asyncio.wait_for(tail, SECONDS)
+        assert found == list(range(5))
 
 
 async def test_restore_moves_a_following_reader_back(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from support.children import python, wait_for_line
 from support.faults import FaultyFileSystem
 from support.queue_contract import shared_out
 from support.topic_places import ids, numbered
+from support.waiting import SECONDS, until
 
 from persisting import fs
 from persisting.errors import StorageError
@@ -47,9 +48,9 @@ async def member(root: Path, **given: Any) -> Any:
     return await read_queue(topic="t", storage_path=str(root), group="g", **given)
 
 
-async def collected(reader: Any, seconds: float, enough: int) -> list[Any]:
+async def collected(reader: Any, enough: int) -> list[Any]:
     found: list[Any] = []
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + SECONDS
     while len(found) < enough and time.monotonic() < deadline:
         found += ids(await reader.get(wait=True, timeout=0.5))
     return found
@@ -61,12 +62,10 @@ async def test_buckets_of_a_killed_member_are_read_from_its_last_commit(
     await filled(tmp_path, 100)
     with python(MEMBER, tmp_path, 10, "commit") as child:
         seen: list[int] = []
-        committed = 0
-        while committed < 2:
+        line = ""
+        while len(seen) < 20 or line != "committed":
             line = await asyncio.to_thread(wait_for_line, child)
-            if line == "committed":
-                committed += 1
-            else:
+            if line != "committed":
                 seen.append(int(line))
         child.send_signal(signal.SIGKILL)
         # It may have read, and committed, more before it died.
@@ -74,7 +73,7 @@ async def test_buckets_of_a_killed_member_are_read_from_its_last_commit(
         more = child.communicate()[0].splitlines(keepends=True)
         seen += [int(line) for line in more if line.endswith("\n") and line != "committed\n"]
     reader = await member(tmp_path)
-    rest = await collected(reader, 20, 100 - len(seen))
+    rest = await collected(reader, 100 - len(seen))
     rest += ids(await reader.get(limit=None))
     await reader.close()
     assert set(seen) | set(rest) == set(range(100))
@@ -89,7 +88,7 @@ async def test_members_in_two_processes_share_buckets_without_overlap(tmp_path: 
     await reader.get(limit=1)
     with python(MEMBER, tmp_path, 5, "keep") as child:
         first_line = asyncio.ensure_future(asyncio.to_thread(wait_for_line, child))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SECONDS
         while not (first_line.done() and len(reader.buckets) == 2):
             assert time.monotonic() < deadline, reader.buckets
             await reader.get(wait=True, timeout=0.2)
@@ -99,6 +98,7 @@ async def test_members_in_two_processes_share_buckets_without_overlap(tmp_path: 
         await writer.put(numbered(400, 1000))
         await writer.flush()
         own: set[int] = set()
+        deadline = time.monotonic() + SECONDS
         while len(own | theirs) < 400 and time.monotonic() < deadline:
             own.update(n for n in ids(await reader.get(wait=True, timeout=0.2)) if n >= 1000)
         child.kill()
@@ -108,7 +108,7 @@ async def test_members_in_two_processes_share_buckets_without_overlap(tmp_path: 
     assert not own & theirs
     assert own | theirs == set(range(1000, 1400))
     rest: set[int] = set()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SECONDS
     while not theirs <= rest and time.monotonic() < deadline:
         rest.update(ids(await reader.get(wait=True, timeout=0.5)))
     assert theirs <= rest
@@ -136,7 +136,9 @@ async def test_every_record_is_delivered_while_members_join_and_leave(tmp_path: 
 
     await asyncio.gather(*(short_life(0.6 + 0.35 * n) for n in range(5)))
     reader = await member(tmp_path)
-    delivered.update(await collected(reader, 15, 600 - len(delivered)))
+    deadline = time.monotonic() + SECONDS
+    while len(delivered) < 600 and time.monotonic() < deadline:
+        delivered.update(ids(await reader.get(wait=True, timeout=0.5)))
     await reader.close()
     assert delivered == set(range(600))
 
@@ -155,11 +157,12 @@ async def test_stream_gives_buckets_to_a_member_that_joins(tmp_path: Path, spawn
     await asyncio.sleep(0.5)
     second = await member(tmp_path, auto_commit=True)
     spawned(consume(second))
-    deadline = time.monotonic() + 30
-    while len(set(found)) < 2000 and time.monotonic() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-    assert set(found) == set(range(2000))
-    assert len(first.buckets) == len(second.buckets) == 2
+
+    async def all_are_read_and_shared() -> bool:
+        shared = len(first.buckets) == len(second.buckets) == 2
+        return shared and set(found) == set(range(2000))
+
+    await until(all_are_read_and_shared)
     assert len(found) < 2400
 
 
@@ -173,7 +176,7 @@ async def test_cancelled_read_loses_no_bucket_of_the_group(tmp_path: Path, delay
     found: list[Any] = []
     for part in await asyncio.gather(task, return_exceptions=True):
         found += ids(part) if isinstance(part, list) else []
-    found += await collected(reader, 10, 40 - len(found))
+    found += await collected(reader, 40 - len(found))
     await reader.close()
     assert sorted(found) == list(range(40))
 
@@ -193,7 +196,7 @@ async def test_dropped_members_hold_no_buckets(tmp_path: Path) -> None:
     await asyncio.sleep(0.1)
     gc.collect()
     reader = await member(tmp_path)
-    assert sorted(await collected(reader, 10, 40)) == list(range(40))
+    assert sorted(await collected(reader, 40)) == list(range(40))
     await reader.close()
 
 
@@ -261,7 +264,7 @@ async def test_damaged_offset_file_is_reported(tmp_path: Path) -> None:
         await reader.get()
     path.unlink()
     await asyncio.sleep(0.4)
-    assert sorted(await collected(reader, 5, 10)) == list(range(10))
+    assert sorted(await collected(reader, 10)) == list(range(10))
     await reader.close()
 
 

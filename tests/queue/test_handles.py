@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.buckets import until_freed
 from support.children import python
 from support.faults import FaultyFileSystem
 from support.topic_places import WAL, ids, numbered, streamed
-from support.waiting import until
+from support.waiting import SECONDS, until
 
 from persisting.errors import BucketClosed, StorageError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
@@ -185,19 +186,19 @@ async def test_reader_opened_before_the_writer_wakes_on_put(tmp_path: Path, spaw
         await writer.put({"id": 0})
     reader = await read_queue(topic="t", storage_path=str(tmp_path))
     assert await reader.get() == [{"id": 0}]
-    waiting = spawned(reader.get(wait=True, timeout=30))
+    waiting = spawned(reader.get(wait=True, timeout=SECONDS))
     await asyncio.sleep(0.2)
     writer = await opened(tmp_path)
     await writer.put({"id": 1})
-    assert await asyncio.wait_for(waiting, 5) == [{"id": 1}]
+    assert await asyncio.wait_for(waiting, SECONDS) == [{"id": 1}]
     tail = spawned(streamed(reader, limit=2, block=True))
     await asyncio.sleep(0.1)
     await writer.put([{"id": 2}, {"id": 3}])
-    assert ids(await asyncio.wait_for(tail, 5)) == [2, 3]
+    assert ids(await asyncio.wait_for(tail, SECONDS)) == [2, 3]
     await writer.close()
     writer = await opened(tmp_path)
     await writer.put({"id": 4})
-    assert await reader.get(wait=True, timeout=10) == [{"id": 4}]
+    assert await reader.get(wait=True, timeout=SECONDS) == [{"id": 4}]
     await writer.close()
     await reader.close()
 
@@ -207,7 +208,7 @@ async def test_dropped_backend_releases_its_lock(tmp_path: Path) -> None:
     await backend.put({"id": 1})
     await backend.flush()
     del backend
-    gc.collect()
+    await until_freed(tmp_path / "t" / "bucket_0")
     assert await lock_is_free(tmp_path) == 1
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.topic_places import WAL, Place, ids, numbered, streamed
+from support.waiting import SECONDS
 
 from persisting.errors import StorageError
 from persisting.queue import write_queue
@@ -20,8 +21,8 @@ async def test_closing_a_reader_ends_its_waiting_calls(place: Place) -> None:
         await reader.get(limit=100)
         task = asyncio.ensure_future(use(reader))
         await asyncio.sleep(0.2)
-        await asyncio.wait_for(reader.close(), 8)
-        await asyncio.wait([task], timeout=5)
+        await asyncio.wait_for(reader.close(), SECONDS)
+        await asyncio.wait([task], timeout=SECONDS)
         done = task.done()
         task.cancel()
         result = (await asyncio.gather(task, return_exceptions=True))[0]
@@ -35,10 +36,10 @@ async def test_short_wait_returns_while_a_long_one_continues(place: Place, spawn
     await reader.get(limit=100)
     long = spawned(reader.get(wait=True))
     await asyncio.sleep(0.05)
-    assert await asyncio.wait_for(reader.get(wait=True, timeout=0.2), 5) == []
-    assert await asyncio.wait_for(reader.get(), 5) == []
+    assert await asyncio.wait_for(reader.get(wait=True, timeout=0.2), SECONDS) == []
+    assert await asyncio.wait_for(reader.get(), SECONDS) == []
     await writer.put({"id": 10})
-    assert ids(await asyncio.wait_for(long, 10)) == [10]
+    assert ids(await asyncio.wait_for(long, SECONDS)) == [10]
 
 
 async def test_stream_and_gets_of_one_reader_share_the_records(place: Place) -> None:

@@ -48,7 +48,7 @@ def copy_of(home: Path, name: str = "copy", topic: str = "t") -> Path:
 
 
 async def test_backup_contains_flushed_and_logged_records(tmp_path: Path) -> None:
-    async with await writer_of(tmp_path) as writer:
+    async with await writer_of(tmp_path, flush_interval=None) as writer:
         await writer.put(records(0, 50))
         await writer.flush()
         await writer.put(records(50, 20))

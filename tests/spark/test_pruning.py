@@ -532,7 +532,7 @@ spark.stop()
 """
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_pruning_can_be_installed_into_a_running_session(tmp_path: Path) -> None:
     put(tmp_path, rows(20))
     with Run(tmp_path, PLAIN_SESSION, tmp_path / "t") as run:

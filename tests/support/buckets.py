@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from persisting.lock import owner_of
 from persisting.queue import LanceBackend, MemoryBackend, PersistingBackend
 
 
@@ -35,12 +38,16 @@ class Kind:
 
 MEMORY = Kind("memory", MemoryBackend)
 LANCE = Kind("lance", LanceBackend)
-PERSISTING = Kind("persisting", PersistingBackend)
-WAL_SYNCED = Kind("wal-synced", PersistingBackend, {"enable_wal": True, "wal_sync_interval": 0.0})
+QUIET = {"flush_interval": None}
+"""By default a flush happens 5 seconds after a put: at any moment of a test on a slow machine."""
+PERSISTING = Kind("persisting", PersistingBackend, QUIET)
+WAL_SYNCED = Kind(
+    "wal-synced", PersistingBackend, {**QUIET, "enable_wal": True, "wal_sync_interval": 0.0}
+)
 WAL_ZSTD = Kind(
     "wal-zstd",
     PersistingBackend,
-    {"enable_wal": True, "wal_sync_interval": 1.0, "compression": "zstd"},
+    {**QUIET, "enable_wal": True, "wal_sync_interval": 1.0, "compression": "zstd"},
 )
 
 TABLES = (LANCE, PERSISTING, WAL_SYNCED, WAL_ZSTD)
@@ -70,6 +77,16 @@ class Bucket:
     async def close(self) -> None:
         for backend in self._opened:
             await backend.close()
+
+
+async def until_freed(folder: Path) -> None:
+    """Wait until nobody has the bucket open: a thread may use a dropped backend a while longer."""
+    attempts = 0
+    while owner_of(folder) is not None:
+        if attempts % 50 == 0:  # collecting is slow
+            gc.collect()
+        attempts += 1
+        await asyncio.sleep(0.005)
 
 
 async def read_all(backend: Any) -> list[dict[str, Any]]:

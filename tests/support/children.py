@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 
 @contextmanager
@@ -34,6 +36,19 @@ def wait_for_line(child: subprocess.Popen[str]) -> str:
         assert child.stderr is not None
         raise AssertionError(f"the child ended: {child.stderr.read()}")
     return line.strip()
+
+
+def interrupt(child: subprocess.Popen[Any], number: int = signal.SIGINT) -> tuple[Any, Any]:
+    """Send a signal until the child ends; return what it has printed.
+
+    A signal that arrives right before Python begins to wait is noted, but does not end the wait: on
+    a busy machine that happens.
+    """
+    for _ in range(4):
+        child.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            return child.communicate(timeout=60)
+    raise AssertionError("the child does not end")
 
 
 def run(code: str, *args: object) -> str:

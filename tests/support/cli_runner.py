@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from persisting.queue import write_queue
+from support.children import interrupt
 
 COMMAND = [sys.executable, "-m", "persisting.cli"]
 DURABLE = {"enable_wal": True, "wal_sync_interval": 0.0, "flush_interval": None}
@@ -110,17 +111,15 @@ def started(*args: object, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def line_of(stream: Any) -> str:
-    """Return the next line; fail if none arrives."""
-    ready, _, _ = select.select([stream], [], [], 30)
-    assert ready, "nothing was printed"
+    """Return the next line; fail if the command has ended without one."""
     line: bytes = stream.readline()
+    assert line, "nothing was printed"
     return line.decode().rstrip("\n")
 
 
 def stopped(child: subprocess.Popen[bytes], number: int = signal.SIGINT) -> Answer:
     """Send a signal and return how the command ended."""
-    child.send_signal(number)
-    out, err = child.communicate(timeout=20)
+    out, err = interrupt(child, number)
     return Answer(child.returncode, out.decode(), err.decode())
 
 
@@ -148,7 +147,7 @@ def in_terminal(
     begun = time.monotonic()
     piped_out = b"" if both else _rest(child.stdout)
     shown, said = _drained({ours: b"", errors: b""}).values()
-    child.wait(30)
+    child.wait(120)
     os.close(ours)
     os.close(errors)
     out = shown if both else piped_out

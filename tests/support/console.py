@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -130,17 +131,34 @@ def samplers_of(pid: int) -> list[int]:
     return _children(pid, "persisting.ui.sample_worker")
 
 
+def stop_queries_of(pid: int) -> list[int]:
+    """Stop the processes of a console that run queries, so that a query does not end.
+
+    There may be two: the console starts one beforehand, unless a query was faster.
+    """
+    stopped = queries_of(pid)
+    assert stopped
+    for query in stopped:
+        os.kill(query, signal.SIGSTOP)
+    return stopped
+
+
 def _children(pid: int, module: str) -> list[int]:
     """Return the living children of a process that run a module, whichever thread started them."""
     found = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            with suppress(OSError):
-                state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-                command = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-                if state != "Z" and module in command:
-                    found.append(int(child))
-    return found
+        with suppress(OSError):  # the thread has ended
+            found += [int(child) for child in children.read_text().split()]
+    return [child for child in found if _runs(child, module)]
+
+
+def _runs(pid: int, module: str) -> bool:
+    """Whether a process lives and runs a module."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z" and module in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return False
 
 
 def wait_until(holds: Callable[[], object], seconds: float = 100) -> None:

@@ -11,7 +11,7 @@ from support.doc_pages import ROOT
 EXAMPLES = ROOT / "examples"
 
 
-def run_example(name: str, *args: str, folder: Path | None = None, seconds: float = 100) -> str:
+def run_example(name: str, *args: str, folder: Path | None = None, seconds: float = 280) -> str:
     """Run an example in ``folder``, with warnings as errors, and return what it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / name), *args],

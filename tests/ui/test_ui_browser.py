@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from support.console import (
     RunningConsole,
     queries_of,
     running_console,
+    stop_queries_of,
     wait_until,
 )
 
@@ -193,7 +195,7 @@ def test_search_replaces_the_results_and_the_address(
     page.fill("[name=text]", "lock")
     page.press("[name=text]", "Enter")
     page.wait_for_selector("mark")
-    assert page.url.endswith("/search?text=lock&k=20")
+    page.wait_for_url(lambda url: url.endswith("/search?text=lock&k=20"))
     page.locator(".hits a").first.click()
     page.wait_for_url("**/records/*/*")
 
@@ -203,15 +205,16 @@ def test_cancelled_search_is_stopped_on_the_server(
 ) -> None:
     with running_console(template) as console:
         console.get("/topics/runs/search", text="lock")  # now its process runs and is idle
-        (worker,) = queries_of(console.process.pid)
-        os.kill(worker, signal.SIGSTOP)  # a search that does not end
+        stopped = stop_queries_of(console.process.pid)  # a search that does not end
         page = new_page()
         page.goto(f"{console.url}/topics/runs/search")
         page.fill("[name=text]", "lock")
         page.press("[name=text]", "Enter")
         page.click("main button:text('Cancel')")
         page.wait_for_selector("text=Cancelled.")
-        wait_until(lambda: worker not in queries_of(console.process.pid))
+        wait_until(lambda: set(stopped) - set(queries_of(console.process.pid)))
+        for left in queries_of(console.process.pid):
+            os.kill(left, signal.SIGCONT)
         page.press("[name=text]", "Enter")
         page.wait_for_selector("mark")
 
@@ -230,11 +233,12 @@ def test_live_tail_follows_puts_filters_and_survives_the_kill_of_the_owner(
             assert page.locator("#tail img").count() == 0
             page.click("#pause")
             assert "Paused" in page.inner_text("#tail-state")
-            shown = page.locator("#tail li").count()
+            rows = page.locator("#tail li")
+            newest, shown = rows.first.inner_text(), rows.count()
             page.wait_for_timeout(500)
-            assert page.locator("#tail li").count() == shown
+            assert (rows.first.inner_text(), rows.count()) == (newest, shown)
             page.click("#pause")
-            wait_until(lambda: page.locator("#tail li").count() > shown)
+            wait_until(lambda: rows.first.inner_text() != newest)
             other = new_page()
             other.goto(f"{console.url}/topics/live/tail?rate=1")
             wait_until(lambda: "left out by the rate limit" in other.inner_text("#tail-state"))
@@ -245,7 +249,7 @@ def test_live_tail_follows_puts_filters_and_survives_the_kill_of_the_owner(
             first.wait()
             with python(WRITER, storage, 1_000_000) as second:
                 wait_for_line(second)
-                wait_until(lambda: "live-1000" in page.locator("#tail li").first.inner_text())
+                wait_until(lambda: re.search(r"live-1\d{6}", rows.first.inner_text()))
             offsets = page.locator("#tail li a").all_inner_texts()
             assert len(offsets) == len(set(offsets))
 

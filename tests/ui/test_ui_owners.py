@@ -210,7 +210,11 @@ def next_records(stream: http.client.HTTPResponse) -> list[dict[str, str]]:
                 return list(records)
 
 
-async def test_flush_time_is_what_the_owner_says(tmp_path: Path) -> None:
+async def test_flush_time_is_what_the_owner_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("_ANSWER_SECONDS", "_THREAD_SECONDS"):
+        monkeypatch.setattr(f"persisting.ui.owners.{limit}", 60.0)
     view = StorageView(tmp_path)
     owners = Owners(view, None)
     owners.start()
@@ -220,7 +224,13 @@ async def test_flush_time_is_what_the_owner_says(tmp_path: Path) -> None:
         for message in looks.look_around():
             sampler.take(message)
 
-    writer = await write_queue("logged", storage_path=str(tmp_path), durable=True, num_buckets=2)
+    writer = await write_queue(
+        "logged",
+        storage_path=str(tmp_path),
+        durable=True,
+        num_buckets=2,
+        backend_options={"flush_interval": None},
+    )
     async with writer:
         for number in range(3):
             await writer.put([{"id": n, "text": "x" * 100} for n in range(50)])

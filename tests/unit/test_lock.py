@@ -337,7 +337,9 @@ async def test_a_backend_dropped_without_close_does_not_leave_cleanly(
     await backend.put({"a": 1})
     del backend
     gc.collect()
-    assert [record.getMessage() for record in caplog.records] == [
+    # Backends of earlier tests may be collected here, too.
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message for message in messages if str(folder) in message] == [
         f"{folder} was dropped without close(): 1 unflushed records are lost"
     ]
     lock = BucketLock(folder)

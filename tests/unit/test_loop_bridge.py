@@ -103,7 +103,13 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_put_without_a_thread_raises_and_the_next_put_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = PersistingBackend(bucket_id=0, storage_path=str(tmp_path / "b"), enable_wal=True)
+    backend = PersistingBackend(
+        bucket_id=0,
+        storage_path=str(tmp_path / "b"),
+        enable_wal=True,
+        wal_sync_interval=600.0,  # no thread writes to the log when the next put comes
+        flush_interval=None,
+    )
     await backend.put({"n": 0})
     assert backend.bucket.group_commit is not None
     await asyncio.wrap_future(backend.bucket.group_commit.drain())

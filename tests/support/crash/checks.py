@@ -138,7 +138,7 @@ class CrashableBucket:
         """Drop the bucket without closing it; return when its lock is free."""
         bucket = weakref.ref(self.backend._bucket)
         self.backend = None
-        for attempt in range(2000):
+        for attempt in range(30_000):
             if bucket() is None and _lock_is_free(self._folder):
                 return
             if (

@@ -79,7 +79,7 @@ class CrashableTopic:
         if self.topic._log is not None:
             locked.append(self.topic._log.folder)
         del opened, self.topic
-        for attempt in range(4000):
+        for attempt in range(30_000):
             if all(bucket() is None for bucket in buckets) and all(map(_lock_is_free, locked)):
                 return
             if attempt % 50 == 49:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Bucket, Kind
+from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Bucket, Kind, until_freed
 from support.comparing import equal_but_for_absent
 from support.faults import FaultyFileSystem
 
@@ -133,6 +133,7 @@ async def test_an_opening_that_fails_at_any_call_can_be_tried_again(tmp_path: Pa
         await backend.flush()
         await backend.put({"i": 1, "new": [1.5, 2.5]})
         del backend
+        await until_freed(folder)
         with fs.use(FaultyFileSystem()) as files:
             assert isinstance(files, FaultyFileSystem)
             files.fail_once_at(index)

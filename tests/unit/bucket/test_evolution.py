@@ -11,7 +11,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.buckets import Bucket
+from support.buckets import Bucket, until_freed
 from support.comparing import canonical, equal_but_for_absent
 
 from persisting.queue import InvalidArgument, SchemaError
@@ -213,6 +213,7 @@ async def test_large_ints_are_found_in_recovered_records(persisting: Bucket) -> 
     backend = persisting.kind.cls(0, str(persisting.folder), enable_wal=True)
     await backend.put({"x": 2**53 + 1})
     del backend
+    await until_freed(persisting.folder)
     backend = persisting.open(enable_wal=True)
     with pytest.raises(SchemaError, match="'x'"):
         await backend.put({"x": 1.5})

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import lance as lancedb
 import pytest
-from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Bucket, Kind
+from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Bucket, Kind, until_freed
 from support.waiting import until
 
 from persisting.bucket import flusher
@@ -206,7 +205,7 @@ async def test_switching_the_log_on_and_off_keeps_everything(persisting: Bucket)
         if options["enable_wal"]:
             total += 2
             del backend
-            gc.collect()
+            await until_freed(persisting.folder)
         else:
             total += 2
             await backend.close()
