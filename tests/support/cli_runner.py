@@ -111,7 +111,7 @@ def started(*args: object, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
 
 def line_of(stream: Any) -> str:
     """Return the next line; fail if none arrives."""
-    ready, _, _ = select.select([stream], [], [], 30)
+    ready, _, _ = select.select([stream], [], [], 120)
     assert ready, "nothing was printed"
     line: bytes = stream.readline()
     return line.decode().rstrip("\n")
@@ -120,7 +120,7 @@ def line_of(stream: Any) -> str:
 def stopped(child: subprocess.Popen[bytes], number: int = signal.SIGINT) -> Answer:
     """Send a signal and return how the command ended."""
     child.send_signal(number)
-    out, err = child.communicate(timeout=20)
+    out, err = child.communicate(timeout=120)
     return Answer(child.returncode, out.decode(), err.decode())
 
 
@@ -148,7 +148,7 @@ def in_terminal(
     begun = time.monotonic()
     piped_out = b"" if both else _rest(child.stdout)
     shown, said = _drained({ours: b"", errors: b""}).values()
-    child.wait(30)
+    child.wait(120)
     os.close(ours)
     os.close(errors)
     out = shown if both else piped_out
@@ -232,6 +232,6 @@ def owner(
 
 def released(child: subprocess.Popen[str]) -> int:
     """Stop an owner and return how many records it has put."""
-    out, _ = child.communicate("\n", timeout=60)
+    out, _ = child.communicate("\n", timeout=120)
     assert child.returncode == 0, "the owner was disturbed"
     return int(out)

@@ -216,7 +216,7 @@ class ReadingContract:
         reader = await place.read()
         await reader.get()
         for _ in range(40):
-            assert await asyncio.wait_for(reader.get(wait=True, timeout=0.02), 10) == []
+            assert await asyncio.wait_for(reader.get(wait=True, timeout=0.02), 60) == []
 
     async def test_waiting_get_wakes_on_a_put(self, place: Place) -> None:
         writer = await place.filled(1)
@@ -265,7 +265,7 @@ class ReadingContract:
         await asyncio.sleep(0.2)
         for number in range(10, 25):
             await writer.put({"id": number})
-        assert sorted(ids(await asyncio.wait_for(task, 30))) == list(range(25))
+        assert sorted(ids(await asyncio.wait_for(task, 60))) == list(range(25))
 
     async def test_order_is_kept_within_a_bucket_in_a_stream(self, place: Place) -> None:
         await place.filled(500)
@@ -442,7 +442,7 @@ class FindingContract:
         await asyncio.sleep(0.3)
         assert not task.done()
         await place.filled(10)
-        reader = await asyncio.wait_for(task, 10)
+        reader = await asyncio.wait_for(task, 60)
         found: list[Any] = []
         while len(found) < 10:
             found += await reader.get(wait=True, timeout=10)
@@ -572,7 +572,7 @@ class GroupContract:
         await writer.put(numbered(40, 60))
         await writer.flush()
         found: list[Any] = []
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(found) < 40 and time.monotonic() < deadline:
             found += await first.get(wait=True, timeout=1)
         assert sorted(ids(found)) == list(range(60, 100))
@@ -596,7 +596,7 @@ class GroupContract:
 
 async def shared_out(*members: Any, buckets: int) -> None:
     """Let the members rebalance until every bucket is assigned to one of them."""
-    for _ in range(200):
+    for _ in range(1200):
         for member in members:
             await member.get(limit=0)
         held = [bucket for member in members for bucket in member.buckets]
