@@ -135,9 +135,12 @@ async def test_killed_owners_store_every_dead_letter_once(
     member = await place.member(lease=60.0)
     assert await member.redrive() == 400
     again = Counter()
-    while deliveries := await member.fetch(100, wait=True, timeout=2.0):
+    while again.total() < 400:
+        deliveries = await member.fetch(100, wait=True, timeout=60.0)
+        assert deliveries, f"{400 - again.total()} records do not come"
         again.update(delivery.record["id"] for delivery in deliveries)
         await member.ack(deliveries)
+    assert await member.fetch(100) == []
     assert again == Counter(range(400))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.cluster_join import join_cluster, leave_cluster
 from support.cluster_nodes import Cluster, Process
 from support.cluster_traffic import synced_writer
 from support.topic_places import ids, numbered, streamed
+from support.waiting import until
 
 from persisting.cluster import locator, wire
 from persisting.cluster.host import host_here, serve
@@ -36,7 +38,11 @@ async def test_serving_leaks_no_file_descriptors() -> None:
         await leave_cluster(system)
         await asyncio.sleep(0.3)
         counts.append(descriptors())
-    assert counts[-1] - counts[0] < 15
+
+    async def has_few() -> bool:  # some are closed later on a busy machine
+        return descriptors() - counts[0] < 15
+
+    await until(has_few)
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.003, 0.01, 0.03])
@@ -329,7 +335,7 @@ async def main():
     writer = await write_queue(system, topic="m", backend="memory")
     await writer.put([{"id": n} for n in range(20)])
     print("PUT", (await writer.stats())["buckets"][0]["node"], flush=True)
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
 asyncio.run(main())
 """
     cluster.start(1)
@@ -384,7 +390,7 @@ async def test_a_program_that_used_a_cluster_keeps_its_exit_code(
             child = cluster.run("-c", program, str(tmp_path / str(number)), str(code))
             running.append((code, child))
         for code, child in running:
-            assert await child.ended(60) == code, child.output
+            assert await child.ended() == code, child.output
             assert child.lines("DONE")
 
 
@@ -393,9 +399,10 @@ async def test_a_node_listens_on_the_loopback_interface_only(cluster: Cluster) -
     listening = set()
     inodes = set()
     for link in Path(f"/proc/{node.popen.pid}/fd").iterdir():
-        target = os.readlink(link)
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            target = os.readlink(link)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[3] == "0A" and fields[9] in inodes:

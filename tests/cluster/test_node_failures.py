@@ -186,7 +186,6 @@ async def test_a_leaving_node_hands_over_its_buckets_during_writes(
 async def test_a_slow_consumer_survives_a_change_of_owner(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 5.0)
     cluster.start(2)
     system = await join(cluster)
     writer = await synced_writer(system, tmp_path, num_buckets=1)
@@ -194,6 +193,7 @@ async def test_a_slow_consumer_survives_a_change_of_owner(
     for start in range(0, 40_000, 4000):
         await writer.put([{"id": n, "text": text} for n in range(start, start + 4000)])
     reader = await read_queue(system, topic="t", storage_path=str(tmp_path))
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 5.0)
     found = []
     async for record in reader.get_stream():
         found.append(record["id"])
@@ -206,15 +206,16 @@ async def test_a_slow_consumer_survives_a_change_of_owner(
 async def test_a_bucket_locked_by_another_process_is_opened_once_it_is_released(
     cluster: Cluster, join: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 1.0)
     cluster.start(1)
     system = await join(cluster)
     stranger = LanceBackend(0, str(tmp_path / "t" / "bucket_0"))
     writer = await write_queue(
         system, topic="t", storage_path=str(tmp_path), backend="lance", num_buckets=1
     )
-    with pytest.raises(StorageError, match="process"):
-        await writer.put(numbered(10))
+    with monkeypatch.context() as impatient:
+        impatient.setattr(locator, "PATIENCE_SECONDS", 1.0)
+        with pytest.raises(StorageError, match="process"):
+            await writer.put(numbered(10))
     await stranger.close()
     await writer.put(numbered(10))
     assert (await writer.stats())["total_count"] == 10

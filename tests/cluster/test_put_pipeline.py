@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,13 +115,31 @@ async def test_buckets_of_one_message_may_move_to_different_owners() -> None:
 async def test_put_to_another_bucket_does_not_wait_for_a_bucket_without_owner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 0.3)
+    now = step = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += step
+        return now
+
+    monkeypatch.setattr(locator, "time", SimpleNamespace(monotonic=clock))
     owners = Owners(1, 2)
     pipeline = await owned_by(owners, n0=[0, 1])
     await owners.move(1, "gone")
+    searches, opened = 0, owners.open
+
+    def counted(bucket: int, node: str) -> wire.Reply:
+        nonlocal searches
+        searches += 1
+        return opened(bucket, node)
+
+    monkeypatch.setattr(owners, "open", counted)
     failing = pipeline.start(parts(0, 1, number=1))
-    await asyncio.wait_for(pipeline.start(parts(0, number=2)), 0.2)
+    await asyncio.wait_for(pipeline.start(parts(0, number=2)), 60)
     assert not failing.done()
+    while searches < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    step = locator.PATIENCE_SECONDS
     with pytest.raises(StorageError, match=r"bucket 1 of topic 't'.*node gone"):
         await failing
     assert stored(owners) == [[1, 2], []]
@@ -361,7 +380,7 @@ async def test_cancelled_single_record_does_not_hold_up_a_drain() -> None:
     put = pipeline.start_row(0, {"id": 0})
     assert put is not None
     put.cancel()
-    await asyncio.wait_for(pipeline.drain(0), 5)
+    await asyncio.wait_for(pipeline.drain(0), 60)
     assert stored(owners) == [[0]]
 
 

@@ -45,7 +45,7 @@ def socket_of(folder: Path) -> Path:
 
 def connected(path: Path) -> socket.socket:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    peer.settimeout(20)
+    peer.settimeout(60)
     peer.connect(os.fspath(path))
     return peer
 

@@ -13,6 +13,7 @@ from support.object_stores import SeaweedFS, fresh_prefix, installed, storage_op
 from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
+from persisting.wal import lease, sealing
 
 _missing = installed()
 
@@ -87,6 +88,15 @@ def prefix() -> str:
     return fresh_prefix()
 
 
+@pytest.fixture
+def long_lease(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The seconds of a lease that does not end if the machine stops for a while; its owner beats,
+    and others look at it, as often as at a short one."""
+    monkeypatch.setattr(lease, "_BEATS_PER_LEASE", 600)
+    monkeypatch.setattr(sealing, "_LOOKS_PER_LEASE", 1000)
+    return 120.0
+
+
 OpenStore = Callable[..., ObjectStore]
 
 
@@ -101,3 +111,11 @@ def faulty(proxy: FaultProxy, prefix: str) -> ObjectStore:
     """The same store behind the proxy, with short timeouts."""
     options = storage_options(proxy.port, timeout="1s", connect_timeout="1s")
     return open_store(parse(url(prefix)), StorageOptions(options), retry_seconds=6.0)
+
+
+@pytest.fixture
+def patient(proxy: FaultProxy, prefix: str) -> ObjectStore:
+    """The same store behind the proxy, whose requests may take long: none is repeated because the
+    machine is slow."""
+    options = storage_options(proxy.port, timeout="60s", connect_timeout="60s")
+    return open_store(parse(url(prefix)), StorageOptions(options), retry_seconds=60.0)

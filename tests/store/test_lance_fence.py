@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from lance import LanceOperation
 from support.fault_proxy import FaultProxy
 from support.object_stores import SeaweedFS, storage_options, url
+from support.waiting import until_true
 
 ROWS = pa.table({"n": pa.array([1, 2, 3], pa.int64()), "text": ["a", "b", "c"]})
 Options = dict[str, str]
@@ -184,21 +184,25 @@ def test_late_creation_replaces_a_table_unless_it_has_no_retries(
 def test_creation_that_was_overtaken_fails_without_retries(
     proxy: FaultProxy, uri: str, options: Options, held: str
 ) -> None:
-    fault = proxy.add(held, hold=1.5, times=1)
+    overtaken = threading.Event()
+    fault = proxy.add(held, until=overtaken, times=1)
     results: list[object] = []
 
     def create_late() -> None:
         try:
-            done = created(uri, storage_options(proxy.port), max_retries=0)
+            done = created(uri, storage_options(proxy.port, timeout="60s"), max_retries=0)
             results.append((done.version, done.latest_version))
         except Exception as exc:
             results.append(exc)
 
     late = threading.Thread(target=create_late)
     late.start()
-    assert fault.reached.wait(30)
-    lance.write_dataset(ROWS, uri, enable_stable_row_ids=True, storage_options=options)
-    lance.write_dataset(ROWS, uri, mode="append", storage_options=options)
+    assert fault.reached.wait(60)
+    try:
+        lance.write_dataset(ROWS, uri, enable_stable_row_ids=True, storage_options=options)
+        lance.write_dataset(ROWS, uri, mode="append", storage_options=options)
+    finally:
+        overtaken.set()
     late.join()
     assert isinstance(results[0], Exception)
     assert lance.dataset(uri, storage_options=options).count_rows() == 6
@@ -208,9 +212,10 @@ def test_delayed_commit_may_succeed_at_a_version_that_nobody_sees(
     table: Any, proxy: FaultProxy, uri: str, options: Options
 ) -> None:
     """So the log is released only if the commit is the newest version, which costs one request."""
-    slow = lance.dataset(uri, storage_options=storage_options(proxy.port))
+    slow = lance.dataset(uri, storage_options=storage_options(proxy.port, timeout="60s"))
     transaction = lance.fragment.write_fragments(ROWS, slow, mode="append", return_transaction=True)
-    held = proxy.add("PUT-if-absent", also="/_versions/", hold=2.5, times=1)
+    overtaken = threading.Event()
+    held = proxy.add("PUT-if-absent", also="/_versions/", until=overtaken, times=1)
     results: list[tuple[int, int]] = []
 
     def commit_late() -> None:
@@ -219,10 +224,13 @@ def test_delayed_commit_may_succeed_at_a_version_that_nobody_sees(
 
     late = threading.Thread(target=commit_late)
     late.start()
-    assert held.reached.wait(30)
-    for _ in range(3):
-        lance.write_dataset(ROWS, uri, mode="append", storage_options=options)
-    lance.dataset(uri, storage_options=options).cleanup_old_versions(older_than=dt.timedelta(0))
+    assert held.reached.wait(60)
+    try:
+        for _ in range(3):
+            lance.write_dataset(ROWS, uri, mode="append", storage_options=options)
+        lance.dataset(uri, storage_options=options).cleanup_old_versions(older_than=dt.timedelta(0))
+    finally:
+        overtaken.set()
     late.join()
     ((version, newest),) = results
     assert version < newest
@@ -242,11 +250,10 @@ def test_commit_that_raises_may_have_landed(
 ) -> None:
     """So after an error the committer fences, and looks at what the table holds."""
     slow = lance.dataset(uri, storage_options=storage_options(proxy.port, timeout="1s"))
-    held = proxy.add("PUT-if-absent", times=1, hold=1.5)
+    raised = threading.Event()
+    held = proxy.add("PUT-if-absent", times=1, until=raised)
     with pytest.raises(OSError, match="error sending request"):
         append(slow)
     assert held.met == 1
-    deadline = time.monotonic() + 30
-    while lance.dataset(uri, storage_options=options).count_rows() != 9:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    raised.set()
+    until_true(lambda: lance.dataset(uri, storage_options=options).count_rows() == 9)

@@ -26,8 +26,8 @@ def preamble() -> list[Payload]:
     return [Payload(START, 0, len(start), start)]
 
 
-def new_log(store: ObjectStore) -> ObjectLog:
-    return ObjectLog(store, Lease(store, new_log_name(), SECONDS))
+def new_log(store: ObjectStore, seconds: float = SECONDS) -> ObjectLog:
+    return ObjectLog(store, Lease(store, new_log_name(), seconds))
 
 
 def append(log: ObjectLog, text: bytes) -> int:
@@ -38,13 +38,13 @@ def slots_of(store: ObjectStore, log: ObjectLog) -> list[int]:
     return [int(key.rpartition("/")[2]) for key in store.list(slots_prefix(log.name))]
 
 
-def test_append_is_one_request(faulty: ObjectStore, proxy: FaultProxy) -> None:
-    log = new_log(faulty)
+def test_append_is_one_request(patient: ObjectStore, proxy: FaultProxy) -> None:
+    log = new_log(patient)
     proxy.reset_counts()
     for number in range(3):
         assert append(log, b"%d" % number) == 2 * number + 2
     assert proxy.counts == {"PUT-if-absent": 3}
-    assert slots_of(faulty, log) == [0, 1, 2]
+    assert slots_of(patient, log) == [0, 1, 2]
 
 
 def test_claimed_log_refuses_its_owner(store: ObjectStore) -> None:
@@ -61,11 +61,12 @@ def test_claimed_log_refuses_its_owner(store: ObjectStore) -> None:
 
 
 def test_put_that_arrives_after_the_claim_is_refused(
-    faulty: ObjectStore, store: ObjectStore, proxy: FaultProxy
+    patient: ObjectStore, store: ObjectStore, proxy: FaultProxy
 ) -> None:
-    log = new_log(faulty)
+    log = new_log(patient)
     append(log, b"one")
-    held = proxy.add("PUT-if-absent", also="/slots/", hold=0.8, times=1)
+    claimed = threading.Event()
+    held = proxy.add("PUT-if-absent", also="/slots/", until=claimed, times=1)
     errors: list[BaseException] = []
 
     def put() -> None:
@@ -76,8 +77,11 @@ def test_put_that_arrives_after_the_claim_is_refused(
 
     late = threading.Thread(target=put)
     late.start()
-    assert held.reached.wait(10)
-    sealed = sealing.seal(store, log.name, "other")
+    assert held.reached.wait(60)
+    try:
+        sealed = sealing.seal(store, log.name, "other")
+    finally:
+        claimed.set()
     late.join()
     assert sealed.slots == range(0, 1)
     assert isinstance(errors[0], OwnershipLost)
@@ -93,17 +97,17 @@ def test_slot_written_before_the_claim_counts(store: ObjectStore) -> None:
 
 
 def test_released_slots_are_announced_before_they_are_deleted(
-    faulty: ObjectStore, proxy: FaultProxy
+    patient: ObjectStore, proxy: FaultProxy
 ) -> None:
-    log = new_log(faulty)
+    log = new_log(patient)
     lasts = [append(log, b"%d" % number) for number in range(4)]
     log.release(lasts[1])
-    assert slots_of(faulty, log) == [0, 1, 2, 3]
+    assert slots_of(patient, log) == [0, 1, 2, 3]
     proxy.reset_counts()
     log.beat()
     assert [kind.split(" ")[0] for kind in proxy.seen] == ["PUT-if-match", "DELETE"]
-    assert slots_of(faulty, log) == [2, 3]
-    sealed = sealing.seal(faulty, log.name, "other")
+    assert slots_of(patient, log) == [2, 3]
+    sealed = sealing.seal(patient, log.name, "other")
     assert sealed.slots == range(2, 4)
 
 
@@ -164,18 +168,18 @@ def test_missing_or_damaged_slot_is_named(store: ObjectStore) -> None:
 
 
 def test_living_owner_is_not_waited_for(store: ObjectStore) -> None:
-    log = new_log(store)
+    log = new_log(store, 120.0)  # much longer than a machine may stop for
     beats = threading.Event()
 
     def beat() -> None:
-        while not beats.wait(SECONDS / 6):
+        while not beats.wait(0.1):
             log.beat()
 
     thread = threading.Thread(target=beat)
     thread.start()
     try:
         with pytest.raises(BucketLocked, match=r"process \d+ on .* is alive"):
-            sealing.wait_for_owner(store, log.name)
+            sealing.wait_for_owner(store, log.name, lambda seconds: time.sleep(0.05))
     finally:
         beats.set()
         thread.join()

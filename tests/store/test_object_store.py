@@ -100,16 +100,16 @@ def test_one_of_many_racing_creates_wins(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("status", [409, 429, 500, 503])
 def test_temporary_refusals_are_retried(
-    faulty: ObjectStore, proxy: FaultProxy, status: int
+    patient: ObjectStore, proxy: FaultProxy, status: int
 ) -> None:
     for match in ("PUT-if-absent", "PUT-if-match", "GET", "LIST", "DELETE"):
         proxy.add(match, answer=status, times=2)
-    version = faulty.create("a", b"one")
-    faulty.swap("a", b"two", version)
-    assert data_of(faulty, "a") == b"two"
-    assert faulty.list("") == ["a"]
-    faulty.delete(["a"])
-    assert faulty.get("a") is None
+    version = patient.create("a", b"one")
+    patient.swap("a", b"two", version)
+    assert data_of(patient, "a") == b"two"
+    assert patient.list("") == ["a"]
+    patient.delete(["a"])
+    assert patient.get("a") is None
 
 
 @pytest.mark.parametrize("fault", [{"lose": True}, {"hold": 2.0}, {"drop": True}])
@@ -140,13 +140,22 @@ def test_late_request_cannot_replace_what_came_meanwhile(
 
 
 def test_create_that_lost_its_answer_and_its_place_reports_the_other_object(
-    faulty: ObjectStore, store: ObjectStore, proxy: FaultProxy
+    patient: ObjectStore, store: ObjectStore, proxy: FaultProxy
 ) -> None:
+    created = threading.Event()
     proxy.add("PUT-if-absent", times=1, drop=True)
-    proxy.add("GET", times=1, hold=0.3)
-    threading.Timer(0.05, lambda: store.create("a", b"theirs")).start()
+    reading = proxy.add("GET", times=1, until=created)
+
+    def create_theirs() -> None:
+        reading.reached.wait(60)
+        store.create("a", b"theirs")
+        created.set()
+
+    other = threading.Thread(target=create_theirs)
+    other.start()
     with pytest.raises(ObjectExists) as caught:
-        faulty.create("a", b"ours")
+        patient.create("a", b"ours")
+    other.join()
     assert caught.value.found.data == b"theirs"
 
 
@@ -174,13 +183,13 @@ def test_refused_credentials_are_not_retried(
 
 
 def test_refusal_after_a_lost_answer_leaves_the_outcome_unknown(
-    faulty: ObjectStore, proxy: FaultProxy
+    patient: ObjectStore, proxy: FaultProxy
 ) -> None:
     proxy.add("PUT-if-absent", times=1, drop=True)
     proxy.add("GET", times=1, answer=404)
     proxy.add("PUT-if-absent", answer=403)
     with pytest.raises(OutcomeUnknown, match="refuses to write"):
-        faulty.create("a", b"one")
+        patient.create("a", b"one")
 
 
 def test_missing_bucket_is_named(faulty: ObjectStore, proxy: FaultProxy) -> None:

@@ -44,11 +44,11 @@ def test_store_that_obeys_conditions_passes_and_nothing_is_left(store: ObjectSto
     assert store.list("") == []
 
 
-def test_store_is_probed_once_in_a_process(faulty: ObjectStore, proxy: FaultProxy) -> None:
-    probe(faulty)
+def test_store_is_probed_once_in_a_process(patient: ObjectStore, proxy: FaultProxy) -> None:
+    probe(patient)
     first = sum(proxy.counts.values())
     assert first == 7  # two creates, two swaps, two reads after refusals, one delete
-    probe(faulty)
+    probe(patient)
     assert sum(proxy.counts.values()) == first
 
 

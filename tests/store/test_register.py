@@ -59,8 +59,10 @@ def test_updates_of_many_threads_are_all_applied(store: ObjectStore) -> None:
     assert found.content.number == 20
 
 
-def test_update_that_changes_nothing_writes_nothing(faulty: ObjectStore, proxy: FaultProxy) -> None:
-    register = register_in(faulty)
+def test_update_that_changes_nothing_writes_nothing(
+    patient: ObjectStore, proxy: FaultProxy
+) -> None:
+    register = register_in(patient)
     register.create(Count(1))
     proxy.reset_counts()
     assert register.update(lambda old: Count(1)) == Count(1)

@@ -10,11 +10,13 @@ import signal
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.cli_runner import line_of, started, stopped
 from support.object_stores import SeaweedFS, url
+from support.waiting import until_true
 
 from persisting.cli.app import run
 from persisting.cli.exit_codes import DAMAGED, NO_TOPIC, OWNED, USAGE
@@ -22,6 +24,7 @@ from persisting.queue import read_queue, write_queue
 from persisting.store.object_store import open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
+from persisting.topic import store_group_admin
 
 
 class Shell:
@@ -147,8 +150,15 @@ def test_groups_are_shown_reset_and_deleted(shell: Shell) -> None:
 
 
 async def test_group_with_a_living_reader_is_not_changed_and_its_topic_not_deleted(
-    shell: Shell, capsys: pytest.CaptureFixture[str]
+    shell: Shell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    busy = open_store(parse(f"{shell.root}/busy"), StorageOptions())
+
+    def wait_for_a_beat(seconds: float) -> None:  # however late it is on a busy machine
+        before = busy.entries("groups")
+        until_true(lambda: busy.entries("groups") != before)
+
+    monkeypatch.setattr(store_group_admin, "time", SimpleNamespace(sleep=wait_for_a_beat))
     where: dict[str, Any] = {"topic": "busy", "storage_path": shell.root}
     options: dict[str, Any] = {"backend_options": {"lease": 0.6}, "num_buckets": 1}
     async with await write_queue(**where, **options, durable=True) as writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -227,6 +228,20 @@ FAULTS = {
 }
 
 
+async def failure_of_put(writer: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the error of a put that no node takes. A slow node may not have met the cause yet when
+    the patience of the first put ends."""
+    with monkeypatch.context() as impatient:
+        impatient.setattr(locator, "PATIENCE_SECONDS", 4.0)
+        for _ in range(10):
+            with pytest.raises(StorageError, match="no owner that answers") as failed:
+                await writer.put(numbered(4))
+            if re.search(message, str(failed.value), re.DOTALL):
+                break
+    assert re.search(message, str(failed.value), re.DOTALL), str(failed.value)
+    return str(failed.value)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name", ["503", *(pytest.param(n, marks=pytest.mark.nightly) for n in list(FAULTS)[1:])]
@@ -250,12 +265,9 @@ async def test_put_to_a_bucket_that_no_node_can_open_fails_with_the_cause(
             system, **where, durable=True, num_buckets=2, backend_options=LOGGED
         )
         proxy.add(**what)
-        monkeypatch.setattr(locator, "PATIENCE_SECONDS", 4.0)
-        with pytest.raises(StorageError, match=rf"(?s)no owner that answers.*{message}") as failed:
-            await writer.put(numbered(4))
-        assert cluster.nodes[0].id in str(failed.value)
-        assert SECRET not in str(failed.value)
-        monkeypatch.undo()
+        failure = await failure_of_put(writer, message, monkeypatch)
+        assert cluster.nodes[0].id in failure
+        assert SECRET not in failure
         proxy.heal()
         await writer.put(numbered(4, 4))
         reader = await read_queue(system, **where)
@@ -356,14 +368,10 @@ async def test_node_without_credentials_is_passed_over_and_named_if_there_is_no_
         writer = await write_queue(
             system, **where, durable=True, num_buckets=2, backend_options=LOGGED
         )
-        monkeypatch.setattr(locator, "PATIENCE_SECONDS", 3.0)
-        with pytest.raises(
-            StorageError, match=r"(?s)S3 refuses to read .* check the credentials"
-        ) as e:
-            await writer.put(numbered(4))
-        monkeypatch.undo()
-        assert cluster.nodes[0].id in str(e.value)
-        assert "another-secret" not in str(e.value)
+        refusal = r"S3 refuses to read .* check the credentials"
+        failure = await failure_of_put(writer, refusal, monkeypatch)
+        assert cluster.nodes[0].id in failure
+        assert "another-secret" not in failure
         cluster.variables = environment_of(server.options())
         (second,) = await asyncio.to_thread(cluster.start, 1)
         await writer.put(numbered(4, 4))

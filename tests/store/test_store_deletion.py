@@ -81,9 +81,10 @@ async def test_writer_that_opened_the_topic_before_its_deletion_cannot_own_a_buc
 
 
 async def test_topic_of_a_living_owner_is_not_deleted(
-    where: dict[str, Any], topic: ObjectStore
+    where: dict[str, Any], topic: ObjectStore, long_lease: float
 ) -> None:
-    given: dict[str, Any] = {"num_buckets": 2, "durable": True, "backend_options": OPTIONS}
+    options = {**OPTIONS, "lease": long_lease}
+    given: dict[str, Any] = {"num_buckets": 2, "durable": True, "backend_options": options}
     async with await write_queue(**where, **given) as writer:
         await writer.put([{"id": str(n), "n": n} for n in range(5)])
         with pytest.raises(BucketLocked):

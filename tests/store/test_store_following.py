@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, suppress
 from typing import Any, NamedTuple
@@ -79,9 +81,15 @@ async def followed(proxy: FaultProxy, prefix: str, own: Own) -> AsyncIterator[Fo
 
 
 async def open_reader(proxy: FaultProxy, prefix: str) -> TableBackend:
-    options = StorageOptions(storage_options(proxy.port))
+    # A request that a test holds, or that a slow machine answers late, does not fail.
+    options = StorageOptions(storage_options(proxy.port, timeout="120s"))
     store = open_store(parse(url(prefix)), options, retry_seconds=0.0)
     return TableBackend(await asyncio.to_thread(store_files.open_reader, store, CONFIG, 0))
+
+
+def log_of_reader(owner: StoreOwnerLog) -> slot_log.SlotLog:
+    """Return what the reader knows of the owner's log."""
+    return next(logs[owner.name] for logs in slot_log._logs.values() if owner.name in logs)
 
 
 async def follow(reader: TableBackend, first: int, count: int) -> list[int]:
@@ -115,10 +123,16 @@ async def test_records_do_not_wait_for_checks_of_owner_lease_and_table(
 async def test_follower_asks_for_the_next_object_by_its_name(
     followed: Followed, proxy: FaultProxy
 ) -> None:
-    _, owner, reader = followed
+    log, owner, reader = followed
     await follow(reader, 0, 1)
+    looking = log_of_reader(log)
     proxy.reset_counts()
+
+    def has_looked_in_vain() -> bool:  # after several finds in a row it asks for more than the next
+        return looking._in_a_row == 0 or not looking.is_followed
+
     for number in range(1, 11):
+        await asyncio.to_thread(until_true, has_looked_in_vain)
         await owner.put({"n": number})
         await follow(reader, number, 1)
     looks = [kind for kind in proxy.seen if "/slots" in kind]
@@ -134,14 +148,16 @@ async def test_idle_follower_makes_the_requests_of_the_price_table(
     _, owner, reader = followed
     waiting = asyncio.create_task(follow(reader, 1, 1))
     await asyncio.sleep(5.5)  # from then on the pause between two looks is the longest
+    began = time.monotonic()
     proxy.reset_counts()
-    seconds = 4
-    await asyncio.sleep(seconds)
-    counts, seen = dict(proxy.counts), list(proxy.seen)
+    await asyncio.sleep(4)
+    seen = list(proxy.seen)
+    seconds = time.monotonic() - began  # more than 4 on a busy machine
     looks = [kind for kind in seen if "/slots/" in kind]
+    counts = Counter(kind.partition(" ")[0] for kind in seen)
     assert 0 < len(looks) <= 4 * seconds + 2
     assert counts.pop("GET") - len(looks) <= 2 * (seconds + 1)  # the owner and the lease
-    assert counts.pop("HEAD") <= seconds + 1  # the next version of the table
+    assert counts.pop("HEAD", 0) <= seconds + 1  # the next version of the table
     assert counts == {}
     await owner.put({"n": 1})
     assert await waiting == [1]
@@ -156,7 +172,7 @@ async def test_nobody_makes_requests_for_a_reader_that_is_closed(
     await reader.close()
     proxy.reset_counts()
     await asyncio.sleep(0.8)
-    assert len(proxy.seen) <= 5  # those that were under way
+    assert len(proxy.seen) <= 10  # those that were under way
 
 
 async def test_objects_are_shown_in_order_if_an_earlier_one_arrives_late(
@@ -228,7 +244,7 @@ async def test_follower_goes_on_with_the_log_of_the_next_owner(
 async def test_reader_that_waits_gets_the_error_of_a_look_and_can_go_on(
     followed: Followed, proxy: FaultProxy
 ) -> None:
-    _, owner, reader = followed
+    log, owner, reader = followed
     await follow(reader, 0, 1)
     waiting = asyncio.create_task(follow(reader, 1, 1))
     await asyncio.sleep(0.1)
@@ -236,6 +252,7 @@ async def test_reader_that_waits_gets_the_error_of_a_look_and_can_go_on(
     with pytest.raises(StoreError, match="refuses to read"):
         await waiting
     proxy.heal()
+    await asyncio.to_thread(until_true, lambda: not log_of_reader(log)._under_way)
     await owner.put({"n": 1})
     assert await follow(reader, 1, 1) == [1]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from support.fault_proxy import FaultProxy
-from support.object_stores import storage_options, url
 from support.waiting import until_true
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
@@ -17,9 +16,7 @@ from persisting.bucket import lanes
 from persisting.bucket.store_bucket import StoreBucket
 from persisting.bucket.store_owner_log import StoreOwnerLog
 from persisting.errors import OwnershipLost, WALError
-from persisting.store.object_store import ObjectStore, open_store
-from persisting.store.storage_options import StorageOptions
-from persisting.store_address import parse
+from persisting.store.object_store import ObjectStore
 from persisting.wal import Payload, sealing
 from persisting.wal.frame import RECORDS, START, SegmentStart, encode_start
 from persisting.wal.lease import Lease
@@ -111,13 +108,6 @@ def test_acknowledged_slot_that_is_gone_behind_released_ones_is_named(store: Obj
 # Puts
 
 
-@pytest.fixture
-def slow(proxy: FaultProxy, prefix: str) -> ObjectStore:
-    """A store behind the proxy, whose requests may be held for long."""
-    options = storage_options(proxy.port, timeout="60s", connect_timeout="60s")
-    return open_store(parse(url(prefix)), StorageOptions(options), retry_seconds=60.0)
-
-
 def opened(store: ObjectStore) -> tuple[StoreOwnerLog, PersistingBackend]:
     options = {**OPTIONS, "lease": 60.0}
     log = new_store_owner_log(store, 1, **options)
@@ -152,9 +142,9 @@ async def numbers(bucket: PersistingBackend) -> list[int]:
 
 
 async def test_many_puts_do_not_wait_for_the_object_that_is_under_way(
-    slow: ObjectStore, proxy: FaultProxy
+    patient: ObjectStore, proxy: FaultProxy
 ) -> None:
-    _, bucket = opened(slow)
+    _, bucket = opened(patient)
     await bucket.put({"n": -1})
     proxy.reset_counts()
     let_go, tasks = await put_behind_a_held_slot(bucket, proxy, ENOUGH)
@@ -167,8 +157,8 @@ async def test_many_puts_do_not_wait_for_the_object_that_is_under_way(
     await bucket.close()
 
 
-async def test_few_puts_share_the_next_object(slow: ObjectStore, proxy: FaultProxy) -> None:
-    _, bucket = opened(slow)
+async def test_few_puts_share_the_next_object(patient: ObjectStore, proxy: FaultProxy) -> None:
+    _, bucket = opened(patient)
     await bucket.put({"n": -1})
     proxy.reset_counts()
     let_go, tasks = await put_behind_a_held_slot(bucket, proxy, 20)
@@ -182,9 +172,9 @@ async def test_few_puts_share_the_next_object(slow: ObjectStore, proxy: FaultPro
 
 
 async def test_puts_of_one_turn_of_the_loop_share_an_object(
-    slow: ObjectStore, proxy: FaultProxy
+    patient: ObjectStore, proxy: FaultProxy
 ) -> None:
-    _, bucket = opened(slow)
+    _, bucket = opened(patient)
     await bucket.put({"n": -1})
     proxy.reset_counts()
     # Puts are not kept waiting for a turn that takes long beside a request.
@@ -198,9 +188,9 @@ async def test_puts_of_one_turn_of_the_loop_share_an_object(
 
 
 async def test_put_does_not_wait_for_a_long_turn_of_the_loop(
-    slow: ObjectStore, proxy: FaultProxy
+    patient: ObjectStore, proxy: FaultProxy
 ) -> None:
-    _, bucket = opened(slow)
+    _, bucket = opened(patient)
     await bucket.put({"n": -1})
     proxy.reset_counts()
     group_commit = bucket.bucket.group_commit
@@ -243,9 +233,9 @@ async def test_flushes_of_a_store_are_spaced(
 
 
 async def test_puts_behind_a_refused_object_are_refused_too(
-    slow: ObjectStore, proxy: FaultProxy, store: ObjectStore
+    patient: ObjectStore, proxy: FaultProxy, store: ObjectStore
 ) -> None:
-    _, bucket = opened(slow)
+    _, bucket = opened(patient)
     await bucket.put({"n": -1})
     proxy.reset_counts()
     let_go, tasks = await put_behind_a_held_slot(bucket, proxy, ENOUGH, answer=403)
@@ -263,10 +253,10 @@ async def test_puts_behind_a_refused_object_are_refused_too(
 
 
 async def test_owner_that_dies_with_an_object_under_way_leaves_what_it_acknowledged(
-    slow: ObjectStore, proxy: FaultProxy, store: ObjectStore
+    patient: ObjectStore, proxy: FaultProxy, store: ObjectStore
 ) -> None:
-    log = new_store_owner_log(slow, 1, **OPTIONS)
-    place: Any = slow.address / "bucket_0"
+    log = new_store_owner_log(patient, 1, **OPTIONS)
+    place: Any = patient.address / "bucket_0"
     bucket = PersistingBackend(0, place, owner_log=log, **OPTIONS)
     await bucket.put({"n": -1})
     proxy.reset_counts()

@@ -43,6 +43,17 @@ def die(log: StoreOwnerLog) -> None:
     log._lease.stop()
 
 
+async def flushed(backend: PersistingBackend) -> None:
+    """Flush until no request of it takes longer than the client waits."""
+    for attempt in range(20):
+        try:
+            return await backend.flush()
+        except StorageError:
+            if attempt == 19:
+                raise
+            await asyncio.sleep(0.2)
+
+
 def numbers(records: list[dict[str, Any]]) -> list[int]:
     return [record["n"] for record in records]
 
@@ -145,8 +156,8 @@ async def test_flush_of_a_paused_owner_is_refused_even_if_it_puts_nothing(
     await second.close()
 
 
-async def test_living_owner_keeps_its_bucket(store: ObjectStore) -> None:
-    log, first = opened(store)
+async def test_living_owner_keeps_its_bucket(store: ObjectStore, long_lease: float) -> None:
+    log, first = opened(store, lease=long_lease)
     with pytest.raises(BucketLocked, match="is alive"):
         await asyncio.to_thread(opened, store)
     await first.put({"n": 0})
@@ -194,7 +205,7 @@ async def test_flush_whose_commit_fails_stores_its_records_once(
 ) -> None:
     log, backend = opened(faulty)
     await backend.put({"n": 0})
-    await backend.flush()
+    await flushed(backend)
     await backend.put({"n": 1})
     held = proxy.add("PUT-if-absent", also="/_versions/", hold=1.5, times=1)
     try:
@@ -202,7 +213,7 @@ async def test_flush_whose_commit_fails_stores_its_records_once(
     except StorageError:
         await backend.put({"n": 2})
         await asyncio.sleep(1)
-        await backend.flush()
+        await flushed(backend)
     assert held.met == 1
     stored = numbers(await backend.get())
     assert stored == list(range(len(stored)))
@@ -331,21 +342,23 @@ async def test_requests_of_puts_are_those_of_the_price_table(
 
 
 async def test_puts_that_wait_share_an_object(proxy: FaultProxy, prefix: str) -> None:
+    unflushed = {"lease": 300.0, "flush_interval": None}
     writer = await write_queue(
         topic="t",
         storage_path=url(prefix),
         durable=True,
         num_buckets=1,
-        backend_options={"linger": 0.5, "lease": 300.0, "flush_interval": None},
+        backend_options={"linger": 6.0, "linger_bytes": 10_000, **unflushed},
         storage_options=storage_options(proxy.port),
     )
-    await writer.put({"id": 0})
+    await writer.put({"id": 0, "text": "x" * 20_000})
     proxy.reset_counts()
 
     async def put_later(number: int) -> None:
         await asyncio.sleep(number / 100)
-        await writer.put({"id": number})
+        await writer.put({"id": number, "text": "x" * 20_000 if number == 8 else ""})
 
+    # The last one makes the object large enough; otherwise they would wait for their whole time.
     await asyncio.gather(*(put_later(number) for number in range(1, 9)))
     assert proxy.counts == {"PUT-if-absent": 1}
     await writer.close()

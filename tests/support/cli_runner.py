@@ -231,6 +231,6 @@ def owner(
 
 def released(child: subprocess.Popen[str]) -> int:
     """Stop an owner and return how many records it has put."""
-    out, _ = child.communicate("\n", timeout=60)
+    out, _ = child.communicate("\n", timeout=120)
     assert child.returncode == 0, "the owner was disturbed"
     return int(out)

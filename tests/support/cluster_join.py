@@ -18,7 +18,7 @@ async def join_cluster(cluster: Cluster, hosts: int | None = None, **options: An
     seeds = cluster.seeds
     system = await pul.actor_system("127.0.0.1:0", seeds=seeds or None, **options)
     expected = len(seeds) if hosts is None else hosts
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     transport = PulsingTransport(system)
     while len(hosts_seen := await transport.hosts()) < expected:
         assert time.monotonic() < deadline, f"the client sees only the hosts {hosts_seen}"

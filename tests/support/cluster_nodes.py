@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 MARK = "PERSISTING_TEST_SESSION"
 """The environment variable that marks processes of this test session."""
 SESSION = uuid.uuid4().hex
-READY_SECONDS = 60.0
+READY_SECONDS = 120.0
 
 
 def environment() -> dict[str, str]:
@@ -105,10 +105,12 @@ class Process:
             self.popen.kill()
         self.popen.wait()
 
-    async def ended(self, seconds: float = 60.0) -> int:
-        """Wait for the exit code."""
+    async def ended(self, seconds: float = READY_SECONDS) -> int:
+        """Wait for the exit code, and for all that the process has printed."""
         try:
-            return await asyncio.to_thread(self.popen.wait, seconds)
+            code = await asyncio.to_thread(self.popen.wait, seconds)
+            await asyncio.to_thread(self._thread.join, 10)
+            return code
         except subprocess.TimeoutExpired:
             raise AssertionError(
                 f"the child did not exit within {seconds:g} s:\n{self.output}"

@@ -28,7 +28,7 @@ asyncio.run(main())
 """
 """A program that reads "t" as a member of the group "g"; arguments: storage path and seeds."""
 
-PROGRESS_SECONDS = 60.0
+PROGRESS_SECONDS = 120.0
 
 
 async def synced_writer(
@@ -117,7 +117,7 @@ class Traffic:
     async def check(self) -> None:
         """Stop, and check that every acknowledged record is stored and was consumed once."""
         self._stop = True
-        await asyncio.wait_for(self._tasks[0], 60)
+        await asyncio.wait_for(self._tasks[0], PROGRESS_SECONDS)
         await self._until(lambda: len(self.consumed) >= len(self.acknowledged))
         reader = await self._reader()
         stored = [record["id"] async for record in reader.get_stream()]

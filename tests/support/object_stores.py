@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import http.client
 import os
+import random
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -20,20 +24,47 @@ _IDENTITIES = (
     '{"identities":[{"name":"tests","credentials":[{"accessKey":"%s","secretKey":"%s"}],'
     '"actions":["Admin","Read","Write","List","Tagging"]}]}'
 )
-_START_SECONDS = 90
+_START_SECONDS = 200
 BUCKET = "lab"
 
 
+_PORTS = range(18_000, 32_000)
+"""Below those that the kernel gives to connections: nobody gets one of them by chance before the
+server listens on it, or while it is started again."""
+_reserved: list[int] = []
+"""Files that are locked for as long as this process lives."""
+
+
 def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Return ports that nothing listens on, and that no other test process gets meanwhile."""
+    folder = Path(tempfile.gettempdir()) / f"persisting-test-ports-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().choice(_PORTS)
+        if _reserve(folder / str(port)) and _is_free(port):
+            found.append(port)
+    return found
+
+
+def _reserve(path: Path) -> bool:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return False
+    _reserved.append(lock)
+    return True
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def storage_options(port: int, **more: str) -> dict[str, str]:
@@ -152,6 +183,10 @@ class SeaweedFS(Server):
     def prepare(self) -> None:
         _request("POST", f"http://127.0.0.1:{self.filer_port}/buckets/{BUCKET}/")
         _request("GET", f"http://127.0.0.1:{self.port}/status")
+        # It listens before it can store anything, and answers with 500 until then.
+        probe = f"http://127.0.0.1:{self.filer_port}/buckets/{BUCKET}/.is-ready"
+        _request("PUT", probe, b"is ready")
+        _request("DELETE", probe)
 
 
 class MiniStack(Server):
@@ -231,15 +266,17 @@ def _binary(name: str) -> str:
     return found
 
 
-def _request(method: str, url: str) -> None:
+def _request(method: str, url: str, body: bytes | None = None) -> None:
     """Make a request; a refusal by the server is fine, no answer is not."""
-    request = urllib.request.Request(url, method=method)
+    request = urllib.request.Request(url, body, method=method)
     try:
         urllib.request.urlopen(request, timeout=5).close()
     except urllib.error.HTTPError as answer:
         answer.close()
         if answer.code >= 500:
             raise OSError(f"{url} answered {answer.code}") from None
+    except http.client.HTTPException as exc:
+        raise OSError(f"{url} gave half an answer: {exc!r}") from None
 
 
 def fresh_prefix() -> str:

@@ -13,6 +13,7 @@ import pulsing as pul
 from persisting.cluster.host import host_here
 from persisting.queue import QueueReader, QueueWriter
 from support.topic_places import Place
+from support.waiting import SECONDS
 
 BUCKETS = 3
 
@@ -56,7 +57,7 @@ def flat(content: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [record for bucket in sorted(content) for record in content[bucket]]
 
 
-async def taken(reader: QueueReader, count: int, seconds: float = 20.0) -> list[Any]:
+async def taken(reader: QueueReader, count: int, seconds: float = SECONDS) -> list[Any]:
     """Wait for the next ``count`` records and return their ids; fewer if they do not arrive."""
     found: list[Any] = []
     deadline = time.monotonic() + seconds
@@ -78,7 +79,7 @@ class Following:
             self.found.append(record["id"])
             self._more.set()
 
-    async def reaches(self, count: int, seconds: float = 20.0) -> list[Any]:
+    async def reaches(self, count: int, seconds: float = SECONDS) -> list[Any]:
         """Return the ids once there are ``count`` of them; fail if they do not arrive."""
         deadline = time.monotonic() + seconds
         while len(self.found) < count:
@@ -95,7 +96,7 @@ class Following:
     async def fails(self) -> BaseException:
         """Return the exception that the stream raised."""
         try:
-            await asyncio.wait_for(self._task, 20)
+            await asyncio.wait_for(self._task, SECONDS)
         except asyncio.TimeoutError:
             raise AssertionError(f"the stream continues; it delivered {self.found}") from None
         except Exception as exc:

@@ -10,6 +10,7 @@ import pytest
 
 from persisting.errors import InvalidArgument, LeaseLost
 from persisting.queue import read_queue
+from support.waiting import until
 from support.work_places import WorkPlace
 
 
@@ -48,7 +49,7 @@ class WorkContract:
         assert delivery.first_delivery == delivery.last_delivery
         assert delivery.lease_end - delivery.last_delivery == dt.timedelta(seconds=5)
         await delivery.release()
-        (again,) = await member.fetch(1, wait=True, timeout=5)
+        (again,) = await member.fetch(1, wait=True, timeout=60)
         assert (again.bucket, again.offset, again.attempt) == (delivery.bucket, delivery.offset, 2)
         assert again.first_delivery == delivery.first_delivery
         assert again.last_delivery > delivery.last_delivery
@@ -57,11 +58,12 @@ class WorkContract:
         await place.writer(1)
         member = await place.member()
         (delivery,) = await member.fetch(1)
-        await delivery.release(delay=0.4)
         began = time.monotonic()
-        assert await member.fetch(1) == []
-        assert len(await member.fetch(1, wait=True, timeout=10)) == 1
-        assert time.monotonic() - began >= 0.3
+        await delivery.release(delay=0.4)
+        # Without waiting it comes at once only if the machine has stopped for so long.
+        again = await member.fetch(1) or await member.fetch(1, wait=True, timeout=60)
+        assert len(again) == 1
+        assert time.monotonic() - began >= 0.39
 
     async def test_a_member_whose_record_was_delivered_again_cannot_acknowledge_it(
         self, place: WorkPlace
@@ -69,7 +71,7 @@ class WorkContract:
         await place.writer(1)
         slow, quick = await place.member(lease=0.1), await place.member(lease=30.0)
         (paused,) = await slow.fetch(1)
-        (current,) = await quick.fetch(1, wait=True, timeout=10)
+        (current,) = await quick.fetch(1, wait=True, timeout=60)
         with pytest.raises(LeaseLost, match="delivered again or is finished"):
             await paused.ack()
         with pytest.raises(LeaseLost):
@@ -128,10 +130,10 @@ class WorkContract:
         await place.writer(1)
         member = await place.member(lease=0.05, max_deliveries=2)
         for attempt in (1, 2):
-            (delivery,) = await member.fetch(1, wait=True, timeout=10)
+            (delivery,) = await member.fetch(1, wait=True, timeout=60)
             assert delivery.attempt == attempt
         assert await member.fetch(1, wait=True, timeout=0.5) == []
-        await _until(lambda: _has_letters(member, 1))
+        await until(lambda: _has_letters(member, 1))
         (letter,) = await member.dead_letters()
         assert letter["dead_letter"]["attempts"] == 2
         assert "delivered 2 times" in letter["dead_letter"]["reason"]
@@ -170,7 +172,7 @@ class WorkContract:
     async def test_waiting_members_get_new_records(self, place: WorkPlace) -> None:
         writer = await place.writer()
         member = await place.member()
-        waiting = asyncio.create_task(member.fetch(5, wait=True, timeout=20))
+        waiting = asyncio.create_task(member.fetch(5, wait=True, timeout=60))
         await asyncio.sleep(0.1)
         await writer.put({"id": 7})
         assert numbers(await waiting) == [7]
@@ -200,7 +202,7 @@ class WorkContract:
             got += outcome if isinstance(outcome, list) else []
             await put
         while len(got) < 30:
-            more = await member.fetch(30, wait=True, timeout=10)
+            more = await member.fetch(30, wait=True, timeout=60)
             assert more, f"{30 - len(got)} records stay leased to nobody"
             got += more
         assert numbers(got) == list(range(30))
@@ -230,7 +232,7 @@ class WorkContract:
                 raise KeyError("twice")
 
         running = asyncio.create_task(member.run(handle, concurrency=4, backoff=0.05))
-        await _until(lambda: _is_done(member))
+        await until(lambda: _is_done(member))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert attempts == {n: 3 if n in (3, 4) else 1 for n in range(12)}
@@ -239,15 +241,19 @@ class WorkContract:
 
     async def test_run_renews_the_leases_of_long_handlers(self, place: WorkPlace) -> None:
         await place.writer(2)
-        member = await place.member(lease=0.3)
-        calls = []
+        for number, lease in enumerate((0.3, 1.0, 3.0, 10.0)):
+            member = await place.member(f"group-{number}", lease=lease)
+            calls: list[int] = []
 
-        async def handle(record: dict) -> None:
-            calls.append(record["id"])
-            await asyncio.sleep(1.0)
+            async def handle(record: dict, calls=calls, lease=lease) -> None:
+                calls.append(record["id"])
+                await asyncio.sleep(3 * lease)
 
-        assert await member.run(handle, concurrency=4, wait=False) == 2
-        assert sorted(calls) == [0, 1]
+            finished = await member.run(handle, concurrency=4, wait=False)
+            if (finished, sorted(calls)) == (2, [0, 1]):
+                return
+        # A machine that stops may come too late to renew a short lease, but not all of them.
+        pytest.fail(f"{finished} records were finished, by the calls {calls}")
 
     async def test_handlers_without_a_coroutine_run_in_threads(self, place: WorkPlace) -> None:
         await place.writer(4)
@@ -270,21 +276,21 @@ class WorkContract:
         writer = await place.writer(bucket_column="key")
         await writer.put([{"key": key, "id": n} for n in range(3) for key in "ab"])
         member = await place.member(ordered_by="key")
-        first = await member.fetch(10, wait=True, timeout=10)
+        first = await member.fetch(10, wait=True, timeout=60)
         while len(first) < 2:
-            first += await member.fetch(10, wait=True, timeout=10)
+            first += await member.fetch(10, wait=True, timeout=60)
         assert sorted((d.record["key"], d.record["id"]) for d in first) == [("a", 0), ("b", 0)]
         assert await member.fetch(10) == []
         (a,) = [d for d in first if d.record["key"] == "a"]
         await a.ack()
-        (following,) = await member.fetch(10, wait=True, timeout=10)
+        (following,) = await member.fetch(10, wait=True, timeout=60)
         assert (following.record["key"], following.record["id"]) == ("a", 1)
 
     async def test_higher_priorities_are_delivered_first(self, place: WorkPlace) -> None:
         writer = await place.writer()
         await writer.put([{"id": n, "urgency": n % 5} for n in range(20)])
         member = await place.member(priority="urgency")
-        await _until(lambda: _has_open(member, 20))
+        await until(lambda: _has_open(member, 20))
         got = await member.fetch(8)
         assert [d.record["urgency"] for d in got] == [4, 4, 4, 4, 3, 3, 3, 3]
 
@@ -329,7 +335,7 @@ class WorkContract:
         await writer.put({"id": 0, "urgency": 9}, delay=600.0)
         await writer.put({"id": 1, "urgency": 1})
         member = await place.member(priority="urgency")
-        (first,) = await member.fetch(2, wait=True, timeout=20)
+        (first,) = await member.fetch(2, wait=True, timeout=60)
         assert first.record["id"] == 1
         assert await member.fetch(2) == []
 
@@ -385,10 +391,3 @@ async def _has_open(member, count: int) -> bool:
 
 async def _is_done(member) -> bool:
     return (await member.stats())["unacknowledged"] == 0
-
-
-async def _until(condition, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not await condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.05)

@@ -40,7 +40,7 @@ from torture.workspace import Workspace
 TESTS = Path(__file__).parents[1]
 PATIENCE = 120.0
 """Seconds without a note after which the process counts as hanging."""
-CATCH_UP_SECONDS = 30.0
+CATCH_UP_SECONDS = 120.0
 """Seconds in which a reader must be shown everything after the work of a round."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 RECOVER_WITHOUT_LOG = 0.3

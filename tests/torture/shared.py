@@ -22,6 +22,8 @@ from persisting.queue import read_queue
 
 PROCESSES = 4
 BUCKETS = 3
+PATIENCE = 120.0
+"""Seconds in which a process must store its first records, and in which it must end."""
 
 WORKER = """
 import asyncio, faulthandler, random, signal, sys
@@ -92,7 +94,7 @@ class _Worker:
             self.child.stdin.write(b"\n")
             self.child.stdin.close()
 
-    def check_exit(self, seconds: float = 60.0) -> None:
+    def check_exit(self, seconds: float = PATIENCE) -> None:
         try:
             code = self.child.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -125,8 +127,14 @@ async def _run(folder: Path, chance: random.Random, seconds: float, tally: Count
         return every[-1]
 
     workers = [started() for _ in range(PROCESSES)]
-    deadline = time.monotonic() + seconds
+    begun = time.monotonic()
     try:
+        while not all(worker.acknowledged for worker in workers):
+            if time.monotonic() > begun + PATIENCE:
+                raise PromiseBroken("not all processes store records")
+            await asyncio.sleep(0.05)
+        # Half of the time is left for faults, however long the processes took to start.
+        deadline = max(begun + seconds, time.monotonic() + seconds / 2)
         while time.monotonic() < deadline:
             await asyncio.sleep(chance.uniform(0.1, 1.5))
             victim = chance.randrange(PROCESSES)

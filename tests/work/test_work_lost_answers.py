@@ -32,7 +32,7 @@ def open_keeper(folder: Path, end: int = 10) -> Keeper:
 
 
 def local_keeper(place: WorkPlace) -> work_groups.LocalKeeper:
-    (local,) = work_groups._kept.groups.values()
+    (local,) = [k for k in work_groups._kept.groups.values() if k.folder.name == place.topic]
     return local
 
 

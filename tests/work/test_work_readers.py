@@ -120,7 +120,7 @@ async def test_metrics_of_a_group_are_exported_while_a_reader_has_them_enabled(
     other = await place.member(enable_metrics=True)
     first, _ = await member.fetch(2)
     await first.ack()
-    (local,) = work_groups._kept.groups.values()
+    (local,) = [k for k in work_groups._kept.groups.values() if k.folder.name == place.topic]
     local.keeper.write_status()  # it does so every two seconds
     labels = {"topic": place.topic, "group": "solvers"}
 

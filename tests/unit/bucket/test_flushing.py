@@ -70,6 +70,20 @@ async def test_threshold_starts_no_flush_right_after_the_last_one(
     await bucket.close()
 
 
+async def test_first_flush_at_the_threshold_does_not_wait(
+    lance: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flusher, "FLUSH_PAUSE", 1e9)  # longer than the machine has been running
+    backend = lance.open(flush_threshold=5, flush_interval=None)
+    await backend.put_batch([{"i": 1}] * 10)
+
+    async def flushed() -> bool:
+        return (await backend.stats())["flush_count"] == 1
+
+    await until(flushed)
+    await lance.close()
+
+
 async def test_records_put_while_a_flush_ends_are_flushed(
     lance: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
