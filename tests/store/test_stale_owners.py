@@ -4,6 +4,8 @@ anything from the next owner, nor store anything twice."""
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ import pytest
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
 from persisting.bucket import flusher
 from persisting.bucket.store_owner_log import StoreOwnerLog
+from persisting.errors import OwnershipLost
 from persisting.store.object_store import ObjectStore
+from persisting.table import operations
 
 LEASE = 0.6
 OPTIONS: dict[str, Any] = {
@@ -34,6 +38,12 @@ def new_log(store: ObjectStore, **more: Any) -> StoreOwnerLog:
     return new_store_owner_log(store, 1, **{**OPTIONS, **more})
 
 
+def clean(bucket: PersistingBackend) -> None:
+    """Remove all older versions, as maintenance does when they are old enough."""
+    with bucket.bucket.exclusive_table() as table:
+        operations.clean(table, 0.0)
+
+
 async def numbers(bucket: PersistingBackend) -> list[int]:
     return [record["n"] for record in await bucket.get()]
 
@@ -42,6 +52,28 @@ async def numbers(bucket: PersistingBackend) -> list[int]:
 def without_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flush that failed is repeated only when a test says so."""
     monkeypatch.setattr(flusher, "_RETRY_SECONDS", 3600.0)
+
+
+@pytest.fixture
+async def held_recovery(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HeldRecovery]:
+    held = HeldRecovery(monkeypatch)
+    yield held
+    held.go_on.set()
+
+
+class HeldRecovery:
+    """A new owner waits behind its fence, before it replays the log of the former one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        recover = StoreOwnerLog._recover
+
+        def recover_later(log: StoreOwnerLog, *given: Any) -> None:
+            self.reached.set()
+            assert self.go_on.wait(60)
+            recover(log, *given)
+
+        monkeypatch.setattr(StoreOwnerLog, "_recover", recover_later)
 
 
 async def test_owner_that_lost_the_bucket_while_closing_leaves_its_log(store: ObjectStore) -> None:
@@ -59,3 +91,27 @@ async def test_owner_that_lost_the_bucket_while_closing_leaves_its_log(store: Ob
     third = await asyncio.to_thread(opened, store)
     assert await numbers(third) == [0]
     await third.close()
+
+
+async def test_paused_owner_that_cleans_up_does_not_pass_the_fence_afterwards(
+    store: ObjectStore, held_recovery: HeldRecovery
+) -> None:
+    log = new_log(store)
+    paused = opened(store, log)
+    for number in range(2):
+        await paused.put({"n": number})
+        await paused.flush()
+    await paused.put({"n": 2})
+    log.abandon()
+    taking_over = asyncio.create_task(asyncio.to_thread(opened, store))
+    assert await asyncio.to_thread(held_recovery.reached.wait, 60)
+    with pytest.raises(OwnershipLost):
+        await asyncio.to_thread(clean, paused)
+    assert await numbers(paused) == [0, 1, 2]
+    with pytest.raises(OwnershipLost):
+        await paused.flush()
+    held_recovery.go_on.set()
+    owner = await taking_over
+    assert await numbers(owner) == [0, 1, 2]
+    await owner.close()
+    await paused.close()
