@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
 from persisting.bucket import flusher
+from persisting.bucket.maintenance import Maintenance
 from persisting.bucket.store_owner_log import StoreOwnerLog
-from persisting.errors import OwnershipLost
+from persisting.errors import OwnershipLost, StorageError, TableError
 from persisting.store.object_store import ObjectStore
 from persisting.table import operations
+from persisting.table.fenced_commit import FencedCommitter
+from persisting.table.indexes import IndexSpec
+from persisting.table.retention import Limits
 
 LEASE = 0.6
 OPTIONS: dict[str, Any] = {
@@ -115,3 +119,57 @@ async def test_paused_owner_that_cleans_up_does_not_pass_the_fence_afterwards(
     assert await numbers(owner) == [0, 1, 2]
     await owner.close()
     await paused.close()
+
+
+async def flush_unseen(bucket: PersistingBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flush in a commit that lands, and of whose outcome the owner hears nothing."""
+    commit = FencedCommitter._commit
+
+    def land_unseen(committer: FencedCommitter, transaction: Any) -> None:
+        commit(committer, transaction)
+        raise OSError("no answer")
+
+    def fail(_: FencedCommitter) -> None:
+        raise TableError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FencedCommitter, "_commit", land_unseen)
+        patched.setattr(FencedCommitter, "_fence", fail)
+        with pytest.raises(StorageError, match="no answer"):
+            await bucket.flush()
+
+
+async def with_an_unseen_flush(
+    store: ObjectStore, log: StoreOwnerLog, monkeypatch: pytest.MonkeyPatch
+) -> PersistingBackend:
+    """Return a bucket of two fragments that it knows of, and one that it does not."""
+    bucket = opened(store, log)
+    for number in range(2):
+        await bucket.put({"n": number})
+        await bucket.flush()
+    await bucket.put({"n": 2})
+    await flush_unseen(bucket, monkeypatch)
+    return bucket
+
+
+UPKEEP: dict[str, Callable[[Maintenance], Any]] = {
+    "retention": lambda maintenance: maintenance.retain(Limits(rows=1)),
+    "compaction": lambda maintenance: maintenance.compact(),
+    "index": lambda maintenance: maintenance.create_index(IndexSpec(column="n", kind="btree")),
+}
+
+
+@pytest.mark.parametrize("upkeep", UPKEEP)
+async def test_upkeep_after_a_flush_of_unknown_outcome_moves_and_doubles_nothing(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, upkeep: str
+) -> None:
+    log = new_log(store)
+    bucket = await with_an_unseen_flush(store, log, monkeypatch)
+    await asyncio.to_thread(UPKEEP[upkeep], bucket.bucket.maintenance)
+    kept = [2] if upkeep == "retention" else [0, 1, 2]
+    assert await numbers(bucket) == kept
+    await bucket.put({"n": 3})
+    log.abandon()
+    other = await asyncio.to_thread(opened, store)
+    assert await numbers(other) == [*kept, 3]
+    await other.close()

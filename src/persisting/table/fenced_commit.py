@@ -333,12 +333,12 @@ class FencedCommitter(Committer):
         """Commit an operation that a fence refuses to former owners, together with properties."""
         import lance
 
+        self.complete_undo()  # it may bring other properties
         before = self.properties if keep_properties else {}
         kept = {**before, SEQUENCE: str(self.sequence), **changed, TERM: str(self.term)}
         kept.pop(OPERATION, None)
         if action == "restore":
             kept[OPERATION] = action
-        self.complete_undo()
         with self._translated(action):
             dataset = self.fresh_handle()
             transaction = lance.Transaction(
