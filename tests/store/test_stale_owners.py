@@ -15,7 +15,7 @@ from persisting.bucket import flusher
 from persisting.bucket.maintenance import Maintenance
 from persisting.bucket.store_owner_log import StoreOwnerLog
 from persisting.errors import OwnershipLost, StorageError, TableError
-from persisting.store.object_store import ObjectStore
+from persisting.store.object_store import ObjectStore, OutcomeUnknown
 from persisting.table import operations
 from persisting.table.fenced_commit import FencedCommitter
 from persisting.table.indexes import IndexSpec
@@ -173,3 +173,39 @@ async def test_upkeep_after_a_flush_of_unknown_outcome_moves_and_doubles_nothing
     other = await asyncio.to_thread(opened, store)
     assert await numbers(other) == [*kept, 3]
     await other.close()
+
+
+async def test_flush_does_not_skip_a_put_of_unknown_outcome(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers may have seen it, so no other record gets its offset."""
+    bucket = opened(store)
+    await bucket.put({"n": 0})
+    reached, go_on = threading.Event(), threading.Event()
+    commit, create = FencedCommitter._commit, store.create
+
+    def commit_later(committer: FencedCommitter, transaction: Any) -> Any:
+        reached.set()
+        assert go_on.wait(60)
+        return commit(committer, transaction)
+
+    def store_without_answer(key: str, data: bytes) -> None:
+        create(key, data)
+        raise OutcomeUnknown("no answer")
+
+    monkeypatch.setattr(FencedCommitter, "_commit", commit_later)
+    flushing = asyncio.create_task(bucket.flush())
+    assert await asyncio.to_thread(reached.wait, 60)
+    await bucket.put({"n": 1})
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "create", store_without_answer)
+        with pytest.raises(StorageError, match="may be stored"):
+            await bucket.put({"n": 2})
+    go_on.set()
+    with pytest.raises(OwnershipLost):
+        await flushing
+    again = await asyncio.to_thread(opened, store)
+    await again.put({"n": 3})
+    assert await numbers(again) == [0, 1, 2, 3]
+    await again.close()
+    await bucket.close()
