@@ -20,6 +20,7 @@ from persisting.table import operations
 from persisting.table.fenced_commit import FencedCommitter
 from persisting.table.indexes import IndexSpec
 from persisting.table.retention import Limits
+from persisting.wal.object_log import BegunSlot
 
 LEASE = 0.6
 OPTIONS: dict[str, Any] = {
@@ -209,3 +210,45 @@ async def test_flush_does_not_skip_a_put_of_unknown_outcome(
     assert await numbers(again) == [0, 1, 2, 3]
     await again.close()
     await bucket.close()
+
+
+async def test_put_while_the_log_starts_over_is_not_released_before_it_is_acknowledged(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = new_log(store)
+    bucket = opened(store, log)
+    await bucket.put({"n": 0})
+    core = bucket.bucket
+    assert core.group_commit is not None
+    object_log, group_commit = log.log, core.group_commit
+    object_log.break_off(StorageError("refused"))
+    reset, store_slot, finish = object_log.reset, object_log.store, object_log.finish
+    begun, go_on = threading.Event(), threading.Event()
+    puts: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+
+    def reset_and_begin() -> None:
+        reset()
+        loop.call_soon_threadsafe(lambda: puts.append(loop.create_task(bucket.put({"n": 1}))))
+        assert begun.wait(60)
+
+    def store_later(slot: BegunSlot) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        store_slot(slot)
+
+    def finish_and_flush(slot: BegunSlot) -> None:
+        finish(slot)
+        group_commit.release()  # as the flush of another bucket does
+
+    monkeypatch.setattr(object_log, "reset", reset_and_begin)
+    monkeypatch.setattr(object_log, "store", store_later)
+    monkeypatch.setattr(object_log, "finish", finish_and_flush)
+    await bucket.flush()
+    go_on.set()
+    await asyncio.gather(*puts)
+    await asyncio.to_thread(object_log.beat)
+    log.abandon()
+    again = await asyncio.to_thread(opened, store)
+    assert await numbers(again) == [0, 1]
+    await again.close()

@@ -671,7 +671,8 @@ class GroupCommit:
             self._log.reset()
             with self._log_lock:
                 self._schema = None
-                self._acknowledged = self._log.last_sequence
+                # Not the log's last sequence: the next group may be under way already.
+                self._acknowledged = max(self._acknowledged, last)
             for bucket in buckets:
                 bucket.report_log(0)
 
