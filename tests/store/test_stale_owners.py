@@ -248,6 +248,7 @@ async def test_put_while_the_log_starts_over_is_not_released_before_it_is_acknow
     go_on.set()
     await asyncio.gather(*puts)
     await asyncio.to_thread(object_log.beat)
+    await asyncio.to_thread(object_log.delete_released)
     log.abandon()
     again = await asyncio.to_thread(opened, store)
     assert await numbers(again) == [0, 1]

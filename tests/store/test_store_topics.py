@@ -157,6 +157,21 @@ async def test_living_owner_keeps_its_bucket(store: ObjectStore) -> None:
     log.retire()
 
 
+async def test_owner_whose_deletions_are_refused_keeps_its_bucket(
+    faulty: ObjectStore, store: ObjectStore, proxy: FaultProxy
+) -> None:
+    log, first = opened(faulty)
+    await first.put({"n": 0})
+    refused = proxy.add("DELETE", answer=503)
+    await first.flush()
+    assert await asyncio.to_thread(refused.reached.wait, 60)
+    with pytest.raises(BucketLocked, match="is alive"):
+        await asyncio.to_thread(opened, store)
+    proxy.heal()
+    await first.close()
+    log.retire()
+
+
 async def test_closed_bucket_is_free_at_once_and_its_log_is_deleted(store: ObjectStore) -> None:
     log, first = opened(store)
     await first.put({"n": 0})
