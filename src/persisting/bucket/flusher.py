@@ -4,6 +4,7 @@ failure."""
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ class Flusher:
         self._turns, self._least_pause = turns, least_pause
         self._task = CoalescedTask(weak_callback(self, Flusher.flush))
         self._interval_due = self._pause_due = self._retry_due = False
-        self._flushed_at = 0.0
+        self._flushed_at = -math.inf
         self._stopped = False
 
     def request(self) -> Future[None]:
