@@ -253,3 +253,25 @@ async def test_put_while_the_log_starts_over_is_not_released_before_it_is_acknow
     again = await asyncio.to_thread(opened, store)
     assert await numbers(again) == [0, 1]
     await again.close()
+
+
+async def test_paused_owner_does_not_replace_the_indexes_that_were_requested_since(
+    store: ObjectStore,
+) -> None:
+    log = new_log(store)
+    paused = opened(store, log)
+    await paused.put({"n": 0, "m": 0})
+    await paused.flush()
+    await paused.create_index("n", "btree")
+    log.abandon()
+    second = new_log(store)
+    owner = await asyncio.to_thread(opened, store, second)
+    await owner.create_index("m", "btree")
+    with pytest.raises(OwnershipLost):
+        await paused.drop_index("n")
+    await owner.close()
+    second.retire()
+    third = await asyncio.to_thread(opened, store)
+    assert {index["column"] for index in await third.indexes()} == {"n", "m"}
+    await third.close()
+    await paused.close()
