@@ -105,6 +105,7 @@ def test_released_slots_are_announced_before_they_are_deleted(
     assert slots_of(patient, log) == [0, 1, 2, 3]
     proxy.reset_counts()
     log.beat()
+    log.delete_released()  # unless the beat has begun to
     assert [kind.split(" ")[0] for kind in proxy.seen] == ["PUT-if-match", "DELETE"]
     assert slots_of(patient, log) == [2, 3]
     sealed = sealing.seal(patient, log.name, "other")

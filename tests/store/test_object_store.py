@@ -9,6 +9,7 @@ import time
 import pytest
 from support.fault_proxy import FaultProxy
 from support.object_stores import BUCKET, SECRET, SeaweedFS, storage_options, url
+from support.waiting import until_true
 
 from persisting.store.object_store import (
     ObjectChanged,
@@ -217,3 +218,15 @@ def test_large_objects_are_stored_in_one_request(proxy: FaultProxy, prefix: str)
 def test_secret_of_the_server_is_not_in_any_key(store: ObjectStore) -> None:
     store.create("a", b"one")
     assert SECRET not in "".join(store.list(""))
+
+
+def test_missing_bucket_does_not_mean_that_an_earlier_attempt_stored_nothing(
+    faulty: ObjectStore, proxy: FaultProxy, store: ObjectStore
+) -> None:
+    let_go = threading.Event()
+    proxy.add("PUT-if-absent", until=let_go, times=1)
+    proxy.add("PUT-if-absent", answer=404)
+    with pytest.raises(OutcomeUnknown, match="there is no bucket"):
+        faulty.create("late", b"data")
+    let_go.set()
+    until_true(lambda: store.get("late") is not None)

@@ -11,7 +11,7 @@ from support.object_stores import SECRET, storage_options
 
 from persisting.errors import InvalidArgument, StorageError
 from persisting.store.object_store import open_store
-from persisting.store.storage_options import StorageOptions
+from persisting.store.storage_options import StorageOptions, scrub_known
 from persisting.store_address import SCHEMES, parse
 from persisting.table.store_table import StoreTable
 
@@ -167,6 +167,28 @@ def test_texts_are_scrubbed_of_values_and_of_queries() -> None:
     options = StorageOptions(GIVEN)
     text = "PUT https://host/a?sig=abc&x=1 failed: hunter2-secret is wrong"
     assert options.scrub(text) == "PUT https://host/a failed: *** is wrong"
+
+
+def test_credentials_of_the_environment_and_those_that_s3_repeats_are_scrubbed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-the-test")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/run/token")
+    answer = (
+        "<Token-0>token-of-the-test</Token-0> token-of-the-test /run/token\n"
+        "<AWSAccessKeyId>AKIA</AWSAccessKeyId><StringToSign>cut off"
+    )
+    assert StorageOptions().scrub(answer) == (
+        "<Token-0>***</Token-0> *** /run/token\n"
+        "<AWSAccessKeyId>***</AWSAccessKeyId><StringToSign>***</StringToSign>"
+    )
+
+
+def test_texts_of_unknown_origin_are_scrubbed_of_all_credentials_of_the_process() -> None:
+    options = StorageOptions({**GIVEN, "allow_http": "true"})
+    copied = pickle.loads(pickle.dumps(StorageOptions({"azure_storage_sas_key": "sig=abcd"})))  # noqa: S301
+    assert scrub_known("hunter2-secret sig=abcd here true") == "*** *** here true"
+    del options, copied
 
 
 def test_refused_request_does_not_show_secrets(caplog: pytest.LogCaptureFixture) -> None:

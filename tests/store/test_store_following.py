@@ -214,6 +214,7 @@ async def test_objects_that_were_deleted_before_they_were_read_come_from_the_tab
         await owner.put({"n": number})
     await owner.flush()
     await asyncio.to_thread(log.log.beat)
+    await asyncio.to_thread(log.log.delete_released)
     assert store.get(slot_key(name, 3)) is None
     held.set()
     for number in range(6, 8):

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from persisting.bucket.store_groups import read_committed
-from persisting.store.object_store import ObjectStore
+from persisting.bucket.store_groups import StoredOffset, offset_register, read_committed
+from persisting.store.object_store import ObjectStore, StoredObject
 from persisting.topic import store_membership
 from persisting.topic.store_membership import StoreMembership
 
@@ -83,6 +83,31 @@ def test_member_that_was_taken_for_dead_joins_again(
     assert not set(first.held) & set(second.held)
     first.leave()
     second.leave()
+
+
+def test_loss_that_a_beat_notices_during_a_look_is_not_forgotten(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = StoreMembership(store, "g", BUCKETS, 60.0)
+    one.rebalance()
+    register = offset_register(store, "g", 0)
+    get = store.get
+
+    def get_before_another_takes_it(key: str) -> StoredObject | None:
+        found = get(key)
+        if key.endswith("bucket_0.json"):
+            monkeypatch.undo()
+            register.update(lambda last: StoredOffset(generation=2, member="another"))
+            one._was_removed = True  # as a beat does
+        return found
+
+    monkeypatch.setattr(store, "get", get_before_another_takes_it)
+    one._was_removed, one._looked_at = True, None
+    one.rebalance()
+    one._looked_at = None
+    one.rebalance()
+    assert one.held[0].generation == 3  # it has taken the bucket again
+    one.leave()
 
 
 def test_released_buckets_are_free_at_once(store: ObjectStore) -> None:

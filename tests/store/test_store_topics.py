@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -23,7 +24,9 @@ from persisting.errors import (
     StorageError,
 )
 from persisting.queue import QueueReader, QueueWriter, read_queue, write_queue
-from persisting.store.object_store import ObjectStore
+from persisting.store.object_store import ObjectStore, open_store
+from persisting.store.storage_options import StorageOptions
+from persisting.store_address import parse
 
 LEASE = 0.6
 OPTIONS: dict[str, Any] = {"enable_wal": True, "lease": LEASE, "flush_interval": None}
@@ -161,6 +164,21 @@ async def test_living_owner_keeps_its_bucket(store: ObjectStore, long_lease: flo
     with pytest.raises(BucketLocked, match="is alive"):
         await asyncio.to_thread(opened, store)
     await first.put({"n": 0})
+    await first.close()
+    log.retire()
+
+
+async def test_owner_whose_deletions_are_refused_keeps_its_bucket(
+    faulty: ObjectStore, store: ObjectStore, proxy: FaultProxy
+) -> None:
+    log, first = opened(faulty)
+    await first.put({"n": 0})
+    refused = proxy.add("DELETE", answer=503)
+    await first.flush()
+    assert await asyncio.to_thread(refused.reached.wait, 60)
+    with pytest.raises(BucketLocked, match="is alive"):
+        await asyncio.to_thread(opened, store)
+    proxy.heal()
     await first.close()
     log.retire()
 
@@ -303,6 +321,37 @@ async def test_credentials_are_not_stored(
         assert SECRET.encode() not in found.data
         assert KEY.encode() not in found.data
     assert SECRET not in repr(writer)
+
+
+@pytest.mark.parametrize("given", ["in options", "in the environment"])
+async def test_credentials_that_the_server_repeats_are_in_no_error(
+    proxy: FaultProxy,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    given: str,
+) -> None:
+    options = storage_options(proxy.port)
+    if given == "in the environment":
+        for name in ("aws_access_key_id", "aws_secret_access_key"):
+            monkeypatch.setenv(name.upper(), options.pop(name))
+    log, backend = opened(open_store(parse(url(prefix)), StorageOptions(options)))
+    await backend.put({"n": 0})
+    await backend.flush()
+    await backend.put({"n": 1})
+    proxy.add("/bucket_0/data.lance/", answer=400, text=f'<?xml version="1.0"?>\n{KEY} {SECRET}')
+    proxy.add("/slots/", answer=400, text=f"{KEY} {SECRET}")
+    shown = []
+    for call in (lambda: backend.put({"n": 2}), backend.flush, backend.get):
+        with pytest.raises(StorageError) as caught:
+            await call()
+        shown += traceback.format_exception(caught.value)
+    proxy.heal()
+    await backend.flush()
+    await backend.close()
+    log.retire()
+    for secret in (KEY, SECRET):
+        assert secret not in "".join(shown) + caplog.text
 
 
 async def test_requests_of_puts_are_those_of_the_price_table(

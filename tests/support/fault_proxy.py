@@ -38,6 +38,8 @@ class Fault:
     """The request is passed on, or answered, when this is set."""
     answer: int = 0
     """A status to answer with, instead of passing the request on."""
+    text: str = "<Error><Code>Injected</Code><Message>injected by the test</Message></Error>"
+    """The body of that answer."""
     lose: bool = False
     """Pass the request on, and close the connection instead of answering."""
     drop: bool = False
@@ -123,7 +125,7 @@ class FaultProxy:
                 if fault.drop:
                     return
                 if fault.answer:
-                    writer.write(_answer(fault.answer))
+                    writer.write(_answer(fault.answer, fault.text.encode()))
                     await writer.drain()
                     continue
                 if upstream is None:
@@ -206,6 +208,5 @@ def _kind(line: str, fields: dict[bytes, bytes]) -> str:
     return f"{method} {urllib.parse.unquote(path)}"
 
 
-def _answer(status: int) -> bytes:
-    text = b"<Error><Code>Injected</Code><Message>injected by the test</Message></Error>"
+def _answer(status: int, text: bytes) -> bytes:
     return b"HTTP/1.1 %d Injected\r\nContent-Length: %d\r\n\r\n%b" % (status, len(text), text)

@@ -68,7 +68,7 @@ class Flusher:
         self._commit, self._buffered, self._after_flush = commit, buffered, after_flush
         self._turns, self._least_pause = turns, least_pause
         self._task = CoalescedTask(weak_callback(self, Flusher.flush))
-        self._interval_due = self._pause_due = False
+        self._interval_due = self._pause_due = self._retry_due = False
         self._flushed_at = -math.inf
         self._stopped = False
 
@@ -146,9 +146,12 @@ class Flusher:
             self.error = str(exc) or type(exc).__name__
             self._metrics.flush_failed()
             log.error("flush of %s failed: %s", self._folder, exc)
-            timer.after(_RETRY_SECONDS, weak_callback(self, Flusher._retry))
+            if not self._retry_due:  # else every put that fails would add another series of them
+                self._retry_due = True
+                timer.after(_RETRY_SECONDS, weak_callback(self, Flusher._retry))
             raise
 
     def _retry(self) -> None:
+        self._retry_due = False
         if self.error is not None and not self._stopped:
             self.request()

@@ -663,6 +663,7 @@ class GroupCommit:
                 return
             # No append succeeds any more: after the last acknowledgement all is in the buffers.
             self.wait_idle()
+            last = self._log.last_sequence
             buckets = self._alive()
             if gone := self._dropped_buckets():
                 raise WALError(
@@ -671,14 +672,17 @@ class GroupCommit:
                     "the only place of their last records. Open them again"
                 )
             # The only bucket of a log skips frames that were written and never acknowledged. With
-            # several buckets a crash now must find such a put in all of them, or in none.
-            dropped = self._log.last_sequence if len(buckets) == 1 else 0
+            # several buckets a crash now must find such a put in all of them, or in none. A log
+            # that was given up may hold one, which the next owner looks for.
+            is_over = isinstance(self._log, ObjectLog) and self._log.lost
+            dropped = last if len(buckets) == 1 and not is_over else 0
             for bucket in buckets:
                 bucket.flush_from_failed_log(dropped)
             self._log.reset()
             with self._log_lock:
                 self._schema = None
-                self._acknowledged = self._log.last_sequence
+                # Not the log's last sequence: the next group may be under way already.
+                self._acknowledged = max(self._acknowledged, last)
             for bucket in buckets:
                 bucket.report_log(0)
 

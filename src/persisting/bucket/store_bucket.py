@@ -142,12 +142,21 @@ class StoreBucket(Bucket):
         """
         with self.table_writer.lock:
             self.table.committer.complete_undo()
-            with self.state_lock:
-                sequences = [chunk.sequence for chunk in self._buffer.chunks]
-            landed = sum(sequence <= self.table.sequence for sequence in sequences)
+            landed = self._count_landed()
             if landed:
-                self.publish_table(landed)
+                self.publish_table()
             return landed > 0
+
+    def _count_landed(self) -> int:
+        """Return how many of the first chunks of the buffer the table holds."""
+        with self.state_lock:
+            sequences = [chunk.sequence for chunk in self._buffer.chunks]
+        return sum(sequence <= self.table.sequence for sequence in sequences)
+
+    def publish_table(self, flushed: int = 0) -> None:
+        """As in a folder, but the table decides which chunks it holds: a new version may also show
+        that an earlier flush, whose outcome was unknown, has landed."""
+        super().publish_table(max(flushed, self._count_landed()))
 
     def _flush(self) -> bool:
         try:

@@ -14,8 +14,8 @@ from persisting.bucket import store_groups
 from persisting.bucket.group_offsets import Hold
 from persisting.bucket.maintenance import Maintenance
 from persisting.errors import StorageError
-from persisting.store.object_store import ObjectStore
-from persisting.store.register import Register
+from persisting.store.object_store import ObjectChanged, ObjectExists, ObjectStore
+from persisting.store.register import Held, Register
 from persisting.table import indexes, versions
 from persisting.table.indexes import IndexSpec
 from persisting.table.versions import Version
@@ -44,14 +44,30 @@ class StoreMaintenance(Maintenance):
         super().__init__(*given)
         self._store = store
         self._register = index_register(store, self._options.bucket_id)
+        self._held: Held[IndexList] | None = None
+        """The requested indexes, as they were read or written last."""
         self._cleaned_version = _NEVER
 
     def _load_index_specs(self) -> list[IndexSpec]:
-        held = self._register.read()
-        return [] if held is None else list(held.content.indexes)
+        self._held = self._register.read()
+        return [] if self._held is None else list(self._held.content.indexes)
 
     def _store_index_specs(self, specs: list[IndexSpec]) -> None:
-        self._register.update(lambda _: IndexList(indexes=specs))
+        """Replace what this process has read or written last. Call with the table's lock.
+
+        Raises :class:`OwnershipLost` if the next owner has replaced it.
+        """
+        content = IndexList(indexes=specs)
+        while True:
+            try:
+                if self._held is None:
+                    self._held = self._register.create(content)
+                else:
+                    self._held = self._register.swap(self._held, content)
+                return
+            except (ObjectExists, ObjectChanged) as exc:
+                self._table.committer.checkpoint()  # raises if another process has taken over
+                self._held = None if exc.found is None else self._register.decode(exc.found)
 
     def _group_holds(self, restored: list[int]) -> list[Hold]:
         if "groups" not in self._options.retention_waits_for:

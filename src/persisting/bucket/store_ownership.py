@@ -135,12 +135,16 @@ class Ownership:
         self._swap(msgspec.structs.replace(self._held.content, deleted=True))
 
     def give_back(self) -> bool:
-        """Let others own the bucket, whose table holds everything; return whether that is noted."""
+        """Let others own the bucket, whose table holds everything; return whether that is noted.
+
+        If another process has taken the bucket over, its note may still name this one's log, whose
+        lease and claim it needs then.
+        """
         try:
             deleted = self._held.content.deleted
             self._swap(OwnerRecord(term=self.term, owner=FREE, deleted=deleted))
         except OwnershipLost:
-            return True  # it is another process's
+            return False
         except StoreError as exc:
             log.warning("%s; nothing is lost, the next owner waits for the lease", exc)
             return False

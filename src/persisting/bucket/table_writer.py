@@ -44,10 +44,15 @@ class TableWriter:
 
     @contextmanager
     def exclusive(self) -> Iterator[Table]:
-        """Hold the table of the open bucket for a change; readers see the result on exit."""
+        """Hold the table of the open bucket for a change; readers see the result on exit.
+
+        If the outcome of an earlier commit is unknown, it is found out first: a change that was
+        planned for an older version would move rows.
+        """
         with self.lock:
             self._check_open()
             try:
+                self.table.committer.complete_undo()
                 yield self.table
             finally:
                 self._publish(0)

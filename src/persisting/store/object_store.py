@@ -322,9 +322,10 @@ class ObjectStore:
             except (AlreadyExistsError, PreconditionError):
                 pass
             except FileNotFoundError:
-                if mode == "create":
-                    raise self._no_bucket() from None
-                raise ObjectChanged(None) from None
+                if mode != "create":
+                    raise ObjectChanged(None) from None
+                missing = self._no_bucket()
+                raise (self._unknown(key, missing) if uncertain else missing) from None
             except _Temporary as exc:
                 uncertain, reason = True, exc
                 self._failed("write", key, exc)

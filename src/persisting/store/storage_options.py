@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 from persisting.errors import InvalidArgument
 
@@ -43,18 +44,36 @@ _SHORTEST_SECRET = 4
 """Shorter values, such as 'true', say nothing and occur in any text."""
 
 _QUERY = re.compile(r"(https?://[^\s?\"']+)\?[^\s\"']*")
+_ELEMENT = re.compile(
+    r"<(AWSAccessKeyId|Token-\d+|StringToSign(?:Bytes)?|CanonicalRequest(?:Bytes)?|"
+    r"SignatureProvided)>.*?(?:</\1>|$)",
+    re.DOTALL,
+)
+"""What S3 repeats of the credentials when it refuses them."""
+_SECRET_PARTS = frozenset({"KEY", "SECRET", "TOKEN", "SAS"})
+_PLACES = frozenset({"FILE", "PATH", "URI", "URL", "ENDPOINT"})
 HIDDEN = "***"
+
+_living: WeakValueDictionary[int, StorageOptions] = WeakValueDictionary()
+"""All options of this process."""
 
 
 class StorageOptions:
     """What a caller passes as ``storage_options``: names and texts."""
+
+    _values: dict[str, str]
+
+    def __new__(cls, *_: Any, **__: Any) -> StorageOptions:
+        options = super().__new__(cls)  # also when it is unpickled
+        options._values = {}
+        _living[id(options)] = options
+        return options
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         if given is not None and not isinstance(given, Mapping):
             raise InvalidArgument(
                 f"storage_options must be a dict of names and values, got {type(given).__name__}"
             )
-        self._values: dict[str, str] = {}
         for name, value in (given or {}).items():
             if not isinstance(name, str) or not name:
                 raise InvalidArgument("storage_options must have names as keys")
@@ -114,12 +133,9 @@ class StorageOptions:
         return dict(self._values)
 
     def scrub(self, text: str) -> str:
-        """Return a text without any of the values, and without the queries of URLs, which may be
-        signatures."""
-        for value in sorted(self._values.values(), key=len, reverse=True):
-            if len(value) >= _SHORTEST_SECRET and not value.startswith(("http://", "https://")):
-                text = text.replace(value, HIDDEN)
-        return _QUERY.sub(r"\1", text)
+        """Return a text without any of the values, without credentials of the environment, and
+        without the queries of URLs, which may be signatures."""
+        return _scrub(text, self._values.values())
 
     def __repr__(self) -> str:
         return f"StorageOptions({', '.join(f'{name}={HIDDEN}' for name in self.names)})"
@@ -129,6 +145,33 @@ class StorageOptions:
 
     def __hash__(self) -> int:
         return hash(frozenset(self._values.items()))
+
+
+def scrub_known(text: str) -> str:
+    """As :meth:`StorageOptions.scrub`, with the credentials in all options of this process: for a
+    text of which nobody knows the store."""
+    living = [options for found in _living.valuerefs() if (options := found()) is not None]
+    values = [v for one in living for name, v in one._values.items() if _is_secret(name)]
+    return _scrub(text, values)
+
+
+def _scrub(text: str, values: Iterable[str]) -> str:
+    secrets = {v for v in values if not v.startswith(("http://", "https://"))}
+    secrets.update(v for name, v in os.environ.items() if _is_secret_variable(name))
+    for value in sorted(secrets, key=len, reverse=True):
+        if len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, HIDDEN)
+    return _QUERY.sub(r"\1", _ELEMENT.sub(rf"<\1>{HIDDEN}</\1>", text))
+
+
+def _is_secret_variable(name: str) -> bool:
+    """Whether a variable of the environment holds credentials for a store."""
+    return name.lower().startswith(tuple(_PREFIXES)) and _is_secret(name)
+
+
+def _is_secret(name: str) -> bool:
+    parts = name.upper().split("_")
+    return parts[-1] not in _PLACES and not _SECRET_PARTS.isdisjoint(parts)
 
 
 def _is_plain(name: str, value: str) -> bool:

@@ -91,18 +91,8 @@ class FencedCommitter(Committer):
             layout.logical_schema(dataset.schema, self.root)
             return dataset
 
-    def adopt_newest(self) -> bool:
-        """Show the newest version; return whether there is one."""
-        dataset = self.load()
-        if dataset is None:
-            return False
-        with self._translated("read"):
-            self.properties = properties.read_from_store(dataset)
-        self.adopt(dataset)
-        return True
-
     def follow_newest(self) -> bool:
-        """As :meth:`adopt_newest`; return whether that is another version than the view.
+        """Show the newest version; return whether that is another one than the view.
 
         One request if it is not.
         """
@@ -123,6 +113,10 @@ class FencedCommitter(Committer):
             with self._translated("open"):
                 if dataset.latest_version == dataset.version:
                     return None
+        return self._load_newest()
+
+    def _load_newest(self) -> NewerView | None:
+        """Load the newest version and its properties; None if there is no table."""
         newest = self.load()
         if newest is None:
             return None
@@ -144,11 +138,18 @@ class FencedCommitter(Committer):
         self._fence()
 
     def _fence(self) -> None:
+        """Commit a fence behind the newest version, and show that.
+
+        Versions of a later owner are never shown: a commit behind its fence would pass it.
+        """
+        self._must_fence = True
         for _ in range(_FENCES):
-            if not self.adopt_newest():
+            newest = self._load_newest()
+            if newest is None:
                 self._create_empty()
                 continue
-            self._check_term()
+            self._check_term(newest.properties)
+            self.view, self.properties = newest
             if self._commit_fence():
                 self._must_fence = False
                 return
@@ -157,8 +158,8 @@ class FencedCommitter(Committer):
             "another program writing to it?"
         )
 
-    def _check_term(self) -> None:
-        newest = properties.term_of(self.properties)
+    def _check_term(self, found: Mapping[str, str]) -> None:
+        newest = properties.term_of(found)
         if newest > self.term:
             raise OwnershipLost(
                 f"another process has taken over the table {self.root} (term {newest}, this "
@@ -332,12 +333,12 @@ class FencedCommitter(Committer):
         """Commit an operation that a fence refuses to former owners, together with properties."""
         import lance
 
+        self.complete_undo()  # it may bring other properties
         before = self.properties if keep_properties else {}
         kept = {**before, SEQUENCE: str(self.sequence), **changed, TERM: str(self.term)}
         kept.pop(OPERATION, None)
         if action == "restore":
             kept[OPERATION] = action
-        self.complete_undo()
         with self._translated(action):
             dataset = self.fresh_handle()
             transaction = lance.Transaction(
@@ -360,8 +361,10 @@ class FencedCommitter(Committer):
         Afterwards the view and the properties are those of the newest version, and the commit is
         in it or never will be: behind a fence, also that of another owner, Lance refuses it.
         """
-        with suppress(OwnershipLost):
+        try:
             self.complete_undo()
+        except OwnershipLost:  # nothing can be committed to what is shown now
+            self.follow_newest()
         return True
 
     def publish(self, dataset: Any) -> None:

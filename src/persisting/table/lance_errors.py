@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from persisting.errors import StorageError, TableError
+from persisting.store.storage_options import scrub_known
 
 _T = TypeVar("_T")
 _MOST_READS = 20
@@ -24,7 +25,8 @@ def lance_errors_as(translate: Callable[[BaseException], StorageError]) -> Itera
     """Raise any error of Lance or Arrow as ``translate(error)``; our own errors pass through.
 
     A panic in Lance's Rust code counts as an error, see :func:`is_panic`. Other BaseExceptions,
-    such as KeyboardInterrupt, pass through.
+    such as KeyboardInterrupt, pass through. An error may repeat what an object store says, with
+    credentials: then these are hidden, and the error is not the cause, which a traceback shows.
     """
     try:
         yield
@@ -33,7 +35,17 @@ def lance_errors_as(translate: Callable[[BaseException], StorageError]) -> Itera
     except BaseException as exc:
         if not isinstance(exc, Exception) and not is_panic(exc):
             raise
-        raise translate(exc) from exc
+        text = scrub_known(str(exc))
+        if text == str(exc):
+            raise translate(exc) from exc
+        raise translate(_with_text(exc, text)) from None
+
+
+def _with_text(exc: BaseException, text: str) -> BaseException:
+    try:
+        return type(exc)(text)
+    except TypeError:  # a panic
+        return RuntimeError(text)
 
 
 @contextmanager

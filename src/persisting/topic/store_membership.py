@@ -206,11 +206,15 @@ class StoreMembership:
             self._was_removed = True
         if not self._was_removed:
             return
-        for bucket, held in list(self._held.items()):
-            stored = offset_register(self._store, self.group, bucket).read()
-            if stored is None or stored.version != held.version:
-                del self._held[bucket]
-        self._was_removed = False
+        self._was_removed = False  # a beat may find it out again meanwhile
+        try:
+            for bucket, held in list(self._held.items()):
+                stored = offset_register(self._store, self.group, bucket).read()
+                if stored is None or stored.version != held.version:
+                    del self._held[bucket]
+        except BaseException:
+            self._was_removed = True
+            raise
 
     def _try_take(self, bucket: int, members: list[str]) -> None:
         register = offset_register(self._store, self.group, bucket)

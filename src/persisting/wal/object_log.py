@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.errors import WALError
 from persisting.store.object_store import ObjectExists, ObjectStore, OutcomeUnknown, StoreError
 from persisting.wal.frame import SegmentHeader, encode_segment_header
@@ -63,11 +64,13 @@ class ObjectLog:
         self._size = self._released_bytes = 0
         self._released_slot = self._announced_slot = NOTHING_RELEASED
         self._deleted_slot = NOTHING_RELEASED
+        self._deletion_failed = False
         self._failure: str | None = None
         self._closed = False
         self._process = os.getpid()
         self._guard = threading.Lock()
         self._deleting = threading.Lock()
+        self._cleaning = CoalescedTask(weak_callback(self, ObjectLog._clean))
 
     @property
     def folder(self) -> PurePosixPath:
@@ -220,16 +223,35 @@ class ObjectLog:
             self._lease.beat_soon()
 
     def beat(self) -> None:
-        """Renew the lease; announce and delete the slots that were released. Blocking.
+        """Renew the lease, and announce the slots that were released; have them deleted. Blocking.
 
-        Only announced slots are deleted: see :mod:`persisting.wal.lease`.
+        Only announced slots are deleted: see :mod:`persisting.wal.lease`. The next beat does not
+        wait for that, since a store may refuse deletions for long and nothing else.
         """
+        with self._guard:
+            target, self._released_bytes = self._released_slot, 0
+            through = self._released_through
+        self._lease.renew(target, through)
+        self._announced_slot = max(self._announced_slot, target)
+        if self._announced_slot > self._deleted_slot:
+            self._cleaning.request()
+
+    def delete_released(self) -> None:
+        """Delete the slots that were announced. Blocking."""
         with self._deleting:
-            with self._guard:
-                target, self._released_bytes = self._released_slot, 0
-                through = self._released_through
-            self._lease.renew(target, through)
-            self._delete(target)
+            self._delete(self._announced_slot)
+
+    def _clean(self) -> None:
+        if self._closed:
+            return
+        try:
+            self.delete_released()
+        except StoreError as exc:
+            if not self._deletion_failed:
+                log.warning("cannot delete what is not needed of the log %s: %s", self.place, exc)
+            self._deletion_failed = True
+        else:
+            self._deletion_failed = False
 
     def _delete(self, last: int) -> None:
         """Delete the slots up to one that was announced."""
