@@ -1,0 +1,38 @@
+"""The state of a work group and its journal at their limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from persisting.work import bucket_state
+from persisting.work import state as work_state
+from persisting.work.group_values import Settings
+from persisting.work.state import GroupState
+
+LEASE = 10
+SPANS = {0: (0, 12)}
+
+
+@pytest.mark.timeout(30)  # a claim that looks at the same records again and again never returns
+@pytest.mark.parametrize("field", ["", "priority", "ordered_by"])
+def test_a_claim_ends_while_more_records_than_fit_wait_for_their_dead_letters(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_state, "MOST_DYING", 2)
+    monkeypatch.setattr(bucket_state, "_SCAN_ROWS", 4)
+    state = GroupState()
+    fields = {field: "field"} if field else {}
+    state.configure(Settings(max_deliveries=1, **fields))
+    if field:
+        state.read_ahead(0, 0, 0, [0] * 12, list(range(12)), [0] * 12)
+    assert len(state.claim(0, 11, LEASE, "m", SPANS)) == 11
+    (delivered,) = state.claim(LEASE, 12, LEASE, "m", SPANS)  # behind those that cannot be
+    assert (delivered.offset, sorted(state.dying)) == (11, [(0, 0), (0, 1)])
+    now, dead = LEASE, 0
+    while batch := state.next_batch(2):
+        state.finish_batch()
+        dead += len(batch)
+        now += 1_000_000  # within a second of a dead letter there is room for the next
+        assert dead == 12 or state.next_due([0]) <= now
+        assert state.claim(now, 12, LEASE, "m", SPANS) == []
+    assert (dead, len(state.bucket(0).records)) == (12, 0)
