@@ -6,7 +6,7 @@ import pytest
 
 from persisting.work import bucket_state
 from persisting.work import state as work_state
-from persisting.work.group_values import Settings
+from persisting.work.group_values import Letter, Settings
 from persisting.work.state import GroupState
 
 LEASE = 10
@@ -36,3 +36,19 @@ def test_a_claim_ends_while_more_records_than_fit_wait_for_their_dead_letters(
         assert dead == 12 or state.next_due([0]) <= now
         assert state.claim(now, 12, LEASE, "m", SPANS) == []
     assert (dead, len(state.bucket(0).records)) == (12, 0)
+
+
+def test_a_snapshot_remembers_that_a_bucket_was_emptied() -> None:
+    state = GroupState()
+    state.configure(Settings(max_deliveries=1))
+    (lease,) = state.claim(0, 1, LEASE, "m", {0: (0, 1)})
+    state.reject(0, *lease[:3], "broken")
+    assert state.next_batch(1) == [(0, 0)]
+    state.finish_batch()
+    letter = Letter(1, 0, 0, 0, 0)
+    assert state.can_redrive(letter)
+    state.cut(0, 0, 0, 0)  # its files were replaced by empty ones
+    state = GroupState.load(state.dump())
+    (lease,) = state.claim(1, 1, LEASE, "m", {0: (0, 1)})
+    assert state.ack([lease[:3]]) == []
+    assert not state.can_redrive(letter)  # it would deliver another record, a second time

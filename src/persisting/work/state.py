@@ -663,7 +663,7 @@ class GroupState:
                         bucket.records.dump(),
                     )
                     for number, bucket in sorted(self.buckets.items())
-                    if bucket.next or bucket.epoch
+                    if bucket.next or bucket.epoch or bucket.generation
                 },
                 time=self.time,
             )
