@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from persisting.work import bucket_state
+import pytest
+from support.filesystems import QuickFileSystem
+
+from persisting.work import bucket_state, journal
 from persisting.work import state as work_state
 from persisting.work.group_values import Letter, Settings
+from persisting.work.journal import Journal, replay
 from persisting.work.state import GroupState
 
 LEASE = 10
@@ -52,3 +56,23 @@ def test_a_snapshot_remembers_that_a_bucket_was_emptied() -> None:
     (lease,) = state.claim(1, 1, LEASE, "m", {0: (0, 1)})
     assert state.ack([lease[:3]]) == []
     assert not state.can_redrive(letter)  # it would deliver another record, a second time
+
+
+def test_the_journal_of_finished_records_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 2000)
+    state, log = replay(tmp_path, QuickFileSystem())
+    written = Journal(log, state.dump)
+    segments, largest, size = 0, 0, 0
+    while segments < 12:
+        first = state.operations
+        leases = state.claim(first, 1, LEASE, "m", {0: (0, 1 << 40)})
+        assert state.ack([lease[:3] for lease in leases]) == []
+        state._recent.clear()  # the leases that are remembered have a limit of their own
+        written.write(first, state.take_operations(), first)
+        segments += written.size < size
+        size = written.size
+        largest = max(largest, size)
+    written.close()
+    assert largest < 2 * (2000 + 500)  # a segment, and the one before until it is removed
