@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,11 @@ from support.crash.recording import CrashPoint, RecordingFileSystem, promises_be
 from support.faults import FaultyFileSystem
 from support.filesystems import QuickFileSystem
 
+from persisting import fs as filesystem
+from persisting.backends.persisting import PersistingBackend
 from persisting.bucket.group_offsets import read_committed
 from persisting.errors import StorageError, WALError
+from persisting.queue import read_queue, write_queue
 from persisting.work import journal
 from persisting.work.group_values import Letter
 from persisting.work.journal import replay
@@ -157,6 +162,66 @@ async def test_power_loss_takes_back_nothing_that_was_promised(
     for number, point in enumerate(points):
         for kind, loss in enumerate((LOSE_UNSYNCED, UNDO_REMOVALS, sampled(number))):
             check(group, point, loss, tmp_path / f"after-{number}-{kind}")
+
+
+class StalledOwner(RecordingFileSystem):
+    """Keeps one thread waiting before it syncs a new version of a table."""
+
+    def __init__(self, disk: Path) -> None:
+        self.owner: threading.Thread | None = None
+        self.waits, self.may_go_on = threading.Event(), threading.Event()
+        super().__init__(disk)
+
+    def sync_file(self, path: Path) -> None:
+        if threading.current_thread() is self.owner and path.suffix == ".manifest":
+            self.waits.set()
+            self.may_go_on.wait()
+        super().sync_file(path)
+
+
+@pytest.mark.parametrize("logged", [True, False])
+async def test_records_of_a_version_that_its_owner_has_not_synced_are_not_lost(
+    logged: bool, tmp_path: Path
+) -> None:
+    home = tmp_path / "disk" / "home"
+    home.mkdir(parents=True)
+    options = {"enable_wal": True, "wal_sync_interval": 0.0} if logged else {}
+    disk = StalledOwner(tmp_path / "disk")
+    with filesystem.use(disk):
+        where = {"topic": "t", "storage_path": str(home)}
+        queue = await write_queue(
+            **where, backend="persisting", num_buckets=1, backend_options=options
+        )
+        await queue.put({"id": 0})
+        await queue.close()
+        owner = PersistingBackend(bucket_id=0, storage_path=str(home / "t" / "bucket_0"))
+        await owner.put_batch([{"id": 1}, {"id": 2}])
+        disk.owner = threading.Thread(target=owner.bucket.flush_now)
+        disk.owner.start()
+        try:
+            await asyncio.to_thread(disk.waits.wait)
+            member = await read_queue(**where, group="g", mode="work")
+            deliveries = await member.fetch(3, wait=True, timeout=60)
+            assert [delivery.offset for delivery in deliveries] == [0, 1, 2]
+            await member.ack(deliveries)
+            disk.promise("acknowledged")
+            point = disk.recording.crash_points[-1]
+        finally:
+            disk.may_go_on.set()
+            disk.owner.join()
+        await member.close()
+        await owner.close()
+
+    write_tree(after_power_loss(point.disk, LOSE_UNSYNCED), tmp_path / "after")
+    where = {"topic": "t", "storage_path": str(tmp_path / "after" / "home")}
+    with filesystem.use(QuickFileSystem()):
+        queue = await write_queue(**where)
+        await queue.put([{"id": 3}, {"id": 4}])
+        await queue.flush()
+        member = await read_queue(**where, group="g", mode="work")
+        assert [delivery.record["id"] for delivery in await member.fetch(9)] == [3, 4]
+        await member.close()
+        await queue.close()
 
 
 @pytest.mark.parametrize("call", ["write", "sync"])

@@ -117,6 +117,9 @@ class Feed:
             durable = min(end, await client.call(MakeDurable(end)))
         else:
             durable = end - int(stats.get("buffer_count", 0))
+            if durable > self._keeper.position(number)[0]:
+                # In files, the table may have a version that its owner has not synced yet.
+                durable = min(durable, await client.call(MakeDurable(durable)))
         if durable < following and epoch == known_epoch:
             await self._cut_shorter(number, start, durable, epoch)
         elif start > self._starts.get(number, 0):
