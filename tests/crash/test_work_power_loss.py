@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -255,6 +256,54 @@ async def test_a_failed_journal_acknowledges_nothing_and_the_next_keeper_goes_on
         9,
     ]
     following.close()
+
+
+async def test_a_failed_keeper_is_not_followed_while_it_writes_a_floor(tmp_path: Path) -> None:
+    class Stalled(FaultyFileSystem):
+        waits, may_go_on = threading.Event(), threading.Event()
+
+        def write_file(self, path: Path, data: bytes) -> None:
+            self.waits.set()
+            self.may_go_on.wait()
+            super().write_file(path, data)
+
+    stalled = Stalled()
+    keeper = Keeper(tmp_path, "g", stalled)
+    keeper.set_span(0, 0, 2)
+    leases, _ = await keeper.claim("m", 2, 60.0, 0)
+    assert await keeper.ack([leases[0][:3]]) == []
+    writing = threading.Thread(target=keeper.write_floors)
+    writing.start()
+    await asyncio.to_thread(stalled.waits.wait)
+    stalled.fail_always("sync")
+    with pytest.raises(WALError):
+        await keeper.ack([leases[1][:3]])
+    stalled.heal()
+    closing = threading.Thread(target=keeper.close)
+    closing.start()
+    await asyncio.to_thread(closing.join, 0.5)
+    try:
+        # The next keeper may lower the floor for a re-driven record, which retention must not take.
+        assert closing.is_alive()
+    finally:
+        stalled.may_go_on.set()
+        closing.join()
+        writing.join()
+    assert read_committed(tmp_path / "groups" / "g", 0, QuickFileSystem()).offset == 1
+    Keeper(tmp_path, "g", QuickFileSystem()).close()
+
+
+async def test_a_keeper_whose_lock_takes_no_note_can_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    keeper = Keeper(tmp_path, "g", QuickFileSystem())
+    with monkeypatch.context() as full:
+        full.setattr("persisting.lock.LockedFile.write_note", refuse)
+        keeper.close()
+    Keeper(tmp_path, "g", QuickFileSystem()).close()
 
 
 async def test_a_clock_that_goes_back_neither_loses_nor_prolongs_leases(
