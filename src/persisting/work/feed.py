@@ -113,7 +113,8 @@ class Feed:
         if epoch != known_epoch:
             ends = (await client.call(Restores()))[known_epoch:]
             await self._cut(number, start, min([NEVER, *ends]), epoch)
-        if self._has_log:
+        # Its owner may have opened it with a log, or without, since this keeper has started.
+        if stats.get("wal_enabled", self._has_log):
             durable = min(end, await client.call(MakeDurable(end)))
         else:
             durable = end - int(stats.get("buffer_count", 0))
