@@ -10,16 +10,32 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
+from support import children
 from support.waiting import until
 from support.work_places import LOGGED, WorkPlace
 
 from persisting import fs as filesystem
 from persisting.errors import LeaseLost, StorageError
-from persisting.queue import read_queue, write_queue
+from persisting.queue import QueueWriter, read_queue, write_queue
 from persisting.topic import backup, deletion, group_admin
 from persisting.topic.topic_files import TopicFolder
 
 pytestmark = pytest.mark.asyncio
+
+
+OWNER_WITHOUT_A_LOG = """
+import asyncio, sys
+from persisting.queue import write_queue
+
+async def main():
+    queue = await write_queue(sys.argv[2], storage_path=sys.argv[1], backend="persisting")
+    await queue.put({"id": -1})
+    await queue.flush()
+    print("ready", flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
 
 
 async def letters_of(place: WorkPlace) -> list[dict]:
@@ -156,6 +172,27 @@ class TestDeadLetters:
         assert sorted(letter["id"] for letter in await letters_of(place)) == [-1, 0]
         member = await place.member()
         assert (await member.stats())["unacknowledged"] == 0
+
+    async def test_a_dead_letter_is_put_again_if_its_owner_dies_before_it_is_flushed(
+        self, place: WorkPlace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await place.writer(1, num_buckets=1)
+        member = await place.member()
+        (delivery,) = await member.fetch(1)
+        put_batch = QueueWriter.put_batch
+        with children.python(OWNER_WITHOUT_A_LOG, place.folder, f"{place.topic}.dead") as owner:
+            assert await asyncio.to_thread(children.wait_for_line, owner) == "ready"
+
+            async def put_and_kill(writer: QueueWriter, *given: object, **options: object) -> None:
+                await put_batch(writer, *given, **options)
+                owner.kill()
+                await asyncio.to_thread(owner.wait)
+
+            monkeypatch.setattr(QueueWriter, "put_batch", put_and_kill)
+            with suppress(StorageError):  # it is told, or it waits for the next attempt
+                await delivery.reject("broken")
+        await until(lambda: _dead(member, 1))
+        assert sorted(letter["id"] for letter in await letters_of(place)) == [-1, 0]
 
     async def test_letters_of_a_deleted_group_are_not_those_of_its_successor(
         self, place: WorkPlace
