@@ -117,6 +117,32 @@ class TestDeadLettersThatCannotBeWritten:
         stats = await member.stats()
         assert (stats["dying"], stats["unacknowledged"]) == (7, 7)
 
+    async def test_dead_letters_of_large_records_are_put_a_few_at_a_time(
+        self, place: WorkPlace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("persisting.work.dead_letters.MOST_BYTES", 80_000, raising=False)
+        put_batch, sizes = QueueWriter.put_batch, []
+
+        async def counted(writer: QueueWriter, records: list[dict], **options: object) -> None:
+            sizes.append(len(records))
+            await put_batch(writer, records, **options)
+
+        writer = await place.writer(num_buckets=1)
+        await writer.put([{"id": n, "text": "x" * 16_000} for n in range(20)])
+        member = await place.member(breaker=False)
+        deliveries = await member.fetch(20)
+        obstacle = place.folder / f"{place.topic}.dead"
+        obstacle.write_text("not a topic")
+        monkeypatch.setattr(QueueWriter, "put_batch", counted)
+        rejects = (delivery.reject("broken") for delivery in deliveries)
+        outcomes = await asyncio.gather(*rejects, return_exceptions=True)
+        assert all("stays unacknowledged" in str(outcome) for outcome in outcomes), outcomes
+        obstacle.unlink()
+        await until(lambda: _dead(member, 20))
+        assert sizes == [8, 4, 4, 4]  # the first shows how large they are
+        letters = await member.dead_letters()
+        assert sorted(letter["id"] for letter in letters) == list(range(20))
+
     async def test_many_pending_dead_letters_make_reject_refuse(
         self, place: WorkPlace, monkeypatch: pytest.MonkeyPatch
     ) -> None:

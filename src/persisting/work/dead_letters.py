@@ -27,13 +27,16 @@ from persisting.topic.table_calls import MakeDurable
 from persisting.topic.writer import QueueWriter
 from persisting.work.group_values import Position
 from persisting.work.keeper import DyingRecord, Keeper
-from persisting.work.near_reads import read_near
+from persisting.work.near_reads import MOST_BYTES, read_near, rows_within
 
 log = logging.getLogger("persisting")
 
 SUFFIX = ".dead"
 FIELD = "dead_letter"
 BATCH = 256
+_FIRST_BATCH = 8
+"""The first batch shows how large the records are. A batch stays as it is once it is journaled."""
+
 _BUCKET_BITS = 40
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.5, 30.0
 
@@ -73,6 +76,8 @@ class DeadLetterWriter:
         self._letters: Topic | None = None
         self._writer: QueueWriter | None = None
         self._above = 0
+        self._most = min(_FIRST_BATCH, BATCH)
+        """How many dead letters the next batch may have."""
         self._loop = asyncio.get_running_loop()
         self._more = asyncio.Event()
         keeper.on_dying = self._notify
@@ -92,7 +97,7 @@ class DeadLetterWriter:
                 while True:
                     if self._writer is None and self._keeper.state.dying:
                         await self._open()
-                    batch = await self._keeper.next_batch(BATCH, self._above)
+                    batch = await self._keeper.next_batch(self._most, self._above)
                     if not batch:
                         break
                     await self._put(batch)
@@ -129,6 +134,7 @@ class DeadLetterWriter:
         assert self._writer is not None
         records = await self._read_near(batch)
         letters = [await self._letter(record, records.get(record.position)) for record in batch]
+        self._most = min(rows_within(MOST_BYTES, letters), BATCH)
         number = batch[-1].number
         await self._writer.put_batch(letters, sequence=number)
         for bucket in sorted({self._writer.bucket_of(letter) for letter in letters}):
