@@ -137,6 +137,24 @@ def explore(folder: Path, history: History, every: int = 1) -> None:
     print(f"{len(points)} crash points")
 
 
+def test_an_owner_removes_no_answer_before_the_removal_of_its_note_is_durable(
+    tmp_path: Path,
+) -> None:
+    bucket = tmp_path / "bucket"
+    quick = QuickFileSystem()
+    note, answer = handover_notes.Note(kind="adopt"), handover_notes.Answer(state="done")
+    bucket.mkdir()
+    handover_notes.write_note(bucket, "id", note, quick)
+    handover_notes.write_answer(bucket, "id", answer, quick)
+    disk = RecordingFileSystem(tmp_path)
+    disk.remove(handover_notes.note_path(bucket, "id"))  # by the driver, which has not synced it
+    handover_notes.clear_answers(bucket, disk)
+    for point in disk.recording.crash_points:
+        folder = point.disk.current["bucket"].current[handover_notes.FOLDER]
+        comes_back = "id.note" in folder.durable
+        assert "id.answer" in folder.current or not comes_back, point.label
+
+
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
 def test_power_loss_during_a_hand_over_leaves_all_rows_or_none(
     tmp_path: Path, history: History

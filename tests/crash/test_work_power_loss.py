@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,11 @@ from support.crash.recording import CrashPoint, RecordingFileSystem, promises_be
 from support.faults import FaultyFileSystem
 from support.filesystems import QuickFileSystem
 
+from persisting import fs as filesystem
+from persisting.backends.persisting import PersistingBackend
 from persisting.bucket.group_offsets import read_committed
 from persisting.errors import StorageError, WALError
+from persisting.queue import read_queue, write_queue
 from persisting.work import journal
 from persisting.work.group_values import Letter
 from persisting.work.journal import replay
@@ -159,6 +165,76 @@ async def test_power_loss_takes_back_nothing_that_was_promised(
             check(group, point, loss, tmp_path / f"after-{number}-{kind}")
 
 
+class StalledOwner(RecordingFileSystem):
+    """Keeps one thread waiting before it syncs a new version of a table."""
+
+    def __init__(self, disk: Path) -> None:
+        self.owner: threading.Thread | None = None
+        self.waits, self.may_go_on = threading.Event(), threading.Event()
+        super().__init__(disk)
+
+    def sync_file(self, path: Path) -> None:
+        if threading.current_thread() is self.owner and path.suffix == ".manifest":
+            self.waits.set()
+            self.may_go_on.wait()
+        super().sync_file(path)
+
+
+async def finish_all(where: dict[str, str], works: bool) -> list[int]:
+    """Get everything that a group has not got yet, and acknowledge or commit it."""
+    if works:
+        member = await read_queue(**where, group="g", mode="work")
+        deliveries = await member.fetch(9, wait=True, timeout=60)
+        await member.ack(deliveries)
+        await member.close()
+        return [delivery.record["id"] for delivery in deliveries]
+    reader = await read_queue(**where, group="g")
+    records = await reader.get(9, wait=True, timeout=60)
+    await reader.commit()
+    await reader.close()
+    return [record["id"] for record in records]
+
+
+@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize("logged", [True, False])
+async def test_records_of_a_version_that_its_owner_has_not_synced_are_not_lost(
+    logged: bool, works: bool, tmp_path: Path
+) -> None:
+    home = tmp_path / "disk" / "home"
+    home.mkdir(parents=True)
+    options = {"enable_wal": True, "wal_sync_interval": 0.0} if logged else {}
+    disk = StalledOwner(tmp_path / "disk")
+    with filesystem.use(disk):
+        where = {"topic": "t", "storage_path": str(home)}
+        queue = await write_queue(
+            **where, backend="persisting", num_buckets=1, backend_options=options
+        )
+        await queue.put({"id": 0})
+        await queue.close()
+        owner = PersistingBackend(bucket_id=0, storage_path=str(home / "t" / "bucket_0"))
+        await owner.put_batch([{"id": 1}, {"id": 2}])
+        disk.owner = threading.Thread(target=owner.bucket.flush_now)
+        disk.owner.start()
+        try:
+            await asyncio.to_thread(disk.waits.wait)
+            assert await finish_all(where, works) == [0, 1, 2]
+            disk.promise("acknowledged")
+            point = disk.recording.crash_points[-1]
+        finally:
+            disk.may_go_on.set()
+            disk.owner.join()
+        await owner.close()
+
+    write_tree(after_power_loss(point.disk, LOSE_UNSYNCED), tmp_path / "after")
+    where = {"topic": "t", "storage_path": str(tmp_path / "after" / "home")}
+    with filesystem.use(QuickFileSystem()):
+        queue = await write_queue(**where)
+        await queue.put([{"id": 3}, {"id": 4}])
+        await queue.flush()
+        assert await finish_all(where, works) == [3, 4]
+        await queue.close()
+
+
 @pytest.mark.parametrize("call", ["write", "sync"])
 async def test_a_failed_journal_acknowledges_nothing_and_the_next_keeper_goes_on(
     call: str, tmp_path: Path
@@ -190,6 +266,54 @@ async def test_a_failed_journal_acknowledges_nothing_and_the_next_keeper_goes_on
         9,
     ]
     following.close()
+
+
+async def test_a_failed_keeper_is_not_followed_while_it_writes_a_floor(tmp_path: Path) -> None:
+    class Stalled(FaultyFileSystem):
+        waits, may_go_on = threading.Event(), threading.Event()
+
+        def write_file(self, path: Path, data: bytes) -> None:
+            self.waits.set()
+            self.may_go_on.wait()
+            super().write_file(path, data)
+
+    stalled = Stalled()
+    keeper = Keeper(tmp_path, "g", stalled)
+    keeper.set_span(0, 0, 2)
+    leases, _ = await keeper.claim("m", 2, 60.0, 0)
+    assert await keeper.ack([leases[0][:3]]) == []
+    writing = threading.Thread(target=keeper.write_floors)
+    writing.start()
+    await asyncio.to_thread(stalled.waits.wait)
+    stalled.fail_always("sync")
+    with pytest.raises(WALError):
+        await keeper.ack([leases[1][:3]])
+    stalled.heal()
+    closing = threading.Thread(target=keeper.close)
+    closing.start()
+    await asyncio.to_thread(closing.join, 0.5)
+    try:
+        # The next keeper may lower the floor for a re-driven record, which retention must not take.
+        assert closing.is_alive()
+    finally:
+        stalled.may_go_on.set()
+        closing.join()
+        writing.join()
+    assert read_committed(tmp_path / "groups" / "g", 0, QuickFileSystem()).offset == 1
+    Keeper(tmp_path, "g", QuickFileSystem()).close()
+
+
+async def test_a_keeper_whose_lock_takes_no_note_can_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    keeper = Keeper(tmp_path, "g", QuickFileSystem())
+    with monkeypatch.context() as full:
+        full.setattr("persisting.lock.LockedFile.write_note", refuse)
+        keeper.close()
+    Keeper(tmp_path, "g", QuickFileSystem()).close()
 
 
 async def test_a_clock_that_goes_back_neither_loses_nor_prolongs_leases(

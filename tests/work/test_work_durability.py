@@ -10,16 +10,32 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
+from support import children
 from support.waiting import until
 from support.work_places import LOGGED, WorkPlace
 
 from persisting import fs as filesystem
 from persisting.errors import LeaseLost, StorageError
-from persisting.queue import read_queue, write_queue
+from persisting.queue import QueueWriter, read_queue, write_queue
 from persisting.topic import backup, deletion, group_admin
 from persisting.topic.topic_files import TopicFolder
 
 pytestmark = pytest.mark.asyncio
+
+
+OWNER_WITHOUT_A_LOG = """
+import asyncio, sys
+from persisting.queue import write_queue
+
+async def main():
+    queue = await write_queue(sys.argv[2], storage_path=sys.argv[1], backend="persisting")
+    await queue.put({"id": -1})
+    await queue.flush()
+    print("ready", flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
 
 
 async def letters_of(place: WorkPlace) -> list[dict]:
@@ -101,6 +117,32 @@ class TestDeadLettersThatCannotBeWritten:
         stats = await member.stats()
         assert (stats["dying"], stats["unacknowledged"]) == (7, 7)
 
+    async def test_dead_letters_of_large_records_are_put_a_few_at_a_time(
+        self, place: WorkPlace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("persisting.work.dead_letters.MOST_BYTES", 80_000, raising=False)
+        put_batch, sizes = QueueWriter.put_batch, []
+
+        async def counted(writer: QueueWriter, records: list[dict], **options: object) -> None:
+            sizes.append(len(records))
+            await put_batch(writer, records, **options)
+
+        writer = await place.writer(num_buckets=1)
+        await writer.put([{"id": n, "text": "x" * 16_000} for n in range(20)])
+        member = await place.member(breaker=False)
+        deliveries = await member.fetch(20)
+        obstacle = place.folder / f"{place.topic}.dead"
+        obstacle.write_text("not a topic")
+        monkeypatch.setattr(QueueWriter, "put_batch", counted)
+        rejects = (delivery.reject("broken") for delivery in deliveries)
+        outcomes = await asyncio.gather(*rejects, return_exceptions=True)
+        assert all("stays unacknowledged" in str(outcome) for outcome in outcomes), outcomes
+        obstacle.unlink()
+        await until(lambda: _dead(member, 20))
+        assert sizes == [8, 4, 4, 4]  # the first shows how large they are
+        letters = await member.dead_letters()
+        assert sorted(letter["id"] for letter in letters) == list(range(20))
+
     async def test_many_pending_dead_letters_make_reject_refuse(
         self, place: WorkPlace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -156,6 +198,27 @@ class TestDeadLetters:
         assert sorted(letter["id"] for letter in await letters_of(place)) == [-1, 0]
         member = await place.member()
         assert (await member.stats())["unacknowledged"] == 0
+
+    async def test_a_dead_letter_is_put_again_if_its_owner_dies_before_it_is_flushed(
+        self, place: WorkPlace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await place.writer(1, num_buckets=1)
+        member = await place.member()
+        (delivery,) = await member.fetch(1)
+        put_batch = QueueWriter.put_batch
+        with children.python(OWNER_WITHOUT_A_LOG, place.folder, f"{place.topic}.dead") as owner:
+            assert await asyncio.to_thread(children.wait_for_line, owner) == "ready"
+
+            async def put_and_kill(writer: QueueWriter, *given: object, **options: object) -> None:
+                await put_batch(writer, *given, **options)
+                owner.kill()
+                await asyncio.to_thread(owner.wait)
+
+            monkeypatch.setattr(QueueWriter, "put_batch", put_and_kill)
+            with suppress(StorageError):  # it is told, or it waits for the next attempt
+                await delivery.reject("broken")
+        await until(lambda: _dead(member, 1))
+        assert sorted(letter["id"] for letter in await letters_of(place)) == [-1, 0]
 
     async def test_letters_of_a_deleted_group_are_not_those_of_its_successor(
         self, place: WorkPlace

@@ -275,6 +275,24 @@ class TestNearReads:
         page = await read(0, None)
         assert found == {offset: page.rows[offset] for offset in wanted}
 
+    async def test_large_records_are_read_a_few_at_a_time(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("persisting.work.near_reads.MOST_BYTES", 80_000, raising=False)
+        sizes = []
+
+        class Client:
+            async def read(self, offset: int, limit: int) -> Page:
+                rows = [{"id": n, "text": "x" * 16_000} for n in range(offset, offset + limit)]
+                sizes.append(len(rows))
+                return Page(offset, rows, 0)
+
+        wanted = list(range(0, 200, 10))
+        found = await read_near(Client(), wanted)
+        assert [record["id"] for record in found.values()] == wanted
+        assert max(sizes) == sizes[0] == 16  # before it is known how large they are
+        assert max(sizes[1:]) == 4
+
     async def test_records_that_cannot_be_read_are_left_out(
         self, jobs: WorkReader, monkeypatch: pytest.MonkeyPatch
     ) -> None:

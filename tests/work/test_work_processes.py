@@ -17,6 +17,7 @@ from support.work_places import KEEPER, WorkPlace
 
 from persisting.errors import StorageError, WALError
 from persisting.local_socket import work_groups
+from persisting.local_socket.server import CALLS_AT_ONCE
 
 pytestmark = pytest.mark.asyncio
 
@@ -102,6 +103,32 @@ async def test_a_waiting_member_takes_over_from_a_killed_keeper(place: WorkPlace
     await deliveries[2].reject("broken")
     await deliveries[3].release()
     assert (await member.stats())["acknowledged"] == 2
+
+
+async def test_members_that_wait_do_not_hold_back_acknowledgements_of_their_process(
+    place: WorkPlace, start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persisting.work.reader.WAIT_SECONDS", 600.0)
+    await place.writer(1, num_buckets=1)
+    keeper = start(KEEPER, place.folder, place.topic, "solvers", {})
+    await line_of(keeper)
+    member = await place.member(lease=600.0)
+    (delivery,) = await member.fetch(1)
+    many = CALLS_AT_ONCE + 8
+    waiting = [asyncio.create_task(member.fetch(1, wait=True)) for _ in range(many)]
+
+    async def all_wait() -> bool:
+        return len(member._waits) == many
+
+    try:
+        await until(all_wait)
+        await asyncio.wait_for(delivery.ack(), 60)
+        await asyncio.wait_for(member.stats(), 60)
+    finally:
+        keeper.kill()
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_a_paused_keeper_goes_on_when_it_wakes(place: WorkPlace, start) -> None:

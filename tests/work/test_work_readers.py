@@ -235,6 +235,20 @@ async def test_a_topic_without_a_log_delivers_what_is_flushed(
     await writer.close()
 
 
+@pytest.mark.filterwarnings("ignore:topic .* had the options")
+async def test_a_group_notices_that_its_topic_has_no_log_any_more(place: WorkPlace) -> None:
+    writer = await place.writer(1, num_buckets=1)
+    member = await place.member()
+    await member.ack(await member.fetch(1))
+    await writer.close()
+    writer = await place.writer(num_buckets=1, backend_options={"enable_wal": False})
+    await writer.put({"id": 1})
+    assert await member.fetch(1) == []  # a crash would take it, and its offset is used again
+    await writer.flush()
+    (delivery,) = await member.fetch(1)
+    assert delivery.record["id"] == 1
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -42,6 +42,35 @@ async def test_closing_the_reader_ends_run_and_returns_its_records(place: WorkPl
     assert sorted(d.record["id"] for d in await other.fetch(5)) == [0, 1, 2]
 
 
+async def test_a_stream_that_ends_while_its_reader_closes_returns_its_records(
+    place: WorkPlace,
+) -> None:
+    await place.writer(4, num_buckets=1)
+    member = await place.member(lease=600.0)
+    stream = member.deliveries(prefetch=3)
+    first = await anext(stream)
+    handling, may_end = asyncio.Event(), asyncio.Event()
+
+    async def handler(record: dict) -> None:
+        handling.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await may_end.wait()
+
+    run = asyncio.create_task(member.run(handler))
+    await handling.wait()
+    closing = asyncio.create_task(member.close())
+    await asyncio.sleep(0)
+    assert member.closing  # and waits for the handler
+    await first.ack()
+    await stream.aclose()
+    may_end.set()
+    await asyncio.gather(closing, run)
+    again = sorted(await (await place.member()).fetch(9), key=lambda delivery: delivery.offset)
+    assert [(delivery.offset, delivery.attempt) for delivery in again] == [(1, 1), (2, 1), (3, 2)]
+
+
 async def test_a_handler_that_closes_its_reader_is_acknowledged(place: WorkPlace) -> None:
     await place.writer(3, num_buckets=1)
     member, other = await place.member(lease=600.0), await place.member(lease=600.0)

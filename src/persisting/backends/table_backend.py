@@ -143,7 +143,7 @@ class TableBackend(AsyncClosing):
     async def make_durable(self, offset: int) -> int:
         """Have the records before ``offset`` survive power loss, without a flush if there is a log.
 
-        Returns up to which offset all records do. Without a log nothing is done.
+        Returns up to which offset all records do. The owner of a bucket without a log does nothing.
         """
         durable: int = await in_thread(self._bucket.sync_through, offset)
         return durable

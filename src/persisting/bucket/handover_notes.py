@@ -273,9 +273,11 @@ def clear_finished(topic: Path, fs: FileSystem) -> None:
 def clear_answers(bucket: Path, fs: FileSystem) -> None:
     """Remove answers to notes that were withdrawn."""
     notes = set(note_names(bucket, fs))
-    for name in _names(bucket / FOLDER, _ANSWER, fs):
-        if name not in notes:
-            fs.remove(_path(bucket, name, _ANSWER))
+    left = [name for name in _names(bucket / FOLDER, _ANSWER, fs) if name not in notes]
+    if left:  # as in remove_note(), which another process may not have ended yet
+        fs.sync_folder(bucket / FOLDER)
+    for name in left:
+        fs.remove(_path(bucket, name, _ANSWER))
     _remove_old_drafts(bucket / FOLDER, fs)
 
 

@@ -39,7 +39,7 @@ from persisting.bucket.producer_sequences import WRITERS, ProducerSequence, Prod
 from persisting.bucket.schema_state import EVOLVING, SchemaState
 from persisting.bucket.waiters import Waiters
 from persisting.concurrency.pool import pool
-from persisting.errors import WALError
+from persisting.errors import StorageError, WALError
 from persisting.fs import FileSystem
 from persisting.records import RecordEncoder
 from persisting.records.arrow import merge
@@ -345,11 +345,18 @@ class LogView:
     def sync_through(self, offset: int) -> int:
         """Make the records before ``offset`` durable; return up to which offset all are.
 
-        The log was synced before its records were written to the table, so the table's rows are
-        durable in one of them. A dead owner's log is synced when it is read. Blocking.
+        A dead owner's log is synced when it is read. The version of the table is synced here: its
+        owner may not have done so yet, and rows that were imported are in no log. Blocking.
         """
         if offset > self._buffer.end:
             self.refresh()
+        for _ in range(_ATTEMPTS):
+            if self._table.sync_followed():
+                break
+            self._load_failed = True  # its owner has just taken it back, or cleaned it up
+            self.refresh()
+        else:
+            raise StorageError(f"{self._folder} changes too often to be synced; try again")
         if offset > self._buffer.view.end and self._follower is not None:
             self._follower.sync_through(self._taken)
         return self._buffer.end if offset > self._buffer.view.end else self._buffer.view.end

@@ -14,6 +14,8 @@ _MAX_DEPTH = 40
 _MANY_FIELDS = 200
 """With more fields, checking a new set of names costs more than converting the values."""
 
+_BYTES_OF_WEIGHT = 16
+
 LIGHT_WEIGHT = 16_384
 """Characters, bytes and items that convert in about a millisecond."""
 
@@ -52,6 +54,11 @@ def is_light(records: list[Any]) -> bool:
                 if left <= 0:
                     return False
     return True
+
+
+def about_bytes(record: Any, most: int) -> int:
+    """Return about how many bytes a record has in memory; not more exactly than above ``most``."""
+    return _BYTES_OF_WEIGHT * _weight(record, most // _BYTES_OF_WEIGHT)
 
 
 def _weight(value: Any, left: int, depth: int = 0) -> int:

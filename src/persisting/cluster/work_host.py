@@ -81,12 +81,9 @@ class NodeGroups:
                 await self._groups.pop(key).stop()
 
 
-async def open_dead_letters(
-    transport: Transport, folder: Path, config: TopicConfig
-) -> tuple[Topic, bool]:
+async def open_dead_letters(transport: Transport, folder: Path, config: TopicConfig) -> Topic:
     """Open the dead letters of a topic on the cluster; create them with every put synced."""
     wanted = await dead_letters.letters_spec(folder, config)
     place, agreed, _ = await in_thread(agreed_config, wanted, str(folder.parent))
     assert place is not None
-    topic = ClusterTopic(transport, str(place), str(place.parent), agreed, None)
-    return topic, has_log(agreed)
+    return ClusterTopic(transport, str(place), str(place.parent), agreed, None)

@@ -348,9 +348,10 @@ class _ServerConnection(asyncio.BufferedProtocol):
         self._limit_calls()
 
     def _limit_calls(self) -> None:
-        """Read no more while very many calls are under way; streams wait for their consumers, so
-        these do not count."""
-        many = len(self._calls) - len(self._streams) >= CALLS_AT_ONCE
+        """Read no more while very many calls are under way. Streams wait for their consumers, and
+        calls that end with their caller for something to happen, so these do not count."""
+        waiting = len(self._streams) + len(self._ended_with_caller)
+        many = len(self._calls) - waiting >= CALLS_AT_ONCE
         if many != self._paused and self._transport is not None:
             self._paused = many
             if many:

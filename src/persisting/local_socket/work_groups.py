@@ -158,12 +158,11 @@ class LocalKeeper:
         await self._server.stop()
 
 
-async def open_dead_letters(folder: Path, config: TopicConfig) -> tuple[Topic, bool]:
+async def open_dead_letters(folder: Path, config: TopicConfig) -> Topic:
     """Open the dead letters of a topic for writing; create them with every put synced."""
     wanted = await dead_letters.letters_spec(folder, config)
     handle = await open_for_writing(wanted, str(folder.parent), None, TopicServer)
-    topic = handle if handle.topic.listener is None else SharedTopic(handle)
-    return topic, has_log(handle.config)
+    return handle if handle.topic.listener is None else SharedTopic(handle)
 
 
 async def read_dead_letters(folder: Path, name: str) -> Topic:

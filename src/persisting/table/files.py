@@ -12,6 +12,7 @@ import datetime as dt
 import logging
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,12 +85,15 @@ NO_MANIFEST = Manifest(0)
 def newest_manifest(root: Path) -> Manifest:
     """The newest manifest on disk, :data:`NO_MANIFEST` if there is none."""
     while version := newest_version(root):
-        try:
-            found = manifest_path(root, version).stat()
-        except FileNotFoundError:
-            continue  # it was just taken back
-        return Manifest(version, found.st_ino, found.st_mtime_ns)
+        with suppress(FileNotFoundError):  # it was just taken back
+            return manifest_at(root, version)
     return NO_MANIFEST
+
+
+def manifest_at(root: Path, version: int) -> Manifest:
+    """The manifest of a version; raises ``FileNotFoundError`` if there is none."""
+    found = manifest_path(root, version).stat()
+    return Manifest(version, found.st_ino, found.st_mtime_ns)
 
 
 def data_paths(fragments: Iterable[Any]) -> list[str]:

@@ -55,7 +55,7 @@ class Table:
         """Whether lists are stored without the compression, see :meth:`_leave_lists_plain`."""
         self._version_found = 0
         """The newest version on disk when opening began."""
-        self._followed = files.NO_MANIFEST
+        self._followed = self._synced = files.NO_MANIFEST
         """The manifest that a reader has loaded last."""
 
     @property
@@ -159,6 +159,25 @@ class Table:
         self._followed = newer.manifest
         self.committer.properties = newer.properties
         self.committer.adopt(newer.dataset)
+
+    def sync_followed(self) -> bool:
+        """Make the version that a reader follows durable: other processes see a version before its
+        owner has synced it. Return False if it is no longer there."""
+        manifest, fs = self._followed, self.fs
+        if manifest in (files.NO_MANIFEST, self._synced):
+            return True
+        with translated("sync", self.root):
+            try:
+                files.sync_version(fs, self.root, manifest.version)
+                if manifest.version == 1:
+                    files.sync_root(fs, self.root)
+                found = files.manifest_at(self.root, manifest.version)
+            except FileNotFoundError:
+                return False  # cleaned up, or taken back
+        if found != manifest:
+            return False  # another version was committed in its place
+        self._synced = manifest
+        return True
 
     def _adopt(self, dataset: Any) -> None:
         self.committer.properties = properties.read(dataset)

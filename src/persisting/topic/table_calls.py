@@ -250,8 +250,8 @@ class Verify(TableRead[Record]):
 class MakeDurable(TableRead[int]):
     """Have the records before an offset survive power loss; returns up to which offset all do.
 
-    A consumer asks for this before it stores its position. Nothing is done in a bucket without a
-    log, whose records become durable with a flush.
+    A consumer asks for this before it stores its position. The owner of a bucket without a log does
+    nothing: its records become durable with a flush. A reader of files syncs what it reads.
     """
 
     op = "make_durable"

@@ -9,6 +9,8 @@ from persisting.work.group_values import Settings
 from persisting.work.open_records import NEVER, OpenRecords
 
 _SCAN_ROWS = 4096
+_FULL_PAUSE = 1_000_000
+"""Microseconds until records that no more dead letters are taken of are looked at again."""
 
 
 class BucketState:
@@ -57,8 +59,9 @@ class BucketState:
         """Whether an offset still holds the record that it held in an earlier generation."""
         return all(offset < end for began, end in self.cuts if began > generation)
 
-    def next_ready(self, now: int, settings: Settings) -> int | None:
-        """Return an offset that may be delivered again or for the first time."""
+    def next_ready(self, now: int, settings: Settings, *, dying_full: bool) -> int | None:
+        """Return an offset that may be delivered again or for the first time, or whose record goes
+        to the dead letters: not if ``dying_full``, when no further one is sent there."""
         changed = self.dirty or self.next_due <= now
         if changed and settings.priority is not None:
             self.ready.clear()  # a record with a higher priority may have become deliverable
@@ -67,16 +70,23 @@ class BucketState:
                 if not (self.dirty or self.more or self.next_due <= now):
                     return None
                 by_key = settings.ordered_by is not None
-                found = self.records.due_offsets(now, _SCAN_ROWS, by_key=by_key)
+                below = settings.max_deliveries if dying_full else None
+                found = self.records.due_offsets(now, _SCAN_ROWS, by_key=by_key, below=below)
                 offsets, self.more, self.next_due = found
+                if dying_full:
+                    self.next_due = min(self.next_due, now + _FULL_PAUSE)
                 self.ready.extend(offsets)
                 self.dirty = False
                 if not offsets:
                     return None
             offset = self.ready.popleft()
             row = self.records.find(offset)
-            if row is not None and self.records.due[row] <= now:
-                return offset
+            if row is None or self.records.due[row] > now:
+                continue
+            if dying_full and self.records.attempts[row] >= settings.max_deliveries:
+                self.next_due = min(self.next_due, now + _FULL_PAUSE)
+                continue
+            return offset
 
 
 def delay_run(delays: list[tuple[int, int, int]], first: int, end: int) -> tuple[int, int | None]:

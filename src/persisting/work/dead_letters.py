@@ -27,19 +27,21 @@ from persisting.topic.table_calls import MakeDurable
 from persisting.topic.writer import QueueWriter
 from persisting.work.group_values import Position
 from persisting.work.keeper import DyingRecord, Keeper
-from persisting.work.near_reads import read_near
+from persisting.work.near_reads import MOST_BYTES, read_near, rows_within
 
 log = logging.getLogger("persisting")
 
 SUFFIX = ".dead"
 FIELD = "dead_letter"
 BATCH = 256
+_FIRST_BATCH = 8
+"""The first batch shows how large the records are. A batch stays as it is once it is journaled."""
+
 _BUCKET_BITS = 40
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.5, 30.0
 
-OpenDeadLetters: TypeAlias = "Callable[[], Awaitable[tuple[Topic, bool]]]"
-"""Opens the topic of the dead letters for writing, which is created if needed; also returns whether
-it has a log."""
+OpenDeadLetters: TypeAlias = "Callable[[], Awaitable[Topic]]"
+"""Opens the topic of the dead letters for writing, which is created if needed."""
 
 
 async def letters_spec(folder: Path, config: TopicConfig) -> TopicSpec:
@@ -72,9 +74,10 @@ class DeadLetterWriter:
     def __init__(self, keeper: Keeper, topic: Topic, open_letters: OpenDeadLetters) -> None:
         self._keeper, self._topic, self._open_letters = keeper, topic, open_letters
         self._letters: Topic | None = None
-        self._has_log = False
         self._writer: QueueWriter | None = None
         self._above = 0
+        self._most = min(_FIRST_BATCH, BATCH)
+        """How many dead letters the next batch may have."""
         self._loop = asyncio.get_running_loop()
         self._more = asyncio.Event()
         keeper.on_dying = self._notify
@@ -94,7 +97,7 @@ class DeadLetterWriter:
                 while True:
                     if self._writer is None and self._keeper.state.dying:
                         await self._open()
-                    batch = await self._keeper.next_batch(BATCH, self._above)
+                    batch = await self._keeper.next_batch(self._most, self._above)
                     if not batch:
                         break
                     await self._put(batch)
@@ -118,8 +121,7 @@ class DeadLetterWriter:
                 self._more.set()
 
     async def _open(self) -> None:
-        letters, self._has_log = await self._open_letters()
-        self._letters = letters
+        self._letters = letters = await self._open_letters()
         if letters.folder is None:
             raise StorageError(f"topic {letters.name!r} is in memory and cannot hold dead letters")
         name = f"work-group-{self._keeper.state.settings.identity}"
@@ -132,8 +134,11 @@ class DeadLetterWriter:
         assert self._writer is not None
         records = await self._read_near(batch)
         letters = [await self._letter(record, records.get(record.position)) for record in batch]
-        await self._writer.put_batch(letters, sequence=batch[-1].number)
-        await self._sync()
+        self._most = min(rows_within(MOST_BYTES, letters), BATCH)
+        number = batch[-1].number
+        await self._writer.put_batch(letters, sequence=number)
+        for bucket in sorted({self._writer.bucket_of(letter) for letter in letters}):
+            await self._make_durable(bucket, number)
 
     async def _read_near(self, batch: list[DyingRecord]) -> dict[Position, dict[str, Any]]:
         """Return the records of a batch that can be read with their neighbours."""
@@ -146,15 +151,19 @@ class DeadLetterWriter:
             for offset, record in (await read_near(self._topic.bucket(bucket), wanted)).items()
         }
 
-    async def _sync(self) -> None:
-        """Sync what was put: the topic may have been created without a log, or with rare syncs."""
+    async def _make_durable(self, bucket: int, number: int) -> None:
+        """Sync what was put to a bucket: it may have no log, or one with rare syncs, as its present
+        owner opened it. Raise if an owner without a log has died with it."""
         assert self._letters is not None
-        for bucket in range(self._letters.num_buckets):
-            client = self._letters.bucket(bucket)
-            if self._has_log:
-                await client.call(MakeDurable(int((await client.stats())["end_offset"])))
-            else:
-                await client.flush()
+        assert self._writer is not None
+        client = self._letters.bucket(bucket)
+        stats = await client.stats()
+        if stats.get("wal_enabled"):
+            await client.call(MakeDurable(int(stats["end_offset"])))
+        else:
+            await client.flush()
+        if await client.last_number(self._writer.writer_id) < number:
+            raise StorageError(f"the owner of topic {self._letters.name!r} has died with it")
 
     async def _letter(self, dying: DyingRecord, read: dict[str, Any] | None) -> dict[str, Any]:
         """Return a dead letter; ``read`` is its record if that was read already.

@@ -113,10 +113,14 @@ class Feed:
         if epoch != known_epoch:
             ends = (await client.call(Restores()))[known_epoch:]
             await self._cut(number, start, min([NEVER, *ends]), epoch)
-        if self._has_log:
+        # Its owner may have opened it with a log, or without, since this keeper has started.
+        if stats.get("wal_enabled", self._has_log):
             durable = min(end, await client.call(MakeDurable(end)))
         else:
             durable = end - int(stats.get("buffer_count", 0))
+            if durable > self._keeper.position(number)[0]:
+                # In files, the table may have a version that its owner has not synced yet.
+                durable = min(durable, await client.call(MakeDurable(durable)))
         if durable < following and epoch == known_epoch:
             await self._cut_shorter(number, start, durable, epoch)
         elif start > self._starts.get(number, 0):

@@ -41,7 +41,9 @@ class Journal:
         """The last sequence before the present segment."""
         self._unreleased = True
         self._limit = SEGMENT_BYTES
-        self._segment_began = 0
+        self._segment_bytes = 0
+        """Bytes of the present segment. Not from the log's size, which shrinks when the segment
+        before is removed."""
         self._snapshot_bytes = 0
 
     @property
@@ -53,8 +55,10 @@ class Journal:
         """Make operations durable; ``first`` is the number of operations before them."""
         data = msgspec.msgpack.encode((first, operations))
         payload = Payload(OPERATIONS, NONE, len(data), data)
+        before = self._log.size
         try:
             self._log.append([[payload]], self._preamble, now)
+            self._segment_bytes += self._log.size - before
             self._log.sync()
         except WALError:
             self._log.retract()
@@ -62,14 +66,14 @@ class Journal:
         if self._unreleased:
             self._log.release(self._released)
             self._unreleased = False
-        if self._log.size - self._segment_began - self._snapshot_bytes > self._limit:
+        if self._segment_bytes - self._snapshot_bytes > self._limit:
             self._released = self._log.seal()
             self._unreleased = True
 
     def _preamble(self) -> list[Payload]:
         start = encode_start(SegmentStart(self._log.last_written, {}))
         state = self._snapshot()
-        self._segment_began, self._snapshot_bytes = self._log.size, len(state)
+        self._segment_bytes, self._snapshot_bytes = 0, len(state)
         self._limit = segment_limit(len(state))
         return [
             Payload(START, NONE, len(start), start),

@@ -232,6 +232,7 @@ class Keeper:
         self._rejecting.clear()
         looks, self._looks = self._looks, []
         _deliver([*waiting, *rejecting, *looks], error)
+        self._idle.notify_all()
         self._wake()
 
     async def _durable(self, waiter: LoopWaiter | None) -> None:
@@ -782,7 +783,16 @@ class Keeper:
                     self.failure = KeeperEnded(f"the keeper of work group {self.group!r} has ended")
                 self._fail(self.failure)
             self._journal.close()
+            with self._floors_guard:  # one that is being written must not follow the next keeper's
+                self._release_lock(clean)
+
+    def _release_lock(self, clean: bool) -> None:
+        """Release the lock. A note that cannot be written, as on a full disk, does no harm, and
+        must not keep others from being closed."""
+        try:
             self._lock.release(clean=clean)
+        except StorageError as exc:
+            log.warning("%s", exc)
 
 
 def _deliver(waiters: Sequence[LoopWaiter], error: BaseException | None) -> None:

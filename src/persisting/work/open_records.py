@@ -199,9 +199,12 @@ class OpenRecords:
             setattr(self, name, array(column.typecode, values))
         self._tombstones = 0
 
-    def due_offsets(self, now: int, limit: int, *, by_key: bool) -> tuple[list[int], bool, int]:
+    def due_offsets(
+        self, now: int, limit: int, *, by_key: bool, below: int | None = None
+    ) -> tuple[list[int], bool, int]:
         """Return up to ``limit`` offsets that may be delivered, best first, whether there are more
-        of them, and when another one may become due.
+        of them, and when another one may become due. With ``below``, only records with fewer
+        attempts are among them.
 
         Higher priorities come first, then lower offsets. With ``by_key`` a record waits until all
         open records of its key with lower offsets are finished, and while another record of its
@@ -218,6 +221,8 @@ class OpenRecords:
             waiting = np.concatenate([due[rows[first]], due[rows[leased]]])
         else:
             ready, waiting = np.flatnonzero(due <= now), due
+        if below is not None:
+            ready = ready[np.frombuffer(self.attempts, dtype=np.int32)[ready] < below]
         later = waiting[waiting > now]
         next_due = int(later.min()) if len(later) else NEVER
         if self.priority is not None and len(ready):

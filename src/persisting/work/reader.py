@@ -252,9 +252,10 @@ class WorkReader(AsyncClosing):
                     else:
                         await self._return_unused([delivery])
         finally:
-            unused = [d for d in fetched if self._buffered.pop(d.key, None) is not None]
-            if unused and not self.closing:
-                await self._return_unused(unused)
+            if not self.closing:  # else close() returns what is buffered
+                unused = [d for d in fetched if self._buffered.pop(d.key, None) is not None]
+                if unused:
+                    await self._return_unused(unused)
 
     async def _return_unused(self, deliveries: Sequence[Delivery]) -> None:
         await self._session.release_unused([delivery.key for delivery in deliveries])

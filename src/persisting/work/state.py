@@ -38,7 +38,6 @@ _LEAST_SHARE = 256
 """A claim of no more records takes all of them from one bucket, if that has enough: they are
 journaled and read at once."""
 
-_DYING_PAUSE = 1_000_000
 _FEW_MEMBERS = 64
 
 CLAIM, RECLAIM, ACK, RELEASE, EXTEND, READ_AHEAD, DELAY = "c", "r", "a", "w", "x", "h", "y"
@@ -201,7 +200,7 @@ class GroupState:
     ) -> None:
         bucket = self.bucket(number)
         while len(leases) < count:
-            offset = bucket.next_ready(now, self.settings)
+            offset = bucket.next_ready(now, self.settings, dying_full=self._dying_full)
             if offset is None:
                 return
             self._reclaim(bucket, number, offset, now, lease, member, leases)
@@ -219,7 +218,7 @@ class GroupState:
             best: tuple[int, int, int] | None = None
             for number in numbers:
                 bucket = self.bucket(number)
-                offset = bucket.next_ready(now, self.settings)
+                offset = bucket.next_ready(now, self.settings, dying_full=self._dying_full)
                 if offset is None:
                     continue
                 bucket.ready.appendleft(offset)
@@ -250,15 +249,17 @@ class GroupState:
         if records.token[row]:
             self._expired.append((self._members[records.member[row]], records.last[row]))
         if records.attempts[row] >= self.settings.max_deliveries:
-            if len(self.dying) < MOST_DYING:
-                times = records.attempts[row]
-                reason = f"delivered {times} times without an acknowledgement"
-                self._do((DYING, number, offset, reason, now, 0))
-            else:
-                bucket.next_due = min(bucket.next_due, now + _DYING_PAUSE)
+            times = records.attempts[row]
+            reason = f"delivered {times} times without an acknowledgement"
+            self._do((DYING, number, offset, reason, now, 0))
             return
         self._do((RECLAIM, number, offset, self._next_token(now), now, now + lease, member))
         leases.append(self._lease(number, bucket, row))
+
+    @property
+    def _dying_full(self) -> bool:
+        """Whether no further record is sent to the dead letters, until some of them are written."""
+        return len(self.dying) >= MOST_DYING
 
     def _next_token(self, now: int) -> int:
         return max(self._token + 1, now)
@@ -662,7 +663,7 @@ class GroupState:
                         bucket.records.dump(),
                     )
                     for number, bucket in sorted(self.buckets.items())
-                    if bucket.next or bucket.epoch
+                    if bucket.next or bucket.epoch or bucket.generation
                 },
                 time=self.time,
             )
