@@ -89,8 +89,8 @@ class TopicReader(DataSourceReader):
         freeze_loaded_objects()
         slices = slices_to_read(topic, self._options) if seen is None else seen
         self._check_names(topic, slices)
-        most = rows_per_partition(topic, self._options, slices)
         left, rows = self._look_up(topic, slices)
+        most = rows_per_partition(topic, self._options, slices) if left else 1
         first, *rest = pack_slices(left, most)
         text = snapshot_text(slices, None if left else rows)
         return [SlicePartition(first, text, rows), *map(SlicePartition, rest)]
