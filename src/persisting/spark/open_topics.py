@@ -1,8 +1,8 @@
 """Topics that stay open in the processes with which Spark plans, from one query to the next.
 
-Spark keeps such a process for the queries of about a minute, one at a time. Its tables follow the
-newest version, as those of any reader do: a manifest that is not the same file as before is loaded
-again.
+Such a process plans one query at a time, and ends when it was idle for a minute. Its tables follow
+the newest version, as those of any reader do: a manifest that is not the same file as before is
+loaded again.
 """
 
 from __future__ import annotations
