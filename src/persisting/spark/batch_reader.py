@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from persisting.errors import InvalidArgument, OffsetOutOfRange
 from persisting.spark.gc_tuning import freeze_loaded_objects
+from persisting.spark.open_topics import open_topic
 from persisting.spark.partial_aggregates import PartialAggregates
 from persisting.spark.scan_hints import ROWS, KeyedRows, ScanHints, snapshot_text
 from persisting.spark.source_options import (
@@ -31,7 +32,7 @@ from persisting.spark.topic_scan import (
 from persisting.table.view import TableView
 from persisting.topic import handover
 from persisting.topic.scan import METADATA, Filter, Slice
-from persisting.topic.topic_files import TopicFolder, open_stored
+from persisting.topic.topic_files import TopicFolder
 
 _MOST_LOOKED_UP = 1000
 _MOST_LOOKED_UP_BYTES = 1 << 20
@@ -72,7 +73,7 @@ class TopicReader(DataSourceReader):
         self._hints, self._aggregates = hints or ScanHints(), aggregates
         self._topic: TopicFolder | None = None
         if self._hints.conditions:
-            self._topic = open_stored(options.folder)
+            self._topic = open_topic(options.folder)
         self._hint = pushed_hint(options, self._hints.conditions, target, self._topic)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,7 +81,7 @@ class TopicReader(DataSourceReader):
         return {**self.__dict__, "_topic": None}
 
     def partitions(self) -> list[InputPartition]:
-        topic = self._topic or open_stored(self._options.folder)
+        topic = self._topic or open_topic(self._options.folder)
         topic.recover()
         seen = self._hints.slices(topic.place)
         if self._options.flush and seen is None:
@@ -88,8 +89,8 @@ class TopicReader(DataSourceReader):
         freeze_loaded_objects()
         slices = slices_to_read(topic, self._options) if seen is None else seen
         self._check_names(topic, slices)
-        most = rows_per_partition(topic, self._options, slices)
         left, rows = self._look_up(topic, slices)
+        most = rows_per_partition(topic, self._options, slices) if left else 1
         first, *rest = pack_slices(left, most)
         text = snapshot_text(slices, None if left else rows)
         return [SlicePartition(first, text, rows), *map(SlicePartition, rest)]

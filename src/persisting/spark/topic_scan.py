@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from persisting.errors import InvalidArgument, StorageError
 from persisting.spark.gc_tuning import freeze_loaded_objects
+from persisting.spark.open_topics import open_topic
 from persisting.spark.pushdown import fields_of, is_read_as_stored, to_sql
 from persisting.spark.query_errors import readable_errors
 from persisting.spark.scan_hints import ROWS
@@ -19,7 +20,7 @@ from persisting.spark.source_options import ReadOptions, option_text
 from persisting.spark.types import to_spark
 from persisting.topic import scan
 from persisting.topic.scan import METADATA, Filter, Hint, Slice
-from persisting.topic.topic_files import TopicFolder, open_stored
+from persisting.topic.topic_files import TopicFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +31,7 @@ _log = logging.getLogger("persisting.spark")
 def topic_fields(options: ReadOptions, topic: TopicFolder | None = None) -> pa.Schema:
     """Return the fields of the versions that are read, else those of the topic, which may be open
     already."""
-    topic = topic or open_stored(options.folder)
+    topic = topic or open_topic(options.folder)
     if options.version is None:
         return topic.schema()
     topic.recover()  # a timestamp may refer to records in the log of a crashed owner

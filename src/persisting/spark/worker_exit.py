@@ -33,7 +33,7 @@ def daemon_process() -> Any | None:
 
 
 def is_planner() -> bool:
-    """Return whether this process plans or commits one query, after which it ends."""
+    """Return whether this process plans or commits queries, one at a time."""
     return daemon_process() is not None and sys.argv[-1].startswith("pyspark.sql.worker.")
 
 

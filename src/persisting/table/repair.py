@@ -32,12 +32,20 @@ class TornVersion(TableError):
     """A version cannot be read, in the way that a crash during its commit leaves it."""
 
 
-def load(root: Path, version: int) -> Any:
-    """A handle of one version; raises :class:`TornVersion` if its manifest cannot be read."""
+def load(root: Path, version: int, cache_bytes: int | None = None) -> Any:
+    """A handle of one version; raises :class:`TornVersion` if its manifest cannot be read.
+
+    It keeps at most ``cache_bytes`` of indexes in memory, and as many of metadata.
+    """
     import lance
 
     with lance_errors_as(lambda exc: _open_error(exc, root)):
-        dataset = lance.dataset(str(root), version=version)
+        dataset = lance.dataset(
+            str(root),
+            version=version,
+            index_cache_size_bytes=cache_bytes,
+            metadata_cache_size_bytes=cache_bytes,
+        )
         if dataset.version != version:
             raise TornVersion(f"the manifest of version {version} of {root} is damaged")
         try:

@@ -10,6 +10,7 @@ import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,8 +119,15 @@ def text_hits(view: TableView, request: TextRequest) -> TextHits:
 
 def check_condition(schema: pa.Schema, where: str) -> None:
     """Raise unless the condition can be used on a table of ``schema``, in the table's layout."""
-    view = in_memory(pa.Table.from_batches([], schema=schema), schema, 0)
+    view = _empty(schema.serialize().to_pybytes())
     _run(view, {"columns": [], "with_row_address": True, "filter": enclosed(where)}, where)
+
+
+@lru_cache(maxsize=8)
+def _empty(schema: bytes) -> TableView:
+    """A view of a table without rows; schemas are compared with their metadata."""
+    fields = pa.ipc.read_schema(pa.py_buffer(schema))
+    return in_memory(pa.Table.from_batches([], schema=fields), fields, 0)
 
 
 def count_matching(view: TableView, where: str) -> int:

@@ -47,10 +47,14 @@ class Table:
         *,
         compression: str | None = None,
         defaults: Mapping[str, Any] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
+        """``cache_bytes``: for a reader that stays open for long, how many bytes of indexes Lance
+        keeps in memory, and as many of metadata; None for its own limits."""
         self.root = folder / FOLDER
         self.committer = Committer(self.root, fs)
         self._compression, self._defaults = compression, defaults or {}
+        self._cache_bytes = cache_bytes
         self._plain_lists = False
         """Whether lists are stored without the compression, see :meth:`_leave_lists_plain`."""
         self._version_found = 0
@@ -140,7 +144,7 @@ class Table:
             self._followed,
         ):
             try:
-                dataset = repair.load(self.root, newest.version)
+                dataset = repair.load(self.root, newest.version, self._cache_bytes)
                 return NewerVersion(newest, dataset, properties.read(dataset))
             except repair.TornVersion:
                 if newest == failed:

@@ -159,6 +159,8 @@ def look_up(
         if "ScalarIndexQuery" not in plan.explain_plan():
             return None
         count = dataset.count_rows(enclosed(hint.where))
+    if not count:
+        return []
     stored = sum(size.nbytes for size in view.sizes) // max(1, view.rows)
     if count > most_rows or count * stored > most_bytes:
         return None

@@ -40,13 +40,16 @@ _OPENED_AT_ONCE = 4
 class TopicFolder:
     """The tables and the logs of a topic, read without a lock; nothing is changed."""
 
-    def __init__(self, folder: Path, config: TopicConfig) -> None:
-        self.folder, self.config = folder, config
+    def __init__(
+        self, folder: Path, config: TopicConfig, *, cache_bytes: int | None = None
+    ) -> None:
+        """``cache_bytes`` bounds what each table keeps in memory, see :class:`Table`."""
+        self.folder, self.config, self._cache_bytes = folder, config, cache_bytes
         self._tables: dict[int, Table] = {}
         self._readers: dict[int, Bucket] = {}
 
     @classmethod
-    def open(cls, folder: Path) -> TopicFolder:
+    def open(cls, folder: Path, *, cache_bytes: int | None = None) -> TopicFolder:
         config = topics.load(folder, filesystem.current())
         if config is None:
             raise NoSuchTopic(topics.no_such_topic(folder))
@@ -55,7 +58,7 @@ class TopicFolder:
                 f"topic {config.topic!r} has the backend {config.backend!r}, whose files only its "
                 "owner can read; topics of the backends 'lance' and 'persisting' have tables"
             )
-        return cls(folder, config)
+        return cls(folder, config, cache_bytes=cache_bytes)
 
     def recover(self) -> None:
         """Replay the logs that a crashed owner left into the tables."""
@@ -85,9 +88,19 @@ class TopicFolder:
         """Return the bucket's table at its newest version."""
         if bucket not in self._tables:
             folder = bucket_folder(self.folder, bucket)
-            self._tables[bucket] = Table(folder, filesystem.current())
+            self._tables[bucket] = Table(
+                folder, filesystem.current(), cache_bytes=self._cache_bytes
+            )
         self._tables[bucket].refresh()
         return self._tables[bucket]
+
+    def has_its_tables(self) -> bool:
+        """Whether all tables that are open still exist: an open one does not notice that it was
+        removed."""
+        return all(
+            table.view.dataset is None or files.newest_version(table.root)
+            for table in self._tables.values()
+        )
 
     def view(self, bucket: int) -> TableView:
         return self.table(bucket).view
@@ -136,10 +149,15 @@ class TopicFolder:
     def _views(self, buckets: Iterable[int]) -> list[TableView]:
         """Return the tables of buckets at their newest versions; several are opened at a time."""
         chosen = list(buckets)
-        if len(chosen) <= 1:
+        if sum(not self._is_open(bucket) for bucket in chosen) <= 1:
             return [self.view(bucket) for bucket in chosen]
         with ThreadPoolExecutor(min(len(chosen), _OPENED_AT_ONCE)) as threads:
             return list(threads.map(self.view, chosen))
+
+    def _is_open(self, bucket: int) -> bool:
+        """Whether the newest version of a bucket's table is open."""
+        table = self._tables.get(bucket)
+        return table is not None and not table.is_behind
 
     def index_specs(self, bucket: int) -> list[IndexSpec]:
         """Return the requested indexes of a bucket."""

@@ -33,6 +33,8 @@ public class TopicScan implements Scan, SupportsMetadata {
   static final String HINTS = "persisting.hints";
   /** The only column of a scan that needs none: its values are null, and nobody looks at them. */
   static final String ROWS = "_persisting_rows";
+  /** A new one would examine the classes of all values anew. */
+  private static final ObjectMapper JSON = new ObjectMapper();
 
   /** By load, the first partition that its first scan planned, which names all rows. Its later scans read the same rows. */
   private static final Map PLANNED = new WeakHashMap();
@@ -154,7 +156,7 @@ public class TopicScan implements Scan, SupportsMetadata {
     }
     String json;
     try {
-      json = new ObjectMapper().writeValueAsString(hints);
+      json = JSON.writeValueAsString(hints);
     } catch (Exception error) {
       throw new RuntimeException(error);
     }

@@ -1,8 +1,9 @@
 """Python runs this when it starts one of Spark's processes: sessions put this folder on their path.
 
-A process that plans a scan or a write for Spark lives for that only. Spark forks it from a daemon,
-and it would spend most of its time on loading Spark's modules, Arrow and Lance. So the daemon loads
-them, once. Another module of this name, which this one hides, runs as usual.
+Spark forks a process that plans scans or writes from a daemon, and ends it when it was idle for a
+minute. Such a process would first load Spark's modules, Arrow and Lance, which takes longer than a
+plan. So the daemon loads them, once. Another module of this name, which this one hides, runs as
+usual.
 """
 
 import os
