@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -206,9 +206,11 @@ class TestFlush:
 
     def test_flush_of_a_killed_owner_replays_its_log(self, topic: ObjectStore) -> None:
         dead = MortalStore(topic)
-        Owner(dead).put()
+        killed = Owner(dead)
+        killed.put()
         dead.kill()
         handover.flush(topic, config_of(topic))
+        killed.die()
         assert ids(topic) == [*OLD, *range(PUTS, PUTS + 10)]
         assert handovers(topic) == []
 
@@ -254,9 +256,28 @@ OWNER_DEATHS = {
 }
 
 
+BY_DAY = {
+    "between two notes",
+    "before the decision",
+    "at the decision",
+    "when the notes are removed",
+    "when it is ready",
+    "before its commit",
+    "after its commit",
+    "before its answer",
+}
+
+
+def points(names: Iterable[str]) -> list[Any]:
+    """Return parameters, of which some are nightly."""
+    return [
+        name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names
+    ]
+
+
 @pytest.mark.usefixtures("far_apart")
 class TestDeaths:
-    @pytest.mark.parametrize("point", DRIVER_DEATHS)
+    @pytest.mark.parametrize("point", points(DRIVER_DEATHS))
     def test_driver_that_dies_loses_and_doubles_nothing(
         self, topic: ObjectStore, owner: Owner, point: str
     ) -> None:
@@ -277,7 +298,7 @@ class TestDeaths:
         assert hand_over(topic, texts(0, 20)) == (0 if decided else 20)
         assert ids(topic) == [*range(20), *OLD, *range(PUTS, PUTS + 20)]
 
-    @pytest.mark.parametrize("point", OWNER_DEATHS)
+    @pytest.mark.parametrize("point", points(OWNER_DEATHS))
     def test_owner_that_dies_loses_and_doubles_nothing(
         self, topic: ObjectStore, monkeypatch: pytest.MonkeyPatch, point: str
     ) -> None:
@@ -311,7 +332,8 @@ class TestDeaths:
         self, topic: ObjectStore
     ) -> None:
         both = MortalStore(topic)
-        Owner(both).put()
+        dead = Owner(both)
+        dead.put()
         notes, config = written_notes(topic, texts(0, 20)), config_of(topic)
         both.kill_at("swap", '"state":"decided"', after=True)
         with pytest.raises(StorageError):
@@ -323,6 +345,7 @@ class TestDeaths:
         owner.put()
         until_true(lambda: handovers(topic) == [])
         owner.close()
+        dead.die()
 
 
 class TestPauses:
