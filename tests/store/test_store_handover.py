@@ -594,6 +594,19 @@ class TestOpening:
         until_true(lambda: handovers(topic) == [])
         assert ids(topic) == [*range(20), *OLD, *range(PUTS, PUTS + 10)]
 
+    def test_hand_over_that_ends_while_it_is_looked_at_is_not_taken_for_a_void_one(
+        self, topic: ObjectStore, owner: Owner
+    ) -> None:
+        """Its files are in the table, perhaps only in an older version."""
+        name = leave_notes(topic, texts(0, 20), SENT)
+        notes = owner.backends[0].bucket.new_notes()
+        notes.find()
+        assert notes.read(name) is not None
+        store_notes.forget(topic, name)
+        notes.find()
+        assert notes.status(name) == (True, False)
+        assert notes.read(name) is None
+
     def test_deletion_of_the_topic_does_not_wait_for_what_was_handed_over(
         self, topic: ObjectStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:

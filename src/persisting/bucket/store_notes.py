@@ -352,9 +352,10 @@ class StoreHandovers:
             return not self._seen and not self._left_over
 
     def status(self, name: str) -> Status:
+        """Return how far a hand-over is; nothing can be said of one that has just been removed."""
         with self._guard:
             seen = self._seen.get(name)
-            return Status(False, False) if seen is None else seen.status
+            return Status(alive=True, decided=False) if seen is None else seen.status
 
     def is_known(self, name: str) -> bool:
         """Whether a hand-over has not been taken back, as far as this process knows."""
@@ -429,15 +430,16 @@ class StoreNotes:
         return self._handovers.status(name)
 
     def read(self, name: str) -> Note | None:
-        if name not in self._notes:
-            note = None
-            if self._handovers.is_known(name):
-                note = read_note(self._store, name, self.bucket)
+        if not self._handovers.is_known(name):
+            return None  # its files may be in the table
+        note = self._notes.get(name)
+        if note is None:
+            note = read_note(self._store, name, self.bucket)
             if note is None:
                 self._handovers.note_gone(name, self.bucket)
                 return None
             self._notes[name] = note
-        return self._notes[name]
+        return note
 
     def read_answer(self, name: str) -> Answer | None:
         """Return the answer to a note; None if it is that of a former owner and not final: this
