@@ -233,7 +233,8 @@ class StoreHandovers:
         """``store`` is that of the topic."""
         self.store = store
         self._seen: dict[str, _Seen] = {}
-        self._left_over: list[str] = []
+        self._left_over: dict[str, list[str]] = {}
+        """Objects of hand-overs without a state, in the last listing."""
         self._buckets: weakref.WeakSet[StoreNotes] = weakref.WeakSet()
         self._owners: weakref.WeakSet[Owner] = weakref.WeakSet()
         self._guard = threading.Lock()
@@ -275,16 +276,13 @@ class StoreHandovers:
         """Look for new hand-overs. Blocking."""
         with self._reading:  # an older listing must not replace a newer one
             listed = list_all(self.store)
-            names = {name for name, found in listed.items() if found.has_state}
             with self._guard:
-                self._left_over = [
-                    key for name in listed.keys() - names for key in listed[name].keys
-                ]
-                for name in self._seen.keys() - names:
-                    del self._seen[name]
-                for name in names:
+                self._left_over = {
+                    name: found.keys for name, found in listed.items() if not found.has_state
+                }
+                for name in listed.keys() - self._left_over.keys():
                     self._seen.setdefault(name, _Seen()).notes = listed[name].notes
-            self._read_states()
+            self._read_states()  # forgets those that are gone
 
     def _read_states(self) -> bool:
         """Read the states of the known hand-overs; return whether one has changed."""
@@ -377,8 +375,10 @@ class StoreHandovers:
                 for name, seen in self._seen.items()
                 if not seen.status.alive and seen.notes.isdisjoint(own)
             ]
-            left_over, self._left_over = self._left_over, []
-        self.store.delete(left_over)
+            left_over, self._left_over = self._left_over, {}
+        for name, keys in left_over.items():
+            if state_register(self.store, name).read() is None:  # more certain than a listing
+                self.store.delete(keys)
         for name in ended:
             listed = self.store.list(f"{FOLDER}/{name}")
             if not any(key.endswith(".note") for key in listed):
