@@ -178,10 +178,8 @@ class StoreExchange:
             self._owner = self._new_owner()
         held = owner_register(self._store, bucket).read()
         name = FREE if held is None else held.content.owner
-        if name != FREE and name == self._owner.log_name:
-            self._owner.look_for_notes()
-        elif name == FREE or self._is_dead(bucket, name):
-            self._owner.own(bucket)
+        if name in (FREE, self._owner.log_name) or self._is_dead(bucket, name):
+            self._owner.own(bucket)  # opens it once; its inbox has the note
         else:
             self._call(name)
 
