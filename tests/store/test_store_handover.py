@@ -408,7 +408,7 @@ class TestPauses:
         keeper = store_handover._StateKeeper(topic, name, LEASE)
         seen = store_notes._Seen()
         register = store_notes.state_register(topic, name)
-        end = time.monotonic() + 3 * LEASE
+        end = time.monotonic() + 1.5 * LEASE
         while time.monotonic() < end:
             seen.read(register)
             assert seen.state == SENT
