@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pulsing as pul
+import pyarrow as pa
 import pytest
 from support.cluster_join import join_cluster, leave_cluster
 from support.cluster_nodes import Cluster
@@ -404,3 +405,34 @@ async def test_node_serves_only_topics_below_its_address(server: SeaweedFS, pref
     finally:
         await host.close()
         await system.shutdown()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+async def test_spark_hands_rows_over_to_the_nodes_that_own_the_buckets(
+    cluster: Cluster, join: Any, server: SeaweedFS, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark is no member of the cluster: it needs nothing but the store."""
+    pytest.importorskip("pyspark")
+    from support.spark.writes import DirectStore
+
+    cluster.start(2)
+    system = await join(cluster)
+    where: dict[str, Any] = {"topic": "t", "storage_path": url(prefix)}
+    options = {"backend_options": {**LOGGED, "flush_interval": None}, "num_buckets": 6}
+    options["storage_options"] = server.options()
+    writer = await write_queue(system, **where, durable=True, **options)
+    await writer.put([{"id": n} for n in range(30)])
+    assert all(owners(await writer.stats()))
+    for name, value in environment_of(server.options()).items():
+        monkeypatch.setenv(name, value)
+    home: Any = parse(url(prefix))
+    for _ in range(2):
+        rows = pa.table({"id": range(30, 60)})
+        await asyncio.to_thread(DirectStore(home).save, rows, parts=2, writeId="w")
+    await writer.put([{"id": n} for n in range(60, 90)])
+    reader = await read_queue(system, **where, storage_options=server.options())
+    assert sorted(record["id"] for record in await reader.get(limit=1000)) == list(range(90))
+    assert topic_store(server, prefix).list("handover") == []
+    await reader.close()
+    await writer.close()

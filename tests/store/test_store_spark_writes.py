@@ -18,9 +18,10 @@ import pyarrow as pa
 import pytest
 from support.fault_proxy import FaultProxy
 from support.object_stores import SeaweedFS, environment_of, url
-from support.spark.writes import DirectPipe, DirectStore
+from support.spark.writes import DirectPipe, DirectStore, sink_source
 
 from persisting.bucket import bulk_import
+from persisting.bucket.store_notes import StoreHandovers
 from persisting.errors import (
     BucketLocked,
     InvalidArgument,
@@ -76,6 +77,15 @@ def store_of(home: StoreAddress, topic: str = "t") -> ObjectStore:
 
 def data_objects(home: StoreAddress, topic: str = "t") -> set[str]:
     return {key for key in store_of(home, topic).list("") if "/data.lance/data/" in key}
+
+
+def stored_rows(home: StoreAddress, **options: str) -> int:
+    """Return how many rows a batch read of Spark finds."""
+    source = sink_source(home / "t", options)  # type: ignore[arg-type]
+    reader = source.reader(source.schema())
+    return sum(
+        batch.num_rows for partition in reader.partitions() for batch in reader.read(partition)
+    )
 
 
 def logs(home: StoreAddress, topic: str = "t") -> list[str]:
@@ -206,24 +216,112 @@ class TestRequests:
         assert files >= buckets
         assert counts == {
             "PUT": 7 * buckets + 1 + 2 * files,
-            "LIST": 7 * buckets + 1,
-            "GET": 9 * buckets + 6 + files,
+            "LIST": 8 * buckets + 1,
+            "GET": 10 * buckets + 6 + files,
             "HEAD": files,
             "DELETE": 1,
         }
 
+    def test_requests_beside_a_living_owner_are_those_of_the_price_table(
+        self, home: StoreAddress, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without beats, and without the GET of both sides while they wait."""
+        buckets = files = 4
+        monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{proxy.port}")
+        options = {"lease": 30.0, "flush_interval": None}
+
+        async def write() -> Counter[str]:
+            where: dict[str, Any] = {"topic": "t", "storage_path": str(home)}
+            async with await write_queue(
+                **where, num_buckets=buckets, durable=True, backend_options=options
+            ) as writer:
+                await writer.put([{"id": n, "text": f"row {n}"} for n in range(40)])
+                await writer.flush()
+                save = DirectStore(home).save
+                await asyncio.to_thread(save, rows(40, 40))
+                before = data_objects(home)
+                proxy.reset_counts()
+                await asyncio.to_thread(save, rows(40, 80))
+                seen = [kind for kind in proxy.seen if not kind.endswith("/lease.json")]
+                assert len(data_objects(home) - before) == 2 * files
+                return Counter(kind.partition(" ")[0].partition("-")[0] for kind in seen)
+
+        counts = asyncio.run(write())
+        assert counts["PUT"] == 3 + 7 * buckets + 2 * files
+        assert counts["LIST"] == 4 + 5 * buckets
+        assert counts["DELETE"] == 6
+
 
 class TestOwners:
-    def test_living_owner_is_named_and_nothing_is_changed(self, home: StoreAddress) -> None:
+    def test_rows_are_handed_over_to_a_living_owner(self, home: StoreAddress) -> None:
+        async def write() -> None:
+            where: dict[str, Any] = {"topic": "t", "storage_path": str(home), "num_buckets": 2}
+            options = {"lease": LEASE, "flush_interval": None}
+            async with await write_queue(**where, durable=True, backend_options=options) as writer:
+                await writer.put([{"id": n, "text": f"row {n}"} for n in range(10)])
+                for _ in range(2):
+                    save = DirectStore(home).save
+                    await asyncio.to_thread(save, rows(5, 10, score=1.0), parts=2, writeId="w")
+                await writer.put({"id": 15, "text": "row 15", "score": 2.0})
+                with pytest.raises(SchemaError, match="'score'"):
+                    await asyncio.to_thread(save, rows(5, 16, score=[1]))
+                await asyncio.to_thread(save, rows(0, 16), mode="overwrite", writeId="empty")
+                await writer.put({"id": 99})
+                await asyncio.to_thread(save, rows(2, 100))
+
+        asyncio.run(write())
+        assert ids(home) == [99, 100, 101]
+        assert store_of(home).list("handover") == []
+
+    def test_micro_batches_are_handed_over_to_a_living_owner(self, home: StoreAddress) -> None:
+        DirectStore(home).save(rows(20), topic="in", numBuckets=2)
+
+        async def write() -> None:
+            where: dict[str, Any] = {"topic": "out", "storage_path": str(home), "num_buckets": 2}
+            options = {"lease": LEASE, "flush_interval": None}
+            async with await write_queue(**where, durable=True, backend_options=options) as writer:
+                await writer.put({"id": 100, "text": "row 100"})
+                pipe = DirectPipe(home)  # type: ignore[arg-type]
+                await asyncio.to_thread(pipe.run, {"maxOffsetsPerTrigger": 8})
+                pipe.forget_last_commit()
+                await asyncio.to_thread(pipe.run)
+                await writer.put({"id": 101, "text": "row 101"})
+
+        asyncio.run(write())
+        assert ids(home, "out") == [*range(20), 100, 101]
+
+    def test_owner_that_does_not_answer_is_named_before_any_task_runs(
+        self, home: StoreAddress, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(StoreHandovers, "called", lambda self: None)
+
         async def write() -> None:
             where: dict[str, Any] = {"topic": "t", "storage_path": str(home), "num_buckets": 2}
             async with await write_queue(**where, durable=True) as writer:
                 await writer.put([{"id": n, "text": f"row {n}"} for n in range(10)])
-                await asyncio.to_thread(DirectStore(home).save, rows(5, 10, score=1.0))
+                save = DirectStore(home).save
+                await asyncio.to_thread(save, rows(5, 10, score=1.0), ownerTimeout=1)
 
-        with pytest.raises(BucketLocked, match=f"process {os.getpid()} on .* is alive; close"):
+        with pytest.raises(
+            BucketLocked, match=f"process {os.getpid()} on .* did not answer within"
+        ):
             asyncio.run(write())
         assert records(home) == [{"id": n, "text": f"row {n}"} for n in range(10)]
+
+    def test_flushing_read_sees_what_a_living_owner_has_acknowledged(
+        self, home: StoreAddress
+    ) -> None:
+        async def read() -> list[int]:
+            where: dict[str, Any] = {"topic": "t", "storage_path": str(home), "num_buckets": 2}
+            options = {"lease": LEASE, "flush_interval": None}
+            async with await write_queue(**where, durable=True, backend_options=options) as writer:
+                await writer.put([{"id": n} for n in range(10)])
+                return [
+                    await asyncio.to_thread(stored_rows, home, **given)
+                    for given in ({}, {"flush": "true"})
+                ]
+
+        assert asyncio.run(read()) == [0, 10]
 
     def test_log_of_a_killed_owner_is_replayed_before_the_rows_are_stored(
         self, home: StoreAddress
@@ -276,8 +374,7 @@ class TestStreams:
 
 def test_options_that_cannot_work_in_an_object_store_are_refused() -> None:
     path = {"path": "s3://bucket/orders"}
-    with pytest.raises(InvalidArgument, match="option flush is not supported"):
-        read_options({**path, "flush": "true"})
+    assert read_options({**path, "flush": "true"}).flush
     for name in ("aws_secret_access_key", "storage_options", "fs.s3a.secret.key", "sessionToken"):
         for parse_options in (read_options, write_options):
             with pytest.raises(InvalidArgument, match="are no options") as refused:

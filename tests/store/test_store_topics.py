@@ -385,7 +385,7 @@ async def test_requests_of_puts_are_those_of_the_price_table(
     await again.put([{"id": number} for number in range(100)])
     opening = proxy.counts
     assert opening["GET"] <= 24
-    assert opening["LIST"] <= 12
+    assert opening["LIST"] <= 16
     assert sum(count for kind, count in opening.items() if kind.startswith("PUT")) <= 20
     await again.close()
 

@@ -40,7 +40,7 @@ held(handover._HandOver, "_send", before="driver-sends", after="driver-sent",
      when=lambda self, notes: any(note.kind == "adopt" for note in notes.values()))
 held(handover, "decide", before="driver-decides", after="driver-decided")
 held(handover._HandOver, "_remove", before="driver-has-answers", after="driver-removed-notes",
-     when=lambda self, buckets: handover_notes.is_decided(self._folder, self._name))
+     when=lambda self, buckets: self._exchange.is_decided())
 """
 
 OWNER_POINTS = (

@@ -115,13 +115,20 @@ def new_store_owner_log(
     *,
     passing: bool = False,
     patience: float = PATIENCE_SECONDS,
+    takes_notes: bool = True,
     **options: Any,
 ) -> StoreOwnerLog:
     """Create the log that the buckets of a topic in an object store share in this process.
     Blocking."""
     checked = PersistingBackend._options(bucket_id=0, storage_path=store.address, **options)
     return StoreOwnerLog(
-        store, num_buckets, checked, _rules(checked), passing=passing, patience=patience
+        store,
+        num_buckets,
+        checked,
+        _rules(checked),
+        passing=passing,
+        patience=patience,
+        takes_notes=takes_notes,
     )
 
 
@@ -202,7 +209,13 @@ def _open_in_store(options: PersistingOptions, bucket_metrics: metrics.BucketMet
         try:
             schema = owner_log.schema_state
             bucket = StoreBucket(
-                options, _rules(options), owner_log.store, ownership, schema, bucket_metrics
+                options,
+                _rules(options),
+                owner_log.store,
+                ownership,
+                schema,
+                bucket_metrics,
+                owner_log.handovers,
             )
             try:
                 owner_log.attach(bucket)

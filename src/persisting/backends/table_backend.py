@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -53,11 +52,10 @@ class TableBackend(AsyncClosing):
         self._closing = CoalescedTask(weak_callback(self, TableBackend._close))
         self._finished = False
         self._opened = bucket.end
-        self._inbox = Inbox(bucket)
-        is_in_a_folder = isinstance(bucket.options.storage_path, Path)
-        is_of_a_topic = bucket.options.schema_path is not None
-        if is_in_a_folder and is_of_a_topic and not bucket.options.read_only:
-            self._take_handed_over()
+        self._inbox: Inbox | None = None
+        if bucket.takes_notes:
+            self._inbox = Inbox(bucket, bucket.new_notes())
+            self._take_handed_over(self._inbox)
 
     @classmethod
     def check_options(cls, **options: Any) -> None:
@@ -73,12 +71,12 @@ class TableBackend(AsyncClosing):
         """The synchronous core, for blocking code such as bulk writers that own the bucket."""
         return self._bucket
 
-    def _take_handed_over(self) -> None:
+    def _take_handed_over(self, inbox: Inbox) -> None:
         """Store what was handed over to the bucket before anything is put to it: an overwrite that
         was decided must not remove records that were acknowledged after it."""
         try:
-            self._inbox.complete()
-            self._inbox.start()
+            inbox.complete()
+            inbox.start()
         except BaseException:
             try:
                 self._close()
@@ -488,5 +486,6 @@ class TableBackend(AsyncClosing):
             bucket.cancel_close()
             raise
         bucket.finish_close()
-        self._inbox.stop()
+        if self._inbox is not None:
+            self._inbox.stop()
         self._finished = True

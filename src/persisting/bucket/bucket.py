@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from persisting import fs as filesystem
-from persisting.bucket import exit_flush, handover_notes
+from persisting.bucket import exit_flush
 from persisting.bucket.buffer import Buffer
 from persisting.bucket.chunk import Chunk, Prepared, copy_row
 from persisting.bucket.delays import (
@@ -33,6 +33,7 @@ from persisting.bucket.delays import (
     refuse_without_log,
 )
 from persisting.bucket.flusher import Flusher, FlushTurns
+from persisting.bucket.folder_notes import FolderNotes
 from persisting.bucket.group_commit import GroupCommit
 from persisting.bucket.log_view import LogView
 from persisting.bucket.maintenance import Maintenance
@@ -52,7 +53,7 @@ from persisting.metrics import NO_METRICS, BucketMetrics
 from persisting.options import BucketOptions
 from persisting.records import RecordEncoder, Rules
 from persisting.records.arrow import beyond_float, check_defaults, merge
-from persisting.table import versions
+from persisting.table import leftovers, versions
 from persisting.table.repair import SIGNATURE
 from persisting.table.table import Table
 from persisting.table.versions import Version
@@ -158,7 +159,17 @@ class Bucket:
 
     def _writers_of_notes(self) -> Iterable[str]:
         """Return the writers of files that are handed over to this bucket and not stored yet."""
-        return handover_notes.writers(self.options.storage_path, self.fs)
+        return self.new_notes().writers()
+
+    @property
+    def takes_notes(self) -> bool:
+        """Whether other processes may hand files over to this bucket."""
+        is_of_a_topic = self.options.schema_path is not None
+        return is_of_a_topic and not self.options.read_only
+
+    def new_notes(self) -> Any:
+        """Return the notes that are handed over to this bucket, for its inbox."""
+        return FolderNotes(self.options.storage_path, self.fs)
 
     def _new_maintenance(self) -> Maintenance:
         return Maintenance(
@@ -791,6 +802,15 @@ class Bucket:
             self._buffer.publish(self.table.view, len(self.table.restores), flushed)
         view = self._buffer.view
         self.metrics.table_is(len(view.sizes), view.start)
+
+    def remove_files(self, names: Collection[str], *, never_named: bool = False) -> None:
+        """Remove those of the data files that no version of the table names.
+
+        ``never_named``: the caller knows that no commit, also none that was tried, has named them.
+        """
+        if names:
+            with self.exclusive_table() as table:
+                leftovers.remove_unused(table, names)
 
     def exclusive_table(self) -> AbstractContextManager[Table]:
         """Hold the table of the open bucket for a change; readers see the result on exit."""

@@ -18,7 +18,7 @@ from persisting.bucket.producer_sequences import ANONYMOUS, WRITERS, ProducerSeq
 from persisting.bucket.schema_state import EVOLVING
 from persisting.errors import StorageError
 from persisting.records.arrow import merge
-from persisting.table import bulk_write, files, leftovers
+from persisting.table import bulk_write, files
 from persisting.table.table import Table
 
 if TYPE_CHECKING:
@@ -85,18 +85,17 @@ def adopt(
             state = prepare(bucket, schema)
             columns = [state["columns"]]
             if rewritten is not None:
-                _remove(bucket, rewritten)
+                bucket.remove_files(_names(rewritten), never_named=True)
                 rewritten = None
-            rewritten = bulk_write.rewrite_files(
-                bucket.table.root, state["version"], fragments, schema, bucket.fs
-            )
+            place = bucket.table.bulk_files
+            rewritten = bulk_write.rewrite_files(place, state["version"], fragments, schema)
     except BaseException:
         if rewritten is not None:  # the next attempt rewrites the files again
             with suppress(StorageError, OSError):
-                _remove(bucket, rewritten)
+                bucket.remove_files(_names(rewritten))
         raise
     if rewritten is not None:
-        _remove(bucket, fragments)
+        bucket.remove_files(_names(fragments), never_named=True)
     bucket.maintenance.schedule_if_needed()
     return stored
 
@@ -160,12 +159,6 @@ def _stored_after_all(table: Table, writer: str, number: int) -> Iterator[None]:
         known = ProducerSequences(table.properties.get(WRITERS))
         if not settled or not known.has((writer, number)):
             raise
-
-
-def _remove(bucket: Bucket, fragments: list[dict[str, Any]]) -> None:
-    """Remove files that were replaced by others."""
-    with bucket.exclusive_table() as table:
-        leftovers.remove_unused(table, _names(fragments))
 
 
 def _names(fragments: list[dict[str, Any]]) -> set[str]:

@@ -3,6 +3,9 @@
 Everything here blocks and runs in the pool, without an event loop, so that an owner answers while
 its program is busy. A note is handled by whoever owns the bucket. If that owner dies or closes, the
 next one finds the note; the number of the write in the table tells it what was adopted already.
+
+Where notes and answers lie, and who may decide, is :class:`Notes`, of which folders and object
+stores have a form each.
 """
 
 from __future__ import annotations
@@ -13,15 +16,15 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from persisting.bucket import bulk_import, handover_notes, handover_watch
+from persisting.bucket import bulk_import, handover_notes
 from persisting.bucket.bucket import Bucket
-from persisting.bucket.handover_notes import Answer, Note
+from persisting.bucket.handover_notes import Answer, Note, Status
+from persisting.bucket.handover_watch import Owner
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.concurrency.loop_bridge import NoThread
 from persisting.errors import BucketClosed, SchemaError, StorageError
-from persisting.table import leftovers
 from persisting.table.bulk_files import FilesRemoved, FilesUnfit
 
 log = logging.getLogger("persisting")
@@ -31,13 +34,56 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 time."""
 
 
+class Notes(Protocol):
+    """The notes of a bucket that this process owns, and their answers. Blocking."""
+
+    place: str
+    """The bucket, for messages."""
+
+    def names(self) -> list[str]:
+        """Return the ids of the notes, oldest first."""
+
+    def may_have_left_overs(self) -> bool:
+        """Whether a hand-over of the topic may be under way, or may have been left behind."""
+
+    def note_place(self, name: str) -> str:
+        """Return where a note is, for messages."""
+
+    def status(self, name: str) -> Status:
+        """Return how far a hand-over is. One that is neither alive nor decided is void for good;
+        one that is decided stays so."""
+
+    def read(self, name: str) -> Note | None:
+        """Return a note, None if it was withdrawn."""
+
+    def read_answer(self, name: str) -> Answer | None:
+        """Return the answer that stands for a note, None if this owner has to answer it."""
+
+    def write_answer(self, name: str, answer: Answer) -> None:
+        """Answer a note; that files were adopted is durable when this returns."""
+
+    def confirm_decision(self) -> None:
+        """Make decisions durable that the process that hands over has perhaps not made so yet."""
+
+    def remove(self, name: str) -> None:
+        """Remove a note, then its answer."""
+
+    def clear(self) -> None:
+        """Remove what finished hand-overs left behind."""
+
+    def start(self, owner: Owner) -> None:
+        """Wake an owner from now on when there may be notes for it."""
+
+    def stop(self, owner: Owner) -> None:
+        """Stop waking it."""
+
+
 class Inbox:
     """The notes of a bucket that is open for writing. It does not keep the bucket alive."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, notes: Notes) -> None:
         self._bucket = weakref.ref(bucket)
-        self._folder, self._fs = bucket.options.storage_path, bucket.fs
-        self._topic = self._folder.parent
+        self._notes = notes
         self._job = CoalescedTask(weak_callback(self, Inbox.work))
         self._working = threading.Lock()
         self._unanswered: dict[str, Answer] = {}
@@ -54,26 +100,26 @@ class Inbox:
         bucket = self._bucket()
         assert bucket is not None
         with self._working:
-            names = handover_notes.note_names(self._folder, self._fs)
+            names = self._notes.names()
             self._handle_all(bucket, names)
-            if names or handover_notes.has_any(self._topic):
+            if names or self._notes.may_have_left_overs():
                 self._clear()
         if self._blocked is not None:
-            note = handover_notes.note_path(self._folder, self._blocked.name)
+            note = self._notes.note_place(self._blocked.name)
             raise StorageError(
-                f"{self._folder} cannot be opened for writing: it must first store the rows that "
-                f"were handed over with {note}, and that failed: {self._blocked.cause}. Remove the "
-                "cause and open it again; to give up these rows instead, delete the note"
+                f"{self._notes.place} cannot be opened for writing: it must first store the rows "
+                f"that were handed over with {note}, and that failed: {self._blocked.cause}. "
+                "Remove the cause and open it again; to give up these rows instead, delete the note"
             )
 
     def start(self) -> None:
         """Handle notes from now on."""
-        handover_watch.add(self._topic, self)
+        self._notes.start(self)
         self.wake()
 
     def stop(self) -> None:
         """Handle no more notes: the bucket is closed."""
-        handover_watch.remove(self._topic, self)
+        self._notes.stop(self)
 
     def wake(self, *, always: bool = False) -> None:
         """Handle the notes in the background if there are any, or ``always``."""
@@ -83,7 +129,7 @@ class Inbox:
 
     def _may_have_notes(self) -> bool:
         try:
-            return bool(handover_notes.note_names(self._folder, self._fs))
+            return bool(self._notes.names())
         except StorageError:
             return True  # the look itself reports the error
 
@@ -94,7 +140,7 @@ class Inbox:
             if bucket is None:
                 return
             try:
-                self._handle_all(bucket, handover_notes.note_names(self._folder, self._fs))
+                self._handle_all(bucket, self._notes.names())
             except BucketClosed:
                 return
             except StorageError as exc:
@@ -104,8 +150,7 @@ class Inbox:
     def _clear(self) -> None:
         """Remove what finished hand-overs left behind."""
         try:
-            handover_notes.clear_answers(self._folder, self._fs)
-            handover_notes.clear_finished(self._topic, self._fs)
+            self._notes.clear()
         except (OSError, StorageError) as exc:
             self._report("", exc)
 
@@ -133,9 +178,9 @@ class Inbox:
     def _is_left(self, name: str) -> bool:
         """Whether a note may be decided, and is not adopted."""
         try:
-            if not handover_notes.is_decided(self._topic, name):
+            if not self._notes.status(name).decided:
                 return False
-            return not _is_final(handover_notes.read_answer(self._folder, name, self._fs))
+            return not _is_final(self._notes.read_answer(name))
         except StorageError:
             return True
 
@@ -143,38 +188,36 @@ class Inbox:
         """Log an error once; the note is handled again."""
         if self._reported.get(name) != str(exc):
             self._reported[name] = str(exc)
-            log.error("a hand-over to %s failed: %s", self._folder, exc)
+            log.error("a hand-over to %s failed: %s", self._notes.place, exc)
 
     def _handle(self, bucket: Bucket, name: str) -> None:
-        # In this order: the process may decide and then end.
-        alive = handover_notes.is_alive(self._topic, name)
-        decided = handover_notes.is_decided(self._topic, name)
+        alive, decided = self._notes.status(name)
         try:
-            note = handover_notes.read_note(self._folder, name, self._fs)
+            note = self._notes.read(name)
         except StorageError as exc:
             if alive or decided:
                 state = handover_notes.FAILING if decided else handover_notes.REFUSED
                 self._answer(name, _error(state, exc))
                 raise
             note = None  # it is void, whatever it asked for
-            handover_notes.remove_note(self._folder, name, self._fs)
+            self._notes.remove(name)
         if note is None:
             return
-        answer = handover_notes.read_answer(self._folder, name, self._fs)
+        answer = self._notes.read_answer(name)
         if self._blocked is not None and note.kind == handover_notes.ADOPT:
             if answer is None:
                 cause = f"an earlier write cannot be stored yet: {self._blocked.cause}"
                 self._answer(name, Answer(state=handover_notes.FAILING, message=cause))
         elif decided:
             if not _is_final(answer):
-                handover_notes.sync_decision(self._topic, self._fs)
+                self._notes.confirm_decision()
                 self._adopt(bucket, name, note)
             bucket.release_producer(note.writer)
             if not alive:
-                handover_notes.remove_note(self._folder, name, self._fs)
+                self._notes.remove(name)
         elif not alive:
-            self._discard(bucket, note)
-            handover_notes.remove_note(self._folder, name, self._fs)
+            bucket.remove_files(note.files, never_named=True)
+            self._notes.remove(name)
             bucket.release_producer(note.writer)
         elif answer is None or answer.state == handover_notes.FAILING:
             self._answer(name, _answered(lambda: self._serve(bucket, note)))
@@ -207,7 +250,7 @@ class Inbox:
             try:
                 rows = adopt(bucket, note)
                 if not rows:  # an earlier attempt stored these rows, perhaps from other files
-                    self._discard(bucket, note)
+                    bucket.remove_files(note.files)
                 answer = Answer(state=handover_notes.DONE, rows=rows)
             except BucketClosed:
                 raise
@@ -222,13 +265,7 @@ class Inbox:
         del self._unanswered[name]
 
     def _answer(self, name: str, answer: Answer) -> None:
-        handover_notes.write_answer(self._folder, name, answer, self._fs)
-
-    def _discard(self, bucket: Bucket, note: Note) -> None:
-        """Remove the files of a note that nobody will adopt."""
-        if note.fragments:
-            with bucket.exclusive_table() as table:
-                leftovers.remove_unused(table, note.files)
+        self._notes.write_answer(name, answer)
 
 
 class _Blocked(NamedTuple):

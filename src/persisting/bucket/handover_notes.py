@@ -11,6 +11,9 @@ and answer that they are ready. The process that hands over then writes ``decide
 one step. Before that point nothing is adopted, and nothing is if the process gives up or dies.
 After it the notes are adopted, whoever dies: by the owner, its successor, or the process itself.
 Only the holder of the lock may decide; so a note without a decision whose lock is free is void.
+
+This is the form of a topic in a folder; :mod:`~persisting.bucket.store_notes` is that of an object
+store. Notes, answers and the steps are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -97,6 +100,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     table: dict[str, Any] | None = None
     error: str = ""
     message: str = ""
+
+
+class Status(NamedTuple):
+    """How far a hand-over is."""
+
+    alive: bool
+    """Whether the process that hands over may live, and decide if it has not yet."""
+    decided: bool
 
 
 def encoded_schema(schema: pa.Schema) -> str:

@@ -7,7 +7,7 @@ the table is committed (under a fence), and that everything acknowledged is dura
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from persisting.bucket.bucket import Bucket
 from persisting.bucket.maintenance import Maintenance
 from persisting.bucket.schema_state import SchemaState
 from persisting.bucket.store_maintenance import StoreMaintenance
+from persisting.bucket.store_notes import StoreHandovers, StoreNotes
 from persisting.bucket.store_ownership import Ownership
 from persisting.concurrency import timer
 from persisting.errors import OwnershipLost, StorageError
@@ -23,6 +24,7 @@ from persisting.options import BucketOptions
 from persisting.records import Rules
 from persisting.store.object_store import ObjectStore
 from persisting.store_address import StoreAddress
+from persisting.table import files
 from persisting.table.store_table import StoreTable
 
 log = logging.getLogger("persisting")
@@ -56,9 +58,13 @@ class StoreBucket(Bucket):
         ownership: Ownership,
         schema: SchemaState,
         metrics: BucketMetrics = NO_METRICS,
+        handovers: StoreHandovers | None = None,
     ) -> None:
-        """``store`` is that of the topic."""
+        """``store`` is that of the topic; without ``handovers`` nothing is handed over."""
         self._store, self.ownership = store, ownership
+        self._notes: StoreNotes | None = None
+        if handovers is not None:
+            self._notes = StoreNotes(handovers, options.bucket_id, ownership.term)
         self._lost: OwnershipLost | None = None
         self.log_state: LogState | None = None
         """The log, once the bucket is attached to it."""
@@ -79,7 +85,37 @@ class StoreBucket(Bucket):
         return StoreMaintenance(self._store, self, *parts)
 
     def _writers_of_notes(self) -> Iterable[str]:
-        return ()  # nothing is handed over in an object store
+        if self._notes is None:
+            return ()
+        # Only now: whoever counts on this owner to know a note has seen that it owns the bucket.
+        self._notes.find()
+        return self._notes.writers()
+
+    @property
+    def takes_notes(self) -> bool:
+        return self._notes is not None
+
+    def new_notes(self) -> StoreNotes:
+        assert self._notes is not None
+        return self._notes
+
+    def remove_files(self, names: Collection[str], *, never_named: bool = False) -> None:
+        """Remove objects that no version names. To read all versions takes many requests, so those
+        that a commit may have named are left: cleaning removes them after 7 days."""
+        if names and never_named:
+            with self.exclusive_table() as table:
+                if set(names).isdisjoint(files.data_paths(table.view.fragments)):
+                    table.bulk_files.remove(names)
+
+    def look_for_notes(self) -> None:
+        """Look for notes, in the background."""
+        if self._notes is not None:
+            self._notes.look()
+
+    @property
+    def needs_files_of_notes(self) -> bool:
+        """Whether a note may be decided and not adopted: cleaning must not remove its files."""
+        return self._notes is not None and self._notes.has_decided
 
     def _open_for_writing(self) -> None:
         try:

@@ -74,6 +74,16 @@ class StoreMaintenance(Maintenance):
             return []
         return store_groups.holds(self._store, self._options.bucket_id, restored)
 
+    def _bucket_needs_files(self) -> bool:
+        """Whether cleaning would remove files that are handed over, decided and not adopted: it
+        removes what no version names once it is 7 days old."""
+        return bool(getattr(self._bucket_ref(), "needs_files_of_notes", False))
+
+    def _look_for_notes(self) -> None:
+        look = getattr(self._bucket_ref(), "look_for_notes", None)
+        if look is not None:
+            look()
+
     @property
     def _cleaning_due(self) -> bool:
         """The age of a version counts back from the newest one, so without a new version there is
@@ -81,9 +91,13 @@ class StoreMaintenance(Maintenance):
         return super()._cleaning_due and self._table.view.version != self._cleaned_version
 
     def _clean(self) -> int:
+        if self._bucket_needs_files():
+            return 0
         due = self._cleaning_due
         removed = super()._clean()
         if due:
+            # A process that died before it called anybody may have left notes.
+            self._look_for_notes()
             self._cleaned_version = self._table.view.version
         return removed
 

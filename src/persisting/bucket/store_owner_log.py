@@ -14,6 +14,7 @@ from persisting.bucket.log_index import LogIndex
 from persisting.bucket.log_recovery import Replay
 from persisting.bucket.schema_state import SchemaState
 from persisting.bucket.store_bucket import StoreBucket
+from persisting.bucket.store_notes import StoreHandovers
 from persisting.bucket.store_ownership import PATIENCE_SECONDS, Ownership, owner_register
 from persisting.bucket.store_schema import StoreSchema
 from persisting.concurrency.coalesced import weak_callback
@@ -43,11 +44,12 @@ class StoreOwnerLog:
         *,
         passing: bool = False,
         patience: float = PATIENCE_SECONDS,
+        takes_notes: bool = True,
     ) -> None:
         """``store`` is that of the topic. Blocking.
 
         ``passing``: buckets are owned only for one short change, so that others wait for it, up to
-        their ``patience`` in seconds.
+        their ``patience`` in seconds. ``takes_notes``: files that are handed over are adopted.
         """
         self._patience = patience
         probe(store)
@@ -57,6 +59,9 @@ class StoreOwnerLog:
         self.schema_state = SchemaState(rules, StoreSchema(store))
         self._lease = Lease(store, self.name, options.lease, passing=passing)
         self.log = ObjectLog(store, self._lease)
+        self.handovers = StoreHandovers(store) if takes_notes else None
+        if self.handovers is not None:
+            self._lease.on_call = weak_callback(self.handovers, StoreHandovers.called)
         self._lease.start(weak_callback(self.log, ObjectLog.beat))
         self.group_commit = GroupCommit(
             self.log,

@@ -85,7 +85,7 @@ class TopicReader(DataSourceReader):
         topic.recover()
         seen = self._hints.slices(topic.place)
         if self._options.flush and seen is None:
-            handover.flush(topic.folder, topic.config, self._options.owner_seconds)
+            handover.flush(topic.handover_place, topic.config, self._options.owner_seconds)
         freeze_loaded_objects()
         slices = slices_to_read(topic, self._options) if seen is None else seen
         self._check_names(topic, slices)

@@ -129,11 +129,6 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
             "version"
         )
     place = _place(given)
-    if flush and isinstance(place, StoreAddress):
-        raise InvalidArgument(
-            f"option flush is not supported for topics in an object store yet ({place}): a read "
-            "sees what the owner has flushed"
-        )
     return ReadOptions(
         folder=place,
         columns=None if columns is None else _names("columns", columns),

@@ -84,7 +84,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _flush(self) -> None:
         """Have owners write what they have acknowledged, if the options ask for it."""
         if self._options.flush:
-            handover.flush(self._topic.folder, self._topic.config, self._options.owner_seconds)
+            topic = self._topic
+            handover.flush(topic.handover_place, topic.config, self._options.owner_seconds)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._flush()

@@ -1,7 +1,7 @@
 """Where a write goes: what the driver does with a topic in a folder, or in an object store.
 
 Both forms prepare the tables before tasks run, and commit the files of the tasks bucket by bucket.
-In a folder, a process that has a bucket open does both itself (:mod:`persisting.topic.handover`).
+A process that has a bucket open does both itself (:mod:`persisting.topic.handover`).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class FolderTarget:
                                 replace=overwrite,
                             )
             if left := {b: found for b, found in files.items() if b not in added}:
-                notes = {b: _note(found, sequence, overwrite) for b, found in left.items()}
+                notes = {b: note_of(found, sequence, overwrite) for b, found in left.items()}
                 added |= handover.adopt(self._folder, config, notes, self._seconds)
         # Where nothing is new, an earlier attempt stored these rows from other files.
         unused = {b: files[b].fragments for b, rows in added.items() if not rows}
@@ -193,7 +193,8 @@ class FolderTarget:
             leftovers.remove_unused(Table(place, fs), names - handed_files(place, fs))
 
 
-def _note(files: BucketFiles, sequence: Sequence, overwrite: bool) -> Note:
+def note_of(files: BucketFiles, sequence: Sequence, overwrite: bool) -> Note:
+    """Return the note that hands files over to the owner of their bucket."""
     writer, number = sequence
     return Note(
         kind=ADOPT,

@@ -52,6 +52,14 @@ class BulkFiles:
         except (ValueError, OSError):
             return lance.dataset(str(self.root), storage_options=self.storage_options)
 
+    def reader(self, name: str) -> Any:
+        """Return Lance's reader of a data file."""
+        import lance
+
+        return lance.file.LanceFileReader(
+            f"{self.root}/{files.DATA}/{name}", storage_options=self.storage_options
+        )
+
     def finish(self, fragments: list[dict[str, Any]]) -> None:
         """Make the files of a worker durable; their names in ``fragments`` may change."""
         checksums.sign(self._fs, self.root, fragments, files.HANDED)

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from persisting.errors import StorageError
-from persisting.fs import FileSystem
 from persisting.records.arrow_casts import convert
-from persisting.table import files, layout
+from persisting.table import layout
 from persisting.table.alignment import aligned
 from persisting.table.bulk_files import BulkFiles, FilesUnfit
-from persisting.table.lance_errors import translated
 from persisting.table.properties import RESTORES, START, Restored, encode_restores
 from persisting.table.table import Table
 
@@ -63,24 +60,19 @@ def write_files(
 
 
 def rewrite_files(
-    root: Path,
-    version: int,
-    fragments: Iterable[dict[str, Any]],
-    schema: pa.Schema,
-    fs: FileSystem,
+    place: BulkFiles, version: int, fragments: Iterable[dict[str, Any]], schema: pa.Schema
 ) -> list[dict[str, Any]]:
     """Write the rows of workers' fragments again, for columns that have changed since."""
-    import lance
-
     written = []
     for fragment in fragments:
         (file,) = fragment["files"]
-        reader = lance.file.LanceFileReader(str(root / files.DATA / file["path"]))
-        # A field that had no type yet has no column in the file.
-        stored = reader.metadata().schema.names
-        rows = reader.read_all(batch_size=_REWRITE_ROWS).to_batches()
+        with place.translated("read files of"):
+            reader = place.reader(file["path"])
+            # A field that had no type yet has no column in the file.
+            stored = reader.metadata().schema.names
+            rows = reader.read_all(batch_size=_REWRITE_ROWS).to_batches()
         columns = pa.schema([field for field in schema if field.name in stored])
-        written += write_files(BulkFiles(root, fs), version, rows, columns)
+        written += write_files(place, version, rows, columns)
     return written
 
 
@@ -106,7 +98,7 @@ def check_content(
         if len(fragment["files"]) != 1 or fragment.get("deletion_file") or fragment.get("overlays"):
             raise FilesUnfit(f"a fragment for {table.root} is not one plain data file")
         (file,) = fragment["files"]
-        rows, fields = _stored(table.root / files.DATA / file["path"])
+        rows, fields = _stored(table.bulk_files, file["path"])
         if rows != fragment["physical_rows"]:
             raise FilesUnfit(
                 f"{file['path']} of {table.root} has {rows} rows, not {fragment['physical_rows']}"
@@ -125,12 +117,10 @@ def check_content(
             raise FilesUnfit(f"{file['path']} of {table.root} is given other columns than it has")
 
 
-def _stored(path: Path) -> tuple[int, pa.Schema]:
+def _stored(place: BulkFiles, name: str) -> tuple[int, pa.Schema]:
     """Return how many rows a data file has, and its columns."""
-    import lance
-
-    with translated("read", path):
-        found = lance.file.LanceFileReader(str(path)).metadata()
+    with place.translated(f"read {name} of"):
+        found = place.reader(name).metadata()
         return int(found.num_rows), found.schema
 
 

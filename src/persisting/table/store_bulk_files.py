@@ -17,7 +17,7 @@ from persisting.store.object_store import open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import StoreAddress
 from persisting.table import files
-from persisting.table.bulk_files import BulkFiles, removed, with_files
+from persisting.table.bulk_files import BulkFiles, FilesUnfit, removed, with_files
 from persisting.table.lance_errors import scrubbed
 
 _PARALLEL_WRITES = 8
@@ -42,6 +42,9 @@ class StoreBulkFiles(BulkFiles):
         written = [file for fragment in fragments for file in fragment["files"]]
         if not written:
             return
+        for file in written:
+            if "/" in file["path"] or file["path"] in ("", ".", ".."):
+                raise FilesUnfit(f"{file['path']!r} is not the name of a data file of {self.root}")
         sizes = {name: entry.size for name, entry in self._store.entries(files.DATA).items()}
         for file in written:
             size = sizes.get(f"{files.DATA}/{file['path']}")
@@ -63,6 +66,11 @@ class StoreBulkFiles(BulkFiles):
     def removed_on_failure(self, undo_pending: Callable[[], bool]) -> AbstractContextManager[None]:  # type: ignore[override]
         """A commit that failed may still land: the objects stay."""
         return nullcontext()
+
+    def existing(self, names: Iterable[str]) -> set[str]:
+        """Return those of the files that are there."""
+        found = self._store.entries(files.DATA)
+        return {name for name in names if f"{files.DATA}/{name}" in found}
 
     def remove(self, names: Iterable[str]) -> None:
         self._store.delete([f"{files.DATA}/{name}" for name in names])

@@ -1,8 +1,8 @@
 """Hands files over to the owners of a topic's buckets, and asks them to flush. Blocking.
 
-The files of :mod:`~persisting.bucket.handover_notes` say all that is needed. This process writes
-them, waits for the answers, and owns a bucket itself where nobody else does, or where its owner has
-died.
+This process sends notes, waits for the answers, and owns a bucket itself where nobody else does, or
+where its owner has died. Where notes and answers lie is an :class:`Exchange`: in the folder of the
+topic (:class:`FolderExchange`), or in its object store (:mod:`~persisting.topic.store_handover`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from persisting.bucket import handover_notes
 from persisting.bucket.handover_notes import Answer, Note
 from persisting.errors import BucketLocked, StorageError
 from persisting.lock import described, owner_of
+from persisting.store.object_store import ObjectStore
 from persisting.topic.ownership import owned
 from persisting.topic.spec import TopicConfig, bucket_folder
 
@@ -30,11 +31,8 @@ log = logging.getLogger("persisting")
 OWNER_SECONDS = 60.0
 """How long to wait for an owner that does not answer."""
 
-_SHORTEST, _LONGEST = 0.002, 0.05
-"""Seconds between two looks for answers: doubled while there are none."""
-
-_PROBE_SECONDS = 0.25
-"""Seconds between two checks whether the owners live."""
+Place = Path | ObjectStore
+"""The folder of a topic, or its object store."""
 
 _LONGEST_STEP = 1.0
 """What a longer pause between two looks counts as: if this process was stopped, perhaps with the
@@ -51,65 +49,119 @@ def live_owner(folder: Path, bucket: int) -> dict[str, Any] | None:
     return None if owner is None or owner.get("passing") else owner
 
 
-def is_owned(folder: Path, buckets: Iterable[int]) -> bool:
-    """Whether a process has one of these buckets open for writing."""
-    return any(live_owner(folder, bucket) is not None for bucket in buckets)
+def is_owned(place: Place, buckets: Iterable[int]) -> bool:
+    """Whether a process has one of these buckets open for writing, or has died so."""
+    return bool(_owned(place, buckets))
 
 
-def flush(folder: Path, config: TopicConfig, seconds: float = OWNER_SECONDS) -> None:
+def _owned(place: Place, buckets: Iterable[int]) -> list[int]:
+    if isinstance(place, ObjectStore):
+        from persisting.topic import store_handover
+
+        return store_handover.owned_buckets(place, buckets)
+    return [bucket for bucket in buckets if live_owner(place, bucket) is not None]
+
+
+def flush(place: Place, config: TopicConfig, seconds: float = OWNER_SECONDS) -> None:
     """Have the owners write everything acknowledged to the tables.
 
     Where nobody owns a bucket, nothing is buffered.
     """
-    owned_buckets = [b for b in range(config.num_buckets) if live_owner(folder, b) is not None]
-    if owned_buckets:
-        note = Note(kind=handover_notes.FLUSH)
-        with _hand_over(folder, config, seconds) as handover:
-            handover.ask(dict.fromkeys(owned_buckets, note), "flush")
+    _ask_owners(place, config, seconds, Note(kind=handover_notes.FLUSH), "flush")
 
 
-def ping(folder: Path, config: TopicConfig, seconds: float = OWNER_SECONDS) -> None:
+def ping(place: Place, config: TopicConfig, seconds: float = OWNER_SECONDS) -> None:
     """Raise if an owner of the topic does not answer."""
-    owned_buckets = [b for b in range(config.num_buckets) if live_owner(folder, b) is not None]
-    if owned_buckets:
-        note = Note(kind=handover_notes.PING)
-        with _hand_over(folder, config, seconds) as handover:
-            handover.ask(dict.fromkeys(owned_buckets, note), "answer")
+    _ask_owners(place, config, seconds, Note(kind=handover_notes.PING), "answer")
+
+
+def _ask_owners(place: Place, config: TopicConfig, seconds: float, note: Note, action: str) -> None:
+    if owned_buckets := _owned(place, range(config.num_buckets)):
+        with _hand_over(place, config, seconds) as handover:
+            handover.ask(dict.fromkeys(owned_buckets, note), action)
 
 
 def prepare(
-    folder: Path, config: TopicConfig, schema: pa.Schema, seconds: float = OWNER_SECONDS
+    place: Place,
+    config: TopicConfig,
+    schema: pa.Schema,
+    seconds: float = OWNER_SECONDS,
+    buckets: Iterable[int] | None = None,
 ) -> dict[int, dict[str, Any]]:
-    """Bring all tables to a schema; return by bucket what writers of files need to know."""
+    """Bring tables to a schema, by default all; return by bucket what writers of files need to
+    know."""
     encoded = handover_notes.encoded_schema(schema)
     note = Note(kind=handover_notes.PREPARE, schema=encoded)
-    with _hand_over(folder, config, seconds) as handover:
-        answers = handover.ask(dict.fromkeys(range(config.num_buckets), note), "prepare the table")
+    numbers = range(config.num_buckets) if buckets is None else buckets
+    with _hand_over(place, config, seconds) as handover:
+        answers = handover.ask(dict.fromkeys(numbers, note), "prepare the table")
     return {bucket: answer.table or {} for bucket, answer in answers.items()}
 
 
 def adopt(
-    folder: Path, config: TopicConfig, notes: Mapping[int, Note], seconds: float = OWNER_SECONDS
+    place: Place, config: TopicConfig, notes: Mapping[int, Note], seconds: float = OWNER_SECONDS
 ) -> dict[int, int]:
     """Have all buckets adopt the files of their notes, or none; return how many rows are new."""
-    with _hand_over(folder, config, seconds) as handover:
+    with _hand_over(place, config, seconds) as handover:
         return handover.adopt(notes)
 
 
+class Exchange(Protocol):
+    """Where the notes and answers of one hand-over lie, and who owns the buckets."""
+
+    shortest: float
+    longest: float
+    """Seconds between two looks for answers: doubled while there are none."""
+    probe_seconds: float
+    """Seconds between two checks whether the owners live."""
+
+    def send(self, notes: Mapping[int, Note]) -> None:
+        """Write the notes, and wake the owners."""
+
+    def answer(self, bucket: int) -> Answer | None:
+        """Return an answer that counts, None if there is none yet; raise if the hand-over is over
+        without this process."""
+
+    def decide(self) -> None:
+        """Make the files part of the topic: from here on every bucket gets them, whoever dies."""
+
+    def is_decided(self) -> bool:
+        """Whether the files belong to the topic."""
+
+    def may_be_decided(self) -> bool:
+        """Whether the files may belong to the topic, or may still come to; else they never will."""
+
+    def remove(self, buckets: Iterable[int]) -> None:
+        """Remove notes and answers."""
+
+    def live_owner(self, bucket: int) -> dict[str, Any] | None:
+        """Describe the process that has a bucket open for writing, None if nobody has."""
+
+    def own_if_free(self, bucket: int) -> None:
+        """Handle the note in this process if nobody owns the bucket; else see that its owner knows
+        of it. Raises :class:`BucketLocked` if another process is faster."""
+
+    def place(self, bucket: int) -> str:
+        """Return where a bucket is, for messages."""
+
+    def close(self, *, finished: bool) -> None:
+        """End. If it is finished, no note is left, and all else is removed."""
+
+
 @contextmanager
-def _hand_over(folder: Path, config: TopicConfig, seconds: float) -> Iterator[_HandOver]:
-    fs = filesystem.current()
-    name, lock = handover_notes.hold_lock(folder, fs)
-    handover = _HandOver(folder, config, seconds, name)
+def _hand_over(place: Place, config: TopicConfig, seconds: float) -> Iterator[_HandOver]:
+    exchange: Exchange
+    if isinstance(place, ObjectStore):
+        from persisting.topic.store_handover import StoreExchange
+
+        exchange = StoreExchange(place, config)
+    else:
+        exchange = FolderExchange(place, config)
+    handover = _HandOver(exchange, config, seconds)
     try:
         yield handover
     finally:
-        try:
-            if not handover.unfinished:
-                with _logged_errors():
-                    handover_notes.forget(folder, name, fs)
-        finally:
-            lock.free()
+        exchange.close(finished=not handover.unfinished)
 
 
 @contextmanager
@@ -122,12 +174,76 @@ def _logged_errors() -> Iterator[None]:
         log.warning("cannot remove the notes of a finished hand-over: %s", exc)
 
 
+class FolderExchange:
+    """A hand-over in the folder of a topic: see :mod:`~persisting.bucket.handover_notes`."""
+
+    shortest, longest = 0.002, 0.05
+    probe_seconds = 0.25
+
+    def __init__(self, folder: Path, config: TopicConfig) -> None:
+        self._folder, self._config = folder, config
+        self._fs = filesystem.current()
+        self.name, self._lock = handover_notes.hold_lock(folder, self._fs)
+
+    def send(self, notes: Mapping[int, Note]) -> None:
+        for bucket, note in notes.items():
+            handover_notes.write_note(self._bucket(bucket), self.name, note, self._fs)
+        handover_notes.announce(self._folder, self.name, self._fs)
+
+    def answer(self, bucket: int) -> Answer | None:
+        place = self._bucket(bucket)
+        answer = handover_notes.read_answer(place, self.name, self._fs)
+        if answer is None and not handover_notes.has_note(place, self.name):
+            raise StorageError(
+                f"what was handed over to {place} is gone: the topic was deleted or restored from "
+                "a backup; run the write again"
+            )
+        return answer
+
+    def decide(self) -> None:
+        decide(self._folder, self.name)
+
+    def is_decided(self) -> bool:
+        return handover_notes.is_decided(self._folder, self.name)
+
+    def may_be_decided(self) -> bool:
+        try:
+            return self.is_decided()
+        except StorageError:
+            return True
+
+    def remove(self, buckets: Iterable[int]) -> None:
+        for bucket in buckets:
+            handover_notes.remove_note(self._bucket(bucket), self.name, self._fs)
+
+    def live_owner(self, bucket: int) -> dict[str, Any] | None:
+        return live_owner(self._folder, bucket)
+
+    def own_if_free(self, bucket: int) -> None:
+        if live_owner(self._folder, bucket) is None:
+            with owned(self._folder, self._config, bucket):
+                pass
+
+    def place(self, bucket: int) -> str:
+        return str(self._bucket(bucket))
+
+    def close(self, *, finished: bool) -> None:
+        try:
+            if finished:
+                with _logged_errors():
+                    handover_notes.forget(self._folder, self.name, self._fs)
+        finally:
+            self._lock.free()
+
+    def _bucket(self, bucket: int) -> Path:
+        return bucket_folder(self._folder, bucket)
+
+
 class _HandOver:
     """One exchange of notes and answers with the owners of a topic."""
 
-    def __init__(self, folder: Path, config: TopicConfig, seconds: float, name: str) -> None:
-        self._folder, self._config, self._seconds, self._name = folder, config, seconds, name
-        self._fs = filesystem.current()
+    def __init__(self, exchange: Exchange, config: TopicConfig, seconds: float) -> None:
+        self._exchange, self._config, self._seconds = exchange, config, seconds
         self.unfinished = False
         """Whether files are decided to be adopted and some bucket has not answered that it did."""
         self._problems: dict[int, str] = {}
@@ -147,9 +263,10 @@ class _HandOver:
         try:
             self._send(notes)
             self._wait_until_ready(notes)
-            decide(self._folder, self._name)
+            self.unfinished = True  # also if this thread is interrupted from here on
+            self._exchange.decide()
         except BaseException as exc:
-            self.unfinished = self._may_be_decided()
+            self.unfinished = self._exchange.may_be_decided()
             if not self.unfinished:
                 self._remove(notes)
             if not self.unfinished or not isinstance(exc, Exception):
@@ -163,12 +280,6 @@ class _HandOver:
         self._raise_failed(answers)
         return {bucket: answer.rows for bucket, answer in answers.items()}
 
-    def _may_be_decided(self) -> bool:
-        try:
-            return handover_notes.is_decided(self._folder, self._name)
-        except StorageError:
-            return True
-
     def _wait_until_ready(self, notes: Mapping[int, Note]) -> None:
         """Wait until every note is checked: by the owner of its bucket, or by this process if
         nobody owns it."""
@@ -177,15 +288,10 @@ class _HandOver:
         _raise_refused(answers, "; nothing was stored, run the write again")
 
     def _send(self, notes: Mapping[int, Note]) -> None:
-        for bucket, note in notes.items():
-            place = bucket_folder(self._folder, bucket)
-            handover_notes.write_note(place, self._name, note, self._fs)
-        handover_notes.announce(self._folder, self._name, self._fs)
+        self._exchange.send(notes)
 
     def _remove(self, buckets: Iterable[int]) -> None:
-        for bucket in buckets:
-            place = bucket_folder(self._folder, bucket)
-            handover_notes.remove_note(place, self._name, self._fs)
+        self._exchange.remove(buckets)
 
     def _wait(
         self,
@@ -196,17 +302,18 @@ class _HandOver:
         """Wait for answers in one of these states; every answer extends the time to wait."""
         pending = list(buckets)
         answers: dict[int, Answer] = {}
-        pause, last = _SHORTEST, time.monotonic()
+        exchange = self._exchange
+        pause, last = exchange.shortest, time.monotonic()
         waited = reported = 0.0
-        probed = last - _PROBE_SECONDS
+        probed = last - exchange.probe_seconds
         while True:
             for bucket in list(pending):
-                answer = self._answer(bucket)
+                answer = exchange.answer(bucket)
                 if answer is not None and answer.state in states:
                     answers[bucket] = answer
                     pending.remove(bucket)
                     waited = reported = 0.0
-                    pause = _SHORTEST
+                    pause = exchange.shortest
             if not pending:
                 return answers
             now = time.monotonic()
@@ -214,11 +321,11 @@ class _HandOver:
             if waited > self._seconds:
                 give_up = self._not_finished if self.unfinished else self._nothing_done
                 raise give_up(answers, pending[0], action)
-            if now - probed >= _PROBE_SECONDS:
+            if now - probed >= exchange.probe_seconds:
                 for bucket in pending:
                     self._own_if_free(bucket)
                 probed = time.monotonic()
-                pause = _SHORTEST
+                pause = exchange.shortest
             elif waited - reported >= _REPORT_SECONDS:
                 reported = waited
                 log.warning(
@@ -232,50 +339,38 @@ class _HandOver:
                 )
             else:
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST)
-
-    def _answer(self, bucket: int) -> Answer | None:
-        place = bucket_folder(self._folder, bucket)
-        answer = handover_notes.read_answer(place, self._name, self._fs)
-        if answer is None and not handover_notes.has_note(place, self._name):
-            raise StorageError(
-                f"what was handed over to {place} is gone: the topic was deleted or restored from "
-                "a backup; run the write again"
-            )
-        return answer
+                pause = min(2 * pause, exchange.longest)
 
     def _own_if_free(self, bucket: int) -> None:
         """Handle the note in this process if nobody owns the bucket.
 
         Once the files belong to the topic, a failure is tried again until the time is up.
         """
-        if live_owner(self._folder, bucket) is None:
-            try:
-                with owned(self._folder, self._config, bucket):
-                    pass
-            except BucketLocked:
-                pass  # its new owner finds the note
-            except StorageError as exc:
-                if not self.unfinished:
-                    raise
-                self._problems[bucket] = str(exc)
+        try:
+            self._exchange.own_if_free(bucket)
+        except BucketLocked:
+            pass  # its new owner finds the note
+        except StorageError as exc:
+            if not self.unfinished:
+                raise
+            self._problems[bucket] = str(exc)
 
     def _owner(self, bucket: int) -> str:
-        owner = live_owner(self._folder, bucket)
+        owner = self._exchange.live_owner(bucket)
         return "its owner" if owner is None else described(owner)
 
     def _reason(self, bucket: int) -> str:
         """Return why a bucket is not done, as far as that is known."""
-        last = self._answer(bucket)
+        last = self._exchange.answer(bucket)
         message = last.message if last is not None and last.message else self._problems.get(bucket)
         return f" ({message})" if message else ""
 
     def _nothing_done(self, answers: dict[int, Answer], bucket: int, action: str) -> StorageError:
-        place = bucket_folder(self._folder, bucket)
+        place = self._exchange.place(bucket)
         return BucketLocked(
             f"bucket {place} is open for writing by {self._owner(bucket)}, which did not {action} "
             f"within {self._seconds:g} s{self._reason(bucket)}; nothing was changed",
-            owner=live_owner(self._folder, bucket),
+            owner=self._exchange.live_owner(bucket),
             hint="see whether that process is stopped or overloaded, or has an older version of "
             "persisting, which does not answer; the option ownerTimeout sets how many seconds to "
             "wait",

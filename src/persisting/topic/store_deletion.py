@@ -18,6 +18,7 @@ from persisting.backends.persisting import PersistingBackend, new_store_owner_lo
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.store_bucket import StoreBucket
 from persisting.bucket.store_groups import GROUPS
+from persisting.bucket.store_notes import FOLDER as HANDOVERS
 from persisting.errors import BucketLocked, NoSuchTopic
 from persisting.store.object_store import ObjectStore
 from persisting.table.indexes import FILE as INDEX_FILE
@@ -47,7 +48,9 @@ def delete(store: ObjectStore) -> None:
     config = held.content
     check_deletable(store, config)
     with ExitStack() as stack:
-        log = new_store_owner_log(store, config.num_buckets, **config.options)
+        # What was handed over and cannot be stored must not keep the topic from being deleted.
+        count = config.num_buckets
+        log = new_store_owner_log(store, count, takes_notes=False, **config.options)
         stack.callback(log.retire)
         owned = []
         for number in range(config.num_buckets):
@@ -60,7 +63,7 @@ def delete(store: ObjectStore) -> None:
             assert isinstance(bucket, StoreBucket)
             bucket.ownership.note_deletion()
             bucket.table.erase()
-        for folder in (GROUPS, tags.FOLDER, CHECKPOINTS):
+        for folder in (GROUPS, tags.FOLDER, CHECKPOINTS, HANDOVERS):
             store.delete(store.list(folder))
         store.delete(f"{topics.bucket_name(b)}/{INDEX_FILE}" for b in range(config.num_buckets))
         _delete_old_logs(store, log.name)

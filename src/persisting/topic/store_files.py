@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from persisting import store_address
 from persisting.bucket.store_maintenance import StoreMaintenance
+from persisting.bucket.store_notes import decided_buckets
 from persisting.bucket.store_ownership import FREE, owner_register
 from persisting.bucket.store_reader import StoreReader
 from persisting.bucket.store_schema import StoreSchema
@@ -55,17 +56,24 @@ class StoreTopic(TopicFolder):
         return str(self.store.address)
 
     @property
+    def handover_place(self) -> ObjectStore:
+        return self.store
+
+    @property
     def tag_files(self) -> StoreTags:
         return StoreTags(self.store)
 
     def recover(self) -> None:
-        """Replay the logs of buckets that nobody owns, such as those of a restored backup. The log
-        of a killed owner is left to the next one, which waits for the time of the lease."""
+        """Replay the logs of buckets that nobody owns, such as those of a restored backup, and
+        adopt what is decided to be adopted by them. The log of a killed owner is left to the next
+        one, which waits for the time of the lease."""
         left = []
+        decided = decided_buckets(self.store)
         for bucket in self.buckets:
             held = owner_register(self.store, bucket).read()
-            if held is not None and held.content.owner == FREE and held.content.log != FREE:
-                left.append(bucket)
+            if held is not None and held.content.owner == FREE:
+                if held.content.log != FREE or bucket in decided:
+                    left.append(bucket)
         if not left:
             return
         from persisting.backends.persisting import PersistingBackend, new_store_owner_log

@@ -33,6 +33,21 @@ class StoreOwner:
         self._log: StoreOwnerLog | None = None
         self._open: dict[int, PersistingBackend] = {}
 
+    @property
+    def log_name(self) -> str:
+        """The log of this ownership; empty if it owns nothing yet."""
+        return "" if self._log is None else self._log.name
+
+    @property
+    def lost(self) -> str:
+        """Why another process has taken over; empty if none is known to have."""
+        return "" if self._log is None else self._log.lost
+
+    def look_for_notes(self) -> None:
+        """Adopt what is handed over to the owned buckets, in the background."""
+        if self._log is not None and self._log.handovers is not None:
+            self._log.handovers.called()
+
     def own(self, bucket: int) -> PersistingBackend:
         """Return a bucket, which is taken over the first time. Blocking.
 
@@ -86,13 +101,20 @@ class StoreOwner:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._close()
+            self.close()
         except StorageError as exc:
-            if self._log is not None:
-                self._log.abandon()
             if error is None:
                 raise
             log.warning("cannot give back the buckets of %s: %s", self._store.address, exc)
+
+    def close(self) -> None:
+        """Give the buckets back; if that fails, others get them after the time of the lease."""
+        try:
+            self._close()
+        except StorageError:
+            if self._log is not None:
+                self._log.abandon()
+            raise
 
     def _close(self) -> None:
         for bucket in list(self._open):
@@ -107,14 +129,3 @@ def is_free(store: ObjectStore, bucket: int) -> bool:
     request; ``store`` is that of the topic."""
     held = owner_register(store, bucket).read()
     return held is None or (held.content.owner, held.content.log) == (FREE, FREE)
-
-
-def recover(store: ObjectStore, config: TopicConfig, seconds: float = PATIENCE_SECONDS) -> None:
-    """Bring what dead owners have left in their logs into the tables.
-
-    Raises :class:`BucketLocked` if a living process has a bucket open.
-    """
-    left = [bucket for bucket in range(config.num_buckets) if not is_free(store, bucket)]
-    with StoreOwner(store, config, seconds) as owner:
-        for bucket in left:
-            owner.own(bucket)

@@ -18,6 +18,7 @@ from persisting.errors import InvalidArgument, NoSuchTopic, TableError
 from persisting.options import BucketOptions
 from persisting.records import EMPTY, Rules
 from persisting.records.arrow import merge
+from persisting.store.object_store import ObjectStore
 from persisting.store_address import StoreAddress
 from persisting.table import files, indexes, versions
 from persisting.table.indexes import IndexSpec
@@ -75,6 +76,11 @@ class TopicFolder:
     def place(self) -> str:
         """The path of the folder, or the address of a topic in an object store."""
         return str(self.folder)
+
+    @property
+    def handover_place(self) -> Path | ObjectStore:
+        """Where requests to the owners of the buckets are left."""
+        return self.folder
 
     @property
     def tag_files(self) -> TagFiles:

@@ -8,13 +8,19 @@ It also says up to which slot objects may be gone (``released``). The owner anno
 before it deletes them. Whoever takes over first swaps the lease, so that nothing more can be
 announced: every slot behind ``released`` that was ever used is then still there, and the first free
 one was never used. Only such a slot may hold the claim.
+
+Others may *call* the owner: they swap the lease and count ``calls`` up. The owner's next beat then
+fails, and it reads the lease: so it learns that something waits for it, and an owner whom nobody
+calls makes no request for that. A call is no beat, and says nothing about the life of the owner.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import msgspec
@@ -33,8 +39,17 @@ LEASE_SECONDS = 5.0
 _BEATS_PER_LEASE = 3
 NOTHING_RELEASED = -1
 
+_MOST_CALLS = 100
+"""How often others may change the lease while one beat is tried."""
+
+CALLS = 1
+"""The kind of calls that owners of this version answer; see :attr:`LeaseRecord.answers_calls`."""
+
 _ended: set[str] = set()
 """Logs that this process has written and never will again."""
+
+_held_here: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
+"""The leases of this process, by the names of their logs."""
 
 
 def has_ended_here(name: str) -> bool:
@@ -57,6 +72,10 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The log of the process that takes over; empty while the owner lives."""
     passing: bool = False
     """Whether the process owns buckets for one short change, so that others wait for it."""
+    answers_calls: int = 0
+    """Up to which kind of calls the owner answers them; 0 if it knows none."""
+    calls: int = 0
+    """How often others have called the owner."""
     format: int = FORMAT
 
 
@@ -78,11 +97,17 @@ class Lease:
         """Create the lease of a new log. Blocking."""
         self.name, self.seconds, self._store = name, seconds, store
         self._register = lease_register(store, name)
-        record = LeaseRecord(owner=this_process(), seconds=seconds, passing=passing)
+        record = LeaseRecord(
+            owner=this_process(), seconds=seconds, passing=passing, answers_calls=CALLS
+        )
         self._renewed_at = time.monotonic()
         self._held: Held[LeaseRecord] = self._register.create(record)
         self._guard = threading.Lock()
         self._on_beat: Callable[[], None] | None = None
+        self.on_call: Callable[[], None] | None = None
+        """Called after a beat that met a call of another process; must be quick."""
+        self._calls = 0
+        _held_here[name] = self
         # Not in the pool, whose threads may all be waiting for other owners.
         self._beating = CoalescedTask(weak_callback(self, Lease._beat), short=True)
         self._stopped = False
@@ -160,28 +185,26 @@ class Lease:
         """
         with self._guard:
             self.check()
-            record = self._held.content
-            began = time.monotonic()
-            try:
-                self._held = self._register.swap(self._held, _beaten(record, released, through))
-            except ObjectChanged as exc:
-                found = None if exc.found is None else self._register.decode(exc.found)
-                if found is None or found.content.taken_by or found.content.owner != record.owner:
-                    self._lose(exc)
-                    self.check()
-                else:  # an earlier beat of ours, whose answer was lost
-                    self._held = found
-                    began = time.monotonic()
-                    self._renew_again(released, through)
+            owner = self._held.content.owner
+            for _ in range(_MOST_CALLS):
+                began = time.monotonic()
+                try:
+                    record = _beaten(self._held.content, released, through)
+                    self._held = self._register.swap(self._held, record)
+                    break
+                except ObjectChanged as exc:
+                    found = None if exc.found is None else self._register.decode(exc.found)
+                    if found is None or found.content.taken_by or found.content.owner != owner:
+                        self._lose(exc)
+                        self.check()
+                    else:  # a call, or an earlier beat of ours whose answer was lost
+                        self._held = found
+            else:
+                raise StoreError(f"others change the lease {self._register.place} all the time")
             self._renewed_at = began
-
-    def _renew_again(self, released: int, through: int) -> None:
-        try:
-            record = _beaten(self._held.content, released, through)
-            self._held = self._register.swap(self._held, record)
-        except ObjectChanged as exc:
-            self._lose(exc)
-            self.check()
+            called, self._calls = self._held.content.calls != self._calls, self._held.content.calls
+        if called and self.on_call is not None:
+            self.on_call()
 
     def _lose(self, exc: ObjectChanged) -> None:
         if exc.found is None:
@@ -213,6 +236,30 @@ def _beaten(record: LeaseRecord, released: int, through: int) -> LeaseRecord:
     )
 
 
+def call_owner(store: ObjectStore, name: str) -> bool:
+    """Have the owner of a log notice, with its next beat at the latest, that something waits for
+    it; return whether it answers calls. Blocking."""
+    here = _held_here.get(name)
+    if here is not None and here.on_call is not None and not here.lost:
+        here.on_call()
+        return True
+    register = lease_register(store, name)
+    held = register.read()
+    while held is not None and held.content.answers_calls and not held.content.taken_by:
+        called = msgspec.structs.replace(held.content, calls=held.content.calls + 1)
+        try:
+            register.swap(held, called)
+            return True
+        except ObjectChanged as exc:
+            held = None if exc.found is None else register.decode(exc.found)
+    return False
+
+
+def is_beat(before: Held[LeaseRecord], now: Held[LeaseRecord]) -> bool:
+    """Whether the owner has beaten between two reads: calls of others also change the lease."""
+    return now.content.beat != before.content.beat
+
+
 class LeaseWatch:
     """A claimant's side: whether the owner of a log still beats, by this process's own clock."""
 
@@ -227,7 +274,7 @@ class LeaseWatch:
         began = time.monotonic()
         found = lease_register(store, self._name).read()
         with self._guard:
-            if found is None or self._seen is None or found.version != self._seen.version:
+            if found is None or self._seen is None or is_beat(self._seen, found):
                 self._first_read = time.monotonic()
             self._seen, self._last_read_began = found, began
         return found
@@ -239,3 +286,11 @@ class LeaseWatch:
         nothing."""
         with self._guard:
             return max(0.0, self._last_read_began - self._first_read)
+
+
+def _reset_after_fork() -> None:
+    """A forked process has no leases."""
+    _held_here.clear()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -17,7 +17,13 @@ import msgspec
 from persisting.errors import BucketLocked, WALError
 from persisting.store.object_store import ObjectChanged, ObjectExists, ObjectStore
 from persisting.store.register import Held
-from persisting.wal.lease import LeaseRecord, LeaseWatch, has_ended_here, lease_register
+from persisting.wal.lease import (
+    LeaseRecord,
+    LeaseWatch,
+    has_ended_here,
+    is_beat,
+    lease_register,
+)
 from persisting.wal.slots import (
     MOST_UNDER_WAY,
     check_slot,
@@ -56,7 +62,7 @@ def wait_for_owner(
     while not first.content.taken_by and watch.unchanged_for < first.content.seconds:
         wait(first.content.seconds / _LOOKS_PER_LEASE)
         now = _present(watch.look(store), store, name)
-        if now.version != first.version and not now.content.taken_by:
+        if is_beat(first, now) and not now.content.taken_by:
             raise _locked(now.content)
         first = now
 
@@ -153,10 +159,11 @@ def _take_lease(store: ObjectStore, name: str, claimant: str) -> LeaseRecord:
         try:
             held = register.swap(held, taken)
         except ObjectChanged as exc:
-            now = None if exc.found is None else register.decode(exc.found)
-            held = _present(now, store, name)
-            if not held.content.taken_by:
-                raise _locked(held.content) from None
+            found = None if exc.found is None else register.decode(exc.found)
+            now = _present(found, store, name)
+            if not now.content.taken_by and is_beat(held, now):
+                raise _locked(now.content) from None
+            held = now
     return held.content
 
 
