@@ -214,10 +214,10 @@ class TestRequests:
         assert ids(home) == list(range(120))
         files = len(data_objects(home) - before) // 2  # each has one with the times of arrival
         assert files >= buckets
+        assert counts.pop("GET") <= 10 * buckets + 6 + files  # threads share what one has just read
         assert counts == {
             "PUT": 7 * buckets + 1 + 2 * files,
             "LIST": 8 * buckets + 1,
-            "GET": 10 * buckets + 6 + files,
             "HEAD": files,
             "DELETE": 1,
         }
