@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from persisting.bucket.snapshot import Page
 from persisting.cluster.locator import Patience
@@ -38,6 +38,8 @@ class SharedTopic(ConfiguredTopic):
         self._sent: set[int] = set()
         """Buckets to which puts may be on their way to another owner."""
         self._remote: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTopic] = WeakKeyDictionary()
+        self._recent: tuple[ref[asyncio.AbstractEventLoop], LoopTopic] | None = None
+        """The loop that has put last, and its owners: to look this up takes a part of a put."""
 
     @property
     def config(self) -> TopicConfig:
@@ -74,10 +76,13 @@ class SharedTopic(ConfiguredTopic):
 
     def elsewhere(self) -> LoopTopic:
         """Return the owners of the buckets as the running event loop reaches them."""
-        loop = asyncio.get_running_loop()
+        loop, recent = asyncio.get_running_loop(), self._recent
+        if recent is not None and recent[0]() is loop:
+            return recent[1]
         topic = self._remote.get(loop)
         if topic is None:
             topic = self._remote[loop] = LoopTopic(self.folder, self.config, self._local)
+        self._recent = ref(loop), topic
         return topic
 
     async def locate(self, bucket: int) -> bool:
@@ -122,6 +127,7 @@ class SharedTopic(ConfiguredTopic):
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(topic.disconnect)
         self._remote.clear()
+        self._recent = None
         await self._handle.close()
 
 
