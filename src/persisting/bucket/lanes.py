@@ -35,12 +35,10 @@ _TURN_SHARE = 0.25
 """The part of a request's time for which puts wait for others of the same turn of an event loop:
 a turn that takes longer is not worth it."""
 
-_COHORTS = 2
+_COHORTS = 3
 """Into how many groups many producers are divided: while the objects of some are under way, the
-event loop resumes the others. More groups save little time, and cost more requests."""
-
-_UNDIVIDED = 1.5
-"""A queue of up to so many shares becomes one group: a small rest would have to wait."""
+event loop resumes the others. With 512 producers and 25 ms per request, three groups store about
+a tenth more than two, with a fifth more requests."""
 
 
 class Grouping(NamedTuple):
@@ -110,15 +108,15 @@ class Lanes:
     def is_ripe(self, puts: int, nbytes: int, age: float) -> bool:
         """Whether to begin a group now, although more callers may be about to put. ``age`` is how
         long the first put has waited, in seconds."""
-        share = self._share
-        if nbytes >= _LANE_BYTES or (share > 0 and puts > _UNDIVIDED * share):
+        if nbytes >= _LANE_BYTES or self.count_of(puts) < puts:
             return True
         return age > _TURN_SHARE * self._request_seconds
 
     def count_of(self, puts: int) -> int:
-        """Return how many of the first puts form a group."""
+        """Return how many of the first puts form a group: all, if a small rest would have to wait
+        for the groups before it."""
         share = self._share
-        return share if share and puts > _UNDIVIDED * share else puts
+        return share if share and puts >= share + _LANE_PUTS else puts
 
     @property
     def _share(self) -> int:

@@ -27,21 +27,21 @@ def lanes_after(*groups: int) -> Lanes:
     return found
 
 
-@pytest.mark.parametrize("puts", [1, 64, 2 * ENOUGH - 1])
+@pytest.mark.parametrize("puts", [1, 64, 3 * ENOUGH - 1])
 def test_few_producers_form_one_group(puts: int) -> None:
     found = lanes_after(puts)
     assert found.count_of(puts) == puts
     assert not found.is_ripe(puts, 0, 0.0)
 
 
-@pytest.mark.parametrize("puts", [2 * ENOUGH, 300, 301, 512, 2000])
-def test_many_producers_form_two_groups_that_take_turns(puts: int) -> None:
+@pytest.mark.parametrize("puts", [3 * ENOUGH, 400, 401, 512, 2000])
+def test_many_producers_form_three_groups_that_take_turns(puts: int) -> None:
     found = lanes_after(puts)
-    first = found.count_of(puts)
-    assert first == -(-puts // 2)
-    assert found.count_of(puts - first) == puts - first
+    third = -(-puts // 3)
+    assert found.count_of(puts) == found.count_of(puts - third) == third
+    assert found.count_of(puts - 2 * third) == puts - 2 * third
     assert found.is_ripe(puts, 0, 0.0)
-    assert not found.is_ripe(first, 0, 0.0)
+    assert not found.is_ripe(third, 0, 0.0)
 
 
 def test_no_small_rest_is_left_behind_a_group() -> None:
@@ -53,7 +53,7 @@ def test_no_small_rest_is_left_behind_a_group() -> None:
 
 def test_peak_of_producers_is_forgotten() -> None:
     found = lanes_after(2000)
-    assert found.count_of(2000) == 1000
+    assert found.count_of(2000) == 667
     found = lanes_after(2000, *[10] * 30)
     assert found.count_of(2000) == 2000
 
