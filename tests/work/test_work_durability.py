@@ -184,6 +184,7 @@ class TestDeadLetters:
                 "{place.topic}.dead", **where, backend="persisting", backend_options={options!r}
             )
             await dead.put({{"id": -1}})
+            await dead.flush()
             reader = await read_queue("{place.topic}", **where, group="solvers", mode="work")
             (delivery,) = await reader.fetch(1)
             await delivery.reject("broken")
