@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import ExitStack
 
 import pytest
 from support.handover import files_of_handovers, hand_over
@@ -15,13 +16,12 @@ from support.waiting import until
 from support.work_places import LOGGED, WorkPlace
 
 from persisting.bucket import delays
+from persisting.bucket.delayed_puts import MOST_REMEMBERED, DelayedPutNames
 from persisting.bucket.delays import Delays
 from persisting.bucket.producer_sequences import ProducerSequences
 from persisting.errors import InvalidArgument, TableError
 from persisting.queue import read_queue, write_queue
 from persisting.work.state import GroupState
-
-pytestmark = pytest.mark.asyncio
 
 
 async def kill_after(place: WorkPlace, statements: str) -> None:
@@ -184,15 +184,66 @@ async def test_delayed_puts_of_another_process_and_of_threads_are_delayed(place:
     await reader.close()
 
 
-async def test_few_delayed_puts_are_remembered_for_retries() -> None:
-    producers = ProducerSequences()
-    names = [delays.delay_producer(n) for n in range(200)]
-    for name in names:
-        producers.remember([name])
-    producers.remember([("writer", 7)])
+async def test_delayed_puts_in_flight_are_all_recognized_after_a_kill(place: WorkPlace) -> None:
+    """A killed owner may have stored hundreds of puts without answering one."""
+    names = DelayedPutNames()
+    due = time.time_ns() // 1000 + 600 * 10**6
+    with ExitStack() as unanswered:
+        puts = [unanswered.enter_context(names.put(due)) for _ in range(300)]
+        for flushed in ("", "await writer.flush()"):
+            await kill_after(
+                place,
+                f"""
+                for name in {puts!r}:
+                    await writer._put_parts([(0, [{{"id": 1}}])], name)
+                {flushed}
+                """,
+            )
+    writer = await place.writer(num_buckets=1)
+    assert (await writer.stats())["buckets"][0]["delayed_count"] == 300
+
+
+def test_a_bucket_remembers_the_delayed_puts_that_have_no_answer() -> None:
+    names, producers = DelayedPutNames(), ProducerSequences()
+    with names.put(5) as slow:
+        producers.remember([slow])
+        quick = []
+        for due in range(200):
+            with names.put(due) as put:
+                assert not producers.has(put)
+                producers.remember([put])
+                quick.append(put)
+        assert all(producers.has(put) for put in [slow, *quick])
+        assert len(producers.all()) == 201  # the first one may be repeated, so all are kept
+    with names.put(7) as last:
+        producers.remember([last, ("writer", 7)])
     again = ProducerSequences(producers.encode())
-    assert [again.has(name) for name in names] == [False] * 136 + [True] * 64
+    assert sorted(again.all()) == sorted([last, ("writer", 7)])
+    assert again.has(last)
+    assert all(again.has(put) for put in [slow, *quick])  # late: they were answered
     assert again.has(("writer", 7))
+
+
+def test_the_delayed_puts_of_dead_writers_are_forgotten_at_last() -> None:
+    producers = ProducerSequences()
+    writers = [DelayedPutNames() for _ in range(5000)]
+    for writer in writers:
+        with writer.put(1) as put:
+            producers.remember([put])
+    with writers[-1].put(2) as put:
+        producers.remember([put])
+    assert len(producers.all()) == MOST_REMEMBERED
+    assert producers.has(put)
+
+
+@pytest.mark.parametrize(
+    "name", ["~delay-", "~delay-a", "~delay-a.b.c", "~delay-a.1", f"~delay-a.{'9' * 5000}.0"]
+)
+def test_a_delayed_put_of_another_name_is_remembered_too(name: str) -> None:
+    producers = ProducerSequences()
+    assert not producers.has((name, 1))
+    producers.remember([(name, 1)])
+    assert ProducerSequences(producers.encode()).has((name, 1))
 
 
 async def test_passed_delays_are_forgotten_and_others_are_stored() -> None:

@@ -1,7 +1,8 @@
 """When records may be delivered to work groups, if not at once: stored beside the records.
 
-A delayed put is a numbered put: its producer's name says that it is one, and the number is the time
-before which the rows are not delivered. So the log holds the delay with the rows, and every way to
+A delayed put is a numbered put: its producer's name says that it is one
+(:mod:`persisting.bucket.delayed_puts`), and the number is the time before which the rows are not
+delivered. So the log holds the delay with the rows, and every way to
 a bucket carries it. The table holds the delays that have not passed as a property of its commits.
 """
 
@@ -9,14 +10,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import uuid
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from persisting.bucket.producer_sequences import DELAYED, ProducerSequence
+from persisting.bucket.delayed_puts import DELAYED
+from persisting.bucket.producer_sequences import ProducerSequence
 from persisting.errors import InvalidArgument, TableError
 
 DELAYS = "persisting.delays"
@@ -30,11 +31,6 @@ MOST_DELAYS = 65_536
 
 Delay: TypeAlias = tuple[int, int, int]
 """The first offset, the number of rows, and the time in microseconds of Unix time."""
-
-
-def delay_producer(due: int) -> ProducerSequence:
-    """Return the number of a put whose rows are not delivered before ``due``."""
-    return f"{DELAYED}{uuid.uuid4().hex}", due
 
 
 def is_delay(producer: ProducerSequence | None) -> bool:

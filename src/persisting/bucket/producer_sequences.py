@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from persisting.bucket.delayed_puts import DELAYED, DelayedPuts
 from persisting.errors import InvalidArgument, TableError
 
 WRITERS = "persisting.writers"
@@ -24,12 +24,6 @@ _MAX_NUMBER = (1 << 63) - 1
 
 ANONYMOUS = "~"
 """Prefix of producers that live as long as a connection; they are forgotten first."""
-
-DELAYED = f"{ANONYMOUS}delay-"
-"""Prefix of the producers of delayed puts (:mod:`persisting.bucket.delays`), one for each put."""
-
-MAX_DELAYED = 64
-"""Delayed puts remembered per bucket: long enough for a retry."""
 
 GENERATED = f"{ANONYMOUS}put-"
 """Prefix of the names that the command line generates for inputs without a write id."""
@@ -61,7 +55,9 @@ class ProducerSequences:
             self._last = msgspec.json.decode(encoded or b"{}", type=dict[str, int])
         except msgspec.DecodeError as exc:
             raise TableError(f"the producer sequences in the table cannot be read: {exc}") from exc
-        self._delayed = deque(name for name in self._last if name.startswith(DELAYED))
+        self._delayed = DelayedPuts()
+        for name in [name for name in self._last if name.startswith(DELAYED)]:
+            self._delayed.add((name, self._last.pop(name)))
         self._kept: set[str] = set()
 
     def copy(self) -> ProducerSequences:
@@ -86,6 +82,8 @@ class ProducerSequences:
     def has(self, sequence: ProducerSequence) -> bool:
         """Whether this put, or a later one of its producer, is stored."""
         producer, number = sequence
+        if producer.startswith(DELAYED):
+            return self._delayed.has(producer)
         return number <= self._last.get(producer, -1)
 
     def last(self, producer: str) -> int:
@@ -94,7 +92,7 @@ class ProducerSequences:
 
     def all(self) -> list[ProducerSequence]:
         """Return the last put of each producer, the most recent producer last."""
-        return list(self._last.items())
+        return [*self._last.items(), *self._delayed.all()]
 
     def remember(self, sequences: list[ProducerSequence]) -> None:
         """Note puts as stored; forget the oldest producers beyond the maximum.
@@ -103,12 +101,10 @@ class ProducerSequences:
         was stored just now must be recognized if it is repeated after a crash.
         """
         for producer, number in sequences:
-            last = self._last.pop(producer, -1)
-            self._last[producer] = max(last, number)
-            if last < 0 and producer.startswith(DELAYED):
-                self._delayed.append(producer)
-                if len(self._delayed) > MAX_DELAYED:
-                    self._last.pop(self._delayed.popleft(), None)
+            if producer.startswith(DELAYED):
+                self._delayed.add((producer, number))
+            else:
+                self._last[producer] = max(self._last.pop(producer, -1), number)
         if len(self._last) > MAX_PRODUCERS:
             new = {producer for producer, _ in sequences if producer.startswith(ANONYMOUS)}
             self._forget_beyond_maximum(self._last.keys() & (self._kept | new))
@@ -120,4 +116,5 @@ class ProducerSequences:
 
     def encode(self) -> str:
         """Return the value of :data:`WRITERS`; empty if there are no producers."""
-        return msgspec.json.encode(self._last).decode() if self._last else ""
+        producers = dict(self.all())
+        return msgspec.json.encode(producers).decode() if producers else ""

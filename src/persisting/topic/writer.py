@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persisting.bucket.delays import delay_producer
+from persisting.bucket.delayed_puts import DelayedPutNames
 from persisting.bucket.producer_sequences import ANONYMOUS, GENERATED, check_number, check_writer
 from persisting.errors import InvalidArgument, OwnershipLost
 from persisting.topic.bucket_client import ProducerSequence, Rows, Topic
@@ -51,6 +51,7 @@ class QueueWriter(TopicTable):
         self._numbering = asyncio.Lock()
         self._numbered_puts: dict[int, asyncio.Task[None]] = {}
         """By bucket: the last numbered put to it. The next one waits for it."""
+        self._delayed = DelayedPutNames()
         self._touched: set[int] = set()
 
     @property
@@ -118,7 +119,9 @@ class QueueWriter(TopicTable):
         if self._topic.folder is None:
             raise InvalidArgument("put(delay=…) needs a topic on disk; this one is in memory")
         due = time.time_ns() // 1000 + round(delay * 1e6)
-        await self._put_parts(list((await self._grouped(records)).items()), delay_producer(due))
+        parts: list[tuple[int, Rows]] = list((await self._grouped(records)).items())
+        with self._delayed.put(due) as name:
+            await self._put_parts(parts, name)
 
     def put_from_thread(
         self, record: Any, *, sequence: int | None = None, delay: float | None = None
