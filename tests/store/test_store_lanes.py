@@ -81,6 +81,39 @@ def test_claim_is_found_although_slots_lie_behind_it(store: ObjectStore) -> None
     assert is_claim(claim.data)
 
 
+def test_a_late_slot_does_not_ask_for_a_log_that_was_removed(store: ObjectStore) -> None:
+    """An owner that does not know of its end may note its removed log for another bucket."""
+    log = new_log(store)
+    for number in range(2):
+        stored(log, begun(log, b"%d" % number))
+    begun(log, b"2")
+    late = begun(log, b"3")
+    sealed = sealing.seal(store, log.name, "other")
+    sealing.remove(store, sealed)
+    log.store(late)
+    assert slots_of(store, log) == [2, 3]
+    assert sealing.seal(store, log.name, "third").slots == range(2, 2)
+
+
+@pytest.mark.parametrize("removed", [[0], [1], [0, 1, 2]])
+def test_a_log_that_was_removed_in_part_holds_nothing(
+    store: ObjectStore, removed: list[int]
+) -> None:
+    log = new_log(store)
+    for number in range(3):
+        stored(log, begun(log, b"%d" % number))
+    sealed = sealing.seal(store, log.name, "other")
+    kept = {n: store.get(slot_key(log.name, n)) for n in range(3) if n not in removed}
+    sealing.remove(store, sealed)
+    for number, found in kept.items():  # as if the process had died while it deleted them
+        assert found is not None
+        store.create(slot_key(log.name, number), found.data)
+    again = sealing.seal(store, log.name, "third")
+    assert sealing.read_slots(store, again) == []
+    sealing.remove(store, sealed)
+    assert slots_of(store, log) == [3]
+
+
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_acknowledged_slot_that_is_gone_is_named(store: ObjectStore, missing: int) -> None:
     log = new_log(store)

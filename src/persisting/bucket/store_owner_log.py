@@ -151,7 +151,7 @@ class StoreOwnerLog:
             sealing.remove(self.store, left)
             with self._indexing:
                 self._last_index = None
-        except StoreError as exc:
+        except (StoreError, WALError) as exc:
             log.warning("cannot delete the log of a former owner, which is not needed: %s", exc)
 
     def _forget(self, bucket: StoreBucket) -> None:

@@ -196,11 +196,32 @@ def remove(store: ObjectStore, sealed: SealedLog) -> None:
     """Delete the group commits of a log that no bucket needs any more.
 
     The lease and the claim stay for good: a put of the old owner that arrives later must still be
-    refused.
+    refused. The old owner, or its late puts, may also bring the log back into use: so the lease
+    says what is gone before it goes.
     """
+    if sealed.slots:
+        _announce_removal(store, sealed)
     claim = sealed.slots.stop
     behind = range(claim + 1, claim + MOST_UNDER_WAY)  # never acknowledged
     store.delete(slot_key(sealed.name, slot) for slot in (*sealed.slots, *behind))
+
+
+def _announce_removal(store: ObjectStore, sealed: SealedLog) -> None:
+    """Note in the lease that all group commits may be gone."""
+    register = lease_register(store, sealed.name)
+    last = sealed.slots[-1]
+    found = store.get(slot_key(sealed.name, last))
+    held = _present(register.read(), store, sealed.name)
+    while held.content.released < last:
+        if found is None:  # looked for before the lease was read
+            raise _missing(store, slot_key(sealed.name, last))
+        through = check_slot(found.data, str(store.address / slot_key(sealed.name, last))).last
+        announced = msgspec.structs.replace(held.content, released=last, released_through=through)
+        try:
+            held = register.swap(held, announced)
+        except ObjectChanged as exc:
+            now = None if exc.found is None else register.decode(exc.found)
+            held = _present(now, store, sealed.name)
 
 
 def _present(held: Held[LeaseRecord] | None, store: ObjectStore, name: str) -> Held[LeaseRecord]:
