@@ -20,6 +20,9 @@ from persisting.wal.frame import FRAME_HEADER_SIZE
 class Sink(Protocol):
     """Where the results of puts are delivered: an event loop, or waiting threads."""
 
+    is_here: bool
+    """Whether the callers are threads of this process, which compete with the one that delivers."""
+
     def deliver(self, waiters: Sequence[Any], exc: BaseException | None) -> None:
         """Resolve waiters of this sink; called from any thread, must not block."""
 
@@ -227,5 +230,6 @@ def resolve(puts: Sequence[QueuedPut], exc: BaseException | None) -> None:
     by_sink: dict[Sink, list[Waiter]] = {}
     for put in puts:
         by_sink.setdefault(put.waiter.sink, []).append(put.waiter)
-    for sink, waiters in by_sink.items():
-        sink.deliver(waiters, exc)
+    # Other processes first: a thread of this one that goes on takes the interpreter.
+    for sink in sorted(by_sink, key=lambda sink: sink.is_here):
+        sink.deliver(by_sink[sink], exc)

@@ -170,6 +170,8 @@ class LoopMailbox:
     Calls must not raise, and may run twice if they are interrupted.
     """
 
+    is_here = True
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Must be created in the loop itself."""
         calls = deque[tuple[Callable[..., Any], tuple[Any, ...]]]()
@@ -292,6 +294,8 @@ class ThreadWaiter:
 
 class _Threads:
     """Delivers results to threads that wait."""
+
+    is_here = True
 
     def deliver(self, waiters: Sequence[Any], exc: BaseException | None) -> None:
         for waiter in waiters:

@@ -229,6 +229,8 @@ class _PutWaiter:
 class _ServerConnection(asyncio.BufferedProtocol):
     """The calls of one process, any number of them under way."""
 
+    is_here = False
+
     def __init__(self, server: TopicServer, peer: Peer, connected: socket.socket) -> None:
         self._server, self._peer, self._socket = server, peer, connected
         self._puts: set[int] = set()
