@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.filesystems import QuickFileSystem
+from support.work_places import WorkPlace
 
+from persisting.work import letter_search
 from persisting.work.group_values import Letter, Settings
 from persisting.work.journal import replay
 from persisting.work.keeper import Keeper, journal_folder
@@ -75,3 +77,21 @@ def test_a_record_that_was_read_ahead_and_redriven_costs_at_most_100_bytes() -> 
     assert len(state.bucket(0).records) == RECORDS
     assert (allocated() - before) / RECORDS <= 100
     assert state.redriven == [(1, 101)]  # numbers without gaps cost nothing
+
+
+async def test_redriving_does_not_hold_the_dead_letters_in_memory(
+    place: WorkPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letter_search, "_PAGE_ROWS", 10)
+    writer = await place.writer(num_buckets=1)
+    await writer.put([{"id": number, "text": "x" * 30_000} for number in range(100)])
+    member = await place.member("solvers")
+    for delivery in await member.fetch(100, wait=True, timeout=60):
+        await delivery.reject("broken")
+    await member.dead_letters("id = 0")  # opens them
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    assert await member.redrive("dead_letter.reason = 'broken'", dry_run=True) == 100
+    assert tracemalloc.get_traced_memory()[1] - before < 1_500_000  # of 3 MB
+    assert await member.redrive() == 100
+    assert await member.dead_letters() == []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
-from persisting.topic.bucket_client import Topic
+from persisting.topic.bucket_client import BucketClient, Topic
 from persisting.topic.table_calls import Query
 from persisting.work.dead_letters import FIELD, letter_place
 
@@ -14,32 +15,34 @@ _NUMBERS = ("number", "bucket", "offset", "generation")
 
 async def find_letters(
     letters: Topic, group_id: str, where: str | None = None
-) -> list[tuple[int, dict[str, Any]]]:
-    """Return the dead letters of a group, each with its place; only those that meet ``where``.
+) -> AsyncGenerator[list[tuple[int, dict[str, Any]]], None]:
+    """Yield the dead letters of a group page by page, each with its place; only those that meet
+    ``where``.
 
     ``group_id`` tells it from groups of the same name that were deleted before.
     """
-    found = []
     for bucket in range(letters.num_buckets):
         client = letters.bucket(bucket)
         matching: set[int] | None = None
-        if where is not None:
-            matches = await client.call(Query(where))
-            matching = {
-                record[FIELD]["number"] for record in matches if is_letter_of(group_id, record)
-            }
         offset = 0
-        while True:
-            page = await client.read(offset, _PAGE_ROWS)
-            for position, record in enumerate(page.rows, page.first):
-                if not is_letter_of(group_id, record):
-                    continue
-                if matching is None or record[FIELD]["number"] in matching:
-                    found.append((letter_place(bucket, position), record))
+        while (page := await client.read(offset, _PAGE_ROWS)).rows:
+            found = [
+                (letter_place(bucket, position), record)
+                for position, record in enumerate(page.rows, page.first)
+                if is_letter_of(group_id, record)
+            ]
+            if found and where is not None:
+                if matching is None:
+                    matching = await _matching(client, group_id, where)
+                found = [item for item in found if item[1][FIELD]["number"] in matching]
+            yield found
             offset = page.first + len(page.rows)
-            if not page.rows:
-                break
-    return found
+
+
+async def _matching(client: BucketClient, group_id: str, where: str) -> set[int]:
+    """Return the numbers of the dead letters in a bucket that meet a condition."""
+    matches = await client.call(Query(where, [FIELD]))
+    return {record[FIELD]["number"] for record in matches if is_letter_of(group_id, record)}
 
 
 def is_letter_of(group_id: str, record: dict[str, Any]) -> bool:

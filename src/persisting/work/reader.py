@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -389,7 +398,8 @@ class WorkReader(AsyncClosing):
         Each is the record with the field ``dead_letter``: number, topic, bucket, offset, reason and
         more. ``where`` is an SQL condition on any of these, as ``dead_letter.attempts > 3``.
         """
-        return [letter for _, letter in await self._open_dead_letters(where)]
+        async with aclosing(self._undriven_letters(where)) as pages:
+            return [letter async for page in pages for _, letter in page]
 
     async def redrive(
         self,
@@ -408,12 +418,16 @@ class WorkReader(AsyncClosing):
         """
         chosen = None if numbers is None else set(numbers)
         places = None if offsets is None else {_place(offset) for offset in offsets}
-        letters = [
-            self._address(place, letter)
-            for place, letter in await self._open_dead_letters(where)
-            if (chosen is None or letter[FIELD]["number"] in chosen)
-            and (places is None or place in places)
-        ]
+        # All are found before the first is re-driven: it may fail again, and be found again.
+        letters = []
+        async with aclosing(self._undriven_letters(where)) as pages:
+            async for page in pages:
+                letters += [
+                    self._address(place, letter)
+                    for place, letter in page
+                    if (chosen is None or letter[FIELD]["number"] in chosen)
+                    and (places is None or place in places)
+                ]
         if dry_run:
             return len(letters)
         count = 0
@@ -421,17 +435,21 @@ class WorkReader(AsyncClosing):
             count += await self._call("redrive", letters=letters[first : first + _REDRIVE_STEP])
         return count
 
-    async def _open_dead_letters(self, where: str | None) -> list[tuple[int, dict[str, Any]]]:
+    async def _undriven_letters(
+        self, where: str | None
+    ) -> AsyncGenerator[list[tuple[int, dict[str, Any]]], None]:
+        """Yield the dead letters that were not re-driven, page by page, each with its place."""
         try:
             letters = await self._session.records.dead_letters()
         except NoSuchTopic:
-            return []
-        found = await find_letters(letters, self._session.settings.identity, where)
-        left: set[int] = set()
-        for first in range(0, len(found), _REDRIVE_STEP):
-            addresses = [self._address(*item) for item in found[first : first + _REDRIVE_STEP]]
-            left.update(await self._call("undriven", letters=addresses))
-        return [item for item in found if item[1][FIELD]["number"] in left]
+            return
+        identity = self._session.settings.identity
+        async with aclosing(find_letters(letters, identity, where)) as pages:
+            async for page in pages:
+                if page:
+                    addresses = [self._address(*item) for item in page]
+                    left = set(await self._call("undriven", letters=addresses))
+                    yield [item for item in page if item[1][FIELD]["number"] in left]
 
     def _address(self, place: int, letter: dict[str, Any]) -> Letter:
         """Return a dead letter as the keeper knows it."""
