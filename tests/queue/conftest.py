@@ -7,21 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.open_topics import no_open_topics
 from support.topic_homes import Home, home_in
 from support.topic_places import Place
-
-from persisting.topic import local
 
 
 @pytest.fixture(autouse=True)
 async def no_topic_is_left_open() -> AsyncIterator[None]:
     """Fail a test that leaves a topic open."""
-    before = set(local._live)
-    yield
-    left = sorted(set(local._live) - before, key=str)
-    for key in left:
-        del local._live[key]
-    assert not left, f"topics are left open: {left}"
+    with no_open_topics():
+        yield
 
 
 @pytest.fixture(params=["memory", "lance", "persisting", "custom"])
