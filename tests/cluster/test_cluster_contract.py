@@ -11,14 +11,7 @@ import pytest_asyncio
 from support.cluster_join import join_cluster, leave_cluster
 from support.cluster_nodes import Cluster
 from support.protocol_only_backend import OnlyProtocol
-from support.queue_contract import (
-    FindingContract,
-    GroupContract,
-    OnceContract,
-    ReadingContract,
-    SchemaContract,
-    WritingContract,
-)
+from support.queue_contract import QueueContract
 from support.tasks import spawning
 from support.topic_places import Place
 
@@ -87,25 +80,5 @@ async def logged_place(request: Any, systems: Any, tmp_path: Path) -> AsyncItera
         yield place
 
 
-class TestWriting(WritingContract):
-    pass
-
-
-class TestReading(ReadingContract):
-    pass
-
-
-class TestFinding(FindingContract):
-    pass
-
-
-class TestSchema(SchemaContract):
-    pass
-
-
-class TestGroups(GroupContract):
-    pass
-
-
-class TestOnce(OnceContract):
+class TestQueue(QueueContract):
     pass

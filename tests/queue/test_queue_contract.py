@@ -2,35 +2,8 @@
 
 from __future__ import annotations
 
-from support.queue_contract import (
-    FindingContract,
-    GroupContract,
-    OnceContract,
-    ReadingContract,
-    SchemaContract,
-    WritingContract,
-)
+from support.queue_contract import QueueContract
 
 
-class TestWriting(WritingContract):
-    pass
-
-
-class TestReading(ReadingContract):
-    pass
-
-
-class TestFinding(FindingContract):
-    pass
-
-
-class TestSchema(SchemaContract):
-    pass
-
-
-class TestGroups(GroupContract):
-    pass
-
-
-class TestOnce(OnceContract):
+class TestQueue(QueueContract):
     pass

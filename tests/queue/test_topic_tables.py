@@ -11,11 +11,7 @@ from typing import Any
 import pytest
 from support.table_contract import (
     QUERY,
-    AccessContract,
-    EvolvingContract,
-    MaintenanceContract,
-    SearchContract,
-    VersionContract,
+    TableContract,
     nearest,
     one_per_bucket,
     vectors,
@@ -35,23 +31,7 @@ async def evolving_home(request: pytest.FixtureRequest, tmp_path: Path) -> Async
         yield made
 
 
-class TestVersions(VersionContract):
-    pass
-
-
-class TestSearch(SearchContract):
-    pass
-
-
-class TestAccess(AccessContract):
-    pass
-
-
-class TestEvolving(EvolvingContract):
-    pass
-
-
-class TestMaintenance(MaintenanceContract):
+class TestTable(TableContract):
     pass
 
 

@@ -8,33 +8,16 @@ from typing import Any, cast
 
 import pytest
 from support.object_stores import Server
-from support.queue_contract import (
-    FindingContract,
-    GroupContract,
-    OnceContract,
-    ReadingContract,
-    SchemaContract,
-    WritingContract,
-)
-from support.restore_contract import LoggedRestoreContract, RestoreContract
-from support.retention_contract import RetentionContract
-from support.table_contract import (
-    AccessContract,
-    EvolvingContract,
-    MaintenanceContract,
-    SearchContract,
-    VersionContract,
-    bucket_of,
-)
-from support.tag_contract import TagContract
+from support.open_topics import no_open_topics
+from support.table_contract import MaintenanceContract, bucket_of, sound_topic
+from support.topic_contract import TopicContract
 from support.topic_homes import BUCKETS, Home
-from support.topic_places import Place, numbered
 
 from persisting.queue import QueueReader
 from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
-from persisting.topic import local, store_membership
+from persisting.topic import store_membership
 
 _TABLE = "bucket_1/data.lance/"
 GROUP_LEASE = 20.0
@@ -73,12 +56,8 @@ def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 async def no_topic_is_left_open() -> AsyncIterator[None]:
     """Fail a test that leaves a topic open."""
-    before = set(local._live)
-    yield
-    left = sorted(set(local._live) - before, key=str)
-    for key in left:
-        del local._live[key]
-    assert not left, f"topics are left open: {left}"
+    with no_open_topics():
+        yield
 
 
 @pytest.fixture(params=["server", pytest.param("azurite", marks=pytest.mark.nightly)])
@@ -88,110 +67,26 @@ async def place(request: pytest.FixtureRequest, prefix: str) -> AsyncIterator[St
     await made.close()
 
 
-@pytest.fixture
-async def typed_place(place: StorePlace) -> Place:
-    return place
+typed_place = table_place = logged_place = home = evolving_home = place
 
 
-@pytest.fixture
-async def table_place(place: StorePlace) -> Place:
-    return place
-
-
-@pytest.fixture
-async def logged_place(place: StorePlace) -> Place:
-    return place
-
-
-@pytest.fixture
-async def home(place: StorePlace) -> Home:
-    return place
-
-
-@pytest.fixture
-async def evolving_home(place: StorePlace) -> Home:
-    return place
-
-
-class TestWriting(WritingContract):
-    pass
-
-
-class TestReading(ReadingContract):
-    pass
-
-
-class TestFinding(FindingContract):
-    pass
-
-
-class TestSchema(SchemaContract):
-    pass
-
-
-class TestOnce(OnceContract):
-    pass
-
-
-class TestGroups(GroupContract):
-    pass
-
-
-class TestVersions(VersionContract):
-    pass
-
-
-class TestSearch(SearchContract):
-    pass
-
-
-class TestAccess(AccessContract):
-    pass
-
-
-class TestEvolving(EvolvingContract):
-    pass
-
-
-class TestMaintenance(MaintenanceContract):
-    async def test_verify_names_the_bucket_the_file_and_the_offsets(self, home: Home) -> None:
-        """An object store has other damage than a disk: objects that are gone or replaced."""
-        writer = await home.open()
-        await writer.put(numbered(40))
-        await writer.flush()
-        await writer.put(numbered(40, 40))
-        await writer.flush()
-        reader = await home.read()
-        sound = await reader.verify()
-        assert (sound["ok"], sound["rows"], sound["damaged"]) == (True, 80, [])
-        assert sound["files"] == 2 * BUCKETS
-        store = cast(StorePlace, home).store()
-        data = store.entries("bucket_1/data.lance/data")
-        newest = max(data, key=lambda name: data[name].modified)
-        first = sum(bucket_of(n) == 1 for n in range(40))
-        end = first + sum(bucket_of(n) == 1 for n in range(40, 80))
-        for replaced in (b"not a table", None):
-            store.delete([newest])
-            if replaced is not None:
-                store.create(newest, replaced)
-            found = await reader.verify()
-            (damage,) = found["damaged"]
-            assert (damage["bucket"], damage["file"]) == (1, newest.removeprefix(_TABLE))
-            assert damage["offsets"] in ([first, end], [0, first])
-            assert found["ok"] is False
-
-
-class TestTags(TagContract):
-    pass
-
-
-class TestRetention(RetentionContract):
-    pass
-
-
-class TestRestore(RestoreContract):
-    pass
-
-
-class TestLoggedRestore(LoggedRestoreContract):
-    pass
+class TestTopic(TopicContract):
+    class TestMaintenance(MaintenanceContract):
+        async def test_verify_names_the_bucket_the_file_and_the_offsets(self, home: Home) -> None:
+            """An object store has other damage than a disk: objects that are gone or replaced."""
+            reader, files = await sound_topic(home)
+            assert files == 2 * BUCKETS
+            store = cast(StorePlace, home).store()
+            data = store.entries("bucket_1/data.lance/data")
+            newest = max(data, key=lambda name: data[name].modified)
+            first = sum(bucket_of(n) == 1 for n in range(40))
+            end = first + sum(bucket_of(n) == 1 for n in range(40, 80))
+            for replaced in (b"not a table", None):
+                store.delete([newest])
+                if replaced is not None:
+                    store.create(newest, replaced)
+                found = await reader.verify()
+                (damage,) = found["damaged"]
+                assert (damage["bucket"], damage["file"]) == (1, newest.removeprefix(_TABLE))
+                assert damage["offsets"] in ([first, end], [0, first])
+                assert found["ok"] is False

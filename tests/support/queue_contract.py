@@ -671,3 +671,14 @@ class OnceContract:
         writer = await logged_place.write(writer_id="w")
         with pytest.raises(InvalidArgument, match="sequence"):
             await writer.put({"id": 1}, sequence=sequence)
+
+
+class QueueContract:
+    """The whole contract: pytest collects these classes in each test class that inherits them."""
+
+    TestWriting = WritingContract
+    TestReading = ReadingContract
+    TestFinding = FindingContract
+    TestSchema = SchemaContract
+    TestGroups = GroupContract
+    TestOnce = OnceContract

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from persisting.errors import BucketClosed, InvalidArgument, OffsetOutOfRange, SchemaError
+from persisting.queue import QueueReader
 from persisting.topic.routing import route
 from support.topic_homes import BUCKETS, Home, flat
 from support.topic_places import drained, ids, numbered
@@ -55,6 +56,19 @@ def nearest(
     """Return the ids of the nearest records, by brute force."""
     ranked = sorted(zip(distances(records, query, metric), ids(records), strict=True))
     return [number for _, number in ranked[:k]]
+
+
+async def sound_topic(home: Home) -> tuple[QueueReader, int]:
+    """Flush twice 40 records; return a reader, and the number of files that it verifies."""
+    writer = await home.open()
+    await writer.put(numbered(40))
+    await writer.flush()
+    await writer.put(numbered(40, 40))
+    await writer.flush()
+    reader = await home.read()
+    sound = await reader.verify()
+    assert (sound["ok"], sound["rows"], sound["damaged"]) == (True, 80, [])
+    return reader, sound["files"]
 
 
 QUERY = [0.3, -0.2, 0.9, 0.1]
@@ -720,15 +734,8 @@ class MaintenanceContract:
         assert await home.content() == content
 
     async def test_verify_names_the_bucket_the_file_and_the_offsets(self, home: Home) -> None:
-        writer = await home.open()
-        await writer.put(numbered(40))
-        await writer.flush()
-        await writer.put(numbered(40, 40))
-        await writer.flush()
-        reader = await home.read()
-        sound = await reader.verify()
-        assert (sound["ok"], sound["rows"], sound["damaged"]) == (True, 80, [])
-        assert sound["files"] >= 2 * BUCKETS
+        reader, files = await sound_topic(home)
+        assert files >= 2 * BUCKETS
         content = await home.content()
         folder = home.folder / home.topic / "bucket_1" / "data.lance" / "data"
         path = max(folder.glob("*.lance"), key=lambda one: one.stat().st_mtime_ns)
@@ -806,3 +813,13 @@ class MaintenanceContract:
                 await use
         assert [t["name"] for t in await writer.tags()] == ["t"]
         assert (await writer.stats())["total_count"] == 20
+
+
+class TableContract:
+    """The whole contract: pytest collects these classes in each test class that inherits them."""
+
+    TestVersions = VersionContract
+    TestSearch = SearchContract
+    TestAccess = AccessContract
+    TestEvolving = EvolvingContract
+    TestMaintenance = MaintenanceContract
