@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,19 @@ async def crashed_after_a_commit(
     shutil.rmtree(folder / "wal")
     (folder / "copy").rename(folder / "wal")
     return expected, manifests(folder)[0]
+
+
+async def flushed_bucket(
+    folder: Path, open_bucket: Any, flushes: int = 2, **fields: Any
+) -> tuple[CrashableBucket, ExpectedRecords]:
+    """Open a bucket that has flushed one record at a time."""
+    expected = ExpectedRecords()
+    handle = CrashableBucket(folder, open_bucket)
+    for number in range(flushes):
+        expected.add(record(number, **fields))
+        await handle.backend.put(expected.records[-1])
+        await handle.backend.flush()
+    return handle, expected
 
 
 Tear = Callable[[bytes], bytes]
@@ -166,12 +180,7 @@ async def test_manifest_with_missing_sectors_is_recognised_as_torn_without_a_log
 ) -> None:
     """The last flush was not acknowledged; the previous one must be intact."""
     source = tmp_path / "bucket"
-    expected = ExpectedRecords()
-    handle = CrashableBucket(source, no_log())
-    for number in range(2):
-        expected.add(record(number, **WIDE))
-        await handle.backend.put(expected.records[-1])
-        await handle.backend.flush()
+    handle, expected = await flushed_bucket(source, no_log(), **WIDE)
     await handle.drop()
     manifest = manifests(source)[0]
     data = manifest.read_bytes()
@@ -214,13 +223,16 @@ def tree(folder: Path) -> dict[str, bytes]:
     }
 
 
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """Check that the block changes no file."""
+    before = tree(folder)
+    yield
+    assert tree(folder) == before
+
+
 async def closed_bucket(folder: Path, open_bucket: Any) -> ExpectedRecords:
-    expected = ExpectedRecords()
-    handle = CrashableBucket(folder, open_bucket)
-    for number in range(2):
-        expected.add(record(number))
-        await handle.backend.put(expected.records[-1])
-        await handle.backend.flush()
+    handle, expected = await flushed_bucket(folder, open_bucket)
     await handle.backend.close()
     return expected
 
@@ -284,10 +296,8 @@ async def test_damaged_synced_data_file_is_refused_even_after_a_kill(
     await handle.drop()
     (newest,) = set((folder / "data.lance" / "data").iterdir()) - older
     newest.write_bytes(newest.read_bytes()[:-1])
-    before = tree(folder)
-    with pytest.raises(TableError, match=newest.name):
+    with unchanged(folder), pytest.raises(TableError, match=newest.name):
         wal()(folder)
-    assert tree(folder) == before
 
 
 @pytest.mark.parametrize("open_bucket", OPENERS)
@@ -301,10 +311,8 @@ async def test_foreign_lance_table_is_refused_and_unchanged(
     folder.mkdir()
     for mode in ("create", "append"):
         raw.write_dataset(pa.table({"a": [1, 2]}), str(folder / "data.lance"), mode=mode)
-        before = tree(folder)
-        with pytest.raises(TableError, match="no Persisting backend wrote"):
+        with unchanged(folder), pytest.raises(TableError, match="no Persisting backend wrote"):
             open_bucket(folder)
-        assert tree(folder) == before
 
 
 async def test_table_of_a_newer_format_is_refused_and_unchanged_even_after_a_kill(
@@ -313,15 +321,11 @@ async def test_table_of_a_newer_format_is_refused_and_unchanged_even_after_a_kil
     import lance as raw
 
     folder = tmp_path / "bucket"
-    handle = CrashableBucket(folder, lance())
-    await handle.backend.put(record(0))
-    await handle.backend.flush()
+    handle, _ = await flushed_bucket(folder, lance(), 1)
     await handle.drop()
     raw.dataset(str(folder / "data.lance")).update_schema_metadata({"persisting.format": "2"})
-    before = tree(folder)
-    with pytest.raises(TableError, match="upgrade"):
+    with unchanged(folder), pytest.raises(TableError, match="upgrade"):
         lance()(folder)
-    assert tree(folder) == before
 
 
 async def test_operating_system_error_is_not_mistaken_for_a_torn_version(
@@ -331,10 +335,7 @@ async def test_operating_system_error_is_not_mistaken_for_a_torn_version(
     import lance as raw
 
     folder = tmp_path / "bucket"
-    handle = CrashableBucket(folder, wal())
-    for number in range(2):
-        await handle.backend.put(record(number))
-        await handle.backend.flush()
+    handle, _ = await flushed_bucket(folder, wal())
     await handle.drop()
     real, failures = raw.dataset, [OSError("LanceError(IO): Too many open files (os error 24)")]
 
@@ -344,10 +345,8 @@ async def test_operating_system_error_is_not_mistaken_for_a_torn_version(
         return real(*args, **options)
 
     monkeypatch.setattr(raw, "dataset", dataset)
-    before = tree(folder)
-    with pytest.raises(StorageError):
+    with unchanged(folder), pytest.raises(StorageError):
         wal()(folder)
-    assert tree(folder) == before
     handle.open()
     assert [r["n"] for r in await read_checked(handle.backend)] == [0, 1]
     await handle.backend.close()
@@ -358,16 +357,11 @@ async def test_changed_durable_manifest_is_damage_even_after_a_crash(
 ) -> None:
     """The file ``newest`` records the checksum of a durable manifest."""
     folder = tmp_path / "bucket"
-    handle = CrashableBucket(folder, lance())
-    for number in range(2):
-        await handle.backend.put(record(number))
-        await handle.backend.flush()
+    handle, _ = await flushed_bucket(folder, lance())
     await handle.drop()
     manifests(folder)[0].write_bytes(b"garbage")
-    before = tree(folder)
-    with pytest.raises(TableError, match="manifest"):
+    with unchanged(folder), pytest.raises(TableError, match="manifest"):
         lance()(folder)
-    assert tree(folder) == before
 
 
 # Leftover logs
@@ -378,10 +372,8 @@ async def test_lance_backend_refuses_a_leftover_log_and_names_the_remedy(tmp_pat
     handle = CrashableBucket(folder, wal())
     await handle.backend.put(record(0))
     await handle.drop()
-    before = tree(folder)
-    with pytest.raises(StorageError, match="PersistingBackend"):
+    with unchanged(folder), pytest.raises(StorageError, match="PersistingBackend"):
         LanceBackend(0, str(folder))
-    assert tree(folder) == before
 
 
 async def test_leftover_log_is_recovered_even_with_logging_disabled(tmp_path: Path) -> None:
