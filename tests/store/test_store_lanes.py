@@ -148,6 +148,21 @@ def opened(store: ObjectStore) -> tuple[StoreOwnerLog, PersistingBackend]:
     return log, PersistingBackend(0, place, owner_log=log, **options)
 
 
+async def started(store: ObjectStore, proxy: FaultProxy) -> PersistingBackend:
+    """Open a bucket and put the record -1, whose requests the proxy does not count."""
+    _, bucket = opened(store)
+    await bucket.put({"n": -1})
+    proxy.reset_counts()
+    return bucket
+
+
+def expect_requests_of(bucket: PersistingBackend, seconds: float) -> None:
+    """Have a bucket expect that a request takes so long."""
+    group_commit = bucket.bucket.group_commit
+    assert group_commit is not None
+    group_commit._lanes._request_seconds = seconds
+
+
 async def two_slots(proxy: FaultProxy) -> None:
     """Return when two slots were sent."""
     await asyncio.to_thread(until_true, lambda: slot_puts(proxy) >= 2)
@@ -177,9 +192,7 @@ async def numbers(bucket: PersistingBackend) -> list[int]:
 async def test_many_puts_do_not_wait_for_the_object_that_is_under_way(
     patient: ObjectStore, proxy: FaultProxy
 ) -> None:
-    _, bucket = opened(patient)
-    await bucket.put({"n": -1})
-    proxy.reset_counts()
+    bucket = await started(patient, proxy)
     let_go, tasks = await put_behind_a_held_slot(bucket, proxy, ENOUGH)
     await two_slots(proxy)
     assert not any(task.done() for task in tasks)
@@ -191,9 +204,7 @@ async def test_many_puts_do_not_wait_for_the_object_that_is_under_way(
 
 
 async def test_few_puts_share_the_next_object(patient: ObjectStore, proxy: FaultProxy) -> None:
-    _, bucket = opened(patient)
-    await bucket.put({"n": -1})
-    proxy.reset_counts()
+    bucket = await started(patient, proxy)
     let_go, tasks = await put_behind_a_held_slot(bucket, proxy, 20)
     await asyncio.sleep(0.2)
     assert slot_puts(proxy) == 1
@@ -207,13 +218,9 @@ async def test_few_puts_share_the_next_object(patient: ObjectStore, proxy: Fault
 async def test_puts_of_one_turn_of_the_loop_share_an_object(
     patient: ObjectStore, proxy: FaultProxy
 ) -> None:
-    _, bucket = opened(patient)
-    await bucket.put({"n": -1})
-    proxy.reset_counts()
+    bucket = await started(patient, proxy)
     # Puts are not kept waiting for a turn that takes long beside a request.
-    group_commit = bucket.bucket.group_commit
-    assert group_commit is not None
-    group_commit._lanes._request_seconds = 3600.0
+    expect_requests_of(bucket, 3600.0)
     await asyncio.gather(*(bucket.put({"n": number}) for number in range(100)))
     assert slot_puts(proxy) == 1
     assert await numbers(bucket) == list(range(-1, 100))
@@ -223,12 +230,8 @@ async def test_puts_of_one_turn_of_the_loop_share_an_object(
 async def test_put_does_not_wait_for_a_long_turn_of_the_loop(
     patient: ObjectStore, proxy: FaultProxy
 ) -> None:
-    _, bucket = opened(patient)
-    await bucket.put({"n": -1})
-    proxy.reset_counts()
-    group_commit = bucket.bucket.group_commit
-    assert group_commit is not None
-    group_commit._lanes._request_seconds = 0.04
+    bucket = await started(patient, proxy)
+    expect_requests_of(bucket, 0.04)
 
     async def block_for_long() -> None:
         time.sleep(0.04)  # noqa: ASYNC251
@@ -268,9 +271,7 @@ async def test_flushes_of_a_store_are_spaced(
 async def test_puts_behind_a_refused_object_are_refused_too(
     patient: ObjectStore, proxy: FaultProxy, store: ObjectStore
 ) -> None:
-    _, bucket = opened(patient)
-    await bucket.put({"n": -1})
-    proxy.reset_counts()
+    bucket = await started(patient, proxy)
     let_go, tasks = await put_behind_a_held_slot(bucket, proxy, ENOUGH, answer=403)
     await two_slots(proxy)
     let_go.set()
