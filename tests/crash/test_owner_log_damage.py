@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,15 @@ from support.crash.topics import (
     Unrecorded,
     check_topic,
 )
-from support.filesystems import QuickFileSystem
 
 from persisting import fs
 from persisting.bucket import log_note
 from persisting.bucket.log_index import LogIndex, PlainRows, index_of
 from persisting.errors import StorageError, WALError
 
+pytestmark = pytest.mark.usefixtures("no_syncs")
+
 BUCKETS = 3
-
-
-@pytest.fixture(autouse=True)
-def _quick() -> Iterator[None]:
-    with fs.use(QuickFileSystem()):
-        yield
 
 
 class LeftTopic:

@@ -11,7 +11,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +27,14 @@ from support.crash.topics import (
     Unrecorded,
     check_topic,
 )
-from support.filesystems import QuickFileSystem
 
-from persisting import fs
 from persisting.bucket.log_positions import POSITIONS, POSITIONS_FILE
 from persisting.errors import StorageError
 from persisting.queue import PersistingBackend
 
+pytestmark = pytest.mark.usefixtures("no_syncs")
+
 BUCKETS = 3
-
-
-@pytest.fixture(autouse=True)
-def _quick() -> Iterator[None]:
-    with fs.use(QuickFileSystem()):
-        yield
 
 
 def new_topic(root: Path, **options: Any) -> RecordedTopic:

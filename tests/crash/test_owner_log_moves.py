@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,11 @@ from support.crash.topics import (
     Unrecorded,
     check_topic,
 )
-from support.filesystems import QuickFileSystem
 
-from persisting import fs
 from persisting.bucket import log_note
 from persisting.errors import StorageError
 
-
-@pytest.fixture(autouse=True)
-def _quick() -> Iterator[None]:
-    with fs.use(QuickFileSystem()):
-        yield
+pytestmark = pytest.mark.usefixtures("no_syncs")
 
 
 @pytest.mark.parametrize("seed", range(6))
