@@ -10,7 +10,8 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -198,6 +199,26 @@ async def has_log(backend: Any) -> bool:
     return bool((await backend.stats()).get("wal_enabled"))
 
 
+@contextmanager
+def disk_after(
+    tree: Tree, root: Path, recording: Recording, point: CrashPoint, loss: Loss
+) -> Iterator[None]:
+    """Write the files that a power loss leaves to ``root`` for the block that checks them; if it
+    fails, keep a copy and name it."""
+    write_tree(tree, root)
+    try:
+        yield
+    except Exception as exc:
+        index = recording.crash_points.index(point)
+        kept = Path(tempfile.mkdtemp(prefix="persisting-crash-")) / "disk"
+        write_tree(tree, kept)
+        raise PromiseBroken(
+            f"{type(exc).__name__}: {exc}\npower loss at crash point {index} ({point.label}), "
+            f"{loss}; disk kept in {kept}"
+        ) from exc
+    shutil.rmtree(root)
+
+
 @dataclass
 class CrashExplorer:
     """Replays a recording: at every crash point, every given kind of power loss."""
@@ -233,23 +254,13 @@ class CrashExplorer:
         self._checked_states[key] = required
         root = self.workspace / f"state-{self.checked}"
         self.checked += 1
-        write_tree(tree, root)
-        try:
+        with disk_after(tree, root, self.recording, point, loss):
             # The clean close that follows is the same in every state: check it in some of them.
             after_close = self.checked % 4 == 0
             bucket = root / BUCKET
             await check_folder(
                 bucket, self.open_bucket, self.expected, required, after_close=after_close
             )
-        except Exception as exc:
-            index = self.recording.crash_points.index(point)
-            kept = Path(tempfile.mkdtemp(prefix="persisting-crash-")) / "disk"
-            write_tree(tree, kept)
-            raise PromiseBroken(
-                f"{exc}\npower loss at crash point {index} ({point.label}), {loss}; "
-                f"disk kept in {kept}"
-            ) from exc
-        shutil.rmtree(root)
 
 
 # Tables
@@ -454,8 +465,7 @@ class TableCrashExplorer:
         self._checked_states.add(key)
         root = self.workspace / f"state-{self.checked}"
         self.checked += 1
-        write_tree(tree, root)
-        try:
+        with disk_after(tree, root, self.recording, point, loss):
             continue_afterwards = self.checked % self.continue_every == 0
             state = await check_table(
                 root / BUCKET,
@@ -464,13 +474,4 @@ class TableCrashExplorer:
                 self.more,
                 continue_afterwards=continue_afterwards,
             )
-        except Exception as exc:
-            kept = Path(tempfile.mkdtemp(prefix="persisting-crash-")) / "disk"
-            write_tree(tree, kept)
-            raise PromiseBroken(
-                f"{type(exc).__name__}: {exc}\npower loss at crash point "
-                f"{self.recording.crash_points.index(point)} ({point.label}), {loss}; "
-                f"disk kept in {kept}"
-            ) from exc
         self.found.add(self.states.index(state))
-        shutil.rmtree(root)

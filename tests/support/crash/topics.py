@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import shutil
-import tempfile
 import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -21,8 +19,8 @@ from persisting.queue import PersistingBackend
 from persisting.topic.address import TopicAddress
 from persisting.topic.local import LocalTopic, agreed_config
 from persisting.topic.open_local import topic_spec
-from support.crash.checks import PromiseBroken, Record, _lock_is_free, same_value
-from support.crash.disk_model import FIXED_LOSSES, Loss, Tree, after_power_loss, sampled, write_tree
+from support.crash.checks import PromiseBroken, Record, _lock_is_free, disk_after, same_value
+from support.crash.disk_model import FIXED_LOSSES, Loss, Tree, after_power_loss, sampled
 from support.crash.recording import CrashPoint, QuickFileSystem, Recording, RecordingFileSystem
 from support.crash.workloads import Durable
 
@@ -376,8 +374,7 @@ class TopicExplorer:
         self._checked_states[key] = len(required)
         root = self.workspace / f"state-{self.checked}"
         self.checked += 1
-        write_tree(tree, root)
-        try:
+        with disk_after(tree, root, self.recording, point, loss):
             await check_topic(
                 root,
                 self.expected,
@@ -386,12 +383,3 @@ class TopicExplorer:
                 numbers=self.numbers,
                 **self.options,
             )
-        except Exception as exc:
-            index = self.recording.crash_points.index(point)
-            kept = Path(tempfile.mkdtemp(prefix="persisting-crash-")) / "disk"
-            write_tree(tree, kept)
-            raise PromiseBroken(
-                f"{exc}\npower loss at crash point {index} ({point.label}), {loss}; "
-                f"disk kept in {kept}"
-            ) from exc
-        shutil.rmtree(root)
