@@ -39,14 +39,7 @@ def three() -> Iterator[Cluster]:
 @pytest.fixture
 async def join() -> AsyncIterator[Any]:
     """Join a cluster from this process, as a client that owns no bucket."""
-    from support.cluster_join import join_cluster, leave_cluster
+    from support.cluster_join import joining
 
-    systems: list[Any] = []
-
-    async def enter(cluster: Cluster, hosts: int | None = None, **options: Any) -> Any:
-        systems.append(await join_cluster(cluster, hosts, **options))
-        return systems[-1]
-
-    yield enter
-    for system in systems:
-        await leave_cluster(system)
+    async with joining() as enter:
+        yield enter

@@ -13,12 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.cluster_nodes import Cluster
-from support.cluster_traffic import synced_writer
+from support.cluster_traffic import owners, preferred_owners, synced_writer
 from support.topic_places import ids, numbered, streamed
 
 from persisting.cluster import wire
 from persisting.cluster.host import serve
-from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.pulsing_transport import PulsingConnection
 from persisting.errors import SchemaError
 from persisting.queue import read_queue
@@ -43,10 +42,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 async def stored(system: Any, folder: Path) -> list[int]:
     return ids(await streamed(await read_queue(system, topic="t", storage_path=str(folder))))
-
-
-def owners(stats: dict[str, Any]) -> list[str]:
-    return [bucket["node"] for bucket in stats["buckets"]]
 
 
 async def test_list_put_costs_one_call_per_owner(
@@ -151,9 +146,7 @@ async def test_order_holds_while_buckets_move_to_joining_nodes(
     puts = OrderedPuts(writer)
     await puts.run_until(500)
     await asyncio.to_thread(cluster.start, 2)
-    place = str((tmp_path / "t").resolve())
-    names = [node.id for node in cluster.nodes]
-    preferred = [ranked(bucket_key(place, bucket), names)[0] for bucket in range(8)]
+    preferred = preferred_owners(cluster, tmp_path, 8)
     deadline = time.monotonic() + 60
     while owners(await writer.stats()) != preferred and time.monotonic() < deadline:
         await puts.run_until(puts.acknowledged + 200)

@@ -13,12 +13,19 @@ from typing import Any
 
 import pytest
 from support.cluster_nodes import Cluster
-from support.cluster_traffic import GROUP_MEMBER, SYNCED, Traffic, assert_once, synced_writer
+from support.cluster_traffic import (
+    GROUP_MEMBER,
+    SYNCED,
+    assert_once,
+    owners,
+    preferred_owners,
+    starting_traffic,
+    synced_writer,
+)
 from support.topic_places import ids, numbered, streamed
 
 from persisting.cluster import locator, node_locator, pulsing_transport
 from persisting.cluster.host import REBALANCE_SECONDS
-from persisting.cluster.placement import bucket_key, ranked
 from persisting.errors import StorageError
 from persisting.queue import LanceBackend, read_queue, write_queue
 
@@ -28,20 +35,8 @@ GROUP_SYNCED = {"enable_wal": True, "wal_sync_interval": 1.0}
 @pytest.fixture
 async def traffic(tmp_path: Path) -> AsyncIterator[Any]:
     """Start a producer and a consumer; they are stopped at the end of the test."""
-    running: list[Traffic] = []
-
-    async def start(system: Any, **options: Any) -> Traffic:
-        running.append(Traffic(system, tmp_path, **options))
-        await running[-1].start()
-        return running[-1]
-
-    yield start
-    for flow in running:
-        await flow.close()
-
-
-def owners(stats: dict[str, Any]) -> list[str]:
-    return [bucket["node"] for bucket in stats["buckets"]]
+    async with starting_traffic(tmp_path) as start:
+        yield start
 
 
 @pytest.mark.parametrize("options", [SYNCED, GROUP_SYNCED], ids=["wal-0.0", "wal-1.0"])
@@ -158,9 +153,7 @@ async def test_buckets_move_to_joining_nodes_during_writes(
     flow = await traffic(await join(cluster), num_buckets=8)
     await flow.progress()
     await asyncio.to_thread(cluster.start, 2)
-    names = [node.id for node in cluster.nodes]
-    place = str((tmp_path / "t").resolve())
-    preferred = [ranked(bucket_key(place, bucket), names)[0] for bucket in range(8)]
+    preferred = preferred_owners(cluster, tmp_path, 8)
     deadline = time.monotonic() + 60
     while owners(await flow.writer.stats()) != preferred and time.monotonic() < deadline:
         await flow.run_for(0.3)

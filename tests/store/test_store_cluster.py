@@ -13,9 +13,9 @@ from typing import Any
 import pulsing as pul
 import pyarrow as pa
 import pytest
-from support.cluster_join import join_cluster, leave_cluster
+from support.cluster_join import joining
 from support.cluster_nodes import Cluster
-from support.cluster_traffic import Traffic
+from support.cluster_traffic import Traffic, owners, starting_traffic
 from support.fault_proxy import FaultProxy
 from support.object_stores import KEY, SECRET, SeaweedFS, environment_of, storage_options, url
 from support.topic_places import ids, numbered, streamed
@@ -44,36 +44,31 @@ def cluster(server: SeaweedFS) -> Iterator[Cluster]:
 
 
 @pytest.fixture
+def proxied(proxy: FaultProxy) -> Iterator[Cluster]:
+    """A cluster of the test's own, whose nodes reach the store through the proxy."""
+    cluster = Cluster(variables=environment_of(storage_options(proxy.port)))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def where(server: SeaweedFS, prefix: str) -> dict[str, Any]:
+    """The arguments that name the topic of the test."""
+    return {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
+
+
+@pytest.fixture
 async def join() -> AsyncIterator[Any]:
-    systems: list[Any] = []
-
-    async def enter(cluster: Cluster, hosts: int | None = None) -> Any:
-        systems.append(await join_cluster(cluster, hosts))
-        return systems[-1]
-
-    yield enter
-    for system in systems:
-        await leave_cluster(system)
+    async with joining() as enter:
+        yield enter
 
 
 @pytest.fixture
 async def traffic(server: SeaweedFS, prefix: str) -> AsyncIterator[Any]:
     """Start a producer and a consumer; they are stopped at the end of the test."""
-    running: list[Traffic] = []
-
-    async def start(system: Any, **options: Any) -> Traffic:
-        given = {"backend_options": LOGGED, "storage_options": server.options(), **options}
-        running.append(Traffic(system, url(prefix), **given))
-        await running[-1].start()
-        return running[-1]
-
-    yield start
-    for flow in running:
-        await flow.close()
-
-
-def owners(stats: dict[str, Any]) -> list[str]:
-    return [bucket["node"] for bucket in stats["buckets"]]
+    given = {"backend_options": LOGGED, "storage_options": server.options()}
+    async with starting_traffic(url(prefix), **given) as start:
+        yield start
 
 
 def topic_store(server: SeaweedFS, prefix: str) -> ObjectStore:
@@ -250,62 +245,54 @@ async def failure_of_put(writer: Any, message: str, monkeypatch: pytest.MonkeyPa
 async def test_put_to_a_bucket_that_no_node_can_open_fails_with_the_cause(
     name: str,
     proxy: FaultProxy,
-    server: SeaweedFS,
-    prefix: str,
+    proxied: Cluster,
     join: Any,
+    where: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The node tries for longer than the client waits for its answer."""
     what, message = FAULTS[name]
-    cluster = Cluster(variables=environment_of(storage_options(proxy.port)))
-    try:
-        cluster.start(1)
-        system = await join(cluster)
-        where = {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
-        writer = await write_queue(
-            system, **where, durable=True, num_buckets=2, backend_options=LOGGED
-        )
-        proxy.add(**what)
-        failure = await failure_of_put(writer, message, monkeypatch)
-        assert cluster.nodes[0].id in failure
-        assert SECRET not in failure
-        proxy.heal()
-        await writer.put(numbered(4, 4))
-        reader = await read_queue(system, **where)
-        assert {4, 5, 6, 7} <= set(ids(await streamed(reader)))
-        await reader.close()
-        await writer.close()
-    finally:
-        cluster.close()
+    proxied.start(1)
+    system = await join(proxied)
+    writer = await write_queue(system, **where, durable=True, num_buckets=2, backend_options=LOGGED)
+    proxy.add(**what)
+    failure = await failure_of_put(writer, message, monkeypatch)
+    assert proxied.nodes[0].id in failure
+    assert SECRET not in failure
+    proxy.heal()
+    await writer.put(numbered(4, 4))
+    reader = await read_queue(system, **where)
+    assert {4, 5, 6, 7} <= set(ids(await streamed(reader)))
+    await reader.close()
+    await writer.close()
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 async def test_put_to_an_owner_whose_store_fails_names_the_cause_and_is_stored_once(
-    proxy: FaultProxy, server: SeaweedFS, prefix: str, join: Any, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultProxy,
+    proxied: Cluster,
+    join: Any,
+    where: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = Cluster(variables=environment_of(storage_options(proxy.port)))
-    try:
-        cluster.start(1)
-        system = await join(cluster)
-        where = {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
-        writer = await write_queue(
-            system, **where, durable=True, num_buckets=2, backend_options=LOGGED, writer_id="w"
-        )
-        await writer.put(numbered(4), sequence=1)
-        proxy.add("PUT", answer=503)
-        monkeypatch.setattr(locator, "PATIENCE_SECONDS", 4.0)
-        with pytest.raises(StorageError, match=r"(?s)s3://.*503"):
-            await writer.put(numbered(4, 4), sequence=2)
-        monkeypatch.undo()
-        proxy.heal()
+    proxied.start(1)
+    system = await join(proxied)
+    writer = await write_queue(
+        system, **where, durable=True, num_buckets=2, backend_options=LOGGED, writer_id="w"
+    )
+    await writer.put(numbered(4), sequence=1)
+    proxy.add("PUT", answer=503)
+    monkeypatch.setattr(locator, "PATIENCE_SECONDS", 4.0)
+    with pytest.raises(StorageError, match=r"(?s)s3://.*503"):
         await writer.put(numbered(4, 4), sequence=2)
-        reader = await read_queue(system, **where)
-        assert sorted(ids(await streamed(reader))) == list(range(8))
-        await reader.close()
-        await writer.close()
-    finally:
-        cluster.close()
+    monkeypatch.undo()
+    proxy.heal()
+    await writer.put(numbered(4, 4), sequence=2)
+    reader = await read_queue(system, **where)
+    assert sorted(ids(await streamed(reader))) == list(range(8))
+    await reader.close()
+    await writer.close()
 
 
 async def _is_true(condition: Any) -> bool:
@@ -318,6 +305,7 @@ async def test_credentials_stay_in_the_process_that_has_them(
     join: Any,
     server: SeaweedFS,
     prefix: str,
+    where: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -332,7 +320,6 @@ async def test_credentials_stay_in_the_process_that_has_them(
     caplog.set_level(logging.DEBUG)
     cluster.start(1)
     system = await join(cluster)
-    where = {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
     writer = await write_queue(system, **where, durable=True, num_buckets=1, backend_options=LOGGED)
     await writer.put(numbered(10))
     assert await writer.tag("ten")
@@ -358,41 +345,40 @@ async def test_credentials_stay_in_the_process_that_has_them(
 
 @pytest.mark.timeout(300)
 async def test_node_without_credentials_is_passed_over_and_named_if_there_is_no_other(
-    server: SeaweedFS, prefix: str, join: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
+    server: SeaweedFS,
+    join: Any,
+    where: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wrong = {**server.options(), "aws_secret_access_key": "another-secret"}
-    cluster = Cluster(variables=environment_of(wrong))
-    try:
-        cluster.start(1)
-        system = await join(cluster)
-        where = {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
-        writer = await write_queue(
-            system, **where, durable=True, num_buckets=2, backend_options=LOGGED
-        )
-        refusal = r"S3 refuses to read .* check the credentials"
-        failure = await failure_of_put(writer, refusal, monkeypatch)
-        assert cluster.nodes[0].id in failure
-        assert "another-secret" not in failure
-        cluster.variables = environment_of(server.options())
-        (second,) = await asyncio.to_thread(cluster.start, 1)
-        await writer.put(numbered(4, 4))
-        assert set(owners(await writer.stats())) == {second.id}
-        await writer.close()
-    finally:
-        cluster.close()
+    cluster.variables = environment_of(wrong)
+    cluster.start(1)
+    system = await join(cluster)
+    writer = await write_queue(system, **where, durable=True, num_buckets=2, backend_options=LOGGED)
+    refusal = r"S3 refuses to read .* check the credentials"
+    failure = await failure_of_put(writer, refusal, monkeypatch)
+    assert cluster.nodes[0].id in failure
+    assert "another-secret" not in failure
+    cluster.variables = environment_of(server.options())
+    (second,) = await asyncio.to_thread(cluster.start, 1)
+    await writer.put(numbered(4, 4))
+    assert set(owners(await writer.stats())) == {second.id}
+    await writer.close()
 
 
-async def test_node_serves_only_topics_below_its_address(server: SeaweedFS, prefix: str) -> None:
+async def test_node_serves_only_topics_below_its_address(
+    server: SeaweedFS, prefix: str, where: dict[str, Any]
+) -> None:
     system = await pul.actor_system("127.0.0.1:0")
     host = await serve(system, url(prefix), storage_options=server.options())
     try:
-        here = {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
         writer = await write_queue(
-            system, **here, durable=True, num_buckets=1, backend_options=LOGGED
+            system, **where, durable=True, num_buckets=1, backend_options=LOGGED
         )
         await writer.put(numbered(3))
         await writer.close()
-        elsewhere = {**here, "storage_path": url(prefix + "-other")}
+        elsewhere = {**where, "storage_path": url(prefix + "-other")}
         other = await write_queue(
             system, **elsewhere, durable=True, num_buckets=1, backend_options=LOGGED
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pulsing as pul
@@ -32,3 +34,17 @@ async def leave_cluster(system: Any) -> None:
     if host is not None:
         await host.close()
     await system.shutdown()
+
+
+@asynccontextmanager
+async def joining() -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    """Join clusters as :func:`join_cluster` does; leave them at the end."""
+    systems: list[Any] = []
+
+    async def enter(cluster: Cluster, hosts: int | None = None, **options: Any) -> Any:
+        systems.append(await join_cluster(cluster, hosts, **options))
+        return systems[-1]
+
+    yield enter
+    for system in systems:
+        await leave_cluster(system)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from persisting.cluster.placement import bucket_key, ranked
 from persisting.queue import read_queue, write_queue
+from support.cluster_nodes import Cluster
 
 SYNCED = {"enable_wal": True, "wal_sync_interval": 0.0}
 GROUP_MEMBER = """
@@ -133,6 +136,35 @@ class Traffic:
 
     def __str__(self) -> str:
         return f"{len(self.acknowledged)} acknowledged, {len(self.consumed)} consumed"
+
+
+@asynccontextmanager
+async def starting_traffic(
+    folder: Path | str, **defaults: Any
+) -> AsyncIterator[Callable[..., Awaitable[Traffic]]]:
+    """Start producers and consumers of a topic with these options; stop them at the end."""
+    running: list[Traffic] = []
+
+    async def start(system: Any, **options: Any) -> Traffic:
+        running.append(Traffic(system, folder, **{**defaults, **options}))
+        await running[-1].start()
+        return running[-1]
+
+    yield start
+    for flow in running:
+        await flow.close()
+
+
+def owners(stats: dict[str, Any]) -> list[str]:
+    """Return the nodes that own the buckets."""
+    return [bucket["node"] for bucket in stats["buckets"]]
+
+
+def preferred_owners(cluster: Cluster, folder: Path, buckets: int) -> list[str]:
+    """Return the nodes that own the buckets of the topic "t" once all have moved."""
+    names = [node.id for node in cluster.nodes]
+    place = str((folder / "t").resolve())
+    return [ranked(bucket_key(place, bucket), names)[0] for bucket in range(buckets)]
 
 
 def assert_once(what: str, found: list[int], expected: list[int]) -> None:
