@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.handover import (
@@ -16,11 +15,13 @@ from support.handover import (
     DRIVER_POINTS,
     OWNER,
     OWNER_POINTS,
+    PUTS,
     files_of_handovers,
     hand_over,
     held_process,
     texts,
 )
+from support.handover_kills import kill_any, kill_driver, kill_owner, points
 from support.spark.topics import content, is_sound, put, stored, unreferenced, writer
 from support.waiting import until_true
 
@@ -39,8 +40,6 @@ BY_DAY = (
 )
 LEAVES_FILES = ("driver-wrote-a-file", "driver-sends")
 """Points after which files are left that no note names."""
-PUTS = 10_000
-"""The owner puts records with ids from here on."""
 
 
 def check(folder: Path, written: int, acknowledged: int) -> None:
@@ -66,13 +65,6 @@ def new_topic(folder: Path) -> Path:
     return put(folder, [], buckets=BUCKETS, enable_wal=True, flush_threshold=40)
 
 
-def points(names: tuple[str, ...]) -> list[Any]:
-    """Return parameters, of which some are nightly."""
-    return [
-        name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names
-    ]
-
-
 def sweep(folder: Path) -> None:
     """Assert that compaction removes the files that dead processes left, but no recent ones."""
     with writer(folder, local_socket=False) as queue:
@@ -84,22 +76,14 @@ def sweep(folder: Path) -> None:
         queue.compact()
 
 
-@pytest.mark.parametrize("point", points(OWNER_POINTS))
+@pytest.mark.parametrize("point", points(OWNER_POINTS, BY_DAY))
 def test_owner_killed_during_a_hand_over_loses_and_doubles_nothing(
     tmp_path: Path, point: str
 ) -> None:
     """The driver takes the lock of the dead owner, and completes the write."""
     topic = new_topic(tmp_path)
     with held_process(tmp_path, OWNER, PUTS, hold=point) as owner:
-        owner.until(lambda: owner.acknowledged > PUTS + 50)
-        rows: list[int] = []
-        driver = threading.Thread(target=lambda: rows.append(hand_over(topic, texts(0, 300))))
-        driver.start()
-        owner.until_held(point)
-        owner.kill()
-        acknowledged = owner.acknowledged
-        driver.join()
-    assert rows
+        acknowledged = kill_owner(owner, point, lambda: hand_over(topic, texts(0, 300)))
     if unreferenced(tmp_path):  # of this bucket, or of the other one, which is killed anywhere
         sweep(tmp_path)
     check(tmp_path, 300, acknowledged)
@@ -153,7 +137,7 @@ def test_owner_killed_before_its_answer_doubles_nothing_with_a_full_producer_tab
     assert is_sound(tmp_path)
 
 
-@pytest.mark.parametrize("point", points(DRIVER_POINTS))
+@pytest.mark.parametrize("point", points(DRIVER_POINTS, BY_DAY))
 def test_driver_killed_during_a_hand_over_loses_and_doubles_nothing(
     tmp_path: Path, point: str
 ) -> None:
@@ -187,13 +171,7 @@ def test_driver_and_owner_killed_lose_and_double_nothing(
     with held_process(tmp_path, OWNER, PUTS, hold=owner_point) as owner:
         owner.until(lambda: owner.acknowledged > PUTS + 50)
         with held_process(tmp_path, DRIVER, 0, 300, "w", hold=driver_point) as driver:
-            until_true(lambda: driver.is_held(driver_point) or owner.is_held(owner_point))
-            if owner.is_held(owner_point):
-                owner.kill()
-                until_true(
-                    lambda: driver.is_held(driver_point) or driver.process.poll() is not None
-                )
-            driver.kill()
+            kill_driver(driver, driver_point, owner, owner_point)
         if owner.process.poll() is None:
             until_true(lambda: owner.is_held(owner_point) or files_of_handovers(topic) == [])
         owner.kill()
@@ -233,12 +211,7 @@ def test_processes_killed_at_random_times_lose_and_double_nothing(
                 owner.until(lambda: owner.acknowledged > 0)
                 with held_process(tmp_path, DRIVER, written, 100, f"w{turn}") as driver:
                     time.sleep(chance.uniform(0.8, 2.5))
-                    victim = chance.choice([owner, driver, None])
-                    if victim is not None:
-                        victim.kill()
-                    if victim is not driver:
-                        driver.process.wait(60)
-                    done = driver.process.returncode == 0
+                    done = kill_any(owner, driver, chance, 60)
                 owner.kill()
                 acknowledged = max(acknowledged, owner.acknowledged)
         written += 100

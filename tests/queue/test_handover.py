@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from support.handover import (
     written_notes,
 )
 from support.spark.topics import content, ids, is_sound, put, reader, stored, unreferenced, writer
+from support.threads import in_background
 from support.waiting import until_true
 
 from persisting import fs as filesystem
@@ -39,21 +39,6 @@ from persisting.queue import PersistingBackend
 from persisting.table import bulk_write
 from persisting.topic import handover
 from persisting.topic.topic_files import TopicFolder
-
-
-def in_background(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """Run a call in a thread; its result or error gets into the list."""
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as exc:
-            results.append(exc)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, results
 
 
 @pytest.fixture

@@ -9,17 +9,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 from support.fault_proxy import FaultProxy
+from support.handover import PUTS, texts
+from support.handover_kills import points
 from support.object_stores import SeaweedFS, storage_options, url
 from support.store_handover import (
     BUCKETS,
     LEASE,
-    PUTS,
     MortalStore,
     Owner,
     config_of,
@@ -28,10 +29,10 @@ from support.store_handover import (
     hand_over,
     handovers,
     ids,
-    texts,
     unreferenced,
     written_notes,
 )
+from support.threads import in_background
 from support.waiting import until_true
 
 from persisting.bucket import bulk_import, store_notes
@@ -75,21 +76,6 @@ def far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     monkeypatch.setattr(lease, "_held_here", Nothing())
-
-
-def in_background(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """Run a call in a thread; its result or error gets into the list."""
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as exc:
-            results.append(exc)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, results
 
 
 def states(store: ObjectStore) -> list[str]:
@@ -268,16 +254,9 @@ BY_DAY = {
 }
 
 
-def points(names: Iterable[str]) -> list[Any]:
-    """Return parameters, of which some are nightly."""
-    return [
-        name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names
-    ]
-
-
 @pytest.mark.usefixtures("far_apart")
 class TestDeaths:
-    @pytest.mark.parametrize("point", points(DRIVER_DEATHS))
+    @pytest.mark.parametrize("point", points(DRIVER_DEATHS, BY_DAY))
     def test_driver_that_dies_loses_and_doubles_nothing(
         self, topic: ObjectStore, owner: Owner, point: str
     ) -> None:
@@ -298,7 +277,7 @@ class TestDeaths:
         assert hand_over(topic, texts(0, 20)) == (0 if decided else 20)
         assert ids(topic) == [*range(20), *OLD, *range(PUTS, PUTS + 20)]
 
-    @pytest.mark.parametrize("point", points(OWNER_DEATHS))
+    @pytest.mark.parametrize("point", points(OWNER_DEATHS, BY_DAY))
     def test_owner_that_dies_loses_and_doubles_nothing(
         self, topic: ObjectStore, monkeypatch: pytest.MonkeyPatch, point: str
     ) -> None:

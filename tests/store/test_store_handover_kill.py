@@ -5,27 +5,16 @@ from __future__ import annotations
 
 import os
 import random
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.fault_proxy import FaultProxy
+from support.handover import DRIVER_POINTS, OWNER_POINTS, PUTS, texts
+from support.handover_kills import kill_any, kill_driver, kill_owner
 from support.held_process import HeldProcess
 from support.object_stores import SeaweedFS, environment_of, storage_options, url
-from support.store_handover import (
-    PUTS,
-    Owner,
-    content,
-    create_topic,
-    hand_over,
-    handovers,
-    ids,
-    texts,
-)
+from support.store_handover import Owner, content, create_topic, hand_over, handovers, ids
 from support.waiting import until_true
 
 from persisting.store.object_store import ObjectStore, open_store
@@ -35,7 +24,6 @@ from persisting.store_address import parse
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 LEASE = 2.0
-OLD = list(range(PUTS - 10, PUTS))
 
 POINTS = """
 from persisting.bucket import bulk_import
@@ -59,25 +47,6 @@ held(StoreExchange, "remove", before="driver-has-answers", after="driver-removed
      when=lambda self, buckets: self.is_decided())
 """
 
-OWNER_POINTS = (
-    "owner-checks",
-    "owner-commits",
-    "owner-wrote-times",
-    "owner-committed",
-    "owner-answers",
-    "owner-answered",
-)
-DRIVER_POINTS = (
-    "driver-planned",
-    "driver-wrote-a-file",
-    "driver-sends",
-    "driver-sent",
-    "driver-decides",
-    "driver-decided",
-    "driver-has-answers",
-    "driver-removed-notes",
-)
-
 OWNER = """
 import asyncio, sys
 from persisting.queue import write_queue
@@ -98,7 +67,8 @@ import sys
 from persisting.store.object_store import open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
-from support.store_handover import hand_over, texts
+from support.handover import texts
+from support.store_handover import hand_over
 
 root, first, count, name = sys.argv[2:]
 store = open_store(parse(root) / "t", StorageOptions())
@@ -121,17 +91,12 @@ def topic(root: str) -> ObjectStore:
     return open_store(parse(root) / "t", StorageOptions())
 
 
-@contextmanager
 def held_process(
     folder: Path, code: str, *args: object, hold: str = "", **environ: str
-) -> Iterator[HeldProcess]:
-    """Run an owner or a driver that waits at the point ``hold``; kill it at the end."""
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environ}
-    process = HeldProcess(folder, code, *args, points=POINTS, hold=hold, environ=variables)
-    try:
-        yield process
-    finally:
-        process.kill()
+) -> HeldProcess:
+    """Run an owner or a driver that waits at the point ``hold``."""
+    variables = {**os.environ, **environ}
+    return HeldProcess(folder, code, *args, points=POINTS, hold=hold, environ=variables)
 
 
 def check(topic: ObjectStore, written: int, acknowledged: int) -> None:
@@ -153,15 +118,7 @@ def test_owner_killed_during_a_hand_over_loses_and_doubles_nothing(
 ) -> None:
     """The driver takes the buckets over after the time of the lease, and completes the write."""
     with held_process(tmp_path, OWNER, root, PUTS, hold=point) as owner:
-        owner.until(lambda: owner.acknowledged > PUTS + 50)
-        rows: list[int] = []
-        driver = threading.Thread(target=lambda: rows.append(hand_over(topic, texts(0, 300))))
-        driver.start()
-        owner.until_held(point)
-        owner.kill()
-        acknowledged = owner.acknowledged
-        driver.join()
-    assert rows
+        acknowledged = kill_owner(owner, point, lambda: hand_over(topic, texts(0, 300)))
     check(topic, 300, acknowledged)
     assert hand_over(topic, texts(0, 300)) == 0
     check(topic, 300, acknowledged)
@@ -195,13 +152,7 @@ def test_driver_and_owner_killed_lose_and_double_nothing(
     with held_process(tmp_path, OWNER, root, PUTS, hold=owner_point) as owner:
         owner.until(lambda: owner.acknowledged > PUTS + 50)
         with held_process(tmp_path, DRIVER, root, 0, 300, "w", hold=driver_point) as driver:
-            until_true(lambda: driver.is_held(driver_point) or owner.is_held(owner_point))
-            if owner.is_held(owner_point):
-                owner.kill()
-                until_true(
-                    lambda: driver.is_held(driver_point) or driver.process.poll() is not None
-                )
-            driver.kill()
+            kill_driver(driver, driver_point, owner, owner_point)
         owner.kill()
         acknowledged = owner.acknowledged
     hand_over(topic, texts(0, 300))
@@ -240,12 +191,7 @@ def test_processes_killed_at_random_times_over_a_bad_network_lose_and_double_not
                 args = root, written, 100, f"w{turn}"
                 with held_process(tmp_path, DRIVER, *args, **behind) as driver:
                     time.sleep(chance.uniform(1.0, 6.0))
-                    victim = chance.choice([owner, driver, None])
-                    if victim is not None:
-                        victim.kill()
-                    if victim is not driver:
-                        driver.process.wait(300)
-                    done = driver.process.returncode == 0
+                    done = kill_any(owner, driver, chance, 300)
                 owner.kill()
                 acknowledged = max(acknowledged, owner.acknowledged)
         written += 100

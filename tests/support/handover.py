@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,9 @@ held(handover, "decide", before="driver-decides", after="driver-decided")
 held(handover._HandOver, "_remove", before="driver-has-answers", after="driver-removed-notes",
      when=lambda self, buckets: self._exchange.is_decided())
 """
+
+PUTS = 10_000
+"""Owners put records with ids from here on."""
 
 OWNER_POINTS = (
     "owner-checks",
@@ -156,26 +158,28 @@ def written_notes(
     rows = pa.Table.from_pylist(records)
     schema = shared.propose(rows.schema, frozenset(), Rules(evolving=True))
     tables = handover.prepare(topic, config, schema)
-    return config, files_for(topic, config, rows, schema, tables, sequence, overwrite)
+    files = {
+        bucket: BulkFiles(bucket_folder(topic, bucket) / "data.lance", filesystem.current())
+        for bucket in range(config.num_buckets)
+    }
+    return config, files_for(files, config, rows, schema, tables, sequence, overwrite)
 
 
 def files_for(
-    topic: Path,
+    files: Mapping[int, BulkFiles],
     config: TopicConfig,
     rows: pa.Table,
     schema: pa.Schema,
     tables: dict[int, dict[str, Any]],
     sequence: tuple[str, int],
-    overwrite: bool = False,
+    overwrite: bool,
 ) -> dict[int, Note]:
     """Write the files of rows for their buckets; return the notes that hand them over."""
     notes = {}
     for bucket, part in table_by_bucket(rows, config.bucket_column, config.num_buckets).items():
         batches = [align(batch, schema, None) for batch in accept(part, schema).to_batches()]
-        root = bucket_folder(topic, bucket) / "data.lance"
-        fragments = bulk_write.write_files(
-            BulkFiles(root, filesystem.current()), tables[bucket]["version"], batches, schema
-        )
+        version = tables[bucket]["version"]
+        fragments = bulk_write.write_files(files[bucket], version, batches, schema)
         notes[bucket] = Note(
             kind=ADOPT,
             writer=sequence[0],
@@ -189,14 +193,9 @@ def files_for(
     return notes
 
 
-@contextmanager
-def held_process(folder: Path, code: str, *args: object, hold: str = "") -> Iterator[HeldProcess]:
-    """Run an owner or a driver that waits at the point ``hold``; kill it at the end."""
-    process = HeldProcess(folder, code, *args, points=POINTS, hold=hold)
-    try:
-        yield process
-    finally:
-        process.kill()
+def held_process(folder: Path, code: str, *args: object, hold: str = "") -> HeldProcess:
+    """Run an owner or a driver that waits at the point ``hold``."""
+    return HeldProcess(folder, code, *args, points=POINTS, hold=hold)
 
 
 def files_of_handovers(topic: Path) -> list[str]:

@@ -46,7 +46,8 @@ function."""
 
 
 class HeldProcess:
-    """A program with points; it waits at the point ``hold``, if it is given."""
+    """A program with points; it waits at the point ``hold``, if it is given. As a context manager
+    it is killed at the end."""
 
     tries = 6000
     """How often :meth:`until` looks, see :func:`until_true`."""
@@ -84,6 +85,12 @@ class HeldProcess:
                 stderr=output,
                 start_new_session=new_session,
             )
+
+    def __enter__(self) -> HeldProcess:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
 
     @property
     def output(self) -> str:

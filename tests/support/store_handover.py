@@ -11,28 +11,19 @@ from typing import Any
 import pyarrow as pa
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
-from persisting.bucket.handover_notes import ADOPT, Note, encoded_schema
+from persisting.bucket.handover_notes import Note
 from persisting.bucket.store_schema import StoreSchema
 from persisting.queue import write_queue
 from persisting.records import Rules
-from persisting.records.arrow import accept, align
 from persisting.store.object_store import ObjectStore, StoreError
-from persisting.table import bulk_write
 from persisting.table.store_bulk_files import StoreBulkFiles
 from persisting.topic import handover, store_config
-from persisting.topic.routing import table_by_bucket
 from persisting.topic.spec import TopicConfig
 from persisting.topic.store_files import StoreTopic
+from support.handover import PUTS, files_for, texts
 
 BUCKETS = 2
 LEASE = 1.0
-PUTS = 10_000
-"""Owners put records with ids from here on."""
-
-
-def texts(first: int, count: int) -> list[dict[str, Any]]:
-    """Return records with ids from ``first`` on."""
-    return [{"id": i, "text": f"row {i}"} for i in range(first, first + count)]
 
 
 def create_topic(root: str, options: dict[str, str], **given: Any) -> None:
@@ -171,24 +162,11 @@ def written_notes(
     rows = pa.Table.from_pylist(records)
     schema = StoreSchema(store).propose(rows.schema, frozenset(), Rules(evolving=True))
     tables = handover.prepare(store, config, schema)
-    notes = {}
-    for bucket, part in table_by_bucket(rows, config.bucket_column, config.num_buckets).items():
-        batches = [align(batch, schema, None) for batch in accept(part, schema).to_batches()]
-        root = store.address / f"bucket_{bucket}" / "data.lance"
-        fragments = bulk_write.write_files(
-            StoreBulkFiles(root, store.options), tables[bucket]["version"], batches, schema
-        )
-        notes[bucket] = Note(
-            kind=ADOPT,
-            writer=sequence[0],
-            number=sequence[1],
-            replace=overwrite,
-            rows=part.num_rows,
-            fragments=fragments,
-            columns=[tables[bucket]["columns"]],
-            schema=encoded_schema(schema),
-        )
-    return notes
+    files = {
+        bucket: StoreBulkFiles(store.address / f"bucket_{bucket}" / "data.lance", store.options)
+        for bucket in range(config.num_buckets)
+    }
+    return files_for(files, config, rows, schema, tables, sequence, overwrite)
 
 
 def hand_over(
