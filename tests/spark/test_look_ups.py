@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,10 @@ import pytest
 from pyspark.sql import functions
 from support.spark import random_queries
 from support.spark.processes import Run
+from support.spark.pruning import explained, make_views, pruned, put_all_types
 from support.spark.topics import load, put, rows, writer
 
-from persisting.spark import pruning, read_topic
+from persisting.spark import read_topic
 from persisting.spark.scan_hints import KeyedRows, snapshot_text
 from persisting.topic.scan import Slice
 
@@ -41,38 +41,17 @@ CONDITIONS = [
 INDEXED = ["id", "i64", "u64", "f64", "f32", "text", "bin", "at utc", "day", "money", "uid"]
 
 
-@contextmanager
-def pruned(spark: SparkSession, on: bool) -> Iterator[None]:
-    spark.conf.set(pruning.SETTING, str(on).lower())
-    try:
-        yield
-    finally:
-        spark.conf.unset(pruning.SETTING)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A topic with all types in two buckets, with indexes."""
     home = tmp_path_factory.mktemp("look-ups")
-    table = random_queries.table(ROWS)
-    with writer(home, buckets=2) as queue:
-        for start in range(0, ROWS, 100):
-            queue.put_arrow(table.slice(start, 100))
-            queue.flush()
-        for field in INDEXED:
-            queue.create_index(field, kind="scalar")
-    return home / "t"
+    return put_all_types(home, ROWS, indexed=INDEXED)
 
 
 @pytest.fixture(scope="module")
 def views(spark: SparkSession, folder: Path) -> tuple[str, str]:
     """Views of the same rows: the topic with indexes, and a copy in Parquet."""
-    parquet = str(folder.parent / "copy.parquet")
-    with pruned(spark, False):
-        read_topic(spark, folder).write.parquet(parquet)
-    read_topic(spark, folder).createOrReplaceTempView("indexed_topic")
-    spark.read.parquet(parquet).createOrReplaceTempView("indexed_copy")
-    return "indexed_topic", "indexed_copy"
+    return make_views(spark, folder, "indexed_topic", "indexed_copy")
 
 
 @pytest.fixture
@@ -105,11 +84,6 @@ def is_found_in_planning(df: DataFrame) -> bool:
     leaf = df._jdf.queryExecution().sparkPlan().collectLeaves().head()
     name: str = leaf.batch().getClass().getSimpleName()
     return name == "LookedUpRows"
-
-
-def plan_of(df: DataFrame) -> str:
-    plan: str = df._jdf.queryExecution().executedPlan().treeString()
-    return plan
 
 
 def texts(df: DataFrame) -> list[str]:
@@ -234,7 +208,7 @@ class TestPlans:
     ) -> None:
         frame = indexed(spark, tmp_path, rows(10))
         query = frame.where("id = 50").select("text")
-        lines = plan_of(query).splitlines()
+        lines = explained(query).splitlines()
         assert lines[0].strip() == "LookUp"
         assert "Filter" in lines[2]
         assert "pushed: [(id IS NOT NULL), (id = 50L)]" in lines[3]
@@ -257,7 +231,7 @@ class TestPlans:
     ) -> None:
         with pruned(spark, False):
             query = simple.where("id = 3")
-            assert "LookUp" not in plan_of(query)
+            assert "LookUp" not in explained(query)
             assert jobs_of(spark, query.collect) > 0
 
     def test_condition_without_an_index_is_left_to_tasks(
@@ -279,7 +253,7 @@ class TestPlans:
         assert sorted(row[0] for row in few.select(twice("id")).collect()) == [8, 10]
         for expression in ("rand()", "transform(array(id), x -> x + 1)", "spark_partition_id()"):
             query = few.selectExpr("id", expression)
-            assert "LookUp" not in plan_of(query)
+            assert "LookUp" not in explained(query)
             assert sorted(row["id"] for row in query.collect()) == [4, 5]
         nested = few.where("id = (SELECT 5L)").select("id")
         assert [row["id"] for row in nested.collect()] == [5]

@@ -8,8 +8,6 @@ import logging
 import os
 import pickle
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from support.doc_pages import both
 from support.spark import random_queries
 from support.spark.processes import Run
+from support.spark.pruning import explained, make_views, pruned, put_all_types
 from support.spark.topics import load, put, rows, writer
 
 from persisting.errors import InvalidArgument
@@ -42,15 +41,6 @@ if TYPE_CHECKING:
 ROWS = 400
 
 
-@contextmanager
-def pruned(spark: SparkSession, on: bool) -> Iterator[None]:
-    spark.conf.set(pruning.SETTING, str(on).lower())
-    try:
-        yield
-    finally:
-        spark.conf.unset(pruning.SETTING)
-
-
 def optimized(df: DataFrame) -> str:
     plan: str = df._jdf.queryExecution().optimizedPlan().treeString()
     return plan
@@ -63,32 +53,16 @@ def relations(df: DataFrame) -> list[list[str]]:
     return [[name.split("#")[0] for name in line.split(", ") if name] for line in listed]
 
 
-def explained(df: DataFrame) -> str:
-    plan: str = df._jdf.queryExecution().executedPlan().treeString()
-    return plan
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A topic with all types, in two buckets with several fragments each."""
-    home = tmp_path_factory.mktemp("pruning")
-    table = random_queries.table(ROWS)
-    with writer(home, buckets=2) as queue:
-        for start in range(0, ROWS, 100):
-            queue.put_arrow(table.slice(start, 100))
-            queue.flush()
-    return home / "t"
+    return put_all_types(tmp_path_factory.mktemp("pruning"), ROWS)
 
 
 @pytest.fixture(scope="module")
 def views(spark: SparkSession, folder: Path) -> tuple[str, str]:
     """Views of the same rows: the topic, and a copy in Parquet, written without pruning."""
-    parquet = str(folder.parent / "copy.parquet")
-    with pruned(spark, False):
-        read_topic(spark, folder).write.parquet(parquet)
-    read_topic(spark, folder).createOrReplaceTempView("pruned_topic")
-    spark.read.parquet(parquet).createOrReplaceTempView("parquet_copy")
-    return "pruned_topic", "parquet_copy"
+    return make_views(spark, folder, "pruned_topic", "parquet_copy")
 
 
 @pytest.fixture(scope="module")
