@@ -15,6 +15,7 @@ from support.spark.topics import (
     crashed_owner,
     load,
     put,
+    put_in_flushes,
     records,
     refused,
     rows,
@@ -330,9 +331,7 @@ class TestPositions:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with writer(tmp_path, buckets=1) as queue:
-            for first in range(0, 12, 4):
-                queue.put_batch(rows(4, first))
-                queue.flush()
+            put_in_flushes(queue, 12, 4)
             queue.retain(rows=4)
         asked = {"startingOffsets": '{"0": 5}'}
         with refused("OffsetOutOfRange", "offset 5 of bucket 0.*8.*failOnDataLoss"):
@@ -473,9 +472,7 @@ class TestOldDataFrame:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with writer(tmp_path, keep_versions=0.001) as queue:
-            for first in range(0, 40, 10):
-                queue.put_batch(rows(10, first))
-                queue.flush()
+            put_in_flushes(queue, 40, 10)
             kept = load(spark, tmp_path)
             assert kept.count() == 40
             queue.compact()
@@ -487,9 +484,7 @@ class TestOldDataFrame:
 
     def test_old_read_of_rows_removed_by_retention_raises(self, tmp_path: Path) -> None:
         with writer(tmp_path, buckets=1) as queue:
-            for first in range(0, 8, 4):
-                queue.put_batch(rows(4, first))
-                queue.flush()
+            put_in_flushes(queue, 8, 4)
             part = Slice(str(tmp_path / "t"), 0, 2, 8)
             queue.retain(rows=4)
         with pytest.raises(OffsetOutOfRange, match=r"2 to 4 of bucket 0.*retention"):

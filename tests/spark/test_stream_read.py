@@ -20,6 +20,7 @@ from support.spark.topics import (
     ids,
     load,
     put,
+    put_in_flushes,
     refused,
     rows,
     save,
@@ -177,9 +178,7 @@ class TestStartingPosition:
         self, flow: Flow, tmp_path: Path
     ) -> None:
         with writer(tmp_path, buckets=1) as queue:
-            for first in range(0, 12, 4):
-                queue.put_batch(rows(4, first))
-                queue.flush()
+            put_in_flushes(queue, 12, 4)
             queue.retain(rows=8)
         assert numbers(flow.run()) == list(range(4, 12))
 
@@ -287,9 +286,7 @@ class TestRetention:
 
     def test_retention_of_rows_already_read_is_no_loss(self, flow: Flow, tmp_path: Path) -> None:
         with writer(tmp_path, buckets=1) as queue:
-            for first in range(0, 12, 4):
-                queue.put_batch(rows(4, first))
-                queue.flush()
+            put_in_flushes(queue, 12, 4)
             assert len(flow.run()) == 12
             queue.retain(rows=4)
             queue.put_batch(rows(4, 12))
@@ -303,9 +300,7 @@ class TestRetention:
         put(tmp_path, [], buckets=1)
         assert flow.run() == []
         with writer(tmp_path) as queue:
-            for first in range(0, 12, 4):
-                queue.put_batch(rows(4, first))
-                queue.flush()
+            put_in_flushes(queue, 12, 4)
             queue.retain(rows=4)
         with fails("0 to 8 of bucket 0.*retention"):
             flow.run()
@@ -314,9 +309,7 @@ class TestRetention:
     def test_retention_of_planned_rows_is_noticed(self, tmp_path: Path) -> None:
         flow = DirectFlow(tmp_path)
         with writer(tmp_path, buckets=1) as queue:
-            for first in range(0, 12, 4):
-                queue.put_batch(rows(4, first))
-                queue.flush()
+            put_in_flushes(queue, 12, 4)
             flow.plan()
             queue.retain(rows=4)
         with pytest.raises(StorageError, match=r"0 to 8 of bucket 0.*retention"):
@@ -467,9 +460,7 @@ class TestCompaction:
     def test_compaction_during_a_batch_does_not_affect_it(self, tmp_path: Path) -> None:
         flow = DirectFlow(tmp_path)
         with writer(tmp_path, keep_versions=0.001) as queue:
-            for first in range(0, 40, 10):
-                queue.put_batch(rows(10, first))
-                queue.flush()
+            put_in_flushes(queue, 40, 10)
             reader, limit = flow.reader({"maxOffsetsPerTrigger": 25, "rowsPerPartition": 3})
             start = reader.initialOffset()
             end = reader.latestOffset(start, limit)

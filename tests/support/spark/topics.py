@@ -75,6 +75,13 @@ def put(
     return folder / topic
 
 
+def put_in_flushes(queue: SyncQueue, count: int, each: int) -> None:
+    """Put ``count`` rows, ``each`` of them in a flush."""
+    for first in range(0, count, each):
+        queue.put_batch(rows(each, first))
+        queue.flush()
+
+
 def content(folder: Path, topic: str = "t") -> dict[int, list[dict[str, Any]]]:
     """Return all records of the topic by bucket, as ``read_queue`` returns them."""
     found = {}
