@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.object_stores import SECRET, SeaweedFS, environment_of, fresh_prefix, installed, url
+from support.object_stores import (
+    SECRET,
+    SeaweedFS,
+    environment_of,
+    fresh_prefix,
+    running_seaweedfs,
+    url,
+)
 from support.spark.drivers import driver
 
 from persisting.cli.app import run
@@ -24,17 +31,11 @@ from persisting.spark.source import PersistingSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_missing = installed()
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
-    if _missing is not None:
-        pytest.skip(_missing)
-    running = SeaweedFS(Path(tmp_path_factory.mktemp("seaweedfs")))
-    running.start()
-    yield running
-    running.kill()
+    with running_seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

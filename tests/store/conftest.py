@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 from support.azurite import Azurite
 from support.fault_proxy import FaultProxy
-from support.object_stores import SeaweedFS, fresh_prefix, installed, storage_options, url
+from support.object_stores import SeaweedFS, fresh_prefix, running_seaweedfs, storage_options, url
 
 from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
 from persisting.wal import lease, sealing
-
-_missing = installed()
 
 DAY_CONTRACT = frozenset(
     {
@@ -60,12 +58,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
-    if _missing is not None:
-        pytest.skip(_missing)
-    running = SeaweedFS(Path(tmp_path_factory.mktemp("seaweedfs")))
-    running.start()
-    yield running
-    running.kill()
+    with running_seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

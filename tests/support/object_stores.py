@@ -16,7 +16,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 KEY, SECRET = "testkey", "testsecret-of-the-tests"
@@ -297,3 +298,17 @@ def installed() -> str | None:
     except (ImportError, RuntimeError) as exc:
         return str(exc)
     return None
+
+
+@contextmanager
+def running_seaweedfs(folder: Path) -> Iterator[SeaweedFS]:
+    """Run a server; skip the test if the tests with a server cannot run."""
+    import pytest  # not needed by processes of the tests that import this module
+
+    missing = installed()
+    if missing is not None:
+        pytest.skip(missing)
+    running = SeaweedFS(folder)
+    running.start()
+    yield running
+    running.kill()
