@@ -319,21 +319,8 @@ class TestWire:
         await writer.put(numbered(30))
         await writer.flush()
         await writer.retain(rows=0)
-        reader, reads = await home.read(), 0
-        read = client.RemoteBucketClient.read
-
-        async def counted(client: Any, offset: int, limit: int | None) -> Page:
-            nonlocal reads
-            reads += 1
-            return await read(client, offset, limit)
-
-        monkeypatch.setattr(client.RemoteBucketClient, "read", counted)
-        waiting = spawned(taken(reader, 5))
-        await asyncio.sleep(1.0)
-        # Each check reads three buckets; a loop without a pause would read hundreds of times.
-        assert reads < 30
-        await writer.put(numbered(5, 30))
-        assert sorted(await waiting) == list(range(30, 35))
+        reader = await home.read()
+        assert await _reads_of_a_wait(reader, writer, 30, monkeypatch, spawned) < 30
 
     @_NIGHTLY
     async def test_a_wait_after_a_restore_does_not_poll_the_owner(
@@ -354,21 +341,30 @@ class TestWire:
         # A watcher checks at each of the owner's replies whether it is still needed.
         await until(nobody_watches)
         await writer.restore("t")
-        reads = 0
-        read = client.RemoteBucketClient.read
+        assert await _reads_of_a_wait(reader, writer, 100, monkeypatch, spawned) < 60
 
-        async def counted(client: Any, offset: int, limit: int | None) -> Page:
-            nonlocal reads
-            reads += 1
-            return await read(client, offset, limit)
 
-        monkeypatch.setattr(client.RemoteBucketClient, "read", counted)
-        waiting = spawned(taken(reader, 5))
-        await asyncio.sleep(1.0)
-        # Each check reads three buckets; a loop without a pause would read hundreds of times.
-        assert reads < 60
-        await writer.put(numbered(5, 100))
-        assert sorted(await waiting) == list(range(100, 105))
+async def _reads_of_a_wait(
+    reader: Any, writer: Any, first: int, monkeypatch: pytest.MonkeyPatch, spawned: Any
+) -> int:
+    """Return how often a reader asks the owners while it waits a second for records; then put five
+    with ids from ``first`` on. Each check reads three buckets; a loop without a pause would read
+    hundreds of times."""
+    reads = 0
+    read = client.RemoteBucketClient.read
+
+    async def counted(client: Any, offset: int, limit: int | None) -> Page:
+        nonlocal reads
+        reads += 1
+        return await read(client, offset, limit)
+
+    monkeypatch.setattr(client.RemoteBucketClient, "read", counted)
+    waiting = spawned(taken(reader, 5))
+    await asyncio.sleep(1.0)
+    found = reads
+    await writer.put(numbered(5, first))
+    assert sorted(await waiting) == list(range(first, first + 5))
+    return found
 
 
 async def _filled(system: Any, folder: Path, **options: Any) -> Any:
