@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -56,9 +56,7 @@ class DirectStore:
         writer = copied(source.writer(schema, mode == "overwrite"))
         if meanwhile is not None:
             meanwhile()
-        messages = [copied(copied(writer).write(iter(p))) for p in partitions(rows, schema, parts)]
-        for number, message in enumerate(messages):
-            message.part = number
+        messages = written(writer, partitions(rows, schema, parts))
         try:
             copied(writer).commit(messages)
         except BaseException:
@@ -122,9 +120,7 @@ class DirectSink:
         writer = copied(source.streamWriter(taken, False))
         if meanwhile is not None:
             meanwhile()
-        messages = [copied(copied(writer).write(iter(part))) for part in parts]
-        for number_of_part, message in enumerate(messages):
-            message.part = number_of_part
+        messages = written(writer, parts)
         try:
             copied(source).streamWriter(taken, False).commit(messages, number)
         except BaseException:
@@ -230,6 +226,14 @@ def partitions(rows: pa.Table, schema: StructType, parts: int) -> Iterator[list[
         with pa.ipc.new_stream(stream, part.schema) as out:
             out.write_table(part, max_chunksize=1000)
         yield list(pa.ipc.open_stream(stream.getvalue()))
+
+
+def written(writer: Any, parts: Iterable[list[pa.RecordBatch]]) -> list[Any]:
+    """Write each part as a task does; return the messages of the tasks."""
+    messages = [copied(copied(writer).write(iter(part))) for part in parts]
+    for number, message in enumerate(messages):
+        message.part = number
+    return messages
 
 
 def copied(value: Any) -> Any:
