@@ -104,6 +104,11 @@ class PutDelivery:
             # Nothing was stored: send what is left without the missing buckets.
             lost |= self._forget(missing, BucketClosed(f"node {node} does not own {missing}"))
 
+    def can_post(self, node: str, bucket: int) -> bool:
+        """Whether :meth:`post` may be possible for a bucket of an owner."""
+        owner = self._locator_of(bucket).connection()
+        return isinstance(owner, PostingTarget) and owner.node == node
+
     def post(
         self,
         node: str,

@@ -170,6 +170,8 @@ class _Queue:
         self.shares = False
         """Whether the last message was shared by several puts. Then the next one waits for those
         of the same turn of the event loop."""
+        self.is_posted_soon = False
+        """Whether the next message is posted at the end of this turn."""
 
 
 class PutPipeline:
@@ -262,27 +264,48 @@ class PutPipeline:
 
     def _wake(self, queue: _Queue) -> None:
         """Send a queue's puts, unless a message is under way: its end leads to the next one."""
-        if queue.under_way is None and (queue.sender is None or queue.sender.done()):
-            if not self._post(queue):
+        if queue.under_way is not None or queue.is_posted_soon:
+            return
+        if queue.sender is None or queue.sender.done():
+            if queue.shares and self._can_post(queue):
+                self._post_soon(queue)
+            elif queue.shares or not self._post(queue):
                 queue.sender = asyncio.create_task(self._send_queue(queue))
 
+    def _can_post(self, queue: _Queue) -> bool:
+        bucket = queue.jobs[0].buckets[0]
+        return queue.node is not None and self._delivery.can_post(queue.node, bucket)
+
+    def _post_soon(self, queue: _Queue) -> None:
+        """Post a message when the producers that can go on now have put, so that they share it.
+
+        Otherwise two halves of the producers would take turns.
+        """
+        queue.is_posted_soon = True
+        asyncio.get_running_loop().call_soon(self._post_or_send, queue)
+
+    def _post_or_send(self, queue: _Queue) -> None:
+        queue.is_posted_soon = False
+        if queue.jobs and not self._post(queue):  # there are none if their bucket has moved
+            queue.sender = asyncio.create_task(self._send_queue(queue))
+
     def _post(self, queue: _Queue) -> bool:
-        """Send the only put of a queue at once, without a task, if that is possible."""
-        if queue.node is None or queue.shares or len(queue.jobs) > 1:
+        """Send a queue's next message at once, without a task, if that is possible."""
+        first = queue.jobs[0].put
+        if queue.node is None or (isinstance(first, _WaitingPut) and first.packed is None):
             return False
-        job = queue.jobs[0]
-        if isinstance(job.put, _WaitingPut) and job.put.packed is None:
-            return False
+        jobs = self._next_jobs(queue)
         try:
-            message = self._numbered([job])
+            message = self._numbered(jobs)
             answered = partial(self._answered, queue, message)
-            if not self._delivery.post(queue.node, message.rows, message.sequence, answered):
-                return False
+            posted = self._delivery.post(queue.node, message.rows, message.sequence, answered)
         except StorageError:
-            return False  # the sender finds the same, and the put fails
-        queue.jobs.popleft()
-        queue.under_way = message
-        return True
+            posted = False  # the sender finds the same, and the put fails
+        if posted:
+            queue.under_way = message
+        else:
+            queue.jobs.extendleft(reversed(jobs))
+        return posted
 
     def _answered(self, queue: _Queue, message: _Message, answer: Reply | Exception) -> None:
         """End a message that was sent without a task."""
@@ -290,8 +313,8 @@ class PutPipeline:
             queue.under_way = None
             for job in message.jobs:
                 self._finish(job, job.buckets, None)
-            if queue.jobs:  # the producer that was just acknowledged may share the next message
-                queue.sender = asyncio.create_task(self._send_queue(queue))
+            if queue.jobs:
+                self._post_soon(queue)
         else:
             queue.sender = asyncio.create_task(self._send_queue(queue, answer=answer))
 
@@ -345,8 +368,17 @@ class PutPipeline:
                 queue.jobs.popleft()
                 self._finish(first, first.buckets, exc)
                 return None
-        jobs = [queue.jobs.popleft()]
-        size = _shared_size(first)
+        jobs = self._next_jobs(queue)
+        try:
+            return self._numbered(jobs)
+        except SchemaError:
+            sendable = [job for job in jobs if self._can_pack(job)]
+            return self._numbered(sendable) if sendable else None
+
+    def _next_jobs(self, queue: _Queue) -> list[_Job]:
+        """Take the puts from a queue that share the next message."""
+        first = queue.jobs.popleft()
+        jobs, size = [first], _shared_size(first)
         while size is not None and queue.jobs and queue.jobs[0].group is first.group:
             further = _shared_size(queue.jobs[0])
             if further is None or size + further > _SHARED_BYTES:
@@ -354,11 +386,7 @@ class PutPipeline:
             size += further
             jobs.append(queue.jobs.popleft())
         queue.shares = len(jobs) > 1
-        try:
-            return self._numbered(jobs)
-        except SchemaError:
-            sendable = [job for job in jobs if self._can_pack(job)]
-            return self._numbered(sendable) if sendable else None
+        return jobs
 
     def _numbered(self, jobs: list[_Job]) -> _Message:
         self._number += 1
