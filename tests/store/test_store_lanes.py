@@ -286,6 +286,23 @@ async def test_puts_behind_a_refused_object_are_refused_too(
     await again.close()
 
 
+async def test_log_starts_over_after_the_puts_that_waited_for_an_object_failed_with_it(
+    patient: ObjectStore, proxy: FaultProxy
+) -> None:
+    bucket = await started(patient, proxy)
+    group_commit = bucket.bucket.group_commit
+    assert group_commit is not None
+    let_go, tasks = await put_behind_a_held_slot(bucket, proxy, 20, answer=403)
+    await asyncio.to_thread(until_true, lambda: group_commit._lanes._is_wanted)
+    let_go.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, WALError) for result in results)
+    await asyncio.wait_for(bucket.flush(), 60)
+    await bucket.put({"n": 7})
+    assert await numbers(bucket) == [-1, 7]
+    await bucket.close()
+
+
 async def test_owner_that_dies_with_an_object_under_way_leaves_what_it_acknowledged(
     patient: ObjectStore, proxy: FaultProxy, store: ObjectStore
 ) -> None:

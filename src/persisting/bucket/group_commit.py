@@ -316,8 +316,8 @@ class GroupCommit:
         with self._log_lock:
             with self._schema_state.lock:
                 left = len(self._queue)
-            while left > 0:
-                left -= self._write_queue()
+            while left > 0 and (written := self._write_queue()):  # the queue may have failed
+                left -= written
 
     def _wait_for_more(self, group: Grouping) -> None:
         """Return when the group has waited as long as it may, or is large enough."""
@@ -401,7 +401,10 @@ class GroupCommit:
                 left = len(self._queue)
             while left > 0:
                 self._lanes.wait_for_one(lambda: (len(self._queue), self._queued_bytes))
-                left -= self._begin_group(group)
+                begun = self._begin_group(group)
+                if not begun:
+                    return  # a group before these puts has failed, and they failed with it
+                left -= begun
 
     def _begin_group(self, group: Grouping) -> int:
         """Begin to store the next group of puts; return how many there are."""
