@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.simulated_owners import Owners
+from support.simulated_owners import Owners, PostingConnection
 
 from persisting.cluster import locator, put_delivery, wire
 from persisting.cluster.put_pipeline import PutPipeline
-from persisting.cluster.transport import Unreachable
+from persisting.cluster.transport import Answered, Unreachable
+from persisting.cluster.wire import Request
 from persisting.errors import SchemaError, StorageError
 
 
@@ -459,6 +460,22 @@ async def test_two_producers_do_not_take_turns() -> None:
 
     await asyncio.gather(produce(0), produce(100))
     assert len(owners.calls) == 31
+
+
+async def test_puts_that_could_not_be_posted_are_sent_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owners = Owners(1, 2, takes_posts=True)
+    pipeline = await owned_by(owners, n0=[0, 1])
+    await asyncio.gather(*(pipeline.start(parts(n % 2, number=n)) for n in range(4)))
+
+    def post(connection: PostingConnection, request: Request, answered: Answered) -> bool:
+        raise RuntimeError("not a fault of the store")
+
+    monkeypatch.setattr(PostingConnection, "post", post)
+    puts = [pipeline.start(parts(n % 2, number=n)) for n in range(4, 8)]
+    await asyncio.wait_for(asyncio.gather(*puts), 30)
+    assert stored(owners) == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
 async def test_columns_of_a_list_go_to_the_owners_to_which_the_buckets_have_moved() -> None:

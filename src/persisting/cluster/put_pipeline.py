@@ -299,8 +299,8 @@ class PutPipeline:
             message = self._numbered(jobs)
             answered = partial(self._answered, queue, message)
             posted = self._delivery.post(queue.node, message.rows, message.sequence, answered)
-        except StorageError:
-            posted = False  # the sender finds the same, and the put fails
+        except Exception:  # the sender finds the same, and tells the producers
+            posted = False
         if posted:
             queue.under_way = message
         else:
