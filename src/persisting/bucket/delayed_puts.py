@@ -57,9 +57,6 @@ class DelayedPuts:
         """The one that put last is the last."""
         self._count = 0
 
-    def __len__(self) -> int:
-        return self._count
-
     def has(self, name: str) -> bool:
         """Whether this put is stored."""
         session, place, _ = _parts(name)
@@ -102,10 +99,7 @@ class _Session:
         if place >= self._first:
             self.puts.setdefault(place, put)
         if first > self._first:
-            few = first - self._first < len(self.puts)
-            old = range(self._first, first) if few else [at for at in self.puts if at < first]
-            for at in old:
-                self.puts.pop(at, None)
+            self.puts = {at: known for at, known in self.puts.items() if at >= first}
             self._first = first
 
 

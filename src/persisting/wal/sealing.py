@@ -196,8 +196,8 @@ def remove(store: ObjectStore, sealed: SealedLog) -> None:
     """Delete the group commits of a log that no bucket needs any more.
 
     The lease and the claim stay for good: a put of the old owner that arrives later must still be
-    refused. The old owner, or its late puts, may also bring the log back into use: so the lease
-    says what is gone before it goes.
+    refused. An old owner that has not noticed its end may also name this log for another bucket,
+    whose next owner then seals it once more: so the lease says what is gone before it goes.
     """
     if sealed.slots:
         _announce_removal(store, sealed)
