@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import pulsing as pul
 import pytest
 from support.cli_runner import COMMAND, Answer, environment, line_of, piped
 from support.doc_pages import ROOT
 
 from persisting.cli.app import cli
 from persisting.queue import read_queue, write_queue
-
-pul = pytest.importorskip("pulsing")
 
 
 class Node:

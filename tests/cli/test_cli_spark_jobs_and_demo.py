@@ -14,7 +14,6 @@ from support.cli_runner import filled, in_terminal, line_of, piped, plain, start
 from persisting.cli.commands.pipeline.incremental_run import _expressions
 from persisting.spark.query_errors import _reason
 
-pytest.importorskip("pyspark")
 LOCAL = ("--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1")
 
 
@@ -142,7 +141,6 @@ def test_spark_job_prints_one_error_line_and_ctrl_c_stops_it(storage: Path) -> N
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_demo_succeeds_and_leaves_readable_topics(tmp_path: Path) -> None:
-    pytest.importorskip("pulsing")
     shown, _ = in_terminal("demo", "-o", tmp_path / "demo")
     assert shown.code == 0, shown
     text = plain(shown.out)
@@ -164,7 +162,6 @@ def test_demo_succeeds_and_leaves_readable_topics(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_ctrl_c_stops_the_demo_and_its_processes(tmp_path: Path) -> None:
-    pytest.importorskip("pulsing")
     with started("demo", "-o", tmp_path / "demo") as child:
         while "Three agents" not in line_of(child.stdout):
             pass

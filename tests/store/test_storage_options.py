@@ -150,7 +150,6 @@ def test_plain_http_of_azure_needs_the_variable_of_azure(
 
 
 def test_unknown_option_is_refused_by_its_name_only() -> None:
-    pytest.importorskip("obstore")
     options = StorageOptions({"aws_scret_access_key": GIVEN["aws_secret_access_key"]})
     with pytest.raises(InvalidArgument, match="aws_scret_access_key") as caught:
         open_store(parse("s3://bucket/p"), options)
@@ -192,7 +191,6 @@ def test_texts_of_unknown_origin_are_scrubbed_of_all_credentials_of_the_process(
 
 
 def test_refused_request_does_not_show_secrets(caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("obstore")
     caplog.set_level(logging.DEBUG)
     options = StorageOptions(storage_options(1, timeout="1s", connect_timeout="1s"))
     store = open_store(parse("s3://lab/p"), options, retry_seconds=0.1)

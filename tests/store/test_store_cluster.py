@@ -399,7 +399,6 @@ async def test_spark_hands_rows_over_to_the_nodes_that_own_the_buckets(
     cluster: Cluster, join: Any, server: SeaweedFS, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark is no member of the cluster: it needs nothing but the store."""
-    pytest.importorskip("pyspark")
     from support.spark.writes import DirectStore
 
     cluster.start(2)

@@ -47,7 +47,6 @@ def run_program(server: SeaweedFS, root: str) -> subprocess.CompletedProcess[str
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 async def test_spark_reads_a_topic_in_batches(server: SeaweedFS, prefix: str) -> None:
-    pytest.importorskip("pyspark")
     where = {"storage_path": url(prefix), "storage_options": server.options()}
     async with await write_queue(topic="orders", durable=True, num_buckets=3, **where) as writer:
         await writer.put([{"id": n, "kind": "even" if n % 2 == 0 else "odd"} for n in range(30)])

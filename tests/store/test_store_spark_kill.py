@@ -27,8 +27,6 @@ from persisting.store_address import StoreAddress, parse
 from persisting.topic import store_config
 from persisting.topic.store_owner import StoreOwner, is_free
 
-pytest.importorskip("pyspark")
-
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 POINTS = """

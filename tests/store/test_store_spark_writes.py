@@ -40,8 +40,6 @@ from persisting.table.fenced_commit import FencedCommitter
 from persisting.table.store_bulk_files import StoreBulkFiles
 from persisting.topic.store_owner import is_free
 
-pytest.importorskip("pyspark")
-
 LEASE = 1.0
 
 

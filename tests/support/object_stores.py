@@ -289,26 +289,12 @@ def url(prefix: str) -> str:
     return f"s3://{BUCKET}/{prefix}"
 
 
-def installed() -> str | None:
-    """Return why the tests with a server cannot run, None if they can."""
-    try:
-        import obstore  # noqa: F401
-
-        _binary("weed")
-    except (ImportError, RuntimeError) as exc:
-        return str(exc)
-    return None
-
-
 @contextmanager
 def running_seaweedfs(folder: Path) -> Iterator[SeaweedFS]:
-    """Run a server; skip the test if the tests with a server cannot run."""
-    import pytest  # not needed by processes of the tests that import this module
-
-    missing = installed()
-    if missing is not None:
-        pytest.skip(missing)
+    """Run a server."""
     running = SeaweedFS(folder)
     running.start()
-    yield running
-    running.kill()
+    try:
+        yield running
+    finally:
+        running.kill()
