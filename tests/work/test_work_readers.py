@@ -150,6 +150,20 @@ async def test_a_blocked_key_does_not_hold_back_keys_that_are_far_behind_it(
     assert [delivery.record["id"] for delivery in got] == [0, 6000]
 
 
+async def test_equal_numbers_are_one_key_as_int_and_as_float(place: WorkPlace) -> None:
+    """An int reads back as a float once its field holds floats."""
+    writer = await place.writer(num_buckets=1)
+    await writer.put({"id": 0, "key": 1})
+    member = await place.member(ordered_by="key")
+    (first,) = await member.fetch(9)
+    await writer.put([{"id": 1, "key": 2.5}, {"id": 2, "key": 1.0}, {"id": 3, "key": 1}])
+    assert [delivery.record["id"] for delivery in await member.fetch(9)] == [1]
+    for number in (2, 3):
+        await first.ack()
+        (first,) = await member.fetch(9)
+        assert first.record["id"] == number
+
+
 async def test_releases_do_not_slow_the_group_down(place: WorkPlace) -> None:
     await place.writer(40, num_buckets=1)
     member = await place.member(max_deliveries=100)

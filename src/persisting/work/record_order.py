@@ -24,15 +24,22 @@ def order_of(
         due = max(now, now + _until(record.get(settings.visible_at)))
     key = offset
     if settings.ordered_by is not None and record.get(settings.ordered_by) is not None:
-        value = record[settings.ordered_by]
-        text = f"{type(value).__name__}:{value!r}".encode("utf-8", "surrogatepass")
-        key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+        key = _hash(record[settings.ordered_by])
     priority = 0
     if settings.priority is not None:
         value = record.get(settings.priority)
         if isinstance(value, (int, float)) and value == value:
             priority = int(max(-_MOST_PRIORITY, min(_MOST_PRIORITY, value)))
     return due, key, priority
+
+
+def _hash(value: Any) -> int:
+    """Return the hash of a key. Equal numbers have the same one: an int reads back as a float once
+    its field holds floats."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = f"{type(value).__name__}:{value!r}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
 def _until(value: Any) -> int:
