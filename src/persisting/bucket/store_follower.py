@@ -297,7 +297,9 @@ class StoreLogView(LogView):
     # Durability
 
     def sync_through(self, offset: int) -> int:
-        """Everything that a reader sees is durable."""
+        """Everything that a reader sees is durable. Whoever asks for more than that gets all that
+        is acknowledged now."""
         if offset > self._buffer.end:
+            self.expire()
             self.refresh()
         return self._buffer.end

@@ -1,6 +1,9 @@
-"""Committed offsets of consumer groups in an object store: ``groups/<group>/bucket_<i>.json``.
+"""Groups in an object store: what they have committed, and who keeps a work group.
 
-A member changes the object by compare-and-swap, with the version that it wrote last. So a member
+    groups/<group>/bucket_<i>.json      committed offset, generation, member    swapped
+    groups/<group>/work/keeper.json     who keeps a work group                  swapped
+
+A member changes an offset by compare-and-swap, with the version that it wrote last. So a member
 that has lost the bucket cannot commit, however late its request arrives.
 """
 
@@ -10,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from persisting.bucket.group_offsets import Committed, Hold
+from persisting.bucket.group_offsets import WORK_FOLDER, Committed, Hold
 from persisting.store.object_store import ObjectStore
 from persisting.store.register import Register
 
@@ -45,14 +48,63 @@ def read_committed(store: ObjectStore, group: str, bucket: int) -> Committed:
     return Committed() if held is None else held.content.committed
 
 
-def groups_in(store: ObjectStore) -> list[str]:
-    """Return the names of the topic's groups."""
-    return sorted({key.split("/")[1] for key in store.list(GROUPS)})
+class KeeperRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the object that makes a group a work group."""
+
+    owner: str = NOBODY
+    """The log of the process that keeps the group; empty if the last one has given it up."""
+    log: str = NOBODY
+    """The log that holds the group's journal; empty before there is one."""
+    left: list[str] = []
+    """Logs of former keepers that may not be deleted yet."""
+    closed: bool = False
+    """Whether the log is closed: nothing can arrive there late."""
+    socket: str = ""
+    """Where that process listens on its machine; empty if it does not."""
+    deleted: bool = False
+    """Whether the group was deleted. The object stays: another process may be creating the group
+    anew at the same time, and a deletion has no condition."""
+    format: int = FORMAT
 
 
-def holds(store: ObjectStore, bucket: int, restored: Sequence[int]) -> list[Hold]:
-    """Return what the groups hold; ``restored`` are the ends of the bucket after its restores."""
+def keeper_key(group: str) -> str:
+    return f"{GROUPS}/{group}/{WORK_FOLDER}/keeper.json"
+
+
+def keeper_register(store: ObjectStore, group: str) -> Register[KeeperRecord]:
+    """``store`` is that of the topic."""
+    return Register(store, keeper_key(group), KeeperRecord, FORMAT)
+
+
+def is_work_group(store: ObjectStore, group: str) -> bool:
+    held = keeper_register(store, group).read()
+    return held is not None and not held.content.deleted
+
+
+def groups_in(store: ObjectStore) -> dict[str, bool]:
+    """Return the names of the topic's groups, and whether each is a work group."""
+    keys: dict[str, list[str]] = {}
+    for key in store.list(GROUPS):
+        keys.setdefault(key.split("/")[1], []).append(key)
+    found = {}
+    for name in sorted(keys):
+        works = keeper_key(name) in keys[name] and is_work_group(store, name)
+        if works or keys[name] != [keeper_key(name)]:
+            found[name] = works
+    return found
+
+
+def holds(
+    store: ObjectStore, bucket: int, restored: Sequence[int], *, consumers: bool, workers: bool
+) -> list[Hold]:
+    """Return what the groups hold, as :func:`persisting.bucket.group_offsets.holds`."""
+    if not consumers and not workers:
+        return []
     return [
-        Hold(read_committed(store, group, bucket).now(restored), f"group {group!r}")
-        for group in groups_in(store)
+        Hold(
+            read_committed(store, group, bucket).now(restored),
+            f"{'work group' if works else 'group'} {group!r}",
+        )
+        for group, works in groups_in(store).items()
+        if (workers if works else consumers)
     ]

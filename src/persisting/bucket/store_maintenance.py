@@ -70,9 +70,13 @@ class StoreMaintenance(Maintenance):
                 self._held = None if exc.found is None else self._register.decode(exc.found)
 
     def _group_holds(self, restored: list[int]) -> list[Hold]:
-        if "groups" not in self._options.retention_waits_for:
-            return []
-        return store_groups.holds(self._store, self._options.bucket_id, restored)
+        return store_groups.holds(
+            self._store,
+            self._options.bucket_id,
+            restored,
+            consumers="groups" in self._options.retention_waits_for,
+            workers=not self._options.retention_drops_unacknowledged,
+        )
 
     def _bucket_needs_files(self) -> bool:
         """Whether cleaning would remove files that are handed over, decided and not adopted: it

@@ -61,6 +61,7 @@ IN_STORES = (
     ("import",),
     ("export",),
     ("groups",),
+    ("work",),
     ("backup", "create"),
     ("backup", "restore"),
     ("backup", "verify"),

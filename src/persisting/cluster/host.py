@@ -79,7 +79,7 @@ class Host:
         None: any. ``options`` are for object stores."""
         self._transport = transport
         self._storage = storage.resolve() if isinstance(storage, Path) else storage
-        self._stores = NodeStores(options)
+        self.stores = NodeStores(options)
         self.node = transport.node
         self.buckets: dict[str, BucketService] = {}
         self.closed = False
@@ -183,7 +183,7 @@ class Host:
                 return {"node": self.node}  # many clients ask at once after a take-over
         else:
             # Without the lock: other buckets do not wait for a store that does not answer.
-            await self._stores.check_free(place, bucket)
+            await self.stores.check_free(place, bucket)
         return await self._open_in_store(place, storage_path, config, bucket)
 
     async def _open_in_store(
@@ -196,7 +196,7 @@ class Host:
         if opening is None:
 
             async def remembering() -> dict[str, str]:
-                with self._stores.failures_remembered(place, bucket):
+                with self.stores.failures_remembered(place, bucket):
                     return await self._open_bucket(place, storage_path, config, bucket)
 
             opening = self._openings[known] = asyncio.create_task(remembering())
@@ -205,7 +205,7 @@ class Host:
         if not opening.done():
             owned = self.topics.get(place)
             store = owned.handle.store if owned is not None else None
-            trouble = (store.trouble if store is not None else "") or self._stores.trouble(place)
+            trouble = (store.trouble if store is not None else "") or self.stores.trouble(place)
             raise StoreUnavailable(
                 f"bucket {bucket} of {place} is being opened"
                 + (f", and the store does not let it: {trouble}" if trouble else "")
@@ -230,7 +230,7 @@ class Host:
     async def _reaches(self, place: str) -> bool:
         """Whether this node serves and reaches a topic in an object store."""
         self._check_served(place)
-        return await self._stores.load_config(place) is not None
+        return await self.stores.load_config(place) is not None
 
     async def _open_bucket(
         self, place: str, storage_path: str | None, config: dict[str, Any], bucket: int
@@ -249,7 +249,7 @@ class Host:
                 await topic.handle.open_bucket(bucket)
                 ownership = client if in_store else None
                 service = BucketService(client, place, bucket, topic.put_parts, ownership)
-                if bucket == 0 and storage_path is not None and not in_store:
+                if bucket == 0 and storage_path is not None:
                     service.work = partial(self._call_group, place)
                     if self.groups is not None:
                         self.groups.add(place)
@@ -271,7 +271,7 @@ class Host:
         in_store = TopicAddress.parse(place).store is not None
         # The topic file as it is now: the client may have read it long ago.
         if in_store:
-            wanted = await self._stores.load_config(place) or wanted
+            wanted = await self.stores.load_config(place) or wanted
         elif storage_path is not None:
             stored = await in_thread(topics.load, Path(place), filesystem.current())
             wanted = stored if stored is not None else wanted
@@ -294,7 +294,7 @@ class Host:
             ),
             None if in_store else storage_path,
             None,
-            store=self._stores.of(place) if in_store else None,
+            store=self.stores.of(place) if in_store else None,
         )
         if current is None:
             self.topics[place] = OwnedTopic(handle)
@@ -430,7 +430,7 @@ async def _start(
 
     interpreter_exit.install()
     host = Host(transport, storage, options)
-    host.groups = NodeGroups(transport)
+    host.groups = NodeGroups(transport, host.stores)
     await host.start()
     disable_nagle(transport.address)
     _hosts[transport.node] = host

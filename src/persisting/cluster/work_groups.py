@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
-from pathlib import Path
+from collections.abc import Hashable, Mapping
 from typing import Any
 
-from persisting import fs as filesystem
+from persisting.cluster import store_access
 from persisting.cluster.cluster_topic import ClusterTopic
 from persisting.cluster.locator import LOST, Patience
 from persisting.cluster.open_remote import find_remote_topic, ready_transport
 from persisting.cluster.transport import Transport
 from persisting.cluster.wire import Request
+from persisting.cluster.work_host import letters_topic
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketLocked, NoSuchTopic
-from persisting.topic import spec as topics
+from persisting.store_address import is_store_address
 from persisting.topic.bucket_client import Topic
 from persisting.topic.open_local import deadline_of, when_found
 from persisting.topic.spec import TopicSpec
 from persisting.work.dead_letters import SUFFIX
-from persisting.work.open_group import check_backend, check_mode, folder_of
+from persisting.work.group_place import GroupPlace, place_of
+from persisting.work.open_group import check_backend
 from persisting.work.reader import WorkOptions, WorkReader
 
 _WAIT_STEP_SECONDS = 0.2
@@ -33,10 +34,11 @@ class RemoteGroup:
 
     def __init__(self, transport: Transport, topic: ClusterTopic, group: str) -> None:
         self._transport, self._topic, self._group = transport, topic, group
+        self._key = transport, str(place_of(topic)), group
 
     @property
     def key(self) -> Hashable:
-        return self._transport, str(self._topic.folder), self._group
+        return self._key
 
     async def call(self, op: str, args: dict[str, Any]) -> Any:
         streamed = op in _LONG or args.get("wait", 0) > 0
@@ -74,9 +76,12 @@ async def open_remote_work_reader(
     storage_path: Any,
     options: WorkOptions,
     wait_for_topic: bool | float,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> WorkReader:
     """Return a member of a work group on the nodes of ``system``."""
     deadline = deadline_of(wait_for_topic)
+    if is_store_address(storage_path):
+        store_access.remember(storage_path, storage_options)
     transport = await ready_transport(system, wanted, cls)
     topic = await when_found(
         lambda: find_remote_topic(transport, wanted, storage_path), deadline, _WAIT_STEP_SECONDS
@@ -96,20 +101,19 @@ async def _open(transport: Transport, topic: ClusterTopic, options: WorkOptions)
     try:
         options.check_topic(topic)
         check_backend(topic.config)
-        folder = folder_of(topic)
-        await in_thread(check_mode, folder, options.group)
+        place = place_of(topic)
+        await in_thread(place.check_mode, options.group)
         client = RemoteGroup(transport, topic, options.group)
         return await WorkReader.open(
-            topic, client, options, lambda: _read_dead_letters(transport, folder, topic.name)
+            topic, client, options, lambda: _read_dead_letters(transport, place)
         )
     except BaseException:
         await topic.close()
         raise
 
 
-async def _read_dead_letters(transport: Transport, folder: Path, name: str) -> Topic:
-    place = folder.parent / (name + SUFFIX)
-    config = await in_thread(topics.load, place, filesystem.current())
+async def _read_dead_letters(transport: Transport, place: GroupPlace) -> Topic:
+    config = await in_thread(place.load_letters)
     if config is None:
-        raise NoSuchTopic(f"there is no topic {name + SUFFIX!r} in {folder.parent}")
-    return ClusterTopic(transport, str(place), str(place.parent), config, None)
+        raise NoSuchTopic(f"there is no topic {place.config.topic + SUFFIX!r} beside {place}")
+    return letters_topic(transport, place, config)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
-from persisting import fs as filesystem
 from persisting.cluster.cluster_topic import ClusterTopic
+from persisting.cluster.store_host import NodeStores
 from persisting.cluster.transport import Transport
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketClosed, StorageError
+from persisting.store_address import is_store_address
+from persisting.topic import store_config
 from persisting.topic.bucket_client import Topic
 from persisting.topic.local import agreed_config
 from persisting.topic.spec import TopicConfig
 from persisting.work import dead_letters
 from persisting.work.client import CALLS, answer
+from persisting.work.group_place import FolderPlace, GroupPlace, StorePlace
+from persisting.work.group_storage import KeptElsewhere
 from persisting.work.keeper import Keeper
 from persisting.work.kept_group import KeptGroup
 from persisting.work.open_group import has_log
@@ -24,12 +29,15 @@ from persisting.work.open_group import has_log
 class NodeGroups:
     """Opens keepers when members call, and closes them when bucket 0 of their topic moves."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, stores: NodeStores) -> None:
+        self._transport, self._stores = transport, stores
         self._groups: dict[tuple[str, str], KeptGroup] = {}
         self._places: set[str] = set()
         """The topics whose bucket 0 is here."""
-        self._opening = asyncio.Lock()
+        self._opening: dict[tuple[str, str], asyncio.Lock] = {}
+        """By place and group: a store that does not answer must not hold back other groups."""
+        self._refused: dict[tuple[str, str], tuple[float, KeptElsewhere]] = {}
+        """Groups that another process keeps, and until when nobody looks again."""
 
     def add(self, place: str) -> None:
         """Keep the groups of a topic from now on, until :meth:`close`."""
@@ -47,7 +55,7 @@ class NodeGroups:
         return await answer(kept.keeper, op, args)
 
     async def _open(self, place: str, config: TopicConfig, group: str) -> KeptGroup:
-        async with self._opening:
+        async with self._opening.setdefault((place, group), asyncio.Lock()):
             if place not in self._places:  # bucket 0 has moved, and its new owner needs the lock
                 raise BucketClosed("this node does not keep the work groups of the topic")
             kept = self._groups.get((place, group))
@@ -56,14 +64,20 @@ class NodeGroups:
                     return kept
                 del self._groups[place, group]
                 await kept.stop()
-            folder = Path(place)
-            keeper = await in_thread(Keeper, folder, group, filesystem.current())
+            until, refusal = self._refused.get((place, group), (0.0, None))
+            if refusal is not None and time.monotonic() < until:
+                raise refusal.with_traceback(None)
+            stored = self._stored(place, config)
             try:
-                topic = ClusterTopic(self._transport, place, str(folder.parent), config, None)
+                keeper = await in_thread(lambda: Keeper(stored.keep(group)))
+            except KeptElsewhere as exc:
+                self._refused[place, group] = time.monotonic() + stored.pause_seconds, exc
+                raise
+            try:
                 kept = KeptGroup(
                     keeper,
-                    topic,
-                    lambda: open_dead_letters(self._transport, folder, config),
+                    _topic(self._transport, stored),
+                    lambda: open_dead_letters(self._transport, stored),
                     has_log=has_log(config),
                 )
             except BaseException:
@@ -73,17 +87,44 @@ class NodeGroups:
             await kept.start()
             return kept
 
+    def _stored(self, place: str, config: TopicConfig) -> GroupPlace:
+        if is_store_address(place):
+            return StorePlace(self._stores.of(place), config)
+        return FolderPlace(Path(place), config)
+
     async def close(self, place: str) -> None:
         """Give up the groups of a topic."""
         self._places.discard(place)
-        async with self._opening:
-            for key in [key for key in self._groups if key[0] == place]:
-                await self._groups.pop(key).stop()
+        for key in [key for key in self._opening if key[0] == place]:
+            async with self._opening[key]:
+                kept = self._groups.pop(key, None)
+                if kept is not None:
+                    await kept.stop()
 
 
-async def open_dead_letters(transport: Transport, folder: Path, config: TopicConfig) -> Topic:
+def _topic(transport: Transport, place: GroupPlace) -> ClusterTopic:
+    if isinstance(place, StorePlace):
+        return ClusterTopic.in_store(transport, place.store, place.config)
+    assert isinstance(place, FolderPlace)
+    folder = place.folder
+    return ClusterTopic(transport, str(folder), str(folder.parent), place.config, None)
+
+
+def letters_topic(transport: Transport, place: GroupPlace, config: TopicConfig) -> ClusterTopic:
+    """Return the topic of the dead letters of another one, which has this configuration."""
+    if isinstance(place, StorePlace):
+        return ClusterTopic.in_store(transport, place.letters_store(), config)
+    assert isinstance(place, FolderPlace)
+    root = place.folder.parent
+    return ClusterTopic(transport, str(root / config.topic), str(root), config, None)
+
+
+async def open_dead_letters(transport: Transport, place: GroupPlace) -> Topic:
     """Open the dead letters of a topic on the cluster; create them with every put synced."""
-    wanted = await dead_letters.letters_spec(folder, config)
-    place, agreed, _ = await in_thread(agreed_config, wanted, str(folder.parent))
-    assert place is not None
-    return ClusterTopic(transport, str(place), str(place.parent), agreed, None)
+    wanted = await dead_letters.letters_spec(place)
+    if isinstance(place, StorePlace):
+        agreed = await in_thread(store_config.agreed, wanted, place.letters_store())
+    else:
+        assert isinstance(place, FolderPlace)
+        _, agreed, _ = await in_thread(agreed_config, wanted, str(place.folder.parent))
+    return letters_topic(transport, place, agreed)

@@ -29,10 +29,14 @@ _SUFFIX, _DRAFT = ".sock", ".new"
 _DRAFT_SECONDS = 60.0
 
 
-def listen(topic: Path) -> tuple[socket.socket, Path]:
-    """Listen on a new socket for a topic; return it with its path. Raises ``OSError``."""
+def listen(topic: Path | None) -> tuple[socket.socket, Path]:
+    """Listen on a new socket for a topic; return it with its path. Raises ``OSError``.
+
+    ``topic`` is the topic's folder, None if it is in an object store.
+    """
     name = f"{os.getpid()}-{secrets.token_hex(4)}"
-    *folders, last = [topic / FOLDER, *runtime_folders()]
+    beside = [] if topic is None else [topic / FOLDER]
+    *folders, last = [*beside, *runtime_folders()]
     for folder in folders:
         with suppress(OSError):  # the path is too long, or the file system has no sockets
             return _listen_in(folder, name)

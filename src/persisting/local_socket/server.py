@@ -60,7 +60,6 @@ class TopicServer:
         """Listen, and return the socket's path; None if this is not possible. Blocking."""
         with self._guard:
             if self._loop is None:
-                assert self._topic.folder is not None
                 try:
                     self._listening, self._path = addresses.listen(self._topic.folder)
                 except OSError as exc:

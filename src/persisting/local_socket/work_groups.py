@@ -1,7 +1,8 @@
-"""Work groups of processes on one folder: one process keeps the group, the others call it.
+"""Work groups without a cluster: one process keeps the group, others on its machine call it.
 
-The first process that opens a group keeps it: it holds the lock of the group's folder, whose note
-names the socket. When it ends or dies, the next call of any member makes its process the keeper.
+The first process that opens a group keeps it: it holds the lock of the group's folder, or its lease
+in an object store; a note names the socket. When it ends or dies, the next call of any member makes
+its process the keeper.
 """
 
 from __future__ import annotations
@@ -10,59 +11,68 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from persisting import fs as filesystem
 from persisting.cluster import wire
 from persisting.cluster.locator import Patience
 from persisting.cluster.transport import Answer, Unreachable
 from persisting.cluster.wire import Reply, Request
 from persisting.concurrency.pool import in_thread
-from persisting.errors import BucketClosed, InvalidArgument, StorageError
+from persisting.errors import (
+    BucketClosed,
+    InvalidArgument,
+    NoSuchTopic,
+    StorageError,
+)
 from persisting.local_socket import frames, loop_thread
 from persisting.local_socket.connection import Connections, WrongUser
 from persisting.local_socket.server import TopicServer
 from persisting.local_socket.shared_reader import SharedReaderTopic
 from persisting.local_socket.shared_topic import SharedTopic
-from persisting.lock import described, owner_of
+from persisting.lock import described
+from persisting.store.object_store import ObjectStore
 from persisting.topic.bucket_client import Topic
 from persisting.topic.local import open_for_writing
 from persisting.topic.open_local import deadline_of, find_topic, topic_spec, when_found
+from persisting.topic.open_store import StoreReadTopic, find_in_store
 from persisting.topic.spec import TopicConfig, TopicSpec
 from persisting.work import dead_letters
 from persisting.work.client import CALLS, ENDED_WITH_CALLER, answer
-from persisting.work.keeper import Keeper, KeeperEnded, KeptElsewhere, journal_folder
-from persisting.work.kept_group import KeptGroup
-from persisting.work.open_group import (
-    check_backend,
-    check_mode,
-    check_same_topic,
-    folder_of,
-    has_log,
+from persisting.work.group_place import (
+    FolderPlace,
+    GroupPlace,
+    KeeperNote,
+    StorePlace,
+    place_of,
 )
+from persisting.work.group_storage import KeptElsewhere
+from persisting.work.keeper import Keeper, KeeperEnded
+from persisting.work.kept_group import KeptGroup
+from persisting.work.open_group import check_backend, has_log
 from persisting.work.reader import WorkOptions, WorkReader
 
 _WAIT_STEP_SECONDS = 0.05
-_PAUSE_SECONDS = 0.02
+_STORE_STEP_SECONDS = 0.5
 _LONGEST_START_SECONDS = 300.0
 """A keeper may take this long to replay its journal and to look at the topic."""
 
 
-class _Place(NamedTuple):
+class _Listening(NamedTuple):
     """What a server needs to know of a topic."""
 
-    folder: Path
+    folder: Path | None
     config: TopicConfig
 
 
 class GroupServer(TopicServer):
     """Listens for the members of one group in other processes."""
 
-    def __init__(self, place: _Place, on_failure: Callable[[], None]) -> None:
+    def __init__(self, place: GroupPlace, on_failure: Callable[[], None]) -> None:
         """``on_failure`` is called when a member finds that the keeper has failed."""
-        super().__init__(place)  # type: ignore[arg-type]
+        folder = place.folder if isinstance(place, FolderPlace) else None
+        super().__init__(_Listening(folder, place.config))  # type: ignore[arg-type]
         self.keeper: Keeper | None = None
         self._on_failure = on_failure
 
@@ -93,9 +103,9 @@ class GroupServer(TopicServer):
 class LocalKeeper:
     """A group that this process keeps, on the event loop of the sockets."""
 
-    def __init__(self, folder: Path, config: TopicConfig, group: str) -> None:
-        self.folder, self.config, self.group = folder, config, group
-        self._server = GroupServer(_Place(folder, config), self._retire)
+    def __init__(self, place: GroupPlace, group: str) -> None:
+        self.place, self.group = place, group
+        self._server = GroupServer(place, self._retire)
         self._retiring: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: KeptGroup | None = None
@@ -109,8 +119,7 @@ class LocalKeeper:
         """Keep the group, or raise :class:`KeptElsewhere`."""
         path = await in_thread(self._server.start)
         try:
-            note = {} if path is None else {"socket": path}
-            keeper = await in_thread(self._open, note)
+            keeper = await in_thread(self._open, path or "")
         except BaseException:
             await self._server.stop()
             raise
@@ -123,11 +132,11 @@ class LocalKeeper:
             raise
         self._server.keeper = keeper
 
-    def _open(self, note: dict[str, Any]) -> Keeper:
-        check_same_topic(self.folder, self.config)  # else the keeper would create its folder again
-        keeper = Keeper(self.folder, self.group, filesystem.current(), **note)
+    def _open(self, path: str) -> Keeper:
+        self.place.check_same_topic()  # else the keeper would create its place again
+        keeper = Keeper(self.place.keep(self.group, socket=path))
         try:
-            check_same_topic(self.folder, self.config)  # from now on nobody can delete it
+            self.place.check_same_topic()  # from now on nobody can delete it
         except BaseException:
             keeper.close()
             raise
@@ -136,9 +145,9 @@ class LocalKeeper:
     async def _begin(self, keeper: Keeper) -> None:
         self._kept = KeptGroup(
             keeper,
-            SharedReaderTopic(self.folder, self.config),
-            lambda: open_dead_letters(self.folder, self.config),
-            has_log=has_log(self.config),
+            _reading(self.place),
+            lambda: open_dead_letters(self.place),
+            has_log=has_log(self.place.config),
         )
         await self._kept.start()
 
@@ -158,29 +167,52 @@ class LocalKeeper:
         await self._server.stop()
 
 
-async def open_dead_letters(folder: Path, config: TopicConfig) -> Topic:
+def _reading(place: GroupPlace) -> Topic:
+    """Return a topic for reading."""
+    if isinstance(place, StorePlace):
+        return StoreReadTopic(place.store, place.config)
+    assert isinstance(place, FolderPlace)
+    return SharedReaderTopic(place.folder, place.config)
+
+
+async def open_dead_letters(place: GroupPlace) -> Topic:
     """Open the dead letters of a topic for writing; create them with every put synced."""
-    wanted = await dead_letters.letters_spec(folder, config)
-    handle = await open_for_writing(wanted, str(folder.parent), None, TopicServer)
+    wanted = await dead_letters.letters_spec(place)
+    if isinstance(place, StorePlace):
+        return await open_for_writing(wanted, None, None, store=place.letters_store())
+    assert isinstance(place, FolderPlace)
+    handle = await open_for_writing(wanted, str(place.folder.parent), None, TopicServer)
     return handle if handle.topic.listener is None else SharedTopic(handle)
 
 
-async def read_dead_letters(folder: Path, name: str) -> Topic:
+async def read_dead_letters(place: GroupPlace) -> Topic:
     """Open the dead letters of a topic for reading."""
-    wanted, cls = topic_spec(name + dead_letters.SUFFIX)
-    topic = await find_topic(wanted, cls, str(folder.parent))
+    if isinstance(place, StorePlace):
+        config = await in_thread(place.load_letters)
+        if config is None:
+            name = place.config.topic + dead_letters.SUFFIX
+            raise NoSuchTopic(f"there is no topic {name!r} at {place.store.address.parent}")
+        return StoreReadTopic(place.letters_store(), config)
+    assert isinstance(place, FolderPlace)
+    wanted, cls = topic_spec(place.config.topic + dead_letters.SUFFIX)
+    topic = await find_topic(wanted, cls, str(place.folder.parent))
     await topic.close()
-    return SharedReaderTopic(folder_of(topic), topic.config)
+    folder = await in_thread(Path(topic.folder).resolve)
+    return SharedReaderTopic(folder, topic.config)
+
+
+_Key: TypeAlias = "tuple[Hashable, str]"
+"""The place of a topic, and a group."""
 
 
 class _Kept:
     """The groups that this process keeps, with the number of their users."""
 
     def __init__(self) -> None:
-        self.groups: dict[tuple[Path, str], LocalKeeper] = {}
-        self.users: dict[tuple[Path, str], int] = {}
+        self.groups: dict[_Key, LocalKeeper] = {}
+        self.users: dict[_Key, int] = {}
         self.guard = threading.Lock()
-        self.opening: set[tuple[Path, str]] = set()
+        self.opening: set[_Key] = set()
 
 
 _kept = _Kept()
@@ -197,7 +229,7 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 async def _give_up(local: LocalKeeper) -> None:
     """Stop a keeper of this process, unless somebody else does."""
-    key = local.folder, local.group
+    key = local.place.key, local.group
     with _kept.guard:
         if _kept.groups.get(key) is not local:
             return
@@ -208,13 +240,14 @@ async def _give_up(local: LocalKeeper) -> None:
 class SharedGroup:
     """The way to a group's keeper, in this process or another one."""
 
-    def __init__(self, folder: Path, config: TopicConfig, group: str) -> None:
-        self._folder, self._config, self._group = folder.resolve(), config, group
-        self._key = self._folder, group
+    def __init__(self, place: GroupPlace, group: str) -> None:
+        self._place, self._group = place, group
+        self._key = place.key, group
         self._process = os.getpid()
         self._connections = Connections()
-        self._note: dict[str, Any] | None = None
-        """The note of the process that kept the group at the last call."""
+        self._note: KeeperNote | None = None
+        """The process that kept the group at the last call."""
+        self._finding = asyncio.Lock()
         self._closed = False
         with _kept.guard:
             _kept.users[self._key] = _kept.users.get(self._key, 0) + 1
@@ -235,7 +268,7 @@ class SharedGroup:
                     if here.keeper.failure is None:
                         return await answer(here.keeper, op, args)
                     await self._replace(here)
-                elif self._note is not None or await self._find():
+                elif self._note is not None or await self._find_alone():
                     try:
                         return await self._ask(op, args)
                     except BucketClosed:  # its process lives, and the keeper starts or ends
@@ -250,22 +283,31 @@ class SharedGroup:
             patience.allow_retry()
             if patience.exhausted:
                 raise StorageError(
-                    f"the keeper of work group {self._group!r} of {self._folder} does not answer: "
+                    f"the keeper of work group {self._group!r} of {self._place} does not answer: "
                     f"{failure}; check whether its process is stopped or overloaded"
                 )
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(self._place.pause_seconds)
+
+    async def _find_alone(self) -> bool:
+        """Find the keeper, for one of the calls that wait: True if it is in another process, False
+        to look in this one."""
+        async with self._finding:
+            if self._note is not None:
+                return True
+            if self._key in _kept.groups:
+                return False
+            return await self._find()
 
     async def _find(self) -> bool:
-        """Find the keeper: True if another process is, False once this one may be."""
-        note = await in_thread(owner_of, journal_folder(self._folder, self._group))
+        """Find the keeper: True if another process is, False once this one is."""
+        if self._key in _kept.opening:
+            raise BucketClosed("it is about to start")
+        note = await in_thread(self._place.keeper_note, self._group)
         if note is not None:
-            if note.get("pid") == os.getpid() or not note.get("pid") or note.get("clean"):
+            if note.is_here:
                 raise BucketClosed("it is about to start or to end")
-            if "socket" not in note:
-                raise InvalidArgument(
-                    f"work group {self._group!r} is kept by {described(note)}, which takes no "
-                    "connections of other processes: read through its cluster"
-                )
+            if not note.socket:
+                await self._wait_until_gone(note)
             self._note = note
             return True
         with _kept.guard:
@@ -273,11 +315,25 @@ class SharedGroup:
                 raise BucketClosed("it is about to start")
             _kept.opening.add(self._key)
         try:
-            keeper = LocalKeeper(self._folder, self._config, self._group)
+            keeper = LocalKeeper(self._place, self._group)
             await asyncio.shield(self._start(keeper))
         except KeptElsewhere:
             raise BucketClosed("another process was faster") from None
         return False
+
+    async def _wait_until_gone(self, note: KeeperNote) -> None:
+        """Raise :class:`BucketClosed` when a keeper that cannot be called counts as gone, and
+        another error if it lives."""
+        now: KeeperNote | None = note
+        while note.beat is not None and now is not None and now.beat == note.beat:
+            await asyncio.sleep(self._place.pause_seconds)
+            now = await in_thread(self._place.keeper_note, self._group)
+        if now is None or now.socket:
+            raise BucketClosed("its keeper has just gone")
+        raise InvalidArgument(
+            f"work group {self._group!r} of {self._place} is kept by {described(now.owner)}, which "
+            "takes no connections of other processes: read through its cluster, or on its machine"
+        )
 
     async def _start(self, keeper: LocalKeeper) -> None:
         unused = False
@@ -296,7 +352,7 @@ class SharedGroup:
     async def _ask(self, op: str, args: dict[str, Any]) -> Any:
         assert self._note is not None
         try:
-            connection = await self._connections.to(self._note["socket"])
+            connection = await self._connections.to(self._note.socket)
         except WrongUser as exc:
             raise InvalidArgument(str(exc)) from exc
         return (await connection.ask(frames.TOPIC, Request(op, args))).value
@@ -336,21 +392,39 @@ async def open_shared_work_reader(
     async def find() -> Topic:
         return await find_topic(wanted, cls, storage_path)
 
-    found = await when_found(find, deadline_of(wait_for_topic), _WAIT_STEP_SECONDS)
+    return await _open(find, options, wait_for_topic, _WAIT_STEP_SECONDS)
+
+
+async def open_store_work_reader(
+    wanted: TopicSpec, store: ObjectStore, options: WorkOptions, wait_for_topic: bool | float
+) -> WorkReader:
+    """Return a member of a work group in an object store."""
+    options.check()
+
+    async def find() -> Topic:
+        return await find_in_store(wanted, store)
+
+    return await _open(find, options, wait_for_topic, _STORE_STEP_SECONDS)
+
+
+async def _open(
+    find: Callable[[], Awaitable[Topic]],
+    options: WorkOptions,
+    wait_for_topic: bool | float,
+    step: float,
+) -> WorkReader:
+    found = await when_found(find, deadline_of(wait_for_topic), step)
     try:
         options.check_topic(found)
-        folder = folder_of(found)
-        config = found.config
-        check_backend(config)
-        await in_thread(check_mode, folder, options.group)
+        check_backend(found.config)
+        place = place_of(found)
+        await in_thread(place.check_mode, options.group)
     finally:
         await found.close()
-    topic = SharedReaderTopic(folder, config)
-    client = SharedGroup(folder, config, options.group)
+    topic = _reading(place)
+    client = SharedGroup(place, options.group)
     try:
-        return await WorkReader.open(
-            topic, client, options, lambda: read_dead_letters(folder, config.topic)
-        )
+        return await WorkReader.open(topic, client, options, lambda: read_dead_letters(place))
     except BaseException:
         try:
             await client.close()

@@ -226,7 +226,7 @@ async def read_queue(
         Wait until the topic exists, or that many seconds, instead of raising.
     enable_metrics : bool, optional
         In a group: export its lag as a Prometheus metric at every commit; in mode "work" the
-        numbers that the keeper of the group notes every two seconds.
+        numbers that the keeper of the group notes every few seconds.
     local_socket : bool, optional
         Read through the process that owns a bucket, if there is one on this machine. False: read
         the files only.
@@ -266,20 +266,14 @@ async def read_queue(
     }
     given = {name: value for name, value in work.items() if value is not None}
     if mode == "work":
-        if is_store_address(storage_path):
-            raise InvalidArgument(
-                f"mode='work' is not supported for topics in an object store yet ({storage_path}); "
-                "read with mode='offset', or keep the topic in a folder"
-            )
         if auto_commit or not local_socket or not buckets.all:
             raise InvalidArgument(
                 "mode='work' has no bucket_id, bucket_ids, rank, auto_commit or "
                 "local_socket=False: members share all buckets through the group's keeper"
             )
-        refuse_options_of_stores(storage_options)
         given["enable_metrics"] = enable_metrics
         return await _open_work_reader(
-            system, wanted, cls, storage_path, group, given, wait_for_topic
+            system, wanted, cls, storage_path, storage_options, group, given, wait_for_topic
         )
     if mode != "offset":
         raise InvalidArgument(f"mode must be 'offset' or 'work', got {mode!r}")
@@ -288,8 +282,7 @@ async def read_queue(
     options = ReaderOptions(buckets, wait_for_topic, group, auto_commit, enable_metrics)
     if is_store_address(storage_path):
         assert storage_path is not None
-        if cls is not None:
-            raise InvalidArgument(f"a topic at {storage_path} has no backend class; leave it out")
+        _refuse_class(cls, storage_path)
         if system is not None:
             from persisting.cluster.open_remote import open_remote_reader
 
@@ -315,6 +308,7 @@ async def _open_work_reader(
     wanted: TopicSpec,
     cls: type | None,
     storage_path: Any,
+    storage_options: dict[str, Any] | None,
     group: Any,
     given: dict[str, Any],
     wait_for_topic: bool | float,
@@ -326,15 +320,30 @@ async def _open_work_reader(
         raise InvalidArgument("mode='work' needs a group: read_queue(…, group='name', mode='work')")
     options = WorkOptions(check_name("group", group), **given)
     options.check()
+    in_store = is_store_address(storage_path)
+    if in_store:
+        _refuse_class(cls, storage_path)
+    else:
+        refuse_options_of_stores(storage_options)
     if system is not None:
         from persisting.cluster.work_groups import open_remote_work_reader
 
         return await open_remote_work_reader(
-            system, wanted, cls, storage_path, options, wait_for_topic
+            system, wanted, cls, storage_path, options, wait_for_topic, storage_options
         )
-    from persisting.local_socket.work_groups import open_shared_work_reader
+    from persisting.local_socket import work_groups
 
-    return await open_shared_work_reader(wanted, cls, storage_path, options, wait_for_topic)
+    if in_store:
+        store = store_of(storage_path, wanted.topic, storage_options)
+        return await work_groups.open_store_work_reader(wanted, store, options, wait_for_topic)
+    return await work_groups.open_shared_work_reader(
+        wanted, cls, storage_path, options, wait_for_topic
+    )
+
+
+def _refuse_class(cls: type | None, storage_path: Any) -> None:
+    if cls is not None:
+        raise InvalidArgument(f"a topic at {storage_path} has no backend class; leave it out")
 
 
 def _system_and_topic(system: Any, topic: Any) -> tuple[Any, str]:

@@ -46,9 +46,13 @@ def group_folder(topic_folder: Path, group: str) -> Path:
 def check_offset_mode(topic_folder: Path, group: str) -> None:
     """Raise if a group is a work group, which has no offsets to commit. Blocking."""
     if is_work_group(group_folder(topic_folder, group)):
-        raise InvalidArgument(
-            f"group {group!r} is a work group: read it with mode='work', or use another group"
-        )
+        raise work_group_error(group)
+
+
+def work_group_error(group: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"group {group!r} is a work group: read it with mode='work', or use another group"
+    )
 
 
 class Membership:

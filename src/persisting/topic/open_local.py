@@ -20,6 +20,7 @@ from persisting.metrics import GroupMetrics
 from persisting.options import DURABLE
 from persisting.store.object_store import ObjectStore
 from persisting.topic import spec as topics
+from persisting.topic import store_membership
 from persisting.topic.bucket_client import Topic
 from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.groups import Membership, check_offset_mode
@@ -29,6 +30,7 @@ from persisting.topic.readonly import ReadonlyTopic
 from persisting.topic.registry import backend_name, check_class, get_backend_class
 from persisting.topic.spec import TopicSpec
 from persisting.topic.store_membership import StoreMembership
+from persisting.topic.topic_names import check_name
 from persisting.topic.writer import QueueWriter
 from persisting.wal.lease import LEASE_SECONDS
 
@@ -137,7 +139,7 @@ async def open_reader(topic: Topic, options: ReaderOptions) -> QueueReader:
                     "the members of a group share all buckets of a topic; give either a group, or "
                     "bucket_id, bucket_ids or rank"
                 )
-            membership = _membership(topic, group, chosen)
+            membership = await in_thread(_membership, topic, group, chosen)
         elif options.auto_commit:
             raise InvalidArgument("auto_commit needs a group: read_queue(…, group='name')")
     except BaseException:
@@ -155,6 +157,7 @@ def _membership(topic: Topic, group: str, buckets: list[int]) -> Membership | St
     store: ObjectStore | None = getattr(topic, "store", None)
     if store is not None:
         assert isinstance(topic, ConfiguredTopic)
+        store_membership.check_offset_mode(store, check_name("group", group))
         lease = topic.config.options.get("lease", LEASE_SECONDS)
         return StoreMembership(store, group, buckets, lease)
     if topic.folder is None:

@@ -68,11 +68,12 @@ async def open_store_reader(
 ) -> QueueReader:
     """Return a reader of a topic that this process owns, or of its tables."""
     deadline = deadline_of(options.wait_for_topic)
-    topic = await when_found(lambda: _find(wanted, store), deadline, _WAIT_STEP_SECONDS)
+    topic = await when_found(lambda: find_in_store(wanted, store), deadline, _WAIT_STEP_SECONDS)
     return await open_reader(topic, options)
 
 
-async def _find(wanted: TopicSpec, store: ObjectStore) -> Topic:
+async def find_in_store(wanted: TopicSpec, store: ObjectStore) -> Topic:
+    """Return a topic that this process owns, or its tables."""
     live = live_in_store(store.address)
     if live is not None:
         wanted.applied_to(live.config)
@@ -109,6 +110,8 @@ class StoreReadTopic(ReadonlyTopic):
 
 class StoreBucketClient(ReadonlyBucketClient):
     """A bucket in an object store, or the live bucket while this process owns it."""
+
+    may_be_behind = True
 
     def __init__(self, store: ObjectStore, config: TopicConfig, bucket: int) -> None:
         self._store, self._config, self._bucket = store, config, bucket

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from persisting.bucket import log_note, store_groups
-from persisting.bucket.group_offsets import Committed
+from persisting.bucket.group_offsets import WORK_FOLDER, Committed
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.shared_schema import FORMAT as SCHEMA_FORMAT
 from persisting.bucket.shared_schema import SchemaFile
@@ -36,6 +36,7 @@ from persisting.topic import spec as topics
 from persisting.topic.backup_files import Copy, StoreFiles
 from persisting.topic.backup_form import CHECKPOINTS, DEFINITION, TRIES, BucketCopy, divide_logs
 from persisting.topic.store_files import StoreTopic
+from persisting.topic.store_work_status import read_journal
 from persisting.wal import sealing
 from persisting.wal.frame import Broken, decode_segment_header
 from persisting.wal.lease import lease_register
@@ -71,13 +72,26 @@ def copy_topic(copy: Copy, source: StoreTopic) -> list[BucketCopy]:
 
 
 def _copy_groups(copy: Copy, source: StoreTopic) -> None:
-    for group in store_groups.groups_in(source.store):
+    for group, works in store_groups.groups_in(source.store).items():
         for bucket in source.buckets:
             held = store_groups.offset_register(source.store, group, bucket).read()
             if held is not None:
                 stored = held.content
                 committed = Committed(stored.offset, stored.generation, stored.epoch)
                 copy.write(f"{groups.FOLDER}/{group}/bucket_{bucket}.json", _encoded(committed))
+        if works:  # after the floors of its buckets, which must not be ahead of it
+            _copy_journal(copy, source.store, group)
+
+
+def _copy_journal(copy: Copy, store: ObjectStore, group: str) -> None:
+    """Copy the journal of a work group: its slots become the segments of a journal in a folder."""
+    place = f"{groups.FOLDER}/{group}/{WORK_FOLDER}"
+    contents, source = read_journal(store, group)
+    for data in contents:
+        header = decode_segment_header(memoryview(data))
+        copy.write(f"{place}/{SegmentName(header.first_sequence, header.salt)}", data)
+    if source:
+        copy.write(f"{place}/{LOCK_FILE}", b"")
 
 
 # Logs

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.store_bucket import StoreBucket
-from persisting.bucket.store_groups import GROUPS
+from persisting.bucket.store_groups import GROUPS, groups_in
 from persisting.bucket.store_notes import FOLDER as HANDOVERS
 from persisting.errors import BucketLocked, NoSuchTopic
 from persisting.store.object_store import ObjectStore
@@ -26,12 +26,15 @@ from persisting.topic import spec as topics
 from persisting.topic import store_config, tags
 from persisting.topic.backup_form import CHECKPOINTS
 from persisting.topic.spec import TopicConfig
-from persisting.topic.store_group_admin import living_members
+from persisting.topic.store_group_admin import check_not_kept, end_work_group, living_members
 from persisting.wal.slots import LOGS, is_claim, slots_prefix
 
 
 def check_deletable(store: ObjectStore, config: TopicConfig) -> None:
     """Raise if a group reads the topic. Waits for the time of the lease if there are members."""
+    for group, works in groups_in(store).items():
+        if works:
+            check_not_kept(store, group)
     for group, members in living_members(store, config).items():
         if members:
             raise BucketLocked(
@@ -59,6 +62,9 @@ def delete(store: ObjectStore) -> None:
             stack.callback(backend.close_now)
             owned.append(backend.bucket)
         store_config.mark_deleted(store)
+        for group, works in groups_in(store).items():
+            if works:  # kept only if a process was opening it before the mark, and fails now
+                end_work_group(store, group, forcibly=True)
         for bucket in owned:
             assert isinstance(bucket, StoreBucket)
             bucket.ownership.note_deletion()

@@ -12,14 +12,27 @@ from collections.abc import Iterable
 
 from persisting.bucket import store_groups
 from persisting.bucket.group_offsets import Committed
-from persisting.bucket.store_groups import GROUPS, NOBODY, StoredOffset, offset_register
+from persisting.bucket.store_groups import (
+    GROUPS,
+    NOBODY,
+    KeeperRecord,
+    StoredOffset,
+    keeper_key,
+    keeper_register,
+    offset_register,
+)
 from persisting.errors import BucketLocked, InvalidArgument
-from persisting.store.object_store import Entry, ObjectStore
+from persisting.store.object_store import Entry, ObjectChanged, ObjectStore
 from persisting.suggestions import choices
 from persisting.topic.group_admin import BucketProgress, GroupProgress, ReadSpans, Span
 from persisting.topic.spec import TopicConfig
+from persisting.topic.store_membership import check_offset_mode
+from persisting.topic.store_work_status import read_status
 from persisting.topic.topic_names import check_name
+from persisting.wal import sealing
 from persisting.wal.lease import LEASE_SECONDS
+from persisting.wal.sealing import SealedLog
+from persisting.wal.slots import new_log_name
 
 _MARGIN_SECONDS = 0.5
 
@@ -31,15 +44,19 @@ def groups(
     names, numbers = store_groups.groups_in(store), list(buckets)
     committed = {name: _committed(store, name, numbers) for name in names}
     spans = read_spans() if names else {}
-    return [_progress(store, name, committed[name], {}, spans) for name in names]
+    return [
+        _progress(store, name, committed[name], {}, spans, works=works)
+        for name, works in names.items()
+    ]
 
 
 def progress(
     store: ObjectStore, group: str, buckets: Iterable[int], read_spans: ReadSpans
 ) -> GroupProgress:
     """Return one group, or raise if it does not exist."""
-    _check_exists(store, group)
-    return after_reset(store, group, {}, buckets, read_spans)
+    works = _check_exists(store, group)
+    committed = _committed(store, group, buckets)
+    return _progress(store, group, committed, {}, read_spans(), works=works)
 
 
 def after_reset(
@@ -50,8 +67,9 @@ def after_reset(
     read_spans: ReadSpans,
 ) -> GroupProgress:
     """Return what :func:`progress` would return after :func:`reset`."""
-    committed = _committed(store, check_name("group", group), buckets)
-    return _progress(store, group, committed, offsets, read_spans())
+    check_offset_mode(store, check_name("group", group))
+    committed = _committed(store, group, buckets)
+    return _progress(store, group, committed, offsets, read_spans(), works=False)
 
 
 def _committed(store: ObjectStore, group: str, buckets: Iterable[int]) -> dict[int, Committed]:
@@ -64,14 +82,19 @@ def _progress(
     stored: dict[int, Committed],
     offsets: dict[int, int],
     spans: dict[int, Span],
+    *,
+    works: bool,
 ) -> GroupProgress:
     buckets = []
     for bucket, span in spans.items():
         offset = offsets.get(bucket, stored[bucket].now(span.restores))
         lag = max(0, span.end - max(offset, span.start))
         buckets.append(BucketProgress(bucket, offset, span.end, lag))
-    members = len(store.list(_members(group)))
-    return GroupProgress(group, members, sum(bucket.lag for bucket in buckets), buckets)
+    lag = sum(bucket.lag for bucket in buckets)
+    if works:
+        status = read_status(store, group)
+        return GroupProgress(group, status.members if status.kept else 0, lag, buckets, status)
+    return GroupProgress(group, len(store.list(_members(group))), lag, buckets)
 
 
 def reset(
@@ -85,7 +108,8 @@ def reset(
 
     A group that does not exist yet is created.
     """
-    _check_unread(store, config, check_name("group", group))
+    check_offset_mode(store, check_name("group", group))
+    _check_unread(store, config, group)
     for bucket, offset in offsets.items():
         epoch = len(spans[bucket].restores)
         before = offset_register(store, group, bucket).read()
@@ -105,9 +129,69 @@ def reset(
 
 def delete(store: ObjectStore, config: TopicConfig, group: str) -> None:
     """Delete a group that has no living member."""
-    _check_exists(store, group)
+    if _check_exists(store, group):
+        _delete_work_group(store, group)
+        return
     _check_unread(store, config, group)
     store.delete(store.list(f"{GROUPS}/{group}"))
+
+
+def _delete_work_group(store: ObjectStore, group: str) -> None:
+    """Delete a work group that no living process keeps. Waits for the lease of its keeper."""
+    left = end_work_group(store, group)
+    keys = store.list(f"{GROUPS}/{group}")
+    store.delete([key for key in keys if key != keeper_key(group)])
+    for sealed in left:
+        sealing.remove(store, sealed)
+
+
+def check_not_kept(store: ObjectStore, group: str) -> None:
+    """Raise if a living process keeps a work group. Waits for its lease."""
+    held = keeper_register(store, group).read()
+    if held is None or held.content.owner == NOBODY:
+        return
+    try:
+        sealing.wait_for_owner(store, held.content.owner)
+    except BucketLocked as exc:
+        raise _being_read(group, exc) from exc
+
+
+def _being_read(group: str, exc: BucketLocked) -> BucketLocked:
+    return BucketLocked(
+        f"work group {group!r} is being read: {exc.summary}",
+        owner=exc.owner,
+        hint="close its readers first, and on a cluster stop the owner of the topic's bucket 0",
+    )
+
+
+def end_work_group(store: ObjectStore, group: str, *, forcibly: bool = False) -> list[SealedLog]:
+    """Mark a work group as deleted, so that no keeper can store anything; return its logs.
+
+    Raises if a living process keeps it, unless ``forcibly``.
+    """
+    register = keeper_register(store, group)
+    while True:
+        held = register.read()
+        if held is None or held.content.deleted:
+            return []
+        record = held.content
+        names = {record.owner, record.log, *record.left} - {NOBODY}
+        if not forcibly:
+            check_not_kept(store, group)
+        try:
+            left = [
+                sealing.seal(store, name, new_log_name())
+                for name in sorted(names)
+                if sealing.has_lease(store, name)
+            ]
+            register.swap(held, KeeperRecord(deleted=True))
+            return left
+        except ObjectChanged:
+            continue  # another process has just taken it over, or given it up
+        except BucketLocked as exc:
+            if forcibly:
+                continue  # it has just beaten
+            raise _being_read(group, exc) from exc
 
 
 def living_members(store: ObjectStore, config: TopicConfig) -> dict[str, int]:
@@ -141,10 +225,12 @@ def _check_unread(store: ObjectStore, config: TopicConfig, group: str) -> None:
         )
 
 
-def _check_exists(store: ObjectStore, group: str) -> None:
+def _check_exists(store: ObjectStore, group: str) -> bool:
+    """Raise if there is no such group; return whether it is a work group."""
     names = store_groups.groups_in(store)
     if check_name("group", group) not in names:
-        raise InvalidArgument(f"there is no group {group!r}; {choices(group, names)}")
+        raise InvalidArgument(f"there is no group {group!r}; {choices(group, list(names))}")
+    return names[group]
 
 
 def _members(group: str) -> str:

@@ -22,6 +22,7 @@ from persisting.bucket.store_groups import (
     GROUPS,
     NOBODY,
     StoredOffset,
+    is_work_group,
     offset_register,
     read_committed,
 )
@@ -29,7 +30,7 @@ from persisting.concurrency import timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.store.object_store import ObjectChanged, ObjectExists, ObjectStore, StoreError
 from persisting.store.register import Held, Register
-from persisting.topic.groups import Assignment
+from persisting.topic.groups import Assignment, work_group_error
 from persisting.topic.topic_names import check_name
 
 log = logging.getLogger("persisting")
@@ -37,6 +38,12 @@ log = logging.getLogger("persisting")
 _FORMAT = 1
 _BEATS_PER_LEASE = 3
 _LOOKS_PER_LEASE = 5
+
+
+def check_offset_mode(store: ObjectStore, group: str) -> None:
+    """Raise if a group is a work group, which has no offsets to commit. Blocking."""
+    if is_work_group(store, group):
+        raise work_group_error(group)
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):

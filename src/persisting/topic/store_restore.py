@@ -20,7 +20,12 @@ from persisting.bucket.group_offsets import WORK_FOLDER, Committed
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.bucket.shared_schema import FORMAT as SCHEMA_FORMAT
 from persisting.bucket.shared_schema import SchemaFile
-from persisting.bucket.store_groups import StoredOffset, offset_register
+from persisting.bucket.store_groups import (
+    KeeperRecord,
+    StoredOffset,
+    keeper_register,
+    offset_register,
+)
 from persisting.bucket.store_maintenance import IndexList, index_register
 from persisting.bucket.store_ownership import FREE, OwnerRecord, owner_register
 from persisting.errors import InvalidArgument, StorageError
@@ -34,9 +39,17 @@ from persisting.topic import spec as topics
 from persisting.topic.backup_files import Copied, Copy
 from persisting.topic.backup_form import DEFINITION, Backup
 from persisting.topic.spec import TopicConfig
+from persisting.topic.work_status import FILE as STATUS_FILE
 from persisting.wal import FOLDER as LOG
 from persisting.wal.lease import LEASE_SECONDS, LeaseRecord, lease_register
-from persisting.wal.slots import check_slot, new_claim, new_log_name, slot_key, this_process
+from persisting.wal.slots import (
+    check_slot,
+    complete_entries,
+    new_claim,
+    new_log_name,
+    slot_key,
+    this_process,
+)
 
 _T = TypeVar("_T")
 
@@ -74,11 +87,6 @@ def _check_restorable(backup: Backup, config: TopicConfig, store: ObjectStore) -
     )
     for name in backup.files:
         parts = PurePosixPath(name).parts
-        if parts[0] == groups.FOLDER and WORK_FOLDER in parts[2:]:
-            raise InvalidArgument(
-                f"the backup has the work group {parts[1]!r}, and topics in an object store do not "
-                "support work groups yet; restore it to a folder"
-            )
         if len(parts) > 1 and parts[0].startswith("bucket_") and parts[1] == LOG:
             raise InvalidArgument(
                 "the backup has a log in the form of versions before 0.4; restore it to a folder, "
@@ -99,6 +107,8 @@ class _Parts:
         """By log, its segments."""
         self._notes: dict[int, str] = {}
         """By bucket, the log that holds its last records."""
+        self._journals: dict[str, list[str]] = {}
+        """By work group, the segments of its journal."""
         self._later: list[Callable[[], object]] = []
 
     def converted(self, name: str) -> bool:
@@ -118,6 +128,11 @@ class _Parts:
         return self._is_of_group(name, parts) or self._is_of_bucket(name, parts)
 
     def _is_of_group(self, name: str, parts: tuple[str, ...]) -> bool:
+        if parts[0] == groups.FOLDER and parts[2:3] in ((WORK_FOLDER,), (STATUS_FILE,)):
+            segments = self._journals.setdefault(parts[1], [])
+            if name.endswith(".wal"):
+                segments.append(name)
+            return True
         bucket = _bucket_of(PurePosixPath(name).stem)
         if parts[0] != groups.FOLDER or len(parts) != 3 or bucket is None:
             return False
@@ -160,24 +175,35 @@ class _Parts:
 
     def write(self) -> None:
         """Write the logs, then who may replay them, and all else."""
-        names = {log: self._write_log(log) for log in set(self._notes.values())}
+        noted = set(self._notes.values())
+        names = {log: self._write_log(self._logs.get(log, [])) for log in noted}
         for bucket in self._backup.buckets:
             number = bucket.bucket
             log = names[self._notes[number]] if number in self._notes else FREE
             if log != FREE or bucket.version:
                 record = OwnerRecord(term=bucket.term, owner=FREE, log=log)
                 owner_register(self._store, number).create(record)
+        for group, segments in self._journals.items():
+            log = self._write_log(segments, may_be_torn=True)
+            keeper_register(self._store, group).create(KeeperRecord(log=log))
         for call in self._later:
             call()
 
-    def _write_log(self, log: str) -> str:
-        """Write a log that nobody writes to any more; return its name."""
-        name, segments = new_log_name(), sorted(self._logs.get(log, []))
-        for slot, segment in enumerate(segments):
+    def _write_log(self, segments: list[str], *, may_be_torn: bool = False) -> str:
+        """Write a log that nobody writes to any more; return its name.
+
+        The last segment ``may_be_torn`` if it was written to while it was copied.
+        """
+        name, slot = new_log_name(), 0
+        for segment in sorted(segments):
             data = self._content(segment)
-            check_slot(data, f"{self._copy.source.place}/{segment}")
-            self._store.create(slot_key(name, slot), data)
-        self._store.create(slot_key(name, len(segments)), new_claim())
+            if may_be_torn and segment == max(segments):
+                data = complete_entries(data, f"{self._copy.source.place}/{segment}")
+            if data:
+                check_slot(data, f"{self._copy.source.place}/{segment}")
+                self._store.create(slot_key(name, slot), data)
+                slot += 1
+        self._store.create(slot_key(name, slot), new_claim())
         lease = LeaseRecord(owner=this_process(), seconds=LEASE_SECONDS, taken_by=name)
         lease_register(self._store, name).create(lease)
         return name

@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from persisting import fs as filesystem
-from persisting.topic.groups import group_folder
-from persisting.topic.work_status import WorkStatus, read_status
+from persisting.errors import StorageError
+from persisting.topic.work_status import WorkStatus
+
+log = logging.getLogger("persisting")
 
 _LABELS = ["topic", "group"]
 
@@ -75,11 +76,13 @@ def add(into: dict[str, Any], topic: str, group: str, work: WorkStatus) -> None:
 class WorkMetrics:
     """The series of a group in the default registry while a reader with metrics is open."""
 
-    def __init__(self, topic: str, folder: Path, group: str) -> None:
-        self._key = topic, Path(folder), group
+    def __init__(self, topic: str, group: str, place: str, read: Callable[[], WorkStatus]) -> None:
+        """``place`` is that of the topic; ``read`` returns the numbers that were noted last."""
+        self._key = topic, place, group
         collector = _collector()
         with collector.guard:
             collector.open[self._key] += 1
+            collector.reads[self._key] = read
 
     def remove(self) -> None:
         """Remove the series, unless another reader of the group reports them."""
@@ -88,6 +91,7 @@ class WorkMetrics:
             collector.open[self._key] -= 1
             if not collector.open[self._key]:
                 del collector.open[self._key]
+                del collector.reads[self._key]
 
 
 class _Collector:
@@ -95,7 +99,8 @@ class _Collector:
 
     def __init__(self) -> None:
         self.guard = threading.Lock()
-        self.open: Counter[tuple[str, Path, str]] = Counter()
+        self.open: Counter[tuple[str, str, str]] = Counter()
+        self.reads: dict[tuple[str, str, str], Callable[[], WorkStatus]] = {}
 
     def describe(self) -> list[Any]:
         return list(families().values())
@@ -103,10 +108,12 @@ class _Collector:
     def collect(self) -> Iterator[Any]:
         collected = families()
         with self.guard:
-            groups = list(self.open)
-        for topic, folder, group in groups:
-            status = read_status(group_folder(folder, group), filesystem.current())
-            add(collected, topic, group, status)
+            groups = dict(self.reads)
+        for (topic, place, group), read in groups.items():
+            try:
+                add(collected, topic, group, read())
+            except StorageError as exc:  # the other series must not be missing, too
+                log.warning("cannot read the numbers of work group %r of %s: %s", group, place, exc)
         yield from collected.values()
 
 

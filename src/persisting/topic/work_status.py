@@ -13,7 +13,7 @@ from persisting.errors import StorageError
 from persisting.fs import FileSystem
 from persisting.lock import LOCK_FILE, is_locked
 
-_FILE = "work.json"
+FILE = "work.json"
 
 
 class WorkCounts(msgspec.Struct):
@@ -63,7 +63,7 @@ class WorkStatus(WorkCounts, kw_only=True):
 
 def write_status(group: Path, status: WorkStatus, fs: FileSystem) -> None:
     """Note the numbers in the folder of a group. Blocking."""
-    path = group / _FILE
+    path = group / FILE
     try:
         fs.write_note(path, msgspec.json.encode(status))
     except OSError as exc:
@@ -72,7 +72,7 @@ def write_status(group: Path, status: WorkStatus, fs: FileSystem) -> None:
 
 def read_status(group: Path, fs: FileSystem) -> WorkStatus:
     """Return the numbers of a work group that were noted last. Blocking."""
-    path = group / _FILE
+    path = group / FILE
     try:
         status = json_files.decode(fs.read(path), WorkStatus)
     except (FileNotFoundError, msgspec.DecodeError):  # not noted yet, or lost with the power

@@ -111,12 +111,7 @@ class QueueWriter(TopicTable):
             raise InvalidArgument(f"delay must be a number of seconds, got {delay!r}")
         if not 0 <= delay <= _MOST_DELAY:
             raise InvalidArgument(f"delay must be from 0 to {_MOST_DELAY:g} seconds, got {delay!r}")
-        if self._buckets.store is not None:
-            raise InvalidArgument(
-                f"put(delay=…) is for work groups, which topic {self.topic!r} cannot have: it is "
-                "in an object store; leave delay out, or keep the topic in a folder"
-            )
-        if self._topic.folder is None:
+        if self._topic.folder is None and self._buckets.store is None:
             raise InvalidArgument("put(delay=…) needs a topic on disk; this one is in memory")
         due = time.time_ns() // 1000 + round(delay * 1e6)
         parts: list[tuple[int, Rows]] = list((await self._grouped(records)).items())

@@ -1,5 +1,5 @@
-"""Dead letters of a work group, read from files: the group is not joined, nothing is written.
-Blocking."""
+"""Dead letters of a work group, read as they are stored: the group is not joined, and nothing is
+written. Blocking."""
 
 from __future__ import annotations
 
@@ -7,22 +7,16 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from persisting import fs
-from persisting.bucket.group_offsets import groups_in, is_work_group
-from persisting.errors import InvalidArgument, NoSuchTopic
-from persisting.suggestions import choices
+from persisting.errors import NoSuchTopic
 from persisting.table.search import check_where, enclosed
-from persisting.topic.groups import FOLDER
-from persisting.topic.store_files import StoreTopic
 from persisting.topic.topic_files import TopicFolder
 from persisting.ui.matches import searches
 from persisting.ui.queries import DeadLetter, DeadLetters
 from persisting.ui.storage_view import TopicsView
 from persisting.ui.value_trees import brief
 from persisting.work.dead_letters import FIELD, SUFFIX
+from persisting.work.group_place import check_group
 from persisting.work.group_values import Letter
-from persisting.work.journal import read_state
-from persisting.work.keeper import journal_folder
 from persisting.work.letter_search import is_letter_of
 from persisting.work.state import GroupState
 
@@ -33,13 +27,7 @@ _CUT = 200
 
 def group_state(topic: TopicFolder, group: str) -> GroupState:
     """Return the state of a work group as its journal holds it; raise if there is none."""
-    if isinstance(topic, StoreTopic):
-        raise InvalidArgument("topics in an object store have no work groups")
-    groups = groups_in(topic.folder / FOLDER, fs.current())
-    names = [found.name for found in groups if is_work_group(found)]
-    if group not in names:
-        raise InvalidArgument(f"there is no work group {group!r}; {choices(group, names)}")
-    return read_state(journal_folder(topic.folder, group))
+    return check_group(topic, group).read_state(group)
 
 
 def find_letters(

@@ -57,6 +57,11 @@ def has_ended_here(name: str) -> bool:
     return name in _ended
 
 
+def is_held_here(name: str) -> bool:
+    """Whether this process writes a log."""
+    return name in _held_here
+
+
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the lease object."""
 

@@ -67,22 +67,27 @@ def wait_for_owner(
         first = now
 
 
-def check_owner(store: ObjectStore, name: str) -> None:
-    """Look at the lease of a log once; raise :class:`BucketLocked` unless its owner has not beaten
+def look_at_owner(store: ObjectStore, name: str) -> LeaseRecord | None:
+    """Look at the lease of a log once; return it if its owner may live, None if it has not beaten
     for the time of the lease.
 
     A process remembers what it has seen: whoever looks again and again gets the same result as
     :func:`wait_for_owner`.
     """
     if has_ended_here(name):
-        return
+        return None
     watch = _watch_of(store, name)
-    found = _present(watch.look(store), store, name)
-    if not found.content.taken_by and watch.unchanged_for < found.content.seconds:
+    found = _present(watch.look(store), store, name).content
+    return None if found.taken_by or watch.unchanged_for >= found.seconds else found
+
+
+def check_owner(store: ObjectStore, name: str) -> None:
+    """Raise :class:`BucketLocked` if the owner of a log may live; see :func:`look_at_owner`."""
+    found = look_at_owner(store, name)
+    if found is not None:
         raise BucketLocked(
-            f"{found.content.owner} owns the bucket, and its lease of {found.content.seconds:g} s "
-            "has not ended",
-            msgspec.to_builtins(found.content.owner),
+            f"{found.owner} owns the bucket, and its lease of {found.seconds:g} s has not ended",
+            msgspec.to_builtins(found.owner),
         )
 
 
@@ -183,6 +188,39 @@ def read_slots(store: ObjectStore, sealed: SealedLog) -> list[bytes]:
         return [read(slot) for slot in sealed.slots]
     with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="persisting-slots") as threads:
         return list(threads.map(read, sealed.slots))
+
+
+def has_lease(store: ObjectStore, name: str) -> bool:
+    """Whether a log was begun and not deleted as a whole."""
+    return lease_register(store, name).read() is not None
+
+
+def present_slots(store: ObjectStore, name: str) -> list[bytes] | None:
+    """Return the group commits that a log holds now, in order; its owner may be writing.
+
+    None if some were released meanwhile, or the log is gone.
+    """
+    lease = lease_register(store, name).read()
+    if lease is None:
+        return None
+    released = lease.content.released
+    after = slot_key(name, released) if released >= 0 else None
+    used = {slot_of(key) for key in store.list(slots_prefix(name), after=after)}
+    slots = range(released + 1, first_free(used, released + 1))
+    with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="persisting-slots") as threads:
+        found = list(threads.map(lambda slot: store.get(slot_key(name, slot)), slots))
+    now = lease_register(store, name).read()
+    if now is None or now.content.released != released:
+        return None
+    contents = []
+    for slot, one in zip(slots, found, strict=True):
+        if one is None:
+            raise _missing(store, slot_key(name, slot))
+        if is_claim(one.data):
+            break
+        check_slot(one.data, str(store.address / slot_key(name, slot)))
+        contents.append(one.data)
+    return contents
 
 
 def _missing(store: ObjectStore, key: str) -> WALError:

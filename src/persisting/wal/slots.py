@@ -17,7 +17,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -27,10 +27,10 @@ from persisting.lock import IDENTITY
 from persisting.wal.frame import (
     SEGMENT_HEADER_SIZE,
     Broken,
-    decode_frame,
+    Frame,
     decode_segment_header,
 )
-from persisting.wal.frame_run import read_run
+from persisting.wal.frame_run import FrameRun, read_run
 
 LOGS = "log"
 MOST_UNDER_WAY = 4
@@ -102,6 +102,55 @@ def is_claim(data: bytes) -> bool:
     return data.startswith(_CLAIM)
 
 
+def slot_frames(data: bytes, place: str) -> Iterator[Frame]:
+    """Yield the frames of a slot that was checked (:func:`check_slot`)."""
+    for run in _runs(data, place):
+        for index in range(len(run.positions)):
+            yield run.frame(index)
+
+
+def _runs(data: bytes, place: str) -> Iterator[FrameRun]:
+    """Yield the frames of a slot in runs; raise if its content is not a whole segment.
+
+    An object is stored whole or not at all, so there are no torn tails: anything broken is damage.
+    """
+    try:
+        header = decode_segment_header(memoryview(data))
+        position, sequence = SEGMENT_HEADER_SIZE, header.first_sequence
+        while position < len(data):
+            run = read_run(data, position, header.salt, sequence)
+            if run.broken is not None:
+                raise run.broken
+            yield run
+            position, sequence = run.end, run.next_sequence
+    except Broken as exc:
+        raise WALError(
+            f"the log object {place} is damaged: {exc}. It holds acknowledged records; restore it "
+            "from a copy or from an older version of the object"
+        ) from exc
+
+
+def complete_entries(data: bytes, place: str) -> bytes:
+    """Return a segment up to its last complete entry; empty if it has none.
+
+    Raises if what follows was synced: then it is damaged, and not torn.
+    """
+    try:
+        header = decode_segment_header(memoryview(data))
+    except Broken:
+        return b""
+    position, sequence, synced = SEGMENT_HEADER_SIZE, header.first_sequence, 0
+    while position < len(data):
+        run = read_run(data, position, header.salt, sequence)
+        position, sequence = run.end, run.next_sequence
+        synced = max(synced, int(run.headers["synced"].max(initial=0)))
+        if run.broken is not None:
+            if run.missing <= synced:
+                raise WALError(f"the log {place} is damaged: {run.broken}")
+            break
+    return data[:position] if sequence > header.first_sequence else b""
+
+
 class SlotSequences(NamedTuple):
     last: int
     """The last sequence in the slot."""
@@ -110,22 +159,13 @@ class SlotSequences(NamedTuple):
 
 
 def check_slot(data: bytes, place: str) -> SlotSequences:
-    """Return which sequences a slot has; raise if its content is not a whole segment.
-
-    An object is stored whole or not at all, so there are no torn tails: anything broken is damage.
-    """
-    try:
-        header = decode_segment_header(memoryview(data))
-        position, sequence = SEGMENT_HEADER_SIZE, header.first_sequence
-        durable = decode_frame(memoryview(data), position, header.salt)[0].synced
-        while position < len(data):
-            run = read_run(data, position, header.salt, sequence)
-            if run.broken is not None:
-                raise run.broken
-            position, sequence = run.end, run.next_sequence
-        return SlotSequences(sequence - 1, durable)
-    except Broken as exc:
-        raise WALError(
-            f"the log object {place} is damaged: {exc}. It holds acknowledged records; restore it "
-            "from a copy or from an older version of the object"
-        ) from exc
+    """Return which sequences a slot has; raise if its content is not a whole segment."""
+    durable: int | None = None
+    last = 0
+    for run in _runs(data, place):
+        if durable is None:
+            durable = int(run.headers["synced"][0])
+        last = run.next_sequence - 1
+    if durable is None:
+        raise WALError(f"the log object {place} is damaged: it holds nothing")
+    return SlotSequences(last, durable)

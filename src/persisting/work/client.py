@@ -60,7 +60,7 @@ async def answer(keeper: Keeper, op: str, args: dict[str, Any]) -> Any:
     given = dict(args)
     if given.pop("identity", keeper.identity) != keeper.identity:
         raise StorageError(
-            f"work group {keeper.group!r} of {keeper.topic_folder} was deleted and created again "
+            f"work group {keeper.group!r} of {keeper.place} was deleted and created again "
             "since this reader was opened; open a new reader"
         )
     return await getattr(keeper, op)(**given)

@@ -10,28 +10,27 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from persisting import fs as filesystem
 from persisting.concurrency.pool import in_thread
-from persisting.errors import OffsetOutOfRange, StorageError, TableError
+from persisting.errors import BucketLocked, OffsetOutOfRange, StorageError, TableError
 from persisting.options import DURABLE
-from persisting.topic import spec as topics
 from persisting.topic.bucket_client import Topic
 from persisting.topic.open_local import topic_spec
 from persisting.topic.spec import TopicConfig, TopicSpec
 from persisting.topic.table_calls import MakeDurable
 from persisting.topic.writer import QueueWriter
+from persisting.work.group_place import LETTERS, GroupPlace, is_in_memory
 from persisting.work.group_values import Position
 from persisting.work.keeper import DyingRecord, Keeper
 from persisting.work.near_reads import MOST_BYTES, read_near, rows_within
 
 log = logging.getLogger("persisting")
 
-SUFFIX = ".dead"
+SUFFIX = LETTERS
 FIELD = "dead_letter"
 BATCH = 256
 _FIRST_BATCH = 8
@@ -39,24 +38,31 @@ _FIRST_BATCH = 8
 
 _BUCKET_BITS = 40
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.5, 30.0
+_TURN_SECONDS = 60.0
+"""How long to wait until other keepers have written their dead letters to an object store."""
 
 OpenDeadLetters: TypeAlias = "Callable[[], Awaitable[Topic]]"
 """Opens the topic of the dead letters for writing, which is created if needed."""
 
 
-async def letters_spec(folder: Path, config: TopicConfig) -> TopicSpec:
+async def letters_spec(place: GroupPlace) -> TopicSpec:
     """Return how to open the dead letters of a topic; they are created with every put synced."""
-    name = config.topic + SUFFIX
-    if await in_thread(topics.load, folder.parent / name, filesystem.current()) is not None:
+    name = place.config.topic + SUFFIX
+    if await in_thread(place.load_letters) is not None:
         return TopicSpec(topic=name)
     wanted, _ = topic_spec(
         name,
-        bucket_column=config.bucket_column,
+        bucket_column=place.config.bucket_column,
         num_buckets=1,
         backend="persisting",
-        backend_options=dict(DURABLE),
+        backend_options={**DURABLE, **_lease_option(place.config)},
     )
     return wanted
+
+
+def _lease_option(config: TopicConfig) -> dict[str, Any]:
+    """Return the time of the lease of a topic in an object store, if it is not the default."""
+    return {"lease": config.options["lease"]} if "lease" in config.options else {}
 
 
 def letter_place(bucket: int, offset: int) -> int:
@@ -75,6 +81,7 @@ class DeadLetterWriter:
         self._keeper, self._topic, self._open_letters = keeper, topic, open_letters
         self._letters: Topic | None = None
         self._writer: QueueWriter | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._above = 0
         self._most = min(_FIRST_BATCH, BATCH)
         """How many dead letters the next batch may have."""
@@ -103,6 +110,8 @@ class DeadLetterWriter:
                     await self._put(batch)
                     await self._keeper.letters_stored([record.position for record in batch])
                 pause = _SHORTEST_RETRY
+                if self._letters is not None and getattr(self._letters, "store", None) is not None:
+                    await self.close()  # groups that other processes keep need it, too
             except Exception as exc:  # whatever it is, the records stay and their members are told
                 if self._keeper.failure is not None:
                     return
@@ -121,8 +130,16 @@ class DeadLetterWriter:
                 self._more.set()
 
     async def _open(self) -> None:
-        self._letters = letters = await self._open_letters()
-        if letters.folder is None:
+        deadline = time.monotonic() + _TURN_SECONDS
+        while True:
+            try:
+                self._letters = letters = await self._open_letters()
+                break
+            except BucketLocked:  # the keeper of another group writes its dead letters
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_SHORTEST_RETRY)
+        if is_in_memory(letters):
             raise StorageError(f"topic {letters.name!r} is in memory and cannot hold dead letters")
         name = f"work-group-{self._keeper.state.settings.identity}"
         self._writer = QueueWriter(letters, writer_id=name)
@@ -250,10 +267,15 @@ class DeadLetterWriter:
         """
         letters, self._letters, self._writer = self._letters, None, None
         if letters is not None:
-            try:
-                await letters.close()
-            except StorageError as exc:
-                log.warning("cannot close the dead letters of topic %r: %s", self._topic.name, exc)
+            self._closing = asyncio.create_task(self._close(letters))
+        if self._closing is not None:  # also if its caller was cancelled
+            await asyncio.shield(self._closing)
+
+    async def _close(self, letters: Topic) -> None:
+        try:
+            await letters.close()
+        except StorageError as exc:
+            log.warning("cannot close the dead letters of topic %r: %s", self._topic.name, exc)
 
 
 async def read_letter(
@@ -264,8 +286,12 @@ async def read_letter(
     bucket, offset = bucket_and_offset(place)
     if bucket >= letters.num_buckets:
         return None
+    client = letters.bucket(bucket)
     try:
-        page = await letters.bucket(bucket).read(offset, 1)
+        page = await client.read(offset, 1)
+        if not page.rows and getattr(client, "may_be_behind", False):
+            await client.call(MakeDurable(offset + 1))
+            page = await client.read(offset, 1)
     except OffsetOutOfRange:
         return None
     if not page.rows or page.first != offset:

@@ -75,10 +75,12 @@ class Feed:
         client = self._topic.bucket(number)
         reported = False
         while True:
-            began = self._round
+            began, asked = self._round, self._wake[number].is_set()
             self._wake[number].clear()
             try:
                 try:
+                    if asked and getattr(client, "may_be_behind", False):
+                        await client.call(MakeDurable(NEVER))
                     end, epoch, done = await self._look(number, client)
                 finally:  # also if it failed: a bucket must not hold back the others
                     self._end_look(number, began)

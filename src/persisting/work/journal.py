@@ -6,7 +6,7 @@ log's own recovery cuts off a torn tail and detects damage to what was synced. B
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,9 +34,8 @@ _TRIES = 20
 class Journal:
     """The journal of one group, open for appending. One thread at a time."""
 
-    def __init__(self, log: Log, snapshot: Callable[[], bytes]) -> None:
-        """``snapshot`` returns the present state, with the operations of the next write applied."""
-        self._log, self._snapshot = log, snapshot
+    def __init__(self, log: Log) -> None:
+        self._log = log
         self._released = log.last_sequence
         """The last sequence before the present segment."""
         self._unreleased = True
@@ -51,13 +50,21 @@ class Journal:
         """Bytes on disk."""
         return self._log.size
 
-    def write(self, first: int, operations: Sequence[Operation], now: int) -> None:
-        """Make operations durable; ``first`` is the number of operations before them."""
-        data = msgspec.msgpack.encode((first, operations))
-        payload = Payload(OPERATIONS, NONE, len(data), data)
+    def write(
+        self,
+        first: int,
+        operations: Sequence[Operation],
+        now: int,
+        snapshot: Callable[[], bytes],
+    ) -> None:
+        """Make operations durable; ``first`` is the number of operations before them.
+
+        ``snapshot`` returns the present state, with these operations applied.
+        """
+        payload = operations_payload(first, operations)
         before = self._log.size
         try:
-            self._log.append([[payload]], self._preamble, now)
+            self._log.append([[payload]], lambda: self._preamble(snapshot()), now)
             self._segment_bytes += self._log.size - before
             self._log.sync()
         except WALError:
@@ -70,18 +77,27 @@ class Journal:
             self._released = self._log.seal()
             self._unreleased = True
 
-    def _preamble(self) -> list[Payload]:
-        start = encode_start(SegmentStart(self._log.last_written, {}))
-        state = self._snapshot()
+    def _preamble(self, state: bytes) -> list[Payload]:
         self._segment_bytes, self._snapshot_bytes = 0, len(state)
         self._limit = segment_limit(len(state))
-        return [
-            Payload(START, NONE, len(start), start),
-            Payload(SNAPSHOT, NONE, len(state), state),
-        ]
+        return [start_payload(self._log.last_written), snapshot_payload(state)]
 
     def close(self) -> None:
         self._log.close()
+
+
+def start_payload(last_written: int) -> Payload:
+    start = encode_start(SegmentStart(last_written, {}))
+    return Payload(START, NONE, len(start), start)
+
+
+def snapshot_payload(state: bytes) -> Payload:
+    return Payload(SNAPSHOT, NONE, len(state), state)
+
+
+def operations_payload(first: int, operations: Sequence[Operation]) -> Payload:
+    data = msgspec.msgpack.encode((first, operations))
+    return Payload(OPERATIONS, NONE, len(data), data)
 
 
 def segment_limit(snapshot_bytes: int) -> int:
@@ -92,7 +108,7 @@ def segment_limit(snapshot_bytes: int) -> int:
 def replay(folder: Path, fs: FileSystem) -> tuple[GroupState, Log]:
     """Return the state that a journal holds, and its log, open for appending."""
     recovery = Recovery(folder, fs, after=0)
-    state = _replayed(recovery)
+    state = replayed(recovery.frames(), str(folder))
     state.take_operations()
     return state, recovery.open_log(_UNLIMITED)
 
@@ -105,45 +121,52 @@ def read_state(folder: Path) -> GroupState:
     for _ in range(_TRIES):
         inspection = Inspection(folder, ReadOnlyFileSystem(), after=0)
         try:
-            return _replayed(inspection)
+            return replayed(inspection.frames(), str(folder))
         except FileNotFoundError:  # its keeper has just released a segment
             continue
     raise WALError(f"the journal in {folder} changes too often to be read; try again")
 
 
-def _replayed(recovery: Recovery) -> GroupState:
-    state = GroupState()
-    for frame in recovery.frames():
+def replayed(frames: Iterable[Frame], place: str) -> GroupState:
+    """Return the state that the frames of a journal hold; ``place`` is for messages."""
+    return replayed_until(frames, place)[0]
+
+
+def replayed_until(frames: Iterable[Frame], place: str) -> tuple[GroupState, int]:
+    """As :func:`replayed`; also return when the last frame was written, by its keeper's clock."""
+    state, latest = GroupState(), 0
+    for frame in frames:
+        latest = max(latest, frame.arrival)
         if frame.kind == SNAPSHOT:
-            state = _load(frame, recovery.folder)
+            state = _load(frame, place)
         elif frame.kind == OPERATIONS:
-            _apply(state, frame, recovery.folder)
-    return state
+            _apply(state, frame, place)
+    return state, max(latest, state.time)
 
 
-def _load(frame: Frame, folder: Path) -> GroupState:
+def _load(frame: Frame, place: str) -> GroupState:
     try:
         return GroupState.load(frame.payload)
     except StorageError as exc:
-        raise WALError(f"{exc} (the journal in {folder})") from exc
+        raise WALError(f"{exc} (the journal in {place})") from exc
 
 
-def _apply(state: GroupState, frame: Frame, folder: Path) -> None:
+def _apply(state: GroupState, frame: Frame, place: str) -> None:
     try:
         first, operations = msgspec.msgpack.decode(
             frame.payload, type=tuple[int, list[list[object]]]
         )
         if first > state.operations:
             raise WALError(
-                f"the journal in {folder} lacks operations {state.operations} to {first - 1}: "
-                "restore the folder from a backup"
+                f"the journal in {place} lacks operations {state.operations} to {first - 1}: "
+                "restore the topic from a backup"
             )
         for operation in operations[state.operations - first :]:
             state.apply(operation)
     except StorageError as exc:
-        raise WALError(f"{exc} (the journal in {folder})") from exc
+        raise WALError(f"{exc} (the journal in {place})") from exc
     except Exception as exc:  # intact frames that make no sense: a later version wrote them
         raise WALError(
-            f"the journal in {folder} cannot be replayed: {type(exc).__name__}: {exc}; upgrade "
-            "persisting, or restore the folder from a backup"
+            f"the journal in {place} cannot be replayed: {type(exc).__name__}: {exc}; upgrade "
+            "persisting, or restore the topic from a backup"
         ) from exc

@@ -13,23 +13,19 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from persisting.bucket.group_offsets import WORK_FOLDER, Committed, read_committed
 from persisting.concurrency import loop_bridge
 from persisting.concurrency.loop_bridge import LoopWaiter
 from persisting.concurrency.pool import in_thread
-from persisting.errors import BucketClosed, BucketLocked, StorageError, WALError
-from persisting.fs import FileSystem, os_errors_as
-from persisting.lock import BucketLock, described
-from persisting.topic.groups import group_folder, write_committed
-from persisting.topic.work_status import WorkStatus, write_status
+from persisting.errors import BucketClosed, OwnershipLost, StorageError, WALError
+from persisting.topic.work_status import WorkStatus
 from persisting.work.breaker import Breaker
 from persisting.work.clock import Clock
 from persisting.work.group_numbers import GroupNumbers
+from persisting.work.group_storage import GroupStorage
 from persisting.work.group_values import (
     Lease,
     Letter,
@@ -37,7 +33,6 @@ from persisting.work.group_values import (
     agreed_settings,
     lost_lease,
 )
-from persisting.work.journal import Journal, replay
 from persisting.work.members import Members
 from persisting.work.open_records import NEVER
 from persisting.work.state import MOST_DYING, Operation
@@ -59,14 +54,6 @@ are read ahead."""
 
 _FLOOR_WAIT_SECONDS = 30.0
 _LOOK_SECONDS = 5.0
-
-
-def journal_folder(topic_folder: Path, group: str) -> Path:
-    return group_folder(topic_folder, group) / WORK_FOLDER
-
-
-class KeptElsewhere(BucketLocked):
-    """Another process keeps the group; ``owner`` is its note in the lock."""
 
 
 class KeeperEnded(BucketClosed):
@@ -93,30 +80,10 @@ class DyingRecord(NamedTuple):
 class Keeper:
     """Keeps one group. Calls may come from any event loop of this process."""
 
-    def __init__(self, topic_folder: Path, group: str, fs: FileSystem, **note: Any) -> None:
-        """Take the group's lock and replay its journal; ``note`` is added to the lock's note.
-
-        Raises :class:`KeptElsewhere` if another process keeps the group. Blocking.
-        """
-        self.topic_folder, self.group, self._fs = topic_folder, group, fs
-        self._group_folder = group_folder(topic_folder, group)
-        folder = journal_folder(topic_folder, group)
-        with os_errors_as("create", folder):
-            fs.make_folder(folder)
-            fs.sync_chain(folder)
-        try:
-            self._lock = BucketLock(folder, **note)
-        except BucketLocked as exc:
-            raise KeptElsewhere(
-                f"work group {group!r} of {topic_folder} is kept by {described(exc.owner)}",
-                owner=exc.owner,
-            ) from exc
-        try:
-            self.state, opened = replay(folder, fs)
-        except BaseException:
-            self._lock.release(clean=False)
-            raise
-        self._journal = Journal(opened, self._snapshot)
+    def __init__(self, storage: GroupStorage) -> None:
+        self._storage = storage
+        self.group, self.place = storage.group, storage.place
+        self.state, self.note_seconds = storage.state, storage.note_seconds
         self.clock = Clock(self.state.time)
         self.breaker = Breaker()
         self._process = os.getpid()
@@ -204,14 +171,11 @@ class Keeper:
                 self._written += len(operations)
             error: StorageError | None = None
             try:
-                self._journal.write(first, operations, self.clock.now())
-                if not self._lock.in_place:
-                    error = WALError(
-                        f"the folder of work group {self.group!r} of {self.topic_folder} was "
-                        "removed while the group was in use; open a new reader"
-                    )
+                self._storage.write(first, operations, self.clock.now(), self._snapshot)
             except WALError as exc:
                 error = exc
+            except OwnershipLost as exc:  # nothing was stored: the next keeper may be asked instead
+                error = KeeperEnded(f"another process keeps work group {self.group!r} now: {exc}")
             except BaseException as exc:
                 error = WALError(f"the journal of work group {self.group!r} failed: {exc}")
             with self._guard:
@@ -225,7 +189,7 @@ class Keeper:
     def _fail(self, error: StorageError) -> None:
         """End the keeper; the caller holds the guard."""
         if self.failure is None:
-            log.error("work group %r of %s: %s", self.group, self.topic_folder, error)
+            log.error("work group %r of %s: %s", self.group, self.place, error)
             self.failure = error
         waiting, self._waiting = self._waiting, []
         rejecting = [waiter for waiters in self._rejecting.values() for waiter in waiters]
@@ -508,7 +472,7 @@ class Keeper:
                 lowest[letter.bucket] = min(letter.offset, lowest.get(letter.bucket, letter.offset))
             for bucket, offset in lowest.items():
                 if bucket not in self._floors:
-                    stored = read_committed(self._group_folder, bucket, self._fs)
+                    stored = self._storage.read_floor(bucket)
                     self._floors[bucket] = stored.offset, stored.epoch
                 floor, epoch = self._floors[bucket]
                 if offset < floor:  # retention must not remove it before it is open again
@@ -536,7 +500,7 @@ class Keeper:
                 "group": self.group,
                 "mode": "work",
                 **self._numbers.stats(self.clock.now(), self._status()),
-                "journal_bytes": self._journal.size,
+                "journal_bytes": self._storage.size,
             }
 
     def _count_outcome(self, now: int, *, failed: bool, count: int = 1) -> None:
@@ -546,15 +510,15 @@ class Keeper:
                     "work group %r of %s: most deliveries of the last minute failed; the group "
                     "slows down until one succeeds",
                     self.group,
-                    self.topic_folder,
+                    self.place,
                 )
             else:
                 log.info("work group %r of %s: deliveries succeed again", *self._names)
                 self._wake()
 
     @property
-    def _names(self) -> tuple[str, Path]:
-        return self.group, self.topic_folder
+    def _names(self) -> tuple[str, str]:
+        return self.group, self.place
 
     def _wake(self) -> None:
         """Let waiting members look again; the caller holds the guard."""
@@ -595,7 +559,7 @@ class Keeper:
                     "work group %r of %s: retention has removed %d records of bucket %d that were "
                     "not acknowledged",
                     self.group,
-                    self.topic_folder,
+                    self.place,
                     removed,
                     bucket,
                 )
@@ -706,6 +670,13 @@ class Keeper:
 
     # Floors, and the end
 
+    def end_if_lost(self) -> None:
+        """End if another process is known to keep the group."""
+        lost = self._storage.lost
+        if lost:
+            with self._guard:
+                self._fail(KeeperEnded(f"another process keeps work group {self.group!r}: {lost}"))
+
     def write_floors(self) -> None:
         """Store below which offset everything is finished, for retention and tools. Blocking."""
         with self._floors_guard:
@@ -728,12 +699,12 @@ class Keeper:
                     self._write_floor(number, floor, epoch)
 
     def write_status(self) -> None:
-        """Note the group's numbers, for tools that only read files. Blocking."""
+        """Note the group's numbers, for tools that do not call the keeper. Blocking."""
         with self._guard:
             if self.failure is not None:
                 return
             status = self._status()
-        write_status(self._group_folder, status, self._fs)
+        self._storage.write_status(status)
 
     def _status(self) -> WorkStatus:
         """Return the numbers for tools; the caller holds the guard."""
@@ -757,7 +728,7 @@ class Keeper:
             self._numbers.arrivals[bucket] = offset, arrival
 
     def _write_floor(self, bucket: int, floor: int, epoch: int) -> None:
-        write_committed(self._group_folder, bucket, Committed(floor, 0, epoch), self._fs)
+        self._storage.write_floor(bucket, floor, epoch)
         self._floors[bucket] = floor, epoch
 
     def close(self) -> None:
@@ -782,15 +753,15 @@ class Keeper:
                 if self.failure is None:
                     self.failure = KeeperEnded(f"the keeper of work group {self.group!r} has ended")
                 self._fail(self.failure)
-            self._journal.close()
+            self._storage.close_journal()
             with self._floors_guard:  # one that is being written must not follow the next keeper's
-                self._release_lock(clean)
+                self._release(clean)
 
-    def _release_lock(self, clean: bool) -> None:
-        """Release the lock. A note that cannot be written, as on a full disk, does no harm, and
+    def _release(self, clean: bool) -> None:
+        """Give the group up. A note that cannot be written, as on a full disk, does no harm, and
         must not keep others from being closed."""
         try:
-            self._lock.release(clean=clean)
+            self._storage.release(clean=clean)
         except StorageError as exc:
             log.warning("%s", exc)
 

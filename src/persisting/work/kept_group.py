@@ -16,7 +16,6 @@ from persisting.work.keeper import Keeper
 
 log = logging.getLogger("persisting")
 
-_FLOOR_SECONDS = 2.0
 _READY_SECONDS = 5.0
 
 
@@ -42,7 +41,8 @@ class KeptGroup:
 
     async def _store_floors(self) -> None:
         while self.keeper.failure is None:
-            await asyncio.sleep(_FLOOR_SECONDS)
+            await asyncio.sleep(self.keeper.note_seconds)
+            self.keeper.end_if_lost()
             try:
                 await in_thread(self.keeper.write_status)
                 await in_thread(self.keeper.write_floors)

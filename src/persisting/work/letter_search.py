@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from persisting.topic.bucket_client import BucketClient, Topic
-from persisting.topic.table_calls import Query
+from persisting.topic.table_calls import MakeDurable, Query
 from persisting.work.dead_letters import FIELD, letter_place
+from persisting.work.open_records import NEVER
 
 _PAGE_ROWS = 1000
 _NUMBERS = ("number", "bucket", "offset", "generation")
@@ -23,6 +24,8 @@ async def find_letters(
     """
     for bucket in range(letters.num_buckets):
         client = letters.bucket(bucket)
+        if getattr(client, "may_be_behind", False):
+            await client.call(MakeDurable(NEVER))
         matching: set[int] | None = None
         offset = 0
         while (page := await client.read(offset, _PAGE_ROWS)).rows:

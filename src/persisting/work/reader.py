@@ -26,6 +26,7 @@ from persisting.topic.work_metrics import WorkMetrics
 from persisting.work.client import ACK_STEP, GroupClient
 from persisting.work.dead_letters import FIELD, letter_place
 from persisting.work.delivery import Delivery
+from persisting.work.group_place import is_in_memory, place_of
 from persisting.work.group_values import Letter, Settings
 from persisting.work.leased_records import LeasedRecord, LeasedRecords, OpenLetters
 from persisting.work.letter_search import find_letters
@@ -70,7 +71,7 @@ class WorkOptions:
 
     def check_topic(self, topic: Topic) -> None:
         """Raise if the topic cannot have such a group."""
-        if topic.folder is None:
+        if is_in_memory(topic):
             raise InvalidArgument(
                 f"topic {topic.name!r} is in memory and cannot store a work group; use the backend "
                 "'persisting'"
@@ -126,7 +127,8 @@ class WorkReader(AsyncClosing):
         """Join a group; the caller has checked the options."""
         metrics = None
         if options.enable_metrics:
-            metrics = WorkMetrics(topic.name, topic.folder, options.group)
+            place, group = place_of(topic), options.group
+            metrics = WorkMetrics(topic.name, group, str(place), lambda: place.read_status(group))
         records = LeasedRecords(topic, options.group, open_letters)
         try:
             session, settings = await GroupSession.join(records, client, options.settings)

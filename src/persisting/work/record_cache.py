@@ -13,6 +13,7 @@ from typing import Any
 
 from persisting.errors import OffsetOutOfRange
 from persisting.topic.bucket_client import BucketClient
+from persisting.topic.table_calls import MakeDurable
 from persisting.work.group_values import Lease
 
 Rows = list[tuple[int, dict[str, Any]]]
@@ -86,7 +87,7 @@ class BucketCache:
         # Other processes have claimed what is left below.
         self._rows = {offset: row for offset, row in self._rows.items() if offset >= end}
         following = min(first + self._size, lease.end)
-        page, epoch = await _read(client, first, max(end, following) - first)
+        page, epoch = await _read(client, first, max(end, following) - first, end - first)
         if epoch != lease.epoch:  # as in read_rows()
             return []
         ahead = [item for item in page if item[0] >= end]
@@ -123,12 +124,24 @@ async def read_rows(client: BucketClient, first: int, count: int, epoch: int) ->
     After a restore an offset holds another record, which is delivered once the keeper knows of the
     restore. Delivered before, it would be delivered again after its acknowledgement.
     """
-    rows, epoch_read = await _read(client, first, count)
+    rows, epoch_read = await _read(client, first, count, count)
     return rows if epoch_read == epoch else []
 
 
-async def _read(client: BucketClient, first: int, count: int) -> tuple[Rows, int]:
-    """Return the records of a range, and the epoch that all of them are from, or -1."""
+async def _read(client: BucketClient, first: int, count: int, needed: int) -> tuple[Rows, int]:
+    """Return the records of a range, and the epoch that all of them are from, or -1.
+
+    The first ``needed`` ones are durable. If the client does not show them, it is a little behind,
+    as one that follows an object store may be, and looks again.
+    """
+    rows, epoch = await _read_shown(client, first, count)
+    if len(rows) < needed and getattr(client, "may_be_behind", False):
+        await client.call(MakeDurable(first + needed))
+        rows, epoch = await _read_shown(client, first, count)
+    return rows, epoch
+
+
+async def _read_shown(client: BucketClient, first: int, count: int) -> tuple[Rows, int]:
     rows: Rows = []
     end = first + count
     epochs = set()

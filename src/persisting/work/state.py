@@ -420,6 +420,16 @@ class GroupState:
                     count += 1
         return count
 
+    def resume_leases(self, latest: int, now: int) -> None:
+        """Let the leases that had not ended go on from ``now`` for the time that was left of them
+        at ``latest``, when the last keeper wrote something: it may have had another clock."""
+        for number, bucket in self.buckets.items():
+            for offset, _ in bucket.records.leases():
+                end = bucket.records.due[_row(bucket.records, offset)]
+                if end > latest and (number, offset) not in self.dying:
+                    self._do((EXTEND, number, offset, now + end - latest))
+        self._saw(now)
+
     def next_due(self, numbers: Iterable[int]) -> int:
         """Return when the next record of some buckets may be delivered again, at the earliest."""
         buckets = [self.bucket(number) for number in numbers]

@@ -216,18 +216,14 @@ def redrive(
 @asynccontextmanager
 async def _member(topic: str, group: str, storage: str) -> AsyncIterator[WorkReader]:
     """Open a work group that exists as a member that takes no records."""
-    from persisting.bucket.group_offsets import groups_in, is_work_group
-    from persisting.errors import InvalidArgument
-    from persisting.fs import FileSystem
     from persisting.queue import read_queue
-    from persisting.suggestions import choices
-    from persisting.topic.groups import FOLDER
+    from persisting.work.group_place import check_group
 
-    folder = topics_access.folder_of(topic, storage)
-    names = [g.name for g in groups_in(folder / FOLDER, FileSystem()) if is_work_group(g)]
-    if group not in names:
-        raise InvalidArgument(f"there is no work group {group!r}; {choices(group, names)}")
-    async with await read_queue(topic, storage_path=storage, group=group, mode="work") as member:
+    check_group(topics_access.find_topic(topic, storage), group)
+    place = topics_access.place_of(topic, storage)
+    async with await read_queue(
+        place.name, storage_path=place.root, group=group, mode="work"
+    ) as member:
         yield member
 
 
