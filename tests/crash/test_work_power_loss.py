@@ -27,9 +27,10 @@ from persisting.bucket.group_offsets import read_committed
 from persisting.errors import StorageError, WALError
 from persisting.queue import read_queue, write_queue
 from persisting.work import journal
+from persisting.work.group_storage import FolderGroup, journal_folder
 from persisting.work.group_values import Letter
 from persisting.work.journal import replay
-from persisting.work.keeper import Keeper, journal_folder
+from persisting.work.keeper import Keeper
 
 TOPIC = "home/topic"
 REDRIVEN = {(0, 0): 1, (1, 0): 2}
@@ -48,7 +49,7 @@ class Group:
         self.open()
 
     def open(self) -> None:
-        self.keeper = Keeper(self.topic, "g", self.recorder)
+        self.keeper = Keeper(FolderGroup(self.topic, "g", self.recorder))
         for bucket in (0, 1):
             self.keeper.set_span(bucket, 0, 50)
 
@@ -240,7 +241,7 @@ async def test_a_failed_journal_acknowledges_nothing_and_the_next_keeper_goes_on
     call: str, tmp_path: Path
 ) -> None:
     faulty = FaultyFileSystem()
-    keeper = Keeper(tmp_path, "g", faulty)
+    keeper = Keeper(FolderGroup(tmp_path, "g", faulty))
     keeper.set_span(0, 0, 10)
     leases, _ = await keeper.claim("m", 4, 60.0, 0)
     assert await keeper.ack([leases[0][:3]]) == []
@@ -252,7 +253,7 @@ async def test_a_failed_journal_acknowledges_nothing_and_the_next_keeper_goes_on
     faulty.heal()
     keeper.close()
 
-    following = Keeper(tmp_path, "g", faulty)
+    following = Keeper(FolderGroup(tmp_path, "g", faulty))
     following.set_span(0, 0, 10)
     assert await following.ack([leases[2][:3]]) == []
     assert following.state.bucket(0).records.find(leases[0].offset) is None
@@ -278,7 +279,7 @@ async def test_a_failed_keeper_is_not_followed_while_it_writes_a_floor(tmp_path:
             super().write_file(path, data)
 
     stalled = Stalled()
-    keeper = Keeper(tmp_path, "g", stalled)
+    keeper = Keeper(FolderGroup(tmp_path, "g", stalled))
     keeper.set_span(0, 0, 2)
     leases, _ = await keeper.claim("m", 2, 60.0, 0)
     assert await keeper.ack([leases[0][:3]]) == []
@@ -300,7 +301,7 @@ async def test_a_failed_keeper_is_not_followed_while_it_writes_a_floor(tmp_path:
         closing.join()
         writing.join()
     assert read_committed(tmp_path / "groups" / "g", 0, QuickFileSystem()).offset == 1
-    Keeper(tmp_path, "g", QuickFileSystem()).close()
+    Keeper(FolderGroup(tmp_path, "g", QuickFileSystem())).close()
 
 
 async def test_a_keeper_whose_lock_takes_no_note_can_be_closed(
@@ -309,11 +310,11 @@ async def test_a_keeper_whose_lock_takes_no_note_can_be_closed(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    keeper = Keeper(tmp_path, "g", QuickFileSystem())
+    keeper = Keeper(FolderGroup(tmp_path, "g", QuickFileSystem()))
     with monkeypatch.context() as full:
         full.setattr("persisting.lock.LockedFile.write_note", refuse)
         keeper.close()
-    Keeper(tmp_path, "g", QuickFileSystem()).close()
+    Keeper(FolderGroup(tmp_path, "g", QuickFileSystem())).close()
 
 
 async def test_a_clock_that_goes_back_neither_loses_nor_prolongs_leases(
@@ -321,14 +322,14 @@ async def test_a_clock_that_goes_back_neither_loses_nor_prolongs_leases(
 ) -> None:
     from persisting.work import clock
 
-    keeper = Keeper(tmp_path, "g", QuickFileSystem())
+    keeper = Keeper(FolderGroup(tmp_path, "g", QuickFileSystem()))
     keeper.set_span(0, 0, 2)
     leases, _ = await keeper.claim("m", 2, 60.0, 0)
     assert await keeper.ack([leases[0][:3]]) == []
     keeper.close()
     hour_ago = clock.time.time_ns() - 3600 * 10**9
     monkeypatch.setattr(clock.time, "time_ns", lambda: hour_ago)
-    following = Keeper(tmp_path, "g", QuickFileSystem())
+    following = Keeper(FolderGroup(tmp_path, "g", QuickFileSystem()))
     following.set_span(0, 0, 2)
     assert (await following.claim("m", 2, 60.0, 0))[0] == []
     records = following.state.bucket(0).records
@@ -340,7 +341,7 @@ async def test_a_clock_that_goes_back_neither_loses_nor_prolongs_leases(
 
 @pytest.mark.nightly
 async def test_the_state_of_many_records_in_flight_is_small(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path, "g", QuickFileSystem())
+    keeper = Keeper(FolderGroup(tmp_path, "g", QuickFileSystem()))
     keeper.set_span(0, 0, 100_000)
     for _ in range(10):
         leases, _ = await keeper.claim("m", 10_000, 60.0, 0)

@@ -37,13 +37,26 @@ DAY_CLUSTER_CONTRACT = frozenset(
         "test_blocking_stream_delivers_new_records",
         "test_group_continues_after_its_last_commit",
         "test_restored_topic_equals_the_tag_and_accepts_new_records",
+        "test_dead_letters_are_redriven_once_and_carry_their_history",
     }
 )
 """The same for a cluster."""
 
+DAY_WORK_CONTRACT = frozenset(
+    {
+        "test_every_record_is_delivered_to_one_member",
+        "test_dead_letters_are_redriven_once_and_carry_their_history",
+        "test_a_delayed_put_is_delivered_later_and_the_record_does_not_show_it",
+        "test_a_fetch_without_waiting_gets_what_was_put_before",
+        "test_records_of_one_key_are_delivered_one_after_the_other",
+    }
+)
+"""The same for work groups."""
+
 _BY_DAY = {
     "test_store_contract.py": DAY_CONTRACT,
     "test_cluster_contract_in_store.py": DAY_CLUSTER_CONTRACT,
+    "test_store_work_contract.py": DAY_WORK_CONTRACT,
 }
 
 

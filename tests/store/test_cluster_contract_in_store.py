@@ -9,11 +9,13 @@ import pytest
 import pytest_asyncio
 from support.cluster_join import join_cluster, leave_cluster
 from support.cluster_nodes import Cluster
-from support.object_stores import SeaweedFS, environment_of
+from support.object_stores import SeaweedFS, environment_of, url
 from support.store_places import ClusterStorePlace
 from support.table_contract import MaintenanceContract
 from support.tasks import spawning
 from support.topic_contract import TopicContract
+from support.work_contract import WorkContract
+from support.work_places import WorkPlace
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -55,3 +57,11 @@ class TestTopic(TopicContract):
     class TestMaintenance(MaintenanceContract):
         # The same damage as without a cluster: tests/store/test_store_contract.py replaces objects.
         test_verify_names_the_bucket_the_file_and_the_offsets = None
+
+
+class TestWork(WorkContract):
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def place(self, server: SeaweedFS, prefix: str, system: Any) -> AsyncIterator[WorkPlace]:
+        made = WorkPlace(url(prefix), system, storage_options=server.options())
+        yield made
+        await made.close()

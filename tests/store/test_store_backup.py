@@ -136,6 +136,32 @@ async def test_restored_topic_has_records_of_table_and_log_tags_groups_and_index
     assert found == list(range(110))
 
 
+@pytest.mark.parametrize(("source", "middle", "target"), WAYS[:3])
+async def test_restored_work_group_goes_on_where_it_was(
+    request: pytest.FixtureRequest, source: str, middle: str, target: str
+) -> None:
+    home, copies, last = (request.getfixturevalue(name) for name in (source, middle, target))
+    async with await home.writer() as writer:
+        await writer.put(records(0, 20))
+        group = {"group": "solvers", "mode": "work", "lease": 600.0}
+        async with await read_queue(topic="t", **home.where, **group) as member:
+            deliveries = await member.fetch(12)
+            await member.ack(deliveries[:9])
+            await deliveries[9].reject("no way")
+            copy = copies.place("copy")
+            await asyncio.to_thread(backup.create, home.source(), copy)
+            await member.ack(deliveries[10:])  # not in the backup
+    assert backup.damage_in(copy) == []
+    await asyncio.to_thread(backup.restore, copy, last.place("again"))
+    async with await read_queue(topic="again", **last.where, **group) as member:
+        assert (await member.stats())["acknowledged"] == 9
+        assert (await member.stats())["in_flight"] == 2  # their leases have not ended
+        finished = {(d.bucket, d.offset) for d in deliveries}
+        fetched = await member.fetch(50)
+        assert len(fetched) == 8
+        assert not finished & {(d.bucket, d.offset) for d in fetched}
+
+
 async def copied_during_writes(source: Home, target: Home, number: int) -> Path | ObjectStore:
     """Make a backup. On a slow machine the owner may remove versions faster than they are copied,
     which is an error."""

@@ -259,11 +259,49 @@ def test_metrics_of_topics_in_a_store_are_scraped(shell: Shell) -> None:
     assert 'persisting_topic_owned{bucket="0",topic="orders"} 0.0' in text
 
 
+async def test_dead_letters_are_listed_and_redriven_by_the_command_line(shell: Shell) -> None:
+    async with await read_queue(
+        topic="orders", storage_path=shell.root, group="solvers", mode="work"
+    ) as member:
+        for delivery in await member.fetch(3):
+            await delivery.reject("no way")
+    (group,) = await asyncio.to_thread(shell.json, "groups", "orders", "solvers")
+    assert (group["lag"], group["members"], group["work"]["dead"]) == (18, 0, 3)
+    letters = await asyncio.to_thread(shell.json, "work", "dead", "orders", "solvers")
+    assert [letter["reason"] for letter in letters] == ["no way"] * 3
+    done = await asyncio.to_thread(shell.json, "work", "redrive", "orders", "solvers", "--yes")
+    assert done["redriven"] == 3
+    assert await asyncio.to_thread(shell.json, "work", "dead", "orders", "solvers") == []
+
+
+async def test_kept_work_group_is_not_deleted_nor_its_topic(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = {"topic": "orders", "storage_path": shell.root, "group": "solvers", "mode": "work"}
+    words = {
+        "group": ["groups", "orders", "solvers", "--delete", "--yes", "-s", shell.root],
+        "topic": ["delete", "orders", "--yes", "-s", shell.root],
+    }
+    async with await read_queue(**where) as member:
+        (first,) = await member.fetch(1)
+        await first.ack()
+        for command in words.values():
+            assert await asyncio.to_thread(run, command) == OWNED
+            printed = capsys.readouterr().err
+            assert "work group 'solvers' is being read" in printed
+            assert "close its readers first" in printed
+        assert (await member.stats())["acknowledged"] == 1
+        assert len(await member.fetch(50)) == 20
+    assert await asyncio.to_thread(run, words["group"]) == 0
+    async with await read_queue(**where) as member:  # a new group begins at the beginning
+        assert len(await member.fetch(50)) == 21
+    assert await asyncio.to_thread(run, words["topic"]) == 0
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["wal", "repair", "orders"],
-        ["work", "dead", "orders", "g"],
     ],
     ids=lambda words: words[0],
 )

@@ -97,6 +97,25 @@ def test_every_screen_shows_a_topic_in_an_object_store(console: RunningConsole, 
     assert console.get(f"{base}/groups/redrive", group="trainers").status == 400
 
 
+def test_dead_letters_in_an_object_store_are_shown_and_delivered_again(
+    console: RunningConsole, place: str
+) -> None:
+    async def reject(count: int) -> None:
+        where = {"storage_path": place, "group": "solvers", "mode": "work"}
+        async with await read_queue("runs", **where) as member:
+            for delivery in await member.fetch(count):
+                await delivery.reject("no way")
+
+    awaited(reject(3))
+    until(console, "/topics/runs/groups", "Dead letters 3")
+    path = "/topics/runs/groups/redrive"
+    preview = console.get(path, group="solvers")
+    assert "Deliver 3 dead letters to solvers again?" in shown(preview.text)
+    fields = dict(re.findall(r'name="(group|identity|numbers)" value="([^"]+)"', preview.text))
+    assert console.post(path, **fields).status == 303
+    assert "There are no dead letters here." in page(console, path, group="solvers")
+
+
 @pytest.mark.nightly
 def test_group_tag_restore_and_maintenance_change_a_topic_in_an_object_store(
     console: RunningConsole, place: str, tmp_path: Path

@@ -525,16 +525,3 @@ async def test_options_of_stores_are_refused_for_folders(tmp_path: Any) -> None:
 async def test_missing_topic_is_named(server: SeaweedFS, prefix: str) -> None:
     with pytest.raises(NoSuchTopic, match="there is no topic 't' at s3://lab/"):
         await read(server, prefix)
-
-
-async def test_what_is_missing_says_so(
-    write: Callable[..., Awaitable[QueueWriter]], server: SeaweedFS, prefix: str
-) -> None:
-    writer = await write()
-    calls: list[Callable[[], Awaitable[Any]]] = [
-        lambda: read(server, prefix, group="g", mode="work"),
-        lambda: writer.put({"id": 1}, delay=3.0),
-    ]
-    for call in calls:
-        with pytest.raises(InvalidArgument, match=r"object store"):
-            await call()

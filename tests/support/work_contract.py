@@ -110,9 +110,7 @@ class WorkContract:
         member = await place.member()
         first, second = await member.fetch(2)
         await first.reject("it is broken")
-        dead = await read_queue(
-            place.system, topic=f"{place.topic}.dead", storage_path=str(place.folder)
-        )
+        dead = await read_queue(place.system, topic=f"{place.topic}.dead", **place.where)
         (letter,) = await dead.get()
         await dead.close()
         assert letter["id"] == first.record["id"]
@@ -326,7 +324,7 @@ class WorkContract:
         assert (late.record, late.attempt) == ({"id": 0}, 1)
         assert await member.fetch(4) == []
         assert (await member.stats())["unacknowledged"] == 4
-        plain = await read_queue(place.system, topic=place.topic, storage_path=str(place.folder))
+        plain = await read_queue(place.system, topic=place.topic, **place.where)
         assert [record["id"] for record in await plain.get(None)] == [0, 1, 2, 3]
         await plain.close()
 
@@ -344,7 +342,7 @@ class WorkContract:
     ) -> None:
         await place.writer(1)
         await place.member("work")
-        where = {"topic": place.topic, "storage_path": str(place.folder)}
+        where = {"topic": place.topic, **place.where}
         with pytest.raises(InvalidArgument, match="is a work group"):
             await read_queue(place.system, **where, group="work")
         reader = await read_queue(place.system, **where, group="plain")

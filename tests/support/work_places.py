@@ -8,6 +8,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from persisting.local_socket import work_groups
+from persisting.local_socket.work_groups import LocalKeeper
 from persisting.queue import QueueWriter, WorkReader, read_queue, write_queue
 from support import children
 
@@ -54,17 +56,21 @@ asyncio.run(main())
 class WorkPlace:
     """Opens a topic and members of its work groups; the keepers are in this process."""
 
-    def __init__(self, folder: Path, system: Any = None) -> None:
-        self.folder, self.system = folder, system
+    def __init__(self, folder: Path | str, system: Any = None, **storage: Any) -> None:
+        """``folder`` may also be an address in an object store; ``storage`` is passed on."""
+        self.where = {"storage_path": str(folder), **storage}
+        self.system = system
         self.topic = f"tasks-{uuid.uuid4().hex[:8]}"
         self._open: list[Any] = []
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.where["storage_path"])
 
     async def writer(self, count: int = 0, **given: Any) -> QueueWriter:
         """Return a writer of the topic, which has put ``count`` records."""
         arguments = {"backend": "persisting", "backend_options": LOGGED, "num_buckets": 2, **given}
-        writer = await write_queue(
-            self.system, topic=self.topic, storage_path=str(self.folder), **arguments
-        )
+        writer = await write_queue(self.system, topic=self.topic, **self.where, **arguments)
         self._open.append(writer)
         if count:
             await writer.put([{"id": number} for number in range(count)])
@@ -75,13 +81,19 @@ class WorkPlace:
         reader = await read_queue(
             self.system,
             topic=self.topic,
-            storage_path=str(self.folder),
             group=group,
             mode="work",
+            **self.where,
             **given,
         )
         self._open.append(reader)
         return reader
+
+    def kept_here(self) -> LocalKeeper:
+        """Return the only group of the topic that this process keeps."""
+        kept = work_groups._kept.groups.values()
+        (local,) = [local for local in kept if local.place.config.topic == self.topic]
+        return local
 
     async def close(self) -> None:
         for handle in reversed(self._open):
@@ -116,8 +128,8 @@ class KeeperProcess:
 class OtherProcess(WorkPlace):
     """The keepers are in another process."""
 
-    def __init__(self, folder: Path, keepers: KeeperProcess) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path | str, keepers: KeeperProcess, **storage: Any) -> None:
+        super().__init__(folder, **storage)
         self._keepers = keepers
         self._kept: set[str] = set()
 
@@ -125,9 +137,7 @@ class OtherProcess(WorkPlace):
         if group not in self._kept:
             self._kept.add(group)
             shared = {n: v for n, v in given.items() if n not in ("lease", "wait_for_topic")}
-            await self._keepers.keep(
-                topic=self.topic, storage_path=str(self.folder), group=group, **shared
-            )
+            await self._keepers.keep(topic=self.topic, group=group, **self.where, **shared)
         return await super().member(group, **given)
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 from persisting.bucket.snapshot import Page
 from persisting.errors import BucketClosed, OffsetOutOfRange, StorageError
 from persisting.queue import WorkReader, read_queue, write_queue
+from persisting.topic.table_calls import MakeDurable
 from persisting.work.group_values import Lease
 from persisting.work.near_reads import read_near
 from persisting.work.record_cache import (
@@ -34,6 +35,13 @@ class Bucket:
     def __init__(self, end: int, start: int = 0, epoch: int = 0, width: int = 1) -> None:
         self.start, self.end, self.epoch, self.width = start, end, epoch, width
         self.reads: list[tuple[int, int]] = []
+        self.behind, self.may_be_behind = 0, True
+        """Records that are durable and not shown yet."""
+
+    async def call(self, call: MakeDurable) -> int:
+        """Show the records that a client is behind with."""
+        self.end, self.behind = self.end + self.behind, 0
+        return self.end
 
     async def read(self, offset: int, limit: int | None) -> Page:
         assert limit is not None
@@ -57,6 +65,13 @@ async def read(cache: BucketCache, bucket: Bucket, *args: int, **more: int) -> l
     for offset, row in rows:
         assert row["n"].endswith(f"/{offset}")
     return [row["n"] for _, row in rows]
+
+
+async def test_records_that_a_client_is_behind_with_are_read_nevertheless() -> None:
+    bucket = Bucket(4)
+    bucket.behind = 6
+    rows = await read_rows(bucket, 2, 6, 0)  # type: ignore[arg-type]
+    assert [offset for offset, _ in rows] == list(range(2, 8))
 
 
 class TestReadAhead:

@@ -63,14 +63,14 @@ def test_the_journal_of_finished_records_stays_small(
 ) -> None:
     monkeypatch.setattr(journal, "SEGMENT_BYTES", 2000)
     state, log = replay(tmp_path, QuickFileSystem())
-    written = Journal(log, state.dump)
+    written = Journal(log)
     segments, largest, size = 0, 0, 0
     while segments < 12:
         first = state.operations
         leases = state.claim(first, 1, LEASE, "m", {0: (0, 1 << 40)})
         assert state.ack([lease[:3] for lease in leases]) == []
         state._recent.clear()  # the leases that are remembered have a limit of their own
-        written.write(first, state.take_operations(), first)
+        written.write(first, state.take_operations(), first, state.dump)
         segments += written.size < size
         size = written.size
         largest = max(largest, size)

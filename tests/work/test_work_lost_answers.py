@@ -19,26 +19,22 @@ from persisting.local_socket import frames, work_groups
 from persisting.local_socket.connection import Connections
 from persisting.local_socket.shared_reader import SharedReaderClient
 from persisting.topic.table_calls import MakeDurable
-from persisting.work.keeper import Keeper, KeeperEnded, journal_folder
+from persisting.work.group_storage import FolderGroup, journal_folder
+from persisting.work.keeper import Keeper, KeeperEnded
 from persisting.work.state import GroupState
 
 pytestmark = pytest.mark.asyncio
 
 
 def open_keeper(folder: Path, end: int = 10) -> Keeper:
-    keeper = Keeper(folder, "g", QuickFileSystem())
+    keeper = Keeper(FolderGroup(folder, "g", QuickFileSystem()))
     keeper.set_span(0, 0, end)
     return keeper
 
 
-def local_keeper(place: WorkPlace) -> work_groups.LocalKeeper:
-    (local,) = [k for k in work_groups._kept.groups.values() if k.folder.name == place.topic]
-    return local
-
-
 async def ask(place: WorkPlace, connections: Connections, op: str, **args: Any) -> Any:
     """Call the keeper of this process as another process would."""
-    connection = await connections.to(str(local_keeper(place)._server._path))
+    connection = await connections.to(str(place.kept_here()._server._path))
     return (await connection.ask(frames.TOPIC, Request(op, args))).value
 
 
@@ -84,13 +80,13 @@ class TestClaims:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         keeper = open_keeper(tmp_path)
-        write, gate = keeper._journal.write, threading.Event()
+        write, gate = keeper._storage.write, threading.Event()
 
         def write_later(*args: Any) -> None:
             gate.wait(60)
             write(*args)
 
-        monkeypatch.setattr(keeper._journal, "write", write_later)
+        monkeypatch.setattr(keeper._storage, "write", write_later)
         first, repeat, alone = (
             asyncio.create_task(keeper.claim("m", 3, 60.0, 0, number=number))
             for number in (1, 1, 2)
@@ -149,7 +145,7 @@ class TestClaims:
         claim = asyncio.create_task(
             ask(place, connections, "claim", member="gone", count=1, lease=60.0, wait=30.0)
         )
-        keeper = local_keeper(place).keeper
+        keeper = place.kept_here().keeper
         await until(lambda: _true(keeper._members_waiting))
         connections.close()
         await asyncio.gather(claim, return_exceptions=True)
@@ -280,7 +276,7 @@ class TestKeepers:
     ) -> None:
         await place.writer(1, num_buckets=1)
         member = await place.member()
-        failed = local_keeper(place)
+        failed = place.kept_here()
         with failed.keeper._guard:
             failed.keeper._fail(WALError("the disk was full"))
         connections = Connections()
@@ -304,7 +300,7 @@ class TestKeepers:
         keeper = open_keeper(tmp_path)
         await keeper.claim("m", 1, 60.0, 0)
         first = keeper.state.operations
-        keeper._journal.write(first, operations, 0)
+        keeper._storage.write(first, operations, 0, keeper.state.dump)
         keeper.close()
         with pytest.raises(WALError, match=message) as raised:
             open_keeper(tmp_path)

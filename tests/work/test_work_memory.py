@@ -12,9 +12,10 @@ from support.filesystems import QuickFileSystem
 from support.work_places import WorkPlace
 
 from persisting.work import letter_search
+from persisting.work.group_storage import FolderGroup, journal_folder
 from persisting.work.group_values import Letter, Settings
 from persisting.work.journal import replay
-from persisting.work.keeper import Keeper, journal_folder
+from persisting.work.keeper import Keeper
 from persisting.work.state import GroupState
 
 RECORDS = 10_000
@@ -36,7 +37,7 @@ def allocated() -> int:
 
 
 async def test_a_leased_record_costs_at_most_100_bytes_in_the_keeper(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path, "g", QuickFileSystem())
+    keeper = Keeper(FolderGroup(tmp_path, "g", QuickFileSystem()))
     keeper.set_span(0, 0, RECORDS)
     before = allocated()
     for _ in range(RECORDS // 10_000):

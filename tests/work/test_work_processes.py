@@ -16,7 +16,6 @@ from support.waiting import until
 from support.work_places import KEEPER, WorkPlace
 
 from persisting.errors import StorageError, WALError
-from persisting.local_socket import work_groups
 from persisting.local_socket.server import CALLS_AT_ONCE
 
 pytestmark = pytest.mark.asyncio
@@ -211,7 +210,7 @@ async def test_members_wait_for_a_keeper_that_takes_long_to_start(
 ) -> None:
     await place.writer(2)
     await place.member()
-    (local,) = [k for k in work_groups._kept.groups.values() if k.folder.name == place.topic]
+    local = place.kept_here()
     server, keeper = local._server, local._server.keeper
     asked = []
     answer = server.answer

@@ -13,9 +13,9 @@ from support.waiting import until
 from support.work_places import WorkPlace
 
 from persisting.errors import BucketClosed, InvalidArgument, LeaseLost
-from persisting.local_socket import work_groups
 from persisting.queue import read_queue, write_queue
 from persisting.work.breaker import Breaker
+from persisting.work.group_storage import FolderGroup
 from persisting.work.group_values import Letter
 from persisting.work.keeper import Keeper
 from persisting.work.state import GroupState
@@ -120,7 +120,7 @@ async def test_metrics_of_a_group_are_exported_while_a_reader_has_them_enabled(
     other = await place.member(enable_metrics=True)
     first, _ = await member.fetch(2)
     await first.ack()
-    (local,) = [k for k in work_groups._kept.groups.values() if k.folder.name == place.topic]
+    local = place.kept_here()
     local.keeper.write_status()  # it does so every two seconds
     labels = {"topic": place.topic, "group": "solvers"}
 
@@ -323,7 +323,7 @@ async def test_wrong_arguments_of_calls_are_refused(place: WorkPlace) -> None:
 async def test_the_death_of_a_member_with_many_leases_does_not_slow_the_group_down(
     tmp_path: Path,
 ) -> None:
-    keeper = Keeper(tmp_path, "g", QuickFileSystem())
+    keeper = Keeper(FolderGroup(tmp_path, "g", QuickFileSystem()))
     keeper.set_span(0, 0, 120)
     for number in range(3):
         await keeper.claim(f"dies-{number}", 40, 0.01, 60.0)
@@ -337,7 +337,7 @@ async def test_the_death_of_a_member_with_many_leases_does_not_slow_the_group_do
 
 
 async def test_many_deaths_of_members_slow_the_group_down(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path, "g", QuickFileSystem())
+    keeper = Keeper(FolderGroup(tmp_path, "g", QuickFileSystem()))
     keeper.set_span(0, 0, 40)
     await keeper.configure({"max_deliveries": 1_000})
     for number in range(20):

@@ -27,7 +27,7 @@ async def member_without_keeper(place: WorkPlace) -> WorkReader:
     member = await place.member()
     assert len(await member.fetch(1)) == 1
     await writer.close()
-    (local,) = [k for k in work_groups._kept.groups.values() if k.folder == folder_of(place)]
+    local = place.kept_here()
     await work_groups._give_up(local)
     return member
 

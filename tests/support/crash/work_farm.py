@@ -1,7 +1,8 @@
-"""A farm of worker processes on one folder that are killed at random: run as a program.
+"""A farm of worker processes on one topic that are killed at random: run as a program.
 
 Arguments: the folder, the number of records, of workers and of kills, a seed, and what to do:
-"acknowledge" every record, or "reject" all of them and then "redrive" the dead letters once.
+"acknowledge" every record, or "reject" all of them and then "redrive" the dead letters once. The
+variable FARM_WHERE has the place of the topic.
 
 Every worker appends lines to ``events``, each with one write: ``d id token`` when a record was
 delivered, ``a id token`` when its ``ack`` returned. Whoever keeps the group is killed as well.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import json
 import os
 import random
 import signal
@@ -29,6 +31,7 @@ import lance  # noqa: F401 (imported once: most kills would hit the imports of t
 import persisting.local_socket.open_shared
 import persisting.local_socket.work_groups  # noqa: F401
 from persisting.queue import LeaseLost, read_queue, write_queue
+from persisting.store_address import is_store_address
 from persisting.work.delivery import Delivery
 
 LEASE = 1.0
@@ -42,7 +45,10 @@ STUCK_SECONDS = 10.0
 
 DONE = "kills-are-done"
 """A file; workers go on until it exists."""
-LOGGED = {"enable_wal": True, "wal_sync_interval": 0.0}
+WHERE = json.loads(os.environ["FARM_WHERE"])
+LOGGED: dict[str, Any] = {"enable_wal": True, "wal_sync_interval": 0.0}
+if is_store_address(WHERE["storage_path"]):
+    LOGGED["lease"] = 0.5  # the next keeper waits for it
 
 
 class Events:
@@ -53,10 +59,8 @@ class Events:
         os.write(self._fd, f"{kind} {number} {token}\n".encode())
 
 
-async def put(folder: Path, count: int) -> None:
-    writer = await write_queue(
-        "tasks", storage_path=str(folder), backend="persisting", backend_options=LOGGED
-    )
+async def put(count: int) -> None:
+    writer = await write_queue("tasks", **WHERE, backend="persisting", backend_options=LOGGED)
     await writer.put([{"id": number} for number in range(count)])
     await writer.close()
 
@@ -67,7 +71,7 @@ async def work(folder: Path, task: str, seed: int) -> None:
     events = Events(folder)
     reader = await read_queue(
         "tasks",
-        storage_path=str(folder),
+        **WHERE,
         group="farm",
         mode="work",
         lease=LEASE,
@@ -204,7 +208,7 @@ def main() -> int:
     folder, records, workers, kills, seed = Path(sys.argv[1]), *map(int, sys.argv[2:6])
     tasks = sys.argv[6].split(",")
     rng = random.Random(seed)
-    child = fork(folder, put, folder, records)
+    child = fork(folder, put, records)
     failed = int(not ended_well(folder, child, os.waitpid(child, 0)[1], "put"))
     for task in tasks:
         farm = Farm(folder, task, records, kills // len(tasks), rng)
