@@ -30,6 +30,8 @@ from support.crash.recording import CrashPoint, RecordingFileSystem
 from support.crash.workloads import Durable, RecordedWriter, no_log, wal
 
 from persisting import fs
+from persisting.wal.frame import SEGMENT_HEADER_SIZE, decode_segment_header
+from persisting.wal.frame_run import read_run
 
 
 async def record_workload(
@@ -274,6 +276,30 @@ async def test_power_loss_between_a_kill_and_the_next_open_leaves_a_prefix(
         point = writer.recorder.recording.crash_points[-1 - seed % 20]
         tree = after_power_loss(point.disk, sampled(f"unsynced-{seed}"))
         await explorer.check(tree, point, sampled(seed), explorer.required(point))
+
+
+async def test_log_goes_on_after_a_segment_that_has_lost_its_first_entry(tmp_path: Path) -> None:
+    """Only the frames that begin the segment are left of it: they hold no records."""
+    folder = tmp_path / "bucket"
+    handle = CrashableBucket(folder, wal())
+    for number in range(2):  # each life writes a segment of its own
+        await handle.backend.put({"id": f"r{number}"})
+        await handle.drop()
+        handle.open()
+    await handle.drop()
+    last = max((folder / "wal").glob("*.wal"))
+    data = last.read_bytes()
+    header = decode_segment_header(memoryview(data))
+    frames = read_run(data, SEGMENT_HEADER_SIZE, header.salt, header.first_sequence)
+    last.write_bytes(data[: int(frames.positions[2]) + 10])
+    handle.open()
+    assert [record["id"] for record in await handle.backend.get()] == ["r0"]
+    await handle.backend.flush()
+    await handle.backend.put({"id": "later"})
+    await handle.drop()
+    handle.open()
+    assert [record["id"] for record in await handle.backend.get()] == ["r0", "later"]
+    await handle.backend.close()
 
 
 @pytest.mark.nightly

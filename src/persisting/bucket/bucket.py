@@ -451,6 +451,10 @@ class Bucket:
     def first_sequence(self) -> int | None:
         return self._buffer.first_sequence
 
+    @property
+    def last_sequence(self) -> int | None:
+        return self._buffer.last_sequence
+
     def find_producer(self, producer: ProducerSequence) -> PendingPut | bool:
         return self._pending_by_producer.get(producer) or self.producers.has(producer)
 

@@ -43,6 +43,11 @@ class Buffer:
         """The log sequence of the oldest buffered records, None without any."""
         return self.chunks[0].first_sequence if self.chunks else None
 
+    @property
+    def last_sequence(self) -> int | None:
+        """The log sequence of the newest buffered records, None without any."""
+        return self.chunks[-1].sequence if self.chunks else None
+
     def add_row(
         self, encoder: RecordEncoder, row: dict[str, Any], nbytes: int, arrival: int
     ) -> None:

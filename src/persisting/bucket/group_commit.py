@@ -111,9 +111,9 @@ class GroupCommit:
             with self._schema_state.lock:
                 self._buckets[bucket.number] = weakref.ref(bucket)
                 self._acknowledged = max(self._acknowledged, self._log.last_sequence)
-                first = bucket.first_sequence
-            # Recovered records are in this log already.
-            self._last_of[bucket.number] = 0 if first is None else self._log.last_sequence
+                # Recovered records are in this log already. Frames without records may follow them
+                # and are released: the next segment must not say that records are missing.
+                self._last_of[bucket.number] = bucket.last_sequence or 0
 
     def detach(self, bucket: LoggedBucket) -> None:
         """Forget a bucket: everything that it acknowledged is in its table."""

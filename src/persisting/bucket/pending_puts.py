@@ -54,6 +54,10 @@ class LoggedBucket(Protocol):
     def first_sequence(self) -> int | None:
         """The log sequence of the oldest record that the table lacks."""  # state
 
+    @property
+    def last_sequence(self) -> int | None:
+        """The log sequence of the newest record that the table lacks."""  # state
+
     def check_writable(self) -> None: ...
 
     @property
