@@ -14,12 +14,16 @@ from collections.abc import Sequence
 import msgspec
 
 from persisting.bucket.group_offsets import WORK_FOLDER, Committed, Hold
+from persisting.errors import WALError
 from persisting.store.object_store import ObjectStore
 from persisting.store.register import Register
+from persisting.wal import sealing
+from persisting.wal.slots import slots_prefix
 
 GROUPS = "groups"
 FORMAT = 1
 NOBODY = ""
+_TRIES = 20
 
 
 class StoredOffset(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +66,8 @@ class KeeperRecord(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
     """Where that process listens on its machine; empty if it does not."""
     deleted: bool = False
-    """Whether the group was deleted. The object stays: another process may be creating the group
-    anew at the same time, and a deletion has no condition."""
+    """Whether the group was deleted. The object stays, because a DELETE takes no condition: it
+    could remove a group that another process has just created under the same name."""
     format: int = FORMAT
 
 
@@ -79,6 +83,23 @@ def keeper_register(store: ObjectStore, group: str) -> Register[KeeperRecord]:
 def is_work_group(store: ObjectStore, group: str) -> bool:
     held = keeper_register(store, group).read()
     return held is not None and not held.content.deleted
+
+
+def read_journal(store: ObjectStore, group: str) -> tuple[list[bytes], str]:
+    """Return the slots of the journal of a work group, and their place; nothing if the group was
+    deleted. Its keeper may be writing, and another process may be taking it over."""
+    register = keeper_register(store, group)
+    held = register.read()
+    for _ in range(_TRIES):
+        if held is None or held.content.deleted or not held.content.log:
+            return [], ""
+        log = held.content.log
+        contents = sealing.present_slots(store, log)
+        last, held = held, register.read()
+        # Otherwise the next keeper may have deleted the journal meanwhile.
+        if contents and held is not None and held.version == last.version:
+            return contents, str(store.address / slots_prefix(log))
+    raise WALError(f"the journal of work group {group!r} changes too often to be read; try again")
 
 
 def groups_in(store: ObjectStore) -> dict[str, bool]:

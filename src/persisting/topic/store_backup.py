@@ -36,7 +36,6 @@ from persisting.topic import spec as topics
 from persisting.topic.backup_files import Copy, StoreFiles
 from persisting.topic.backup_form import CHECKPOINTS, DEFINITION, TRIES, BucketCopy, divide_logs
 from persisting.topic.store_files import StoreTopic
-from persisting.topic.store_work_status import read_journal
 from persisting.wal import sealing
 from persisting.wal.frame import Broken, decode_segment_header
 from persisting.wal.lease import lease_register
@@ -86,7 +85,7 @@ def _copy_groups(copy: Copy, source: StoreTopic) -> None:
 def _copy_journal(copy: Copy, store: ObjectStore, group: str) -> None:
     """Copy the journal of a work group: its slots become the segments of a journal in a folder."""
     place = f"{groups.FOLDER}/{group}/{WORK_FOLDER}"
-    contents, source = read_journal(store, group)
+    contents, source = store_groups.read_journal(store, group)
     for data in contents:
         header = decode_segment_header(memoryview(data))
         copy.write(f"{place}/{SegmentName(header.first_sequence, header.salt)}", data)

@@ -21,7 +21,7 @@ from persisting.bucket.store_groups import (
     keeper_register,
     offset_register,
 )
-from persisting.errors import BucketLocked, InvalidArgument
+from persisting.errors import BucketLocked, InvalidArgument, WALError
 from persisting.store.object_store import Entry, ObjectChanged, ObjectStore
 from persisting.suggestions import choices
 from persisting.topic.group_admin import BucketProgress, GroupProgress, ReadSpans, Span
@@ -184,14 +184,14 @@ def end_work_group(store: ObjectStore, group: str, *, forcibly: bool = False) ->
                 for name in sorted(names)
                 if sealing.has_lease(store, name)
             ]
-            register.swap(held, KeeperRecord(deleted=True))
+            register.swap(held, KeeperRecord(deleted=True, left=sorted(names)))
             return left
-        except ObjectChanged:
-            continue  # another process has just taken it over, or given it up
-        except BucketLocked as exc:
-            if forcibly:
-                continue  # it has just beaten
-            raise _being_read(group, exc) from exc
+        except (ObjectChanged, BucketLocked):
+            continue  # another process has just taken it over, given it up, or beaten
+        except WALError:  # objects may be missing because another process has just taken it over
+            now = register.read()
+            if now is not None and now.version == held.version:
+                raise
 
 
 def living_members(store: ObjectStore, config: TopicConfig) -> dict[str, int]:

@@ -184,26 +184,33 @@ class _Parts:
                 record = OwnerRecord(term=bucket.term, owner=FREE, log=log)
                 owner_register(self._store, number).create(record)
         for group, segments in self._journals.items():
-            log = self._write_log(segments, may_be_torn=True)
-            keeper_register(self._store, group).create(KeeperRecord(log=log))
+            self._write_journal(group, segments)
         for call in self._later:
             call()
 
-    def _write_log(self, segments: list[str], *, may_be_torn: bool = False) -> str:
-        """Write a log that nobody writes to any more; return its name.
+    def _write_log(self, segments: list[str]) -> str:
+        """Write a log that nobody writes to any more; return its name."""
+        contents = [self._content(segment) for segment in segments]
+        return self._write_slots(dict(zip(segments, contents, strict=True)))
 
-        The last segment ``may_be_torn`` if it was written to while it was copied.
-        """
-        name, slot = new_log_name(), 0
-        for segment in sorted(segments):
-            data = self._content(segment)
-            if may_be_torn and segment == max(segments):
-                data = complete_entries(data, f"{self._copy.source.place}/{segment}")
-            if data:
-                check_slot(data, f"{self._copy.source.place}/{segment}")
-                self._store.create(slot_key(name, slot), data)
-                slot += 1
-        self._store.create(slot_key(name, slot), new_claim())
+    def _write_journal(self, group: str, segments: list[str]) -> None:
+        """Write the journal of a work group. Its keeper may have written to the last segment while
+        that was copied, or may not have written anything yet."""
+        contents = {segment: self._content(segment) for segment in segments}
+        for segment in sorted(segments)[-1:]:
+            place = f"{self._copy.source.place}/{segment}"
+            contents[segment] = complete_entries(contents[segment], place)
+        written = {segment: data for segment, data in contents.items() if data}
+        log = self._write_slots(written) if written else FREE
+        keeper_register(self._store, group).create(KeeperRecord(log=log))
+
+    def _write_slots(self, contents: dict[str, bytes]) -> str:
+        """Write the segments of a log as its slots, and a claim behind them; return its name."""
+        name = new_log_name()
+        for slot, segment in enumerate(sorted(contents)):
+            check_slot(contents[segment], f"{self._copy.source.place}/{segment}")
+            self._store.create(slot_key(name, slot), contents[segment])
+        self._store.create(slot_key(name, len(contents)), new_claim())
         lease = LeaseRecord(owner=this_process(), seconds=LEASE_SECONDS, taken_by=name)
         lease_register(self._store, name).create(lease)
         return name

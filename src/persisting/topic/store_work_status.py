@@ -1,4 +1,4 @@
-"""Work groups in an object store as tools see them: numbers, and the journal. Blocking."""
+"""The numbers of work groups in an object store: ``groups/<group>/work/status.json``. Blocking."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ import msgspec
 
 from persisting.bucket.group_offsets import WORK_FOLDER
 from persisting.bucket.store_groups import GROUPS, keeper_register
-from persisting.errors import WALError
 from persisting.store.object_store import ObjectChanged, ObjectExists, ObjectStore
 from persisting.store.register import Held, Register
 from persisting.topic.work_status import WorkStatus
-from persisting.wal import sealing
 from persisting.wal.lease import lease_register
-from persisting.wal.slots import slots_prefix
 
 _FORMAT = 1
-_TRIES = 20
 
 
 class StoredStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,23 +53,6 @@ class StatusWriter:
         if self._held is None:
             return self._register.create(content)
         return self._register.swap(self._held, content)
-
-
-def read_journal(store: ObjectStore, group: str) -> tuple[list[bytes], str]:
-    """Return the slots of the journal of a work group, and their place; nothing if the group was
-    deleted. Its keeper may be writing, and another process may be taking it over."""
-    register = keeper_register(store, group)
-    held = register.read()
-    for _ in range(_TRIES):
-        if held is None or held.content.deleted or not held.content.log:
-            return [], ""
-        log = held.content.log
-        contents = sealing.present_slots(store, log)
-        last, held = held, register.read()
-        # Otherwise the next keeper may have deleted the journal meanwhile.
-        if contents and held is not None and held.version == last.version:
-            return contents, str(store.address / slots_prefix(log))
-    raise WALError(f"the journal of work group {group!r} changes too often to be read; try again")
 
 
 def read_status(store: ObjectStore, group: str) -> WorkStatus:

@@ -52,6 +52,8 @@ class GroupPlace(Protocol):
     """The stored groups of one topic. The methods block."""
 
     config: TopicConfig
+    pause_seconds: float
+    """How long to wait before a keeper that was lost is looked for again."""
 
     @property
     def key(self) -> Hashable:
@@ -68,9 +70,6 @@ class GroupPlace(Protocol):
 
     def keep(self, group: str, *, socket: str = "") -> GroupStorage:
         """Hold a group, or raise :class:`KeptElsewhere`; ``socket`` is noted for others."""
-
-    pause_seconds: float
-    """How long to wait before a keeper that was lost is looked for again."""
 
     def keeper_note(self, group: str) -> KeeperNote | None:
         """Return who keeps a group, None if this process may. Makes few requests, and does not
@@ -114,15 +113,17 @@ def check_group(topic: TopicFolder, group: str) -> GroupPlace:
     return place
 
 
-def no_offsets(group: str) -> InvalidArgument:
+def reads_by_offset(group: str) -> InvalidArgument:
     return InvalidArgument(
         f"group {group!r} reads by offset: it cannot be read with mode='work'. Use another "
-        "group, or delete this one with 'persisting groups delete'"
+        "group, or delete this one with 'persisting groups TOPIC GROUP --delete'"
     )
 
 
 class FolderPlace:
     """The groups of a topic in a folder."""
+
+    pause_seconds = 0.02
 
     def __init__(self, folder: Path, config: TopicConfig) -> None:
         self.folder, self.config = Path(folder).resolve(), config
@@ -141,13 +142,11 @@ class FolderPlace:
     def check_mode(self, group: str) -> None:
         folder = group_folder(self.folder, group)
         if folder.is_dir() and not is_work_group(folder) and any(folder.glob("bucket_*.json")):
-            raise no_offsets(group)
+            raise reads_by_offset(group)
 
     def keep(self, group: str, *, socket: str = "") -> FolderGroup:
         note = {"socket": socket} if socket else {}
         return FolderGroup(self.folder, group, filesystem.current(), **note)
-
-    pause_seconds = 0.02
 
     def keeper_note(self, group: str) -> KeeperNote | None:
         note = owner_of(journal_folder(self.folder, group))
@@ -175,6 +174,8 @@ class FolderPlace:
 class StorePlace:
     """The groups of a topic in an object store."""
 
+    pause_seconds = 0.25
+
     def __init__(self, store: ObjectStore, config: TopicConfig) -> None:
         """``store`` is that of the topic."""
         self.store, self.config = store, config
@@ -192,13 +193,11 @@ class StorePlace:
 
     def check_mode(self, group: str) -> None:
         if store_groups.groups_in(self.store).get(group) is False:
-            raise no_offsets(group)
+            raise reads_by_offset(group)
 
     def keep(self, group: str, *, socket: str = "") -> StoreGroup:
         seconds = float(self.config.options.get("lease", LEASE_SECONDS))
         return StoreGroup(self.store, group, self.config.num_buckets, seconds, socket=socket)
-
-    pause_seconds = 0.25
 
     def keeper_note(self, group: str) -> KeeperNote | None:
         held = keeper_register(self.store, group).read()

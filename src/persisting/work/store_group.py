@@ -35,13 +35,14 @@ from persisting.bucket.store_groups import (
     StoredOffset,
     keeper_register,
     offset_register,
+    read_journal,
 )
 from persisting.concurrency.coalesced import weak_callback
 from persisting.errors import BucketLocked, StorageError, WALError
 from persisting.lock import described
 from persisting.store.object_store import ObjectChanged, ObjectExists, ObjectStore, StoreError
 from persisting.store.register import Held
-from persisting.topic.store_work_status import StatusWriter, read_journal
+from persisting.topic.store_work_status import StatusWriter
 from persisting.topic.work_status import WorkStatus
 from persisting.wal import sealing
 from persisting.wal.frame import Frame
@@ -63,13 +64,6 @@ from persisting.work.journal import (
 from persisting.work.state import GroupState, Operation
 
 log = logging.getLogger("persisting")
-
-
-def owner_note(lease: LeaseRecord) -> dict[str, Any]:
-    """Return what is known of the process that has a lease."""
-    known: dict[str, Any] = msgspec.to_builtins(lease.owner)
-    return {name: value for name, value in known.items() if value}
-
 
 _SNAPSHOT_WRITES = 256
 """After so many writes the state is written whole: the next keeper reads all slots since then."""
@@ -115,6 +109,10 @@ class StoreGroup:
             self._swap(log=name, closed=False, left=sorted({*left} - {NOBODY, name}))
             self._floors = self._fence_floors(num_buckets)
             self._check_kept()  # otherwise the floors of the next keeper were just raised
+        except WALError:
+            self._give_up(name)
+            self._check_kept()  # otherwise the next keeper has deleted the journal meanwhile
+            raise
         except BaseException:
             self._give_up(name)
             raise
@@ -211,7 +209,7 @@ class StoreGroup:
         try:
             left = [] if record.log == name else [name]
             self._swap(owner=NOBODY, socket="", left=sorted({*record.left, *left}))
-        except (KeptElsewhere, StorageError) as exc:
+        except StorageError as exc:
             log.warning("%s; the next keeper waits for the lease", exc)
 
     def _fence_floors(self, num_buckets: int) -> dict[int, Held[StoredOffset]]:
@@ -325,6 +323,12 @@ class StoreGroup:
 
     def write_status(self, status: WorkStatus) -> None:
         self._status.write(status)
+
+
+def owner_note(lease: LeaseRecord) -> dict[str, Any]:
+    """Return what is known of the process that has a lease."""
+    known: dict[str, Any] = msgspec.to_builtins(lease.owner)
+    return {name: value for name, value in known.items() if value}
 
 
 def read_state(store: ObjectStore, group: str) -> GroupState:
