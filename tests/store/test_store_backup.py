@@ -20,6 +20,8 @@ from persisting.topic import backup
 from persisting.topic.inspect import find
 from persisting.topic.store_files import StoreTopic
 from persisting.topic.topic_files import TopicFolder
+from persisting.wal.frame import SegmentHeader, encode_segment_header
+from persisting.wal.segment import SegmentName
 from persisting.wal.slots import LOGS, slot_key, slot_of
 
 LOGGED = {"enable_wal": True, "flush_interval": None}
@@ -160,6 +162,23 @@ async def test_restored_work_group_goes_on_where_it_was(
         fetched = await member.fetch(50)
         assert len(fetched) == 8
         assert not finished & {(d.bucket, d.offset) for d in fetched}
+
+
+async def test_work_group_that_has_written_nothing_is_restored(
+    in_folder: Home, in_store: Home
+) -> None:
+    """Its keeper was killed between the header of its journal and the first write."""
+    async with await in_folder.writer() as writer:
+        await writer.put(records(0, 4))
+    journal = Path(in_folder.root) / "t" / "groups" / "idle" / "work"
+    journal.mkdir(parents=True)
+    name = SegmentName(1, 7)
+    (journal / str(name)).write_bytes(encode_segment_header(SegmentHeader(1, 7)))
+    await asyncio.to_thread(backup.create, in_folder.source(), in_store.place("copy"))
+    await asyncio.to_thread(backup.restore, in_store.place("copy"), in_store.place("again"))
+    group = {"group": "idle", "mode": "work"}
+    async with await read_queue(topic="again", **in_store.where, **group) as member:
+        assert len(await member.fetch(9)) == 4
 
 
 async def copied_during_writes(source: Home, target: Home, number: int) -> Path | ObjectStore:
