@@ -22,7 +22,6 @@ from support.crash.disk_model import (
     Loss,
     after_power_loss,
     only_in,
-    overwrite_tree,
     write_tree,
 )
 from support.crash.maintenance_replay import explore, replay_history
@@ -179,9 +178,8 @@ async def lose_power_after_kill(
     the number of states checked."""
     disk, workspace = tmp_path / "killed", tmp_path / "lost"
     workspace.mkdir()
-    write_tree(after_power_loss(point.disk, LOSE_UNSYNCED), disk)
-    recorder = RecordingFileSystem(disk)
-    overwrite_tree(after_power_loss(point.disk, KEEP_EVERYTHING), disk)  # written, but not synced
+    write_tree(after_power_loss(point.disk, KEEP_EVERYTHING), disk)
+    recorder = RecordingFileSystem(disk, point.disk)  # what was not synced is still not synced
     first = TableCrashExplorer(table.recorder.recording, table.states, open_bucket, workspace)
     allowed = first.allowed(point)
     again = RecordedTable(disk, open_bucket, recorder=recorder, first=1000)
@@ -227,6 +225,24 @@ async def test_power_loss_after_a_kill_between_two_versions_of_one_change_leaves
     table = await run_history(tmp_path / "disk", WITH_DEFAULT_AGE, every_operation)
     point = next(m for m in table.recorder.recording.crash_points if unsynced_manifests(m) == 2)
     assert await lose_power_after_kill(tmp_path, table, point, WITH_DEFAULT_AGE, loss=LOSE_UNSYNCED)
+
+
+async def test_power_loss_after_a_kill_during_a_tag_leaves_the_tag_that_was_read(
+    tmp_path: Path,
+) -> None:
+    """The killed process had not synced the name of the tag; the next owner must, since it lists
+    the tag."""
+    table = await run_history(tmp_path / "disk", WITH_DEFAULT_AGE, every_operation)
+    named = [
+        point
+        for point in table.recorder.recording.crash_points
+        if point.label.startswith("rename") and point.label.endswith("old.json")
+    ]
+    assert named
+    for point in named:
+        assert await lose_power_after_kill(
+            tmp_path, table, point, WITH_DEFAULT_AGE, loss=LOSE_UNSYNCED
+        )
 
 
 @pytest.mark.nightly

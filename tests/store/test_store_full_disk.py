@@ -20,6 +20,7 @@ from support.topic_places import ids, numbered, streamed
 
 from persisting.errors import StorageError
 from persisting.queue import read_queue, write_queue
+from persisting.store import object_store
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -77,8 +78,10 @@ async def test_puts_fail_with_the_cause_while_the_disk_is_full_and_nothing_is_lo
 
 
 async def test_put_that_waits_for_room_is_acknowledged_by_the_same_writer(
-    small_server: SmallServer,
+    small_server: SmallServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # However long the server takes to start again.
+    monkeypatch.setattr(object_store, "RETRY_SECONDS", 600.0)
     proxy = FaultProxy(small_server.port)
     try:
         topic = Topic(proxy.port, fresh_prefix(), padding=PADDING)

@@ -15,7 +15,7 @@ from persisting.bucket.handover_notes import Note
 from persisting.bucket.store_schema import StoreSchema
 from persisting.queue import write_queue
 from persisting.records import Rules
-from persisting.store.object_store import ObjectStore, StoreError
+from persisting.store.object_store import ObjectStore, StoreError, open_store
 from persisting.table.store_bulk_files import StoreBulkFiles
 from persisting.topic import handover, store_config
 from persisting.topic.spec import TopicConfig
@@ -188,7 +188,9 @@ def hand_over(
 
 def content(store: ObjectStore) -> dict[int, list[int]]:
     """Return the ids of the acknowledged records, by bucket and in order."""
-    topic = StoreTopic(store, config_of(store))
+    # A store of its own: readers of one store share what they have read lately.
+    own = open_store(store.address, store.options)
+    topic = StoreTopic(own, config_of(own))
     found = {}
     for bucket in topic.buckets:
         snapshot = topic.snapshot(bucket)

@@ -513,10 +513,13 @@ def _is_permanent(exc: BaseException) -> bool:
 def open_store(
     address: StoreAddress,
     options: StorageOptions,
-    retry_seconds: float = RETRY_SECONDS,
+    retry_seconds: float | None = None,
     timeout: str = REQUEST_TIMEOUT,
 ) -> ObjectStore:
-    """Return the store at an address. No request is made."""
+    """Return the store at an address. No request is made. Requests that fail are repeated for
+    ``retry_seconds``, by default :data:`RETRY_SECONDS`."""
+    if retry_seconds is None:
+        retry_seconds = RETRY_SECONDS
     options = options.for_scheme(address.scheme)
     try:
         from obstore import store as stores

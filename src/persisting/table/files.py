@@ -155,6 +155,14 @@ def write_tag(fs: FileSystem, root: Path, name: str, version: int) -> None:
         fs.sync_folder(folder)
 
 
+def sync_tags(fs: FileSystem, root: Path) -> None:
+    """Sync which tags there are; their files are synced before they get their names."""
+    tags = root / TAGS
+    if tags.is_dir():
+        fs.sync_folder(tags)
+        fs.sync_folder(tags.parent)
+
+
 def remove_tag(fs: FileSystem, root: Path, name: str) -> None:
     fs.remove(root / TAGS / f"{name}.json")
     fs.sync_folder(root / TAGS)

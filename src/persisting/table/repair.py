@@ -73,7 +73,8 @@ def load_newest(root: Path, fs: FileSystem, version: int, *, left_clean: bool) -
 
 
 def sync_all(root: Path, fs: FileSystem, dataset: Any) -> None:
-    """Sync everything that a version refers to: its writer may have died before it did."""
+    """Sync everything that a version refers to, and the tags: their writer may have died before it
+    did, and what can be read now must stay."""
     with translated("sync", root):
         fs.make_folder(root / files.DATA)  # a copied table without rows has no such folder
         fragments = (f.metadata for f in dataset.get_fragments())
@@ -82,6 +83,7 @@ def sync_all(root: Path, fs: FileSystem, dataset: Any) -> None:
         for version in files.versions_on_disk(root):
             if version > floor or version == dataset.version:
                 files.sync_version(fs, root, version)
+        files.sync_tags(fs, root)
         files.sync_root(fs, root)
 
 

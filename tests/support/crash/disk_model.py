@@ -55,14 +55,22 @@ class _LiveFolder:
 
 
 class Disk:
-    """Follows a folder on the real disk. Not thread-safe."""
+    """Follows a folder on the real disk. Not thread-safe.
 
-    def __init__(self, root: Path) -> None:
+    What the folder holds at first counts as synced; or, with ``before``, as it was synced then: the
+    folder must hold what a killed process had left at that time.
+    """
+
+    def __init__(self, root: Path, before: Folder | None = None) -> None:
         self.root = root
         self._numbers = iter(range(1, 1 << 62))
         self._top = _LiveFolder(0)
-        self.observe()
-        self._sync_everything(self._top)
+        if before is None:
+            self.observe()
+            self._sync_everything(self._top)
+        else:
+            self._top = self._thaw_folder(before, {})
+            assert not self.observe(), f"{root} does not hold what was left at that time"
 
     def observe(self) -> bool:
         """Read what changed on the real disk since the last call; return whether anything did."""
@@ -150,6 +158,25 @@ class Disk:
         if path.name in SYNCED_IN_ONE_STEP:
             file.durable = data
         return changed
+
+    def _thaw_folder(self, folder: Folder, seen: dict[int, _LiveFile | _LiveFolder]) -> _LiveFolder:
+        live = _LiveFolder(next(self._numbers))
+        seen[folder.number] = live
+        live.current = {name: self._thaw(node, seen) for name, node in folder.current.items()}
+        live.durable = {name: self._thaw(node, seen) for name, node in folder.durable.items()}
+        return live
+
+    def _thaw(
+        self, node: Node, seen: dict[int, _LiveFile | _LiveFolder]
+    ) -> _LiveFile | _LiveFolder:
+        if node.number in seen:
+            return seen[node.number]
+        if isinstance(node, Folder):
+            return self._thaw_folder(node, seen)
+        live = _LiveFile(next(self._numbers))
+        live.data, live.durable = node.data, node.durable
+        seen[node.number] = live
+        return live
 
     def _sync_everything(self, folder: _LiveFolder) -> None:
         folder.durable = dict(folder.current)
@@ -301,16 +328,4 @@ def write_tree(tree: Tree, folder: Path) -> None:
         if data is None:
             (folder / path).mkdir()
         else:
-            (folder / path).write_bytes(data)
-
-
-def overwrite_tree(tree: Tree, folder: Path) -> None:
-    """Make an existing folder hold the content of a disk; change only what differs."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.relative_to(folder) not in tree:
-            path.rmdir() if path.is_dir() else path.unlink()
-    for path, data in tree.items():
-        if data is None:
-            (folder / path).mkdir(exist_ok=True)
-        elif not (folder / path).exists() or (folder / path).read_bytes() != data:
             (folder / path).write_bytes(data)

@@ -39,9 +39,9 @@ class RecordingFileSystem(QuickFileSystem):
     call and counts as unsynced until a call syncs it.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, before: Folder | None = None) -> None:
         self.recording = Recording()
-        self.disk = Disk(root)
+        self.disk = Disk(root, before)
         self.guard = threading.RLock()
         self.on_crash_point: Callable[[], None] = lambda: None
         self._record("start")
