@@ -116,6 +116,7 @@ def new_store_owner_log(
     passing: bool = False,
     patience: float = PATIENCE_SECONDS,
     takes_notes: bool = True,
+    listening_at: str = "",
     **options: Any,
 ) -> StoreOwnerLog:
     """Create the log that the buckets of a topic in an object store share in this process.
@@ -129,6 +130,7 @@ def new_store_owner_log(
         passing=passing,
         patience=patience,
         takes_notes=takes_notes,
+        listening_at=listening_at,
     )
 
 

@@ -45,11 +45,13 @@ class StoreOwnerLog:
         passing: bool = False,
         patience: float = PATIENCE_SECONDS,
         takes_notes: bool = True,
+        listening_at: str = "",
     ) -> None:
         """``store`` is that of the topic. Blocking.
 
         ``passing``: buckets are owned only for one short change, so that others wait for it, up to
         their ``patience`` in seconds. ``takes_notes``: files that are handed over are adopted.
+        ``listening_at`` is the socket where other processes of this machine reach the buckets.
         """
         self._patience = patience
         probe(store)
@@ -57,7 +59,9 @@ class StoreOwnerLog:
         self.process = os.getpid()
         self.name = new_log_name()
         self.schema_state = SchemaState(rules, StoreSchema(store))
-        self._lease = Lease(store, self.name, options.lease, passing=passing)
+        self._lease = Lease(
+            store, self.name, options.lease, passing=passing, listening_at=listening_at
+        )
         self.log = ObjectLog(store, self._lease)
         self.handovers = StoreHandovers(store) if takes_notes else None
         if self.handovers is not None:

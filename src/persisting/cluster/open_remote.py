@@ -69,11 +69,10 @@ async def open_remote_store_writer(
     wanted.check()
     store = _store_at(storage_path, wanted.topic, storage_options)
     await in_thread(probe, store)
-    before = await in_thread(store_config.load, store)
-    config = await in_thread(store_config.agreed, wanted, store)
+    config, changed = await in_thread(store_config.agreed, wanted, store)
     transport = await ready_transport(system, wanted, cls)
     topic = ClusterTopic.in_store(transport, store, config)
-    if before is not None and before != config:
+    if changed:
         await topic.reopen()
     return QueueWriter(topic, writer_id=writer_id)
 

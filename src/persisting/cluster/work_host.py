@@ -123,7 +123,7 @@ async def open_dead_letters(transport: Transport, place: GroupPlace) -> Topic:
     """Open the dead letters of a topic on the cluster; create them with every put synced."""
     wanted = await dead_letters.letters_spec(place)
     if isinstance(place, StorePlace):
-        agreed = await in_thread(store_config.agreed, wanted, place.letters_store())
+        agreed, _ = await in_thread(store_config.agreed, wanted, place.letters_store())
     else:
         assert isinstance(place, FolderPlace)
         _, agreed, _ = await in_thread(agreed_config, wanted, str(place.folder.parent))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from persisting.cluster.client import RemoteTopic
 from persisting.errors import BucketLocked
 from persisting.local_socket.connection import Connections
 from persisting.local_socket.open_buckets import OpenBuckets
+from persisting.local_socket.owner_notes import OwnerNotes
 from persisting.local_socket.socket_locator import OwningLocator, SocketLocator
 from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.local import BucketsTaken, LocalTopic
-from persisting.topic.spec import TopicConfig, bucket_folder
+from persisting.topic.spec import TopicConfig
 
 
 class LoopTopic(RemoteTopic):
@@ -20,9 +19,13 @@ class LoopTopic(RemoteTopic):
     It belongs to the event loop in which it was created.
     """
 
-    def __init__(self, folder: Path, config: TopicConfig, local: LocalTopic | None = None) -> None:
-        super().__init__(as_columns=True)
-        self.folder, self._config, self._local = folder, config, local
+    def __init__(
+        self, notes: OwnerNotes, config: TopicConfig, local: LocalTopic | None = None
+    ) -> None:
+        # Whether a put was stored is unknown if a bucket in an object store is lost meanwhile.
+        in_store = local is not None and local.store is not None
+        super().__init__(as_columns=True, puts_directly=not in_store)
+        self._notes, self._config, self._local = notes, config, local
         self._connections = Connections()
         self._buckets = OpenBuckets(local) if local is not None else None
 
@@ -31,10 +34,9 @@ class LoopTopic(RemoteTopic):
         return self._config
 
     def _new_locator(self, bucket: int) -> SocketLocator:
-        folder = bucket_folder(self.folder, bucket)
         if self._local is None or self._buckets is None:
-            return SocketLocator(folder, bucket, self._connections)
-        return OwningLocator(folder, bucket, self._connections, self._local, self._buckets)
+            return SocketLocator(self._notes, bucket, self._connections)
+        return OwningLocator(self._notes, bucket, self._connections, self._local, self._buckets)
 
     async def _put_here(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None

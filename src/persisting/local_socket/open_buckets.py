@@ -18,13 +18,14 @@ class OpenBuckets(OwnedTopic):
     def service(self, bucket: int) -> BucketService | None:
         """Return the service of a bucket, None if this process does not have the bucket open."""
         service = self.services.get(bucket)
-        if service is not None and not service.closed:
+        if service is not None and not service.closed and not service.lost:
             return service
-        if self._topic.closed or self._topic.open_backend(bucket) is None:
+        topic = self._topic
+        if topic.closed or topic.open_backend(bucket) is None or topic.is_lost(bucket):
             return None
-        service = BucketService(
-            self.handle.bucket(bucket), str(self._topic.address), bucket, self.put_parts
-        )
+        client = self.handle.bucket(bucket)
+        ownership = None if topic.store is None else client
+        service = BucketService(client, str(topic.address), bucket, self.put_parts, ownership)
         self.services[bucket] = service
         return service
 

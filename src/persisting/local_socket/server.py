@@ -25,8 +25,10 @@ from persisting.local_socket.open_sockets import accept
 from persisting.local_socket.peers import Peer, peer_of
 from persisting.local_socket.quick_puts import QuickPuts
 from persisting.topic import spec as topics
+from persisting.topic import store_config
 from persisting.topic.local import LocalTopic
 from persisting.topic.registry import get_backend_class
+from persisting.topic.spec import TopicConfig
 
 log = logging.getLogger("persisting")
 
@@ -146,7 +148,7 @@ class TopicServer:
             assert self._buckets is not None
             service = self._buckets.service(bucket)
             if service is None:
-                if self._topic.opening == bucket and request.op == "here":
+                if bucket in self._topic.opening and request.op == "here":
                     return Reply("opening")
                 raise BucketClosed(f"bucket {bucket} is not open in process {os.getpid()}")
             if request.op == "here":
@@ -171,13 +173,13 @@ class TopicServer:
         """Open a bucket that another process needs and nobody owns."""
         if not 0 <= bucket < self._topic.config.num_buckets:
             raise InvalidArgument(f"the topic has no bucket {bucket}")
+        if self._topic.is_lost(bucket):
+            raise BucketClosed(f"process {os.getpid()} has lost bucket {bucket}")
         await self._topic.backend(bucket)
 
     async def _reconfigure(self) -> None:
         """Reopen the buckets as the topic file says, which another process has changed."""
-        folder = self._topic.folder
-        assert folder is not None
-        config = await in_thread(topics.load, folder, filesystem.current())
+        config = await in_thread(self._stored_config)
         if config is None:
             return
         owned = self._topic.buckets_open
@@ -185,6 +187,12 @@ class TopicServer:
         for bucket in owned:  # otherwise the next process that needs one would become its owner
             with suppress(BucketLocked):
                 await self._topic.backend(bucket)
+
+    def _stored_config(self) -> TopicConfig | None:
+        if self._topic.store is not None:
+            return store_config.load(self._topic.store)
+        assert self._topic.folder is not None
+        return topics.load(self._topic.folder, filesystem.current())
 
     async def refuse(self) -> None:
         """Answer no more calls about buckets; return when none is under way."""

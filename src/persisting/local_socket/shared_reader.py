@@ -17,6 +17,7 @@ from persisting.bucket.snapshot import Page
 from persisting.cluster.locator import Patience
 from persisting.errors import BucketClosed, BucketLocked, StorageError
 from persisting.local_socket.loop_topic import LoopTopic
+from persisting.local_socket.owner_notes import FolderNotes
 from persisting.local_socket.socket_locator import NoOwner
 from persisting.lock import LOCK_FILE
 from persisting.topic.address import TopicAddress
@@ -59,7 +60,7 @@ class SharedReaderTopic(ConfiguredTopic):
         loop = asyncio.get_running_loop()
         topic = self._remote.get(loop)
         if topic is None:
-            topic = self._remote[loop] = LoopTopic(self.folder, self._config)
+            topic = self._remote[loop] = LoopTopic(FolderNotes(self.folder), self._config)
         return topic
 
     async def put_parts(

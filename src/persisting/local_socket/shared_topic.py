@@ -11,8 +11,10 @@ from weakref import WeakKeyDictionary, ref
 
 from persisting.bucket.snapshot import Page
 from persisting.cluster.locator import Patience
-from persisting.errors import BucketLocked
+from persisting.errors import BucketLocked, OwnershipLost
 from persisting.local_socket.loop_topic import LoopTopic
+from persisting.local_socket.owner_notes import FolderNotes, OwnerNotes, StoreNotes
+from persisting.store.object_store import ObjectStore
 from persisting.topic.bucket_client import BucketClient, ProducerSequence, Rows
 from persisting.topic.bucket_set import all_results
 from persisting.topic.configured import ConfiguredTopic
@@ -34,6 +36,7 @@ class SharedTopic(ConfiguredTopic):
 
     def __init__(self, handle: LocalHandle) -> None:
         self._handle, self._local = handle, handle.topic
+        self._notes = notes_of(handle)
         self._clients: dict[int, SharedBucketClient] = {}
         self._sent: set[int] = set()
         """Buckets to which puts may be on their way to another owner."""
@@ -46,9 +49,12 @@ class SharedTopic(ConfiguredTopic):
         return self._handle.config
 
     @property
-    def folder(self) -> Path:
-        assert self._handle.folder is not None
+    def folder(self) -> Path | None:
         return self._handle.folder
+
+    @property
+    def store(self) -> ObjectStore | None:
+        return self._handle.store
 
     def bucket(self, bucket: int) -> SharedBucketClient:
         if bucket not in self._clients:
@@ -57,7 +63,7 @@ class SharedTopic(ConfiguredTopic):
 
     def is_direct(self, bucket: int) -> bool:
         """Whether this process owns a bucket and no put to it is on its way to another owner."""
-        if self._local.open_backend(bucket) is None:
+        if self._local.open_backend(bucket) is None or self._local.is_lost(bucket):
             return False
         return bucket not in self._sent or not self._is_under_way(bucket)
 
@@ -81,7 +87,7 @@ class SharedTopic(ConfiguredTopic):
             return recent[1]
         topic = self._remote.get(loop)
         if topic is None:
-            topic = self._remote[loop] = LoopTopic(self.folder, self.config, self._local)
+            topic = self._remote[loop] = LoopTopic(self._notes, self.config, self._local)
         self._recent = ref(loop), topic
         return topic
 
@@ -94,6 +100,8 @@ class SharedTopic(ConfiguredTopic):
     def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
         if bucket in self._sent and not self.is_direct(bucket):
             return self.elsewhere().put_soon(bucket, record)
+        if self._local.is_lost(bucket):
+            return None
         return self._handle.put_soon(bucket, record)
 
     def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
@@ -114,6 +122,8 @@ class SharedTopic(ConfiguredTopic):
                 return
         try:
             await self._handle.put_parts(parts, sequence)
+        except OwnershipLost:
+            raise  # it may be stored
         except BucketLocked as exc:  # reopened with other options, and another process was faster
             left = exc.left if isinstance(exc, BucketsTaken) else parts
             await self.put_elsewhere(left, sequence)
@@ -143,6 +153,8 @@ class SharedBucketClient:
             try:
                 await self._local.put(rows, sequence)
                 return
+            except OwnershipLost:
+                raise  # it may be stored
             except BucketLocked:
                 pass  # reopened with other options, and another process was faster
         await self._topic.put_elsewhere([(self._bucket, rows)], sequence)
@@ -198,3 +210,16 @@ class SharedBucketClient:
                 return
             except BucketLocked:  # reopened with other options, and another process was faster
                 await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def as_shared(handle: LocalHandle) -> SharedTopic | LocalHandle:
+    """Return a topic that this process has open; if it listens, as one that others share."""
+    return handle if handle.topic.listener is None else SharedTopic(handle)
+
+
+def notes_of(handle: LocalHandle) -> OwnerNotes:
+    """Return where it is noted who owns the buckets of a topic."""
+    if handle.store is not None:
+        return StoreNotes(handle.store)
+    assert handle.folder is not None
+    return FolderNotes(handle.folder)

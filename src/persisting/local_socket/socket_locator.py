@@ -1,12 +1,10 @@
-"""Finding the process that owns a bucket by the note in the bucket's lock."""
+"""Finding the process that owns a bucket by its note."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from persisting.cluster.locator import LocalConnection, OwnerLocator, Patience
@@ -18,9 +16,9 @@ from persisting.errors import BucketClosed, BucketLocked, StorageError
 from persisting.local_socket.connection import BucketConnection, Connections, WrongUser
 from persisting.local_socket.frames import TOPIC
 from persisting.local_socket.open_buckets import OpenBuckets
-from persisting.lock import described, owner_of
+from persisting.local_socket.owner_notes import OwnerNotes, is_this_process
+from persisting.lock import described
 from persisting.topic.local import LocalTopic
-from persisting.topic.spec import bucket_folder
 
 HERE = "here"
 OPEN_SECONDS = 8.0
@@ -32,14 +30,12 @@ class NoOwner(StorageError):
 
 
 class SocketLocator(OwnerLocator):
-    """The way to the process that owns a bucket of a topic in a folder."""
+    """The way to the process that owns a bucket."""
 
-    pause_seconds = 0.02
-
-    def __init__(self, folder: Path, bucket: int, connections: Connections) -> None:
-        """``folder`` is the bucket's."""
+    def __init__(self, notes: OwnerNotes, bucket: int, connections: Connections) -> None:
         super().__init__(HERE)
-        self._folder, self._bucket, self._connections = folder, bucket, connections
+        self._notes, self._bucket, self._connections = notes, bucket, connections
+        self.pause_seconds = notes.pause_seconds
         self._holder: dict[str, Any] = {}
         """The note of the last owner that was found."""
 
@@ -56,7 +52,7 @@ class SocketLocator(OwnerLocator):
 
     async def _search(self, patience: Patience) -> Connection:
         while True:
-            note = await in_thread(owner_of, self._folder)
+            note = await in_thread(self._notes.read, self._bucket)
             self._holder = note or {}
             try:
                 owner = await self._connect(note, patience)
@@ -104,10 +100,11 @@ class SocketLocator(OwnerLocator):
         raise NoOwner(reason)
 
     def _unavailable(self, failure: str) -> StorageError:
-        holder = f", process {self._holder['pid']}," if self._holder.get("pid") else ""
+        owner = f"the owner of bucket {self._notes.place(self._bucket)}"
+        if self._holder.get("pid"):
+            owner += f", process {self._holder['pid']},"
         return StorageError(
-            f"the owner of bucket {self._folder}{holder} does not answer: {failure}; check "
-            "whether it is stopped or overloaded"
+            f"{owner} does not answer: {failure}; check whether it is stopped or overloaded"
         )
 
 
@@ -116,13 +113,13 @@ class OwningLocator(SocketLocator):
 
     def __init__(
         self,
-        folder: Path,
+        notes: OwnerNotes,
         bucket: int,
         connections: Connections,
         topic: LocalTopic,
         buckets: OpenBuckets,
     ) -> None:
-        super().__init__(folder, bucket, connections)
+        super().__init__(notes, bucket, connections)
         self._topic, self._buckets = topic, buckets
 
     def local_service(self) -> BucketService | None:
@@ -151,8 +148,7 @@ class OwningLocator(SocketLocator):
         """Open the bucket where bucket 0 is open, so that the puts of all processes share one log
         and its syncs; open it here if that is not possible."""
         if self._bucket != 0 and self._topic.open_backend(0) is None:
-            folder = self._folder.parent
-            note = await in_thread(owner_of, bucket_folder(folder, 0))
+            note = await in_thread(self._notes.read, 0)
             if note is None:
                 if not await self._open_here(0):
                     return None
@@ -169,9 +165,11 @@ class OwningLocator(SocketLocator):
     async def _open_here(self, bucket: int) -> bool:
         """Open a bucket in this process; False if another process was faster."""
         try:
+            if self._topic.is_lost(bucket):
+                await self._topic.close_bucket(bucket)
             await self._topic.backend(bucket)
         except BucketLocked as exc:
-            if exc.owner.get("pid") == os.getpid() and not exc.owner.get("socket"):
+            if is_this_process(exc.owner) and not exc.owner.get("socket"):
                 raise  # another object of this process has the bucket open
             return False
         return True
@@ -179,16 +177,16 @@ class OwningLocator(SocketLocator):
     async def _without_socket(
         self, note: dict[str, Any], reason: str = "it does not listen on a socket"
     ) -> Connection | None:
-        if note.get("pid") == os.getpid():
+        if is_this_process(note):
             if not await self._open_here(self._bucket):
                 return None
             service = self.local_service()
             return None if service is None else LocalConnection(service, self._here)
-        hint = f"{reason}; close it there, or read it here with read_only=True"
+        hint = f"{reason}; {self._notes.elsewhere_hint}"
         if note.get("node"):
             hint = "it belongs to a cluster: pass a system of the cluster to write_queue"
         raise BucketLocked(
-            f"bucket {self._folder} is open for writing by {described(note)}",
+            f"bucket {self._notes.place(self._bucket)} is open for writing by {described(note)}",
             owner=note,
             hint=hint,
         )

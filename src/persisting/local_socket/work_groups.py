@@ -30,7 +30,7 @@ from persisting.local_socket import frames, loop_thread
 from persisting.local_socket.connection import Connections, WrongUser
 from persisting.local_socket.server import TopicServer
 from persisting.local_socket.shared_reader import SharedReaderTopic
-from persisting.local_socket.shared_topic import SharedTopic
+from persisting.local_socket.shared_topic import as_shared
 from persisting.lock import described
 from persisting.store.object_store import ObjectStore
 from persisting.topic.bucket_client import Topic
@@ -179,10 +179,10 @@ async def open_dead_letters(place: GroupPlace) -> Topic:
     """Open the dead letters of a topic for writing; create them with every put synced."""
     wanted = await dead_letters.letters_spec(place)
     if isinstance(place, StorePlace):
-        return await open_for_writing(wanted, None, None, store=place.letters_store())
+        store = place.letters_store()
+        return as_shared(await open_for_writing(wanted, None, None, TopicServer, store))
     assert isinstance(place, FolderPlace)
-    handle = await open_for_writing(wanted, str(place.folder.parent), None, TopicServer)
-    return handle if handle.topic.listener is None else SharedTopic(handle)
+    return as_shared(await open_for_writing(wanted, str(place.folder.parent), None, TopicServer))
 
 
 async def read_dead_letters(place: GroupPlace) -> Topic:

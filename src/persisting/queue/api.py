@@ -107,7 +107,11 @@ async def write_queue(
                 system, wanted, cls, storage_path, storage_options, writer_id
             )
         store = store_of(storage_path, topic, storage_options)
-        return await open_store_writer(wanted, cls, store, writer_id)
+        if not local_socket:
+            return await open_store_writer(wanted, cls, store, writer_id)
+        from persisting.local_socket.open_shared import open_shared_store_writer
+
+        return await open_shared_store_writer(wanted, cls, store, writer_id)
     refuse_options_of_stores(storage_options)
     if system is not None:
         from persisting.cluster.open_remote import open_remote_writer
@@ -290,7 +294,11 @@ async def read_queue(
                 system, wanted, cls, storage_path, options, storage_options
             )
         store = store_of(storage_path, topic, storage_options)
-        return await open_store_reader(wanted, store, options)
+        if not local_socket:
+            return await open_store_reader(wanted, store, options)
+        from persisting.local_socket.open_shared import open_shared_store_reader
+
+        return await open_shared_store_reader(wanted, store, options)
     refuse_options_of_stores(storage_options)
     if system is not None:
         from persisting.cluster.open_remote import open_remote_reader

@@ -57,7 +57,7 @@ class StoreTarget:
 
     def agree(self, spec: TopicSpec) -> TopicConfig:
         probe(self._store)
-        return store_config.agreed(spec, self._store)
+        return store_config.agreed(spec, self._store)[0]
 
     def prepare(self, config: TopicConfig, schema: pa.Schema) -> dict[int, dict[str, Any]]:
         """Change only the tables that need it: this process owns them meanwhile, or their owner is

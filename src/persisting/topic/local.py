@@ -99,9 +99,9 @@ class LocalTopic:
         self.closed = False
         self.listener: Listener | None = None
         self.listening_at: str | None = None
-        """The address that the locks of the buckets note."""
-        self.opening: int | None = None
-        """The bucket that is being opened."""
+        """The address that the locks, or the lease, of the buckets note."""
+        self.opening: set[int] = set()
+        """The buckets that are being opened."""
         self._reconfiguring = 0
         self._backends: dict[int, BucketBackend] = {}
         self._log: OwnerLog | StoreOwnerLog | None = None
@@ -137,9 +137,10 @@ class LocalTopic:
         return [await self.backend(bucket) for bucket in buckets]
 
     @property
-    def has_locks(self) -> bool:
-        """Whether the buckets have locks, which say who owns them."""
-        return self.folder is not None and issubclass(self.backend_class, TableBackend)
+    def notes_owners(self) -> bool:
+        """Whether it is noted who owns the buckets: in their locks, or in an object store."""
+        in_memory = self.folder is None and self.store is None
+        return not in_memory and issubclass(self.backend_class, TableBackend)
 
     @property
     def buckets_open(self) -> list[int]:
@@ -149,6 +150,20 @@ class LocalTopic:
     def open_backend(self, bucket: int) -> BucketBackend | None:
         """Return the bucket's backend if it is open and stays so."""
         return None if self._reconfiguring else self._backends.get(bucket)
+
+    def is_lost(self, bucket: int) -> bool:
+        """Whether a bucket in an object store is open here, and another process has taken it
+        over."""
+        if self.store is None:
+            return False
+        core = self.store_bucket(bucket)
+        return core is not None and bool(core.lost)
+
+    def store_bucket(self, bucket: int) -> StoreBucket | None:
+        """Return a bucket in an object store if it is open and stays so."""
+        backend = self.open_backend(bucket)
+        core = backend.bucket if isinstance(backend, TableBackend) else None
+        return core if isinstance(core, StoreBucket) else None
 
     def _check_open(self) -> None:
         if self.closed:
@@ -160,15 +175,18 @@ class LocalTopic:
         with self._guard:
             self._check_open()
             if bucket not in self._backends:
-                if self.listener is not None:
-                    self.listening_at = self.listener.start()
-                self.opening = bucket
+                self._listen()
+                self.opening.add(bucket)
                 try:
                     with noting(**({"socket": self.listening_at} if self.listening_at else {})):
                         self._backends[bucket] = self._build(bucket)
                 finally:
-                    self.opening = None
+                    self.opening.discard(bucket)
             return self._backends[bucket]
+
+    def _listen(self) -> None:
+        if self.listener is not None:
+            self.listening_at = self.listener.start()
 
     def _open_in_store(self, bucket: int) -> BucketBackend:
         """As :meth:`_open`; buckets are opened at the same time, since each waits for requests."""
@@ -180,13 +198,18 @@ class LocalTopic:
                     self._check_open()
                     if bucket in self._backends:
                         return self._backends[bucket]
+                    self._listen()
                     config, log = self.config, self._owner_log()
-                backend = self._build(bucket, log)
-                with self._guard:
-                    # Not if the topic was closed, or got other options, meanwhile.
-                    if not self.closed and self.config is config and self._log is log:
-                        self._backends[bucket] = backend
-                        return backend
+                    self.opening.add(bucket)
+                try:
+                    backend = self._build(bucket, log)
+                    with self._guard:
+                        # Not if the topic was closed, or got other options, meanwhile.
+                        if not self.closed and self.config is config and self._log is log:
+                            self._backends[bucket] = backend
+                            return backend
+                finally:
+                    self.opening.discard(bucket)
                 if isinstance(backend, TableBackend):
                     backend.close_now()
 
@@ -215,7 +238,12 @@ class LocalTopic:
         if self._log is None or self._log.process != os.getpid():  # a fork gets its own
             options = {**self.config.options, "batch_size": self.config.batch_size}
             if self.store is not None:
-                self._log = new_store_owner_log(self.store, self.config.num_buckets, **options)
+                self._log = new_store_owner_log(
+                    self.store,
+                    self.config.num_buckets,
+                    listening_at=self.listening_at or "",
+                    **options,
+                )
                 return self._log
             assert self.folder is not None
             remove_unused(self.folder, filesystem.current())
@@ -386,8 +414,10 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 class LocalHandle(ConfiguredTopic):
     """A writer's or reader's reference to a topic of this process, counted in ``handles``."""
 
-    def __init__(self, topic: LocalTopic) -> None:
+    def __init__(self, topic: LocalTopic, changed: bool = False) -> None:
         self._topic = topic
+        self.has_changed_topic = changed
+        """Whether it was opened in a way that changed the configuration of an existing topic."""
         self._clients: dict[int, LocalBucketClient] = {}
 
     @property
@@ -512,20 +542,15 @@ class LocalBucketClient:
     def lost(self) -> str:
         """Why this process no longer owns the bucket, which is in an object store; empty while it
         does, as far as it knows."""
-        core = self._store_bucket()
+        core = self._topic.store_bucket(self._bucket)
         return "" if core is None else core.lost
 
     @property
     def overdue(self) -> str:
         """Why another process may have taken the bucket over unnoticed; empty while that cannot
         be."""
-        core = self._store_bucket()
+        core = self._topic.store_bucket(self._bucket)
         return "" if core is None else core.overdue
-
-    def _store_bucket(self) -> StoreBucket | None:
-        backend = self._topic.open_backend(self._bucket)
-        core = backend.bucket if isinstance(backend, TableBackend) else None
-        return core if isinstance(core, StoreBucket) else None
 
     async def keeps_schema(self) -> bool:
         """Whether all records of the bucket have one schema, so that Arrow holds them exactly."""
@@ -607,7 +632,8 @@ async def open_for_writing(
 ) -> LocalHandle:
     """Return a handle on a topic of this process; a topic that does not exist is created.
 
-    ``listening`` creates the listener of a topic whose buckets have locks, if it has none yet.
+    ``listening`` creates the listener of a topic that other processes may share, if it has none
+    yet.
     ``store`` is that of a topic in an object store, which has no ``storage_path``.
     """
     spec.check()
@@ -693,10 +719,10 @@ def _open_handle(
     """Find or create the topic, on disk and in this process; None while it is being closed."""
     with _opening_guard:
         if store is not None:
-            config = store_config.agreed(spec, store)
+            config, changed = store_config.agreed(spec, store)
             address = TopicAddress.in_store(store.address)
         else:
-            folder, config, _ = agreed_config(spec, storage_path, backend_class)
+            folder, config, changed = agreed_config(spec, storage_path, backend_class)
             in_memory = TopicAddress.in_memory(spec.topic)
             address = in_memory if folder is None else TopicAddress.in_folder(folder)
         cls = backend_class or get_backend_class(config.backend)
@@ -706,7 +732,7 @@ def _open_handle(
                 return None
             if topic is None:
                 topic = LocalTopic(address, config, cls, store)
-                if listening is not None and topic.has_locks:
+                if listening is not None and topic.notes_owners:
                     topic.listener = listening(topic)
                 _live[address] = topic
             elif address.is_in_memory:
@@ -714,7 +740,7 @@ def _open_handle(
                 cls = topic.backend_class
                 topics.warn_of_changes(topic.config, config)
             topic.handles += 1
-            return LocalHandle(topic), config, cls
+            return LocalHandle(topic, changed), config, cls
 
 
 def _save(
@@ -758,12 +784,12 @@ def live_in_store(address: StoreAddress) -> LocalTopic | None:
         return _live.get(TopicAddress.in_store(address))
 
 
-def live_bucket(folder: Path | TopicAddress, bucket: int) -> LocalTopic | None:
-    """Return the topic in ``folder`` if it is open in this process and a reader may use the bucket.
+def live_bucket(place: Path | TopicAddress, bucket: int) -> LocalTopic | None:
+    """Return the topic at ``place`` if it is open in this process and a reader may use the bucket.
 
     If other processes share the topic, reading must not open a bucket here.
     """
-    live = live_topic(folder)
+    live = live_topic(place)
     if live is None or live.listener is None or live.open_backend(bucket) is not None:
         return live
     return None

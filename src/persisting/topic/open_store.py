@@ -13,11 +13,15 @@ from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.probe import probe
 from persisting.store.storage_options import StorageOptions
 from persisting.topic import store_config, store_files
+from persisting.topic.address import TopicAddress
 from persisting.topic.bucket_client import Topic
 from persisting.topic.local import (
+    Listening,
     LocalBucketClient,
+    LocalHandle,
     LocalTopic,
     hold_live,
+    live_bucket,
     live_in_store,
     open_for_writing,
 )
@@ -53,14 +57,23 @@ async def open_store_writer(
     wanted: TopicSpec, cls: type | None, store: ObjectStore, writer_id: str | None
 ) -> QueueWriter:
     """Return a writer of a topic whose buckets this process owns."""
+    return QueueWriter(await open_store_topic(wanted, cls, store), writer_id=writer_id)
+
+
+async def open_store_topic(
+    wanted: TopicSpec, cls: type | None, store: ObjectStore, listening: Listening | None = None
+) -> LocalHandle:
+    """Return a handle on a topic of this process, which is created if it does not exist.
+
+    ``listening`` creates the listener of a topic that other processes may share.
+    """
     if cls is not None:
         raise InvalidArgument(
             f"a topic at {store.address} needs the backend 'persisting' by its name, got {cls!r}"
         )
     wanted.check()
     await in_thread(probe, store)
-    handle = await open_for_writing(wanted, None, None, store=store)
-    return QueueWriter(handle, writer_id=writer_id)
+    return await open_for_writing(wanted, None, None, listening, store)
 
 
 async def open_store_reader(
@@ -104,8 +117,13 @@ class StoreReadTopic(ReadonlyTopic):
 
     def bucket(self, bucket: int) -> ReadonlyBucketClient:
         if bucket not in self._clients:
-            self._clients[bucket] = StoreBucketClient(self._store, self._config, bucket)
+            self._clients[bucket] = StoreBucketClient(self, self._config, bucket)
         return self._clients[bucket]
+
+    async def open_to_change(self) -> Topic:
+        """Open the topic for a call that only the owner of a bucket can carry out."""
+        wanted = TopicSpec(topic=self._config.topic)
+        return await open_for_writing(wanted, None, None, store=self._store)
 
 
 class StoreBucketClient(ReadonlyBucketClient):
@@ -113,15 +131,16 @@ class StoreBucketClient(ReadonlyBucketClient):
 
     may_be_behind = True
 
-    def __init__(self, store: ObjectStore, config: TopicConfig, bucket: int) -> None:
-        self._store, self._config, self._bucket = store, config, bucket
+    def __init__(self, topic: StoreReadTopic, config: TopicConfig, bucket: int) -> None:
+        self._topic, self._config, self._bucket = topic, config, bucket
+        self._address = TopicAddress.in_store(topic.store.address)
         self._reader: TableBackend | None = None
 
     def _live(self) -> LocalTopic | None:
-        return live_in_store(self._store.address)
+        return live_bucket(self._address, self._bucket)
 
     def _open(self) -> TableBackend:
-        return TableBackend(store_files.open_reader(self._store, self._config, self._bucket))
+        return TableBackend(store_files.open_reader(self._topic.store, self._config, self._bucket))
 
     async def call(self, call: TableCall[T]) -> T:
         source = await self._source()
@@ -130,9 +149,9 @@ class StoreBucketClient(ReadonlyBucketClient):
         return await self._as_owner(call)
 
     async def _as_owner(self, call: TableCall[T]) -> T:
-        """Own the bucket for the duration of a call; raise if a living process owns it."""
-        wanted = TopicSpec(topic=self._config.topic)
-        owner = await open_for_writing(wanted, None, None, store=self._store)
+        """Own the bucket for the duration of a call, or ask its owner; raise if a living process
+        owns it that cannot be asked."""
+        owner = await self._topic.open_to_change()
         try:
             return await owner.bucket(self._bucket).call(call)
         except BucketLocked as exc:

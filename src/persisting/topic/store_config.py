@@ -64,8 +64,9 @@ def _check_not_deleted(config: TopicConfig, store: ObjectStore) -> None:
         )
 
 
-def agreed(spec: TopicSpec, store: ObjectStore) -> TopicConfig:
-    """Return the topic's configuration after applying ``spec``. Blocking.
+def agreed(spec: TopicSpec, store: ObjectStore) -> tuple[TopicConfig, bool]:
+    """Return the topic's configuration after applying ``spec``, and whether an existing topic has
+    changed. Blocking.
 
     The topic is created, or its object changed, where needed.
     """
@@ -90,7 +91,7 @@ def agreed(spec: TopicSpec, store: ObjectStore) -> TopicConfig:
     config = register(store).update(change)
     if before[0] is not None:
         topics.warn_of_changes(before[0], config)
-    return config
+    return config, before[-1] not in (None, config)
 
 
 def _check_backend(spec: TopicSpec, store: ObjectStore) -> None:

@@ -98,12 +98,16 @@ class Lease:
         seconds: float = LEASE_SECONDS,
         *,
         passing: bool = False,
+        listening_at: str = "",
     ) -> None:
-        """Create the lease of a new log. Blocking."""
+        """Create the lease of a new log, which names the socket ``listening_at``. Blocking."""
         self.name, self.seconds, self._store = name, seconds, store
         self._register = lease_register(store, name)
         record = LeaseRecord(
-            owner=this_process(), seconds=seconds, passing=passing, answers_calls=CALLS
+            owner=this_process(listening_at),
+            seconds=seconds,
+            passing=passing,
+            answers_calls=CALLS,
         )
         self._renewed_at = time.monotonic()
         self._held: Held[LeaseRecord] = self._register.create(record)

@@ -49,15 +49,18 @@ class Process(msgspec.Struct, frozen=True):
     node: str = ""
     """Its id as a storage node; empty if it is none."""
     address: str = ""
+    socket: str = ""
+    """Where it listens for other processes of its machine; empty if it does not."""
 
     def __str__(self) -> str:
         node = f", node {self.node}" if self.node else ""
         return f"process {self.pid} on {self.host}{node}"
 
 
-def this_process() -> Process:
+def this_process(listening_at: str = "") -> Process:
+    """Return this process, which listens on the socket ``listening_at``."""
     node, address = IDENTITY.get("node", ""), IDENTITY.get("address", "")
-    return Process(socket.gethostname(), os.getpid(), node, address)
+    return Process(socket.gethostname(), os.getpid(), node, address, listening_at)
 
 
 def new_log_name() -> str:
