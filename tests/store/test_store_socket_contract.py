@@ -1,4 +1,4 @@
-"""The contract of queues, on a topic in an object store that another process of the machine owns."""
+"""The contract of queues, on a topic in an object store that another process owns."""
 
 from __future__ import annotations
 
