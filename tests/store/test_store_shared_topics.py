@@ -21,6 +21,7 @@ from support.waiting import until_true
 
 from persisting.bucket.store_ownership import owner_register
 from persisting.errors import BucketLocked, OwnershipLost, StorageError
+from persisting.local_socket import connection
 from persisting.local_socket.owner_notes import StoreNotes
 from persisting.queue import read_queue, write_queue
 from persisting.store.object_store import ObjectStore, open_store
@@ -139,8 +140,9 @@ async def test_puts_continue_at_once_after_the_owner_has_closed(
 
 
 async def test_owner_that_was_paused_goes_on_through_the_next_one(
-    where: dict[str, Any], owner: OwnerProcess
+    where: dict[str, Any], owner: OwnerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "KEEPALIVE_SECONDS", 1.0)
     await owner.ask("own", args={**where, **new()})
     async with await write_queue(**where) as writer:
         await writer.put(numbered(20))

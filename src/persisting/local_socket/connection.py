@@ -40,8 +40,8 @@ class WrongUser(StorageError):
 class OwnerConnection(asyncio.BufferedProtocol):
     """A connection to the process that owns buckets of a topic."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, silent_checks: int = SILENT_CHECKS) -> None:
+        self.path, self._most_silent_checks = path, silent_checks
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._buffer = FrameBuffer()
@@ -57,7 +57,7 @@ class OwnerConnection(asyncio.BufferedProtocol):
         self._watching: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def open(cls, path: str) -> OwnerConnection:
+    async def open(cls, path: str, silent_checks: int = SILENT_CHECKS) -> OwnerConnection:
         """Connect to a socket; raise :class:`Unreachable` if nobody listens there."""
         connected = new_socket()
         try:
@@ -69,7 +69,7 @@ class OwnerConnection(asyncio.BufferedProtocol):
                     f"the socket {path} belongs to process {peer.pid} of user {peer.user}; only "
                     "processes of one user share a topic"
                 )
-            connection = cls(path)
+            connection = cls(path, silent_checks)
             await connection._loop.create_unix_connection(lambda: connection, sock=connected)
         except PermissionError as exc:
             connected.close()
@@ -156,8 +156,8 @@ class OwnerConnection(asyncio.BufferedProtocol):
         if not self._calls and not self._streams and not self._posted:
             return
         self._silent_checks += 1
-        if self._silent_checks > SILENT_CHECKS:
-            seconds = SILENT_CHECKS * KEEPALIVE_SECONDS
+        if self._silent_checks > self._most_silent_checks:
+            seconds = self._most_silent_checks * KEEPALIVE_SECONDS
             self._fail(f"the owner has not answered for {seconds:.0f} s; it may be stopped")
         else:
             self._watching = self._loop.call_later(KEEPALIVE_SECONDS, self._watch)
@@ -279,7 +279,8 @@ class BucketConnection(PostingTarget):
 class Connections:
     """The connections of one event loop, one per owner."""
 
-    def __init__(self) -> None:
+    def __init__(self, silent_checks: int = SILENT_CHECKS) -> None:
+        self._silent_checks = silent_checks
         self._open: dict[str, OwnerConnection] = {}
         self._opening = asyncio.Lock()
 
@@ -289,7 +290,8 @@ class Connections:
             connection = self._open.get(path)
             if connection is None or connection.closed:
                 self._open = {p: c for p, c in self._open.items() if not c.closed}
-                connection = self._open[path] = await OwnerConnection.open(path)
+                connection = await OwnerConnection.open(path, self._silent_checks)
+                self._open[path] = connection
             return connection
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ class LoopTopic(RemoteTopic):
         in_store = local is not None and local.store is not None
         super().__init__(as_columns=True, puts_directly=not in_store)
         self._notes, self._config, self._local = notes, config, local
-        self._connections = Connections()
+        self._connections = Connections(notes.silent_checks)
         self._buckets = OpenBuckets(local) if local is not None else None
 
     @property

@@ -12,6 +12,7 @@ import msgspec
 
 from persisting.bucket.store_ownership import FREE, owner_register
 from persisting.errors import WALError
+from persisting.local_socket.connection import SILENT_CHECKS
 from persisting.lock import owner_of
 from persisting.store.object_store import ObjectStore
 from persisting.topic.spec import bucket_folder, bucket_name
@@ -27,6 +28,12 @@ class OwnerNotes(Protocol):
     pause_seconds: float
     """How long to wait before a note is read again."""
 
+    answer_seconds: float | None
+    """How long an owner may take to say that it is there; None: as long as any other answer."""
+
+    silent_checks: int
+    """See :data:`~persisting.local_socket.connection.SILENT_CHECKS`."""
+
     elsewhere_hint: str
     """What to do about an owner that this process cannot reach."""
 
@@ -41,6 +48,8 @@ class FolderNotes:
     """The notes in the locks of the buckets."""
 
     pause_seconds = 0.02
+    answer_seconds = None
+    silent_checks = SILENT_CHECKS
     elsewhere_hint = "close it there, or read it here with read_only=True"
 
     def __init__(self, folder: Path) -> None:
@@ -58,9 +67,12 @@ class StoreNotes:
     """The notes in the leases of the logs in an object store.
 
     A killed owner counts as one until its lease has ended; nobody answers on its socket meanwhile.
+    One that is stopped loses its buckets, too: so it is not waited for as long as in a folder.
     """
 
     pause_seconds = 0.25
+    answer_seconds = 3.0
+    silent_checks = 2
     elsewhere_hint = (
         "close it there, or, to write on several machines, pass a system of a cluster to "
         "write_queue"

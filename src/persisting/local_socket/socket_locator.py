@@ -78,7 +78,7 @@ class SocketLocator(OwnerLocator):
         try:
             owner = await self._connections.to(path)
             connection = BucketConnection(owner, self._bucket)
-            reply = await connection.ask(Request("here"))
+            reply = await connection.ask(Request("here"), self._notes.answer_seconds)
         except Unreachable:
             if note.get("host") != socket.gethostname():
                 return await self._without_socket(note)
