@@ -18,6 +18,7 @@ from persisting.local_socket.frames import TOPIC
 from persisting.local_socket.open_buckets import OpenBuckets
 from persisting.local_socket.owner_notes import OwnerNotes, is_this_process
 from persisting.lock import described
+from persisting.topic.bucket_set import all_results
 from persisting.topic.local import LocalTopic
 
 HERE = "here"
@@ -150,7 +151,9 @@ class OwningLocator(SocketLocator):
         if self._bucket != 0 and self._topic.open_backend(0) is None:
             note = await in_thread(self._notes.read, 0)
             if note is None:
-                if not await self._open_here(0):
+                # In an object store both at once, since each waits for requests.
+                numbers = (0,) if self._topic.store is None else (0, self._bucket)
+                if not all(await all_results([self._open_here(number) for number in numbers])):
                     return None
             elif note.get("socket") and note["socket"] != self._own_socket:
                 with suppress(Unreachable, StorageError):
