@@ -14,6 +14,7 @@ from support.topic_places import WAL, ids, numbered
 from persisting.bucket import group_commit
 from persisting.bucket.group_commit import GroupCommit
 from persisting.errors import BucketLocked, SchemaError, StorageError
+from persisting.local_socket.owner_notes import FolderNotes
 from persisting.local_socket.quick_puts import QuickPuts
 from persisting.local_socket.shared_topic import SharedTopic
 from persisting.queue import QueueWriter, read_queue, write_queue
@@ -175,7 +176,7 @@ async def test_put_that_cannot_be_queued_at_once_is_stored_too(
     async with await writing(tmp_path, **LOGGED) as writer:
         await writer.put([{"id": -1, "n": 0}, {"id": -2, "n": 0}])
         # The same process, as another one reaches it.
-        other = LoopTopic(tmp_path / "t", writer._topic.config)  # type: ignore[attr-defined]
+        other = LoopTopic(FolderNotes(tmp_path / "t"), writer._topic.config)  # type: ignore[attr-defined]
         for number in range(40):
             await other.put_parts([(number % 2, [{"id": number, "n": number}])])
         await other.close()
@@ -200,7 +201,7 @@ async def test_lists_are_queued_without_a_task_and_keep_their_order(
     expected: list[list[dict[str, Any]]] = [[], []]
     async with await writing(tmp_path, **LOGGED) as writer:
         # The same process, as another one reaches it.
-        other = LoopTopic(tmp_path / "t", writer._topic.config)  # type: ignore[attr-defined]
+        other = LoopTopic(FolderNotes(tmp_path / "t"), writer._topic.config)  # type: ignore[attr-defined]
         lists = [[{"id": -1, "text": "first", "f": 0.5, "b": True}]]
         for number in range(12):
             made = [{"id": n, "text": f"日 {n}", "f": n / 3, "b": n % 2 == 0} for n in range(300)]
@@ -239,7 +240,7 @@ async def test_socket_writes_the_log_itself_for_a_lone_peer_unless_syncs_are_slo
         await writer.put([{"id": -1, "n": 0}, {"id": -2, "n": 0}])
         monkeypatch.setattr(GroupCommit, "_write_queue", noted)
         # The same process, as another one reaches it.
-        peers = [LoopTopic(tmp_path / "t", writer._topic.config) for _ in range(2)]  # type: ignore[attr-defined]
+        peers = [LoopTopic(FolderNotes(tmp_path / "t"), writer._topic.config) for _ in range(2)]  # type: ignore[attr-defined]
 
         async def put(numbers: range, peer: int = 0) -> set[str]:
             """Return the kinds of threads that write."""

@@ -133,7 +133,7 @@ async def test_writer_that_lost_its_bucket_can_be_closed_and_opened_again(
     writer = await write_queue(**place, durable=True, num_buckets=1, bucket_column="n")
     await writer.put({"n": 0})
     topic: Any = writer._topic
-    core = topic._topic.open_backend(0).bucket
+    core = topic._local.open_backend(0).bucket
     core._lost = OwnershipLost("another process has taken over")
     with pytest.raises(OwnershipLost):
         await writer.put({"n": 1})
@@ -438,6 +438,7 @@ async def test_reader_of_another_process_sees_what_is_acknowledged(
     options = {"flush_interval": None, "lease": LEASE}
     writer = await write(backend_options=options)
     monkeypatch.setattr("persisting.topic.open_store.live_in_store", lambda address: None)
+    monkeypatch.setattr("persisting.topic.open_store.live_bucket", lambda *place: None)
     seen: list[dict[str, Any]] = []
 
     async def reaches(count: int) -> None:
