@@ -294,7 +294,7 @@ async def test_processes_that_are_killed_in_turn_lose_and_double_nothing(
             (pid,) = await asyncio.to_thread(owner_pids, where)
             (first,) = [process for process in processes if process.pid == pid]
             processes.remove(first)
-            first.kill()
+            first.close()
     finally:
         for process in processes:
             process.close()
