@@ -54,6 +54,7 @@ from persisting.wal.object_log import ObjectLog
 log = logging.getLogger("persisting")
 
 _QUICK_SYNC_SECONDS = 0.005
+_NOTHING_KEPT = 1 << 63
 
 
 class GroupCommit:
@@ -78,6 +79,8 @@ class GroupCommit:
         self._buckets: dict[int, weakref.ref[LoggedBucket]] = {}
         self._last_of: dict[int, int] = {}
         """By bucket, the last sequence in this log that holds records of it."""
+        self._kept_from = _NOTHING_KEPT
+        """Nothing from this sequence on is released: a bucket that was closed needs it."""
         self._queue: list[QueuedPut] = []
         self._group = group
         self._writing = CoalescedTask(
@@ -116,8 +119,11 @@ class GroupCommit:
                 self._last_of[bucket.number] = bucket.last_sequence or 0
 
     def detach(self, bucket: LoggedBucket) -> None:
-        """Forget a bucket: everything that it acknowledged is in its table."""
+        """Forget a bucket. If its table lacks records, because it was lost in an object store, this
+        log keeps them for the next owner."""
         with self._log_lock, self._schema_state.lock:
+            if bucket.first_sequence is not None:
+                self._kept_from = min(bucket.first_sequence, self._kept_from)
             reference = self._buckets.get(bucket.number)
             if reference is not None and reference() in (bucket, None):
                 del self._buckets[bucket.number]
@@ -651,6 +657,7 @@ class GroupCommit:
             firsts = [bucket.first_sequence for bucket in self._alive()]
             pinned = [first for first in firsts if first is not None]
             released = min(pinned) - 1 if pinned else self._acknowledged
+            released = min(released, self._kept_from - 1)
         self._log.release(released)
         unsynced = self._unsynced
         for bucket in self._alive():
@@ -673,6 +680,12 @@ class GroupCommit:
                     f"the log in {self._log.folder} failed ({self._log.failed}) and cannot start "
                     f"over: buckets {gone} were dropped without close(), and it may be "
                     "the only place of their last records. Open them again"
+                )
+            if self._kept_from != _NOTHING_KEPT:
+                raise WALError(
+                    f"the log in {self._log.folder} failed ({self._log.failed}) and cannot start "
+                    "over: a bucket was closed without a flush, and the log is the only place of "
+                    "its last records. Open the topic again"
                 )
             # The only bucket of a log skips frames that were written and never acknowledged. With
             # several buckets a crash now must find such a put in all of them, or in none. A log

@@ -169,7 +169,7 @@ class OwningLocator(SocketLocator):
         """Open a bucket in this process; False if another process was faster."""
         try:
             if self._topic.is_lost(bucket):
-                await self._topic.close_bucket(bucket)
+                await self._topic.start_over()
             await self._topic.backend(bucket)
         except BucketLocked as exc:
             if is_this_process(exc.owner) and not exc.owner.get("socket"):

@@ -337,6 +337,16 @@ class LocalTopic:
             finally:
                 self._reconfiguring -= 1
 
+    async def start_over(self) -> None:
+        """Close all buckets in an object store and their log: one of them was lost. Each opens
+        again, with a new log, when it is used."""
+        self._reconfiguring += 1
+        try:
+            await in_thread(self._retire_log)
+            await self.close_buckets()
+        finally:
+            self._reconfiguring -= 1
+
     def _switch(self, config: TopicConfig, cls: type) -> None:
         """Open buckets in the new way; the guard ensures that none is being opened meanwhile."""
         with self._guard:

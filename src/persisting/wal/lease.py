@@ -220,6 +220,8 @@ class Lease:
             self.give_up("its lease was deleted")
             return
         record = self._register.decode(exc.found).content
+        if record.taken_by == self.name:
+            self.give_up("this process has ended it, to open a bucket again that it had lost")
         if record.taken_by:
             self.give_up(
                 f"the log {record.taken_by} took over, since this process stopped renewing its "
