@@ -48,7 +48,7 @@ class FolderNotes:
     """The notes in the locks of the buckets."""
 
     pause_seconds = 0.02
-    answer_seconds = None
+    answer_seconds: float | None = None
     silent_checks = SILENT_CHECKS
     elsewhere_hint = "close it there, or read it here with read_only=True"
 
@@ -71,7 +71,7 @@ class StoreNotes:
     """
 
     pause_seconds = 0.25
-    answer_seconds = 3.0
+    answer_seconds: float | None = 3.0
     silent_checks = 2
     elsewhere_hint = (
         "close it there, or, to write on several machines, pass a system of a cluster to "
