@@ -293,5 +293,6 @@ def described(note: dict[str, Any]) -> str:
     if not note.get("pid"):
         return "an unknown owner"
     extra = "".join(f", {k} {v}" for k, v in note.items() if k not in _NOT_DESCRIBED)
-    here = " (this process)" if note["pid"] == os.getpid() else ""
+    is_here = note["pid"] == os.getpid() and note.get("host") in (None, socket.gethostname())
+    here = " (this process)" if is_here else ""
     return f"process {note['pid']} on {note.get('host', 'an unknown host')}{here}{extra}"

@@ -27,6 +27,7 @@ from persisting.queue import read_queue, write_queue
 from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
+from persisting.topic.local import live_in_store
 from persisting.wal.lease import lease_register
 
 LEASE = 1.5
@@ -238,10 +239,92 @@ async def test_owner_on_another_machine_is_named_with_what_to_do(where: dict[str
         free = register.read()
         assert free is not None
         register.swap(free, msgspec.structs.replace(free.content, owner="other", log="other"))
+    beating = asyncio.create_task(beat(store, "other"))
     async with await write_queue(**where) as writer:
         with pytest.raises(BucketLocked, match="elsewhere") as caught:
             await writer.put(numbered(4, 4))
+    beating.cancel()
     assert "to write on several machines, pass a system of a cluster" in str(caught.value)
+
+
+async def beat(store: ObjectStore, name: str) -> None:
+    """Show that the owner of a log lives."""
+    register = lease_register(store, name)
+    while True:
+        held = await asyncio.to_thread(register.read)
+        assert held is not None
+        beaten = msgspec.structs.replace(held.content, beat=held.content.beat + 1)
+        await asyncio.to_thread(register.swap, held, beaten)
+        await asyncio.sleep(0.1)
+
+
+async def test_killed_owner_without_a_socket_is_waited_for(
+    where: dict[str, Any], owner: OwnerProcess
+) -> None:
+    await owner.ask("own", args={**where, **new(), "local_socket": False})
+    await owner.ask("put", args=[numbered(4)])
+    owner.kill()
+    async with await write_queue(**where) as writer:
+        await writer.put(numbered(4, 4))
+    assert is_in_order(await stored(where), 8)
+
+
+def pause(where: dict[str, Any]) -> None:
+    """Have this process beat no more, as one that is paused."""
+    live: Any = live_in_store(topic_store(where).address)
+    live._log._lease.stop()
+
+
+async def test_process_that_lost_its_buckets_reads_those_of_the_next_owner(
+    where: dict[str, Any], owner: OwnerProcess
+) -> None:
+    async with await write_queue(**where, **new()):
+        pass
+    early = await read_queue(**where)
+    writer = await write_queue(**where)
+    await writer.put(numbered(4))
+    late = await read_queue(**where)
+    for reader in (early, late):
+        assert sorted(ids(await reader.get(None))) == list(range(4))
+    streams = [asyncio.create_task(taken(reader, 12)) for reader in (early, late)]
+    pause(where)
+    await owner.ask("own", args=where)
+    await owner.ask("put", args=[numbered(4, 4)])
+    failures = 0
+    for number in range(8, 12):  # one call may meet the loss
+        try:
+            await writer.put({"id": number})
+        except OwnershipLost:
+            failures += 1
+            await writer.put({"id": number})
+    assert failures <= BUCKETS
+    for stream in streams:
+        assert sorted(set(await stream)) == list(range(12))
+    for handle in (early, late, writer):
+        await handle.close()
+    assert sorted(n for found in (await stored(where)).values() for n in found) == list(range(12))
+
+
+async def taken(reader: Any, count: int) -> list[int]:
+    """Return the ids that a stream from the start delivers until it has seen so many."""
+    seen: list[int] = []
+    async for record in reader.get_stream(0, block=True):
+        seen.append(record["id"])
+        if len(set(seen)) == count:
+            break
+    return seen
+
+
+async def test_writer_can_be_closed_if_its_buckets_went_where_it_cannot_reach_them(
+    where: dict[str, Any], owner: OwnerProcess
+) -> None:
+    writer = await write_queue(**where, **new())
+    await writer.put(numbered(4))
+    pause(where)
+    await owner.ask("own", args={**where, "local_socket": False})
+    await owner.ask("put", args=[numbered(4, 4)])
+    await writer.close()
+    assert is_in_order(await stored(where), 8)
 
 
 async def test_store_that_cannot_be_reached_is_named_while_an_owner_is_looked_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,7 @@ def new_store_owner_log(
     patience: float = PATIENCE_SECONDS,
     takes_notes: bool = True,
     listening_at: str = "",
+    on_lost: Callable[[], None] | None = None,
     **options: Any,
 ) -> StoreOwnerLog:
     """Create the log that the buckets of a topic in an object store share in this process.
@@ -131,6 +133,7 @@ def new_store_owner_log(
         patience=patience,
         takes_notes=takes_notes,
         listening_at=listening_at,
+        on_lost=on_lost,
     )
 
 

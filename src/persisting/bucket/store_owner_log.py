@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from persisting.bucket import slot_files
@@ -46,12 +47,14 @@ class StoreOwnerLog:
         patience: float = PATIENCE_SECONDS,
         takes_notes: bool = True,
         listening_at: str = "",
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
         """``store`` is that of the topic. Blocking.
 
         ``passing``: buckets are owned only for one short change, so that others wait for it, up to
         their ``patience`` in seconds. ``takes_notes``: files that are handed over are adopted.
         ``listening_at`` is the socket where other processes of this machine reach the buckets.
+        ``on_lost`` is called when another process has taken the log over; it must be quick.
         """
         self._patience = patience
         probe(store)
@@ -62,6 +65,7 @@ class StoreOwnerLog:
         self._lease = Lease(
             store, self.name, options.lease, passing=passing, listening_at=listening_at
         )
+        self._lease.on_lost = on_lost
         self.log = ObjectLog(store, self._lease)
         self.handovers = StoreHandovers(store) if takes_notes else None
         if self.handovers is not None:
@@ -75,6 +79,8 @@ class StoreOwnerLog:
             Grouping(options.linger, options.linger_bytes),
         )
         self._attached: set[int] = set()
+        self._opening: set[int] = set()
+        """Buckets that name this log as their owner and are not attached yet."""
         self._is_noted = False
         """Whether an owner object may still name this log after its bucket was closed."""
         self._retired = False
@@ -94,24 +100,37 @@ class StoreOwnerLog:
 
     def own(self, bucket: int) -> Ownership:
         """Take a bucket over for this process. Blocking."""
+        with self._guard:
+            self._check_not_retired()
+            self._opening.add(bucket)
         try:
             return Ownership(self.store, bucket, self.name, self._patience)
-        except BucketLocked:
-            raise
-        except BaseException:
-            self._is_noted = True  # the answer may have been lost
+        except BaseException as exc:
+            if not isinstance(exc, BucketLocked):
+                self._is_noted = True  # the answer may have been lost
+            self._not_opened(bucket)
             raise
 
     def disown(self, ownership: Ownership) -> None:
         """Give a bucket back that could not be opened. Blocking."""
         if not ownership.give_up():
             self._is_noted = True
+        self._not_opened(ownership.bucket)
+
+    def _not_opened(self, bucket: int) -> None:
+        with self._guard:
+            self._opening.discard(bucket)
+        self._close_if_unused()
+
+    def _check_not_retired(self) -> None:
+        if self._retired:
+            raise StorageError(f"the log {self.log.place} is closed; open the bucket again")
 
     def attach(self, bucket: StoreBucket) -> None:
         """Recover what a former owner logged for a bucket, and log its records from now on."""
         with self._guard:
-            if self._retired:
-                raise StorageError(f"the log {self.log.place} is closed; open the bucket again")
+            self._check_not_retired()
+            self._opening.discard(bucket.number)
             self._attached.add(bucket.number)
         try:
             left = bucket.ownership.left_log
@@ -185,7 +204,7 @@ class StoreOwnerLog:
 
     def _close_if_unused(self) -> None:
         with self._guard:
-            if not self._retired or self._attached or self.log.closed:
+            if not self._retired or self._attached or self._opening or self.log.closed:
                 return
             self.group_commit.close()
         if self._is_noted or self.log.lost:

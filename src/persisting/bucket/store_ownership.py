@@ -79,6 +79,7 @@ class Ownership:
         ``patience`` seconds for it.
         """
         self._store, self._name, self._patience = store, name, patience
+        self.bucket = bucket
         self._register = owner_register(store, bucket)
         self.left_log: SealedLog | None = None
         """The log of a former owner, whose records are to be brought into the table."""

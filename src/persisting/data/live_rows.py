@@ -67,7 +67,8 @@ class LiveRows:
 
     def _snapshot(self, bucket: int, live: LocalTopic | None) -> Snapshot:
         """Ask the owner of a bucket if that is this process, else read the files."""
-        backend = None if live is None else live.open_backend(bucket)
+        is_owned = live is not None and not live.is_lost(bucket)
+        backend = live.open_backend(bucket) if live is not None and is_owned else None
         if isinstance(backend, TableBackend) and not backend.bucket.closed:
             return backend.bucket.snapshot()
         return self._topic.snapshot(bucket)

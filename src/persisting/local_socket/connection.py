@@ -157,7 +157,7 @@ class OwnerConnection(asyncio.BufferedProtocol):
             return
         self._silent_checks += 1
         if self._silent_checks > self._most_silent_checks:
-            seconds = self._most_silent_checks * KEEPALIVE_SECONDS
+            seconds = self._silent_checks * KEEPALIVE_SECONDS
             self._fail(f"the owner has not answered for {seconds:.0f} s; it may be stopped")
         else:
             self._watching = self._loop.call_later(KEEPALIVE_SECONDS, self._watch)

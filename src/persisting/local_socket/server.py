@@ -17,7 +17,7 @@ from persisting.cluster import wire
 from persisting.cluster.transport import KEEPALIVE_SECONDS, Answer, ReplyStream
 from persisting.cluster.wire import Reply, Request
 from persisting.concurrency.pool import in_thread
-from persisting.errors import BucketClosed, BucketLocked, InvalidArgument
+from persisting.errors import BucketClosed, BucketLocked, InvalidArgument, StorageError
 from persisting.local_socket import addresses, frames, loop_thread
 from persisting.local_socket.frames import AnswerFrame, CallFrame, FrameBuffer, FrameDecoder
 from persisting.local_socket.open_buckets import OpenBuckets
@@ -57,6 +57,7 @@ class TopicServer:
         self._buckets: OpenBuckets | None = None
         self._quick: QuickPuts | None = None
         self._connections: set[_ServerConnection] = set()
+        self._starting_over: asyncio.Task[None] | None = None
 
     def start(self) -> str | None:
         """Listen, and return the socket's path; None if this is not possible. Blocking."""
@@ -148,6 +149,8 @@ class TopicServer:
             assert self._buckets is not None
             service = self._buckets.service(bucket)
             if service is None:
+                if self._topic.is_lost(bucket):
+                    self.start_over_soon()
                 if bucket in self._topic.opening and request.op == "here":
                     return Reply("opening")
                 raise BucketClosed(f"bucket {bucket} is not open in process {os.getpid()}")
@@ -198,6 +201,33 @@ class TopicServer:
         """Answer no more calls about buckets; return when none is under way."""
         if self._loop is not None and self._buckets is not None:
             await loop_thread.run_elsewhere(self._buckets.refuse(), self._loop)
+
+    async def start_over(self) -> None:
+        """Have the topic close what was lost; it goes on if the caller is cancelled."""
+        if self._loop is not None:
+            joined = asyncio.run_coroutine_threadsafe(self._join_start_over(), self._loop)
+            await asyncio.shield(asyncio.wrap_future(joined))
+
+    def start_over_soon(self) -> None:
+        """The same in the background, from any thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._begin_start_over)
+
+    def _begin_start_over(self) -> asyncio.Task[None]:
+        if self._starting_over is None or self._starting_over.done():
+            assert self._loop is not None
+            self._starting_over = self._loop.create_task(self._start_over())
+        return self._starting_over
+
+    async def _join_start_over(self) -> None:
+        await asyncio.shield(self._begin_start_over())
+
+    async def _start_over(self) -> None:
+        try:
+            await self._topic.start_over()
+        except StorageError as exc:
+            log.warning("topic %r cannot close its buckets: %s", self._topic.config.topic, exc)
 
     async def stop(self) -> None:
         """Stop listening and end all connections."""

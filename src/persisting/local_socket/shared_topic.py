@@ -67,6 +67,10 @@ class SharedTopic(ConfiguredTopic):
             return False
         return bucket not in self._sent or not self._is_under_way(bucket)
 
+    def must_flush(self, bucket: int) -> bool:
+        """What is acknowledged in an object store is stored, whoever owns it now."""
+        return self.store is None or self.is_direct(bucket)
+
     def _is_under_way(self, bucket: int) -> bool:
         if any(topic.is_busy(bucket) for topic in list(self._remote.values())):
             return True

@@ -18,7 +18,6 @@ from persisting.local_socket.frames import TOPIC
 from persisting.local_socket.open_buckets import OpenBuckets
 from persisting.local_socket.owner_notes import OwnerNotes, is_this_process
 from persisting.lock import described
-from persisting.topic.bucket_set import all_results
 from persisting.topic.local import LocalTopic
 
 HERE = "here"
@@ -62,6 +61,10 @@ class SocketLocator(OwnerLocator):
                 failure = "its owner is about to start or to end"
             except (Unreachable, BucketClosed) as exc:
                 self._check_open()
+                if isinstance(exc, Unreachable):
+                    owner = await self._instead_of_owner()
+                    if owner is not None:
+                        return owner
                 failure = str(exc)
             if patience.exhausted:
                 raise self._unavailable(failure)
@@ -93,6 +96,10 @@ class SocketLocator(OwnerLocator):
 
     async def _without_owner(self) -> Connection | None:
         raise NoOwner("nobody owns the bucket")
+
+    async def _instead_of_owner(self) -> Connection | None:
+        """Take the place of an owner that cannot be reached, if it is dead."""
+        return None
 
     async def _without_socket(
         self, note: dict[str, Any], reason: str = "it does not listen on a socket"
@@ -138,6 +145,7 @@ class OwningLocator(SocketLocator):
         self._check_open()
         service = self.local_service()
         if service is not None:
+            self._holder = {}
             return LocalConnection(service, self._here)
         return await super()._search(patience)
 
@@ -149,17 +157,34 @@ class OwningLocator(SocketLocator):
         """Open the bucket where bucket 0 is open, so that the puts of all processes share one log
         and its syncs; open it here if that is not possible."""
         if self._bucket != 0 and self._topic.open_backend(0) is None:
-            note = await in_thread(self._notes.read, 0)
+            note = await self._owner_of_first()
             if note is None:
-                # In an object store both at once, since each waits for requests.
-                numbers = (0,) if self._topic.store is None else (0, self._bucket)
-                if not all(await all_results([self._open_here(number) for number in numbers])):
+                # Not in an object store, where that takes many requests.
+                if self._topic.store is None and not await self._open_here(0):
                     return None
             elif note.get("socket") and note["socket"] != self._own_socket:
                 with suppress(Unreachable, StorageError):
                     owner = await self._connections.to(note["socket"])
                     await owner.ask(TOPIC, Request("open", {"bucket": self._bucket}), OPEN_SECONDS)
                     return BucketConnection(owner, self._bucket)
+        return await self._opened_here()
+
+    async def _owner_of_first(self) -> dict[str, Any] | None:
+        """Return the note of bucket 0 in another process. Its own faults do not matter here."""
+        if self._topic.store is None:
+            return await in_thread(self._notes.read, 0)
+        if self._topic.buckets_open:
+            return None
+        with suppress(StorageError):
+            return await in_thread(self._notes.read, 0)
+        return None
+
+    async def _instead_of_owner(self) -> Connection | None:
+        """In an object store, wait for the end of its lease; a beat shows that it lives."""
+        return None if self._topic.store is None else await self._opened_here()
+
+    async def _opened_here(self) -> Connection | None:
+        """Open the bucket in this process; None if another process was faster."""
         if not await self._open_here(self._bucket):
             return None
         service = self.local_service()
@@ -168,8 +193,8 @@ class OwningLocator(SocketLocator):
     async def _open_here(self, bucket: int) -> bool:
         """Open a bucket in this process; False if another process was faster."""
         try:
-            if self._topic.is_lost(bucket):
-                await self._topic.start_over()
+            if self._topic.is_lost(bucket) and self._topic.listener is not None:
+                await self._topic.listener.start_over()
             await self._topic.backend(bucket)
         except BucketLocked as exc:
             if is_this_process(exc.owner) and not exc.owner.get("socket"):
@@ -181,10 +206,10 @@ class OwningLocator(SocketLocator):
         self, note: dict[str, Any], reason: str = "it does not listen on a socket"
     ) -> Connection | None:
         if is_this_process(note):
-            if not await self._open_here(self._bucket):
-                return None
-            service = self.local_service()
-            return None if service is None else LocalConnection(service, self._here)
+            return await self._opened_here()
+        owner = await self._instead_of_owner()
+        if owner is not None:
+            return owner
         hint = f"{reason}; {self._notes.elsewhere_hint}"
         if note.get("node"):
             hint = "it belongs to a cluster: pass a system of the cluster to write_queue"

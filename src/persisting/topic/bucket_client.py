@@ -95,6 +95,9 @@ class Topic(Protocol):
         ignores its part. ``BucketClosed`` and ``BucketLocked`` mean that nothing was stored.
         """
 
+    def must_flush(self, bucket: int) -> bool:
+        """Whether a writer that has put to a bucket may not be closed if a flush fails."""
+
     def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
         """Queue a record and return what to wait for; None if only a client can store it."""
 

@@ -39,6 +39,10 @@ class ConfiguredTopic(ABC):
         """The objects of a topic in an object store; None for all others."""
         return None
 
+    def must_flush(self, bucket: int) -> bool:
+        """Whether a writer that has put to a bucket may not be closed if a flush fails."""
+        return True
+
     def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
         """Queue a record and return what to wait for; None if only a client can store it."""
         return None

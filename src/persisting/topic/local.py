@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -27,9 +27,17 @@ from persisting.bucket.shared_schema import SharedSchema
 from persisting.bucket.snapshot import Page
 from persisting.bucket.store_bucket import StoreBucket
 from persisting.bucket.store_owner_log import StoreOwnerLog
+from persisting.concurrency.coalesced import weak_callback
 from persisting.concurrency.loop_bridge import LoopWaiter, ThreadWaiter
 from persisting.concurrency.pool import in_thread, in_thread_or_undo
-from persisting.errors import BucketClosed, BucketLocked, InvalidArgument, SchemaError, StorageError
+from persisting.errors import (
+    BucketClosed,
+    BucketLocked,
+    InvalidArgument,
+    OwnershipLost,
+    SchemaError,
+    StorageError,
+)
 from persisting.fs import FileSystem
 from persisting.lock import file_lock, noting
 from persisting.records import EMPTY, Rules
@@ -78,6 +86,12 @@ class Listener(Protocol):
     async def stop(self) -> None:
         """Stop listening and end all connections."""
 
+    async def start_over(self) -> None:
+        """Call :meth:`LocalTopic.start_over`; it goes on if the caller is cancelled."""
+
+    def start_over_soon(self) -> None:
+        """The same in the background, from any thread."""
+
 
 Listening: TypeAlias = "Callable[[LocalTopic], Listener]"
 
@@ -103,6 +117,7 @@ class LocalTopic:
         self.opening: set[int] = set()
         """The buckets that are being opened."""
         self._reconfiguring = 0
+        self._counting = threading.Lock()
         self._backends: dict[int, BucketBackend] = {}
         self._log: OwnerLog | StoreOwnerLog | None = None
         self._producer_locks = KeyedLocks()
@@ -156,8 +171,13 @@ class LocalTopic:
         over."""
         if self.store is None:
             return False
-        core = self.store_bucket(bucket)
-        return core is not None and bool(core.lost)
+        backend = self._backends.get(bucket)
+        core = backend.bucket if isinstance(backend, TableBackend) else None
+        return isinstance(core, StoreBucket) and bool(core.lost)
+
+    def _after_loss(self) -> None:
+        if self.listener is not None:
+            self.listener.start_over_soon()
 
     def store_bucket(self, bucket: int) -> StoreBucket | None:
         """Return a bucket in an object store if it is open and stays so."""
@@ -202,7 +222,13 @@ class LocalTopic:
                     config, log = self.config, self._owner_log()
                     self.opening.add(bucket)
                 try:
-                    backend = self._build(bucket, log)
+                    try:
+                        backend = self._build(bucket, log)
+                    except StorageError:
+                        with self._guard:
+                            if self.closed or self._log is log:
+                                raise
+                        continue  # its log was closed meanwhile
                     with self._guard:
                         # Not if the topic was closed, or got other options, meanwhile.
                         if not self.closed and self.config is config and self._log is log:
@@ -242,6 +268,7 @@ class LocalTopic:
                     self.store,
                     self.config.num_buckets,
                     listening_at=self.listening_at or "",
+                    on_lost=weak_callback(self, LocalTopic._after_loss),
                     **options,
                 )
                 return self._log
@@ -296,7 +323,11 @@ class LocalTopic:
         # store some twice.
         puts = [LocalBucketClient(self, b).put(rows, sequence) for b, rows in parts]
         results = await asyncio.gather(*puts, return_exceptions=True)
-        locked = [result for result in results if isinstance(result, BucketLocked)]
+        locked = [
+            result
+            for result in results
+            if isinstance(result, BucketLocked) and not isinstance(result, OwnershipLost)
+        ]
         for result in results:
             if isinstance(result, BaseException) and result not in locked:
                 raise result
@@ -329,23 +360,36 @@ class LocalTopic:
     async def reconfigure(self, config: TopicConfig, cls: type) -> None:
         """Switch to another backend class or other options; buckets reopen when they are used."""
         if config != self.config or cls is not self.backend_class:
-            self._reconfiguring += 1
-            try:
+            with self._changing():
                 await in_thread(self._switch, config, cls)
                 await in_thread(self._retire_log)
                 await self.close_buckets()
-            finally:
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Open no bucket meanwhile."""
+        with self._counting:
+            self._reconfiguring += 1
+        try:
+            yield
+        finally:
+            with self._counting:
                 self._reconfiguring -= 1
 
     async def start_over(self) -> None:
-        """Close all buckets in an object store and their log: one of them was lost. Each opens
+        """If a bucket in an object store was lost, close all buckets and their log. Each opens
         again, with a new log, when it is used."""
-        self._reconfiguring += 1
-        try:
+        if not any(self.is_lost(bucket) for bucket in self.buckets_open):
+            return
+        log = self._log
+        with self._changing():
             await in_thread(self._retire_log)
-            await self.close_buckets()
-        finally:
-            self._reconfiguring -= 1
+            try:
+                await self.close_buckets()
+            except BaseException:
+                if isinstance(log, StoreOwnerLog):
+                    log.abandon()  # buckets that could not be closed are taken over
+                raise
 
     def _switch(self, config: TopicConfig, cls: type) -> None:
         """Open buckets in the new way; the guard ensures that none is being opened meanwhile."""
@@ -378,8 +422,12 @@ class LocalTopic:
         """Flush and close one bucket; the next use opens it again."""
         backend = self._backends.get(bucket)
         if backend is not None:
-            await backend.close()
-            await in_thread(self._discard, bucket, backend)
+            # As a whole: a bucket that is closed and not forgotten could not be used again.
+            await asyncio.shield(self._close_and_forget(bucket, backend))
+
+    async def _close_and_forget(self, bucket: int, backend: BucketBackend) -> None:
+        await backend.close()
+        await in_thread(self._discard, bucket, backend)
 
     def _discard(self, bucket: int, backend: BucketBackend) -> None:
         """Forget a closed backend, unless the bucket has been opened again since."""
@@ -800,9 +848,9 @@ def live_bucket(place: Path | TopicAddress, bucket: int) -> LocalTopic | None:
     If other processes share the topic, reading must not open a bucket here.
     """
     live = live_topic(place)
-    if live is None or live.listener is None or live.open_backend(bucket) is not None:
-        return live
-    return None
+    if live is None or live.is_lost(bucket):
+        return None
+    return live if live.listener is None or live.open_backend(bucket) is not None else None
 
 
 def hold_live(topic: LocalTopic) -> LocalHandle | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,7 +123,7 @@ class ReadonlyBucketClient:
                 return empty
             try:
                 return await call(source)
-            except BucketClosed:
+            except (BucketClosed, BucketLocked):  # of another process by now, perhaps
                 if not isinstance(source, LocalBucketClient):
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -140,7 +140,7 @@ class ReadonlyBucketClient:
         while isinstance(source, LocalBucketClient):
             try:
                 return await source.call(call)
-            except BucketClosed:  # this process has just closed the topic
+            except (BucketClosed, BucketLocked):  # this process has just closed or lost it
                 await asyncio.sleep(_PAUSE_SECONDS)
                 source = await self._source()
         if not isinstance(call, TableRead):
@@ -182,7 +182,7 @@ class ReadonlyBucketClient:
                             yield page
                             if not position.advance(page):
                                 return
-                except BucketClosed:
+                except (BucketClosed, BucketLocked):
                     if not live:
                         raise
                     await asyncio.sleep(_PAUSE_SECONDS)
@@ -197,10 +197,8 @@ class ReadonlyBucketClient:
         while True:
             source = await self._source()
             if isinstance(source, LocalBucketClient):
-                try:
+                with suppress(BucketClosed, BucketLocked):
                     return await source.wait(offset, epoch)
-                except BucketClosed:
-                    pass
             elif source is not None and await self._wait_unless_live(source, offset, epoch):
                 return
             await asyncio.sleep(_POLL_SECONDS)

@@ -6,14 +6,13 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from persisting.bucket.delayed_puts import DelayedPutNames
 from persisting.bucket.producer_sequences import ANONYMOUS, GENERATED, check_number, check_writer
-from persisting.errors import InvalidArgument, OwnershipLost
+from persisting.errors import InvalidArgument, OwnershipLost, StorageError
 from persisting.topic.bucket_client import ProducerSequence, Rows, Topic
 from persisting.topic.routing import by_bucket, route, table_by_bucket
 from persisting.topic.stats import summed
@@ -263,8 +262,13 @@ class QueueWriter(TopicTable):
                 raise
 
     async def _flush_if_owned(self, bucket: int) -> None:
-        with suppress(OwnershipLost):  # what was acknowledged is in the log, for the next owner
+        try:
             await self._topic.bucket(bucket).flush()
+        except OwnershipLost:
+            pass  # what was acknowledged is in the log, for the next owner
+        except StorageError:
+            if self._topic.must_flush(bucket):
+                raise
 
 
 def _retrieve_failure(put: asyncio.Task[None]) -> None:

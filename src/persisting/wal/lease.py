@@ -115,6 +115,8 @@ class Lease:
         self._on_beat: Callable[[], None] | None = None
         self.on_call: Callable[[], None] | None = None
         """Called after a beat that met a call of another process; must be quick."""
+        self.on_lost: Callable[[], None] | None = None
+        """Called when this process has lost the log; must be quick."""
         self._calls = 0
         _held_here[name] = self
         # Not in the pool, whose threads may all be waiting for other owners.
@@ -142,8 +144,10 @@ class Lease:
 
     def give_up(self, reason: str) -> None:
         """Note that this process no longer owns the log."""
-        self.lost = self.lost or reason
+        is_new, self.lost = not self.lost, self.lost or reason
         _ended.add(self.name)
+        if is_new and self.on_lost is not None:
+            self.on_lost()
 
     @property
     def overdue(self) -> str:
