@@ -70,6 +70,18 @@ async def test_puts_of_one_task_keep_their_order_whatever_they_hold(
     assert len(numbers) == 61 + 99 * len(range(3, 60, 7))
 
 
+async def test_puts_that_wait_until_the_owner_is_found_are_not_overtaken(
+    tmp_path: Path, owner: OwnerProcess
+) -> None:
+    await owner.own(tmp_path, **LOGGED)
+    async with await writing(tmp_path) as writer:
+        puts = [asyncio.ensure_future(writer.put({"id": 0, "n": n})) for n in range(3000)]
+        await asyncio.wait(puts, return_when=asyncio.FIRST_COMPLETED)
+        puts += [asyncio.ensure_future(writer.put({"id": 0, "n": n})) for n in range(3000, 3100)]
+        await asyncio.gather(*puts)
+    assert [record["n"] for record in await everything(tmp_path)] == list(range(3100))
+
+
 async def test_changed_record_is_stored_as_it_was_when_it_was_put(
     tmp_path: Path, owner: OwnerProcess
 ) -> None:

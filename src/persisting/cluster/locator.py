@@ -56,7 +56,9 @@ class OwnerLocator(ABC):
         """``here`` is the id of this process as an owner."""
         self._here = here
         self._owner: Connection | None = None
-        self._finding = asyncio.Lock()
+        self._is_searching = False
+        self._waiting: list[asyncio.Future[None]] = []
+        """Calls that wait for the search of another one."""
 
     @abstractmethod
     def local_service(self) -> BucketService | None:
@@ -133,10 +135,24 @@ class OwnerLocator(ABC):
         await self._find(Patience())
 
     async def _find(self, patience: Patience) -> Connection:
-        async with self._finding:
-            if self._owner is None:
+        """Return the owner. One call searches; when it has ended, all that wait for it go on in
+        the same turn of the event loop and in their order: a later put must not overtake them."""
+        while self._owner is None:
+            if self._is_searching:
+                ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiting.append(ended)
+                await ended
+                continue
+            self._is_searching = True
+            try:
                 self._owner = await self._search(patience)
-            return self._owner
+            finally:
+                self._is_searching = False
+                waiting, self._waiting = self._waiting, []
+                for ended in waiting:
+                    if not ended.done():  # its call was cancelled
+                        ended.set_result(None)
+        return self._owner
 
 
 class LocalConnection:
