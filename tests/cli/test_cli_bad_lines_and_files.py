@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import signal
 from collections.abc import Callable
@@ -12,18 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from support.cli_contracts import decoded
-from support.cli_runner import Answer, line_of, piped, started
+from support.cli_runner import Answer, exported_numbers, line_of, piped, started
 
 from persisting.cli.formats import decompressed
 
 
 def records(numbers: range) -> list[bytes]:
     return [b'{"id": "k%d", "n": %d}' % (n, n) for n in numbers]
-
-
-def numbers_in(call: Callable[..., Answer], storage: Path, topic: str = "t") -> list[int]:
-    out = call("export", topic, "-", "-c", "n", "-s", storage).out
-    return sorted(json.loads(line)["n"] for line in out.splitlines())
 
 
 def test_reading_of_a_closed_file_does_not_consume_the_next_file(tmp_path: Path) -> None:
@@ -52,11 +46,11 @@ class TestGeneratedWriteId:
         assert (code, err.count("\n")) == (2, 1)
         assert f"--write-id {stopped.write_id}" in err
         assert re.fullmatch(r"put-\d{8}-\d{6}-[0-9a-f]{8}", stopped.write_id)
-        assert stopped.acknowledged == len(numbers_in(call, tmp_path / "q")) >= 700
+        assert stopped.acknowledged == len(exported_numbers(call, tmp_path / "q")) >= 700
         given.write_bytes(b"\n".join(good))
         again = decoded("put", call(*put, "--write-id", stopped.write_id).out)
         assert (again.acknowledged, again.repeated) == (1000, stopped.acknowledged)
-        assert numbers_in(call, tmp_path / "q") == list(range(1000))
+        assert exported_numbers(call, tmp_path / "q") == list(range(1000))
 
     def test_line_may_be_emptied(self, tmp_path: Path, call: Callable[..., Answer]) -> None:
         good = records(range(100))
@@ -66,7 +60,7 @@ class TestGeneratedWriteId:
         name = decoded("put", call(*put).out).write_id
         given.write_bytes(b"\n".join([*good[:50], b"", *good[51:]]))
         assert call(*put, "--write-id", name).code == 0
-        assert numbers_in(call, tmp_path / "q") == [n for n in range(100) if n != 50]
+        assert exported_numbers(call, tmp_path / "q") == [n for n in range(100) if n != 50]
 
     def test_error_before_anything_is_stored_names_no_write_id(
         self, tmp_path: Path, call: Callable[..., Answer]
@@ -101,7 +95,7 @@ class TestSkippedLines:
         assert "line 501 is not a JSON object" in err
         assert "line 502: field 'n'" in err
         assert sorted(aside.read_bytes().splitlines()) == sorted(bad)
-        assert numbers_in(call, tmp_path / "q") == list(range(2000))
+        assert exported_numbers(call, tmp_path / "q") == list(range(2000))
 
     def test_repetition_under_a_write_id_stores_and_sets_aside_nothing_twice(
         self, tmp_path: Path, call: Callable[..., Answer]
@@ -116,7 +110,7 @@ class TestSkippedLines:
         assert (first.acknowledged, first.repeated, first.skipped) == (300, 0, 2)
         assert (again.acknowledged, again.repeated, again.skipped) == (300, 300, 2)
         assert sorted(aside.read_bytes().splitlines()) == sorted(bad)
-        assert numbers_in(call, tmp_path / "q") == list(range(300))
+        assert exported_numbers(call, tmp_path / "q") == list(range(300))
 
     def test_killed_command_is_repeated_exactly(
         self, tmp_path: Path, call: Callable[..., Answer]
@@ -135,7 +129,7 @@ class TestSkippedLines:
             child.wait(20)
         code, _, err = piped(*put, given=given.read_bytes())
         assert code == 0, err
-        assert numbers_in(call, tmp_path / "q") == list(range(600))
+        assert exported_numbers(call, tmp_path / "q") == list(range(600))
         assert sorted(aside.read_bytes().splitlines()) == sorted(bad)
 
     def test_many_bad_lines_are_counted_after_the_first(
@@ -172,7 +166,7 @@ class TestCompressedFiles:
         given = tmp_path / f"given.jsonl.{extension}"
         given.write_bytes(b"".join(map(packed, parts)))
         assert call(command, "t", given, "-s", tmp_path / "q").code == 0
-        assert numbers_in(call, tmp_path / "q") == list(range(900))
+        assert exported_numbers(call, tmp_path / "q") == list(range(900))
 
     def test_truncated_file_is_an_error_that_names_it(
         self, tmp_path: Path, call: Callable[..., Answer]
@@ -235,7 +229,7 @@ class TestCsv:
         for _ in range(2):
             done = call("import", "t", given, "--write-id", "w", "-s", tmp_path / "q")
             assert done.code == 0
-        assert numbers_in(call, tmp_path / "q") == list(range(100))
+        assert exported_numbers(call, tmp_path / "q") == list(range(100))
 
     def test_options_for_other_formats_are_refused(
         self, tmp_path: Path, call: Callable[..., Answer]

@@ -24,6 +24,7 @@ from support.cli_runner import (
     COMMAND,
     Answer,
     environment,
+    exported_numbers,
     filled,
     line_of,
     piped,
@@ -36,18 +37,13 @@ def lines(numbers: range) -> bytes:
     return b"".join(b'{"id": "k%d", "n": %d}\n' % (n, n) for n in numbers)
 
 
-def numbers_in(call: Callable[..., Answer], storage: Path, topic: str = "t") -> list[int]:
-    out = call("export", topic, "-", "-c", "n", "-s", storage).out
-    return sorted(json.loads(line)["n"] for line in out.splitlines())
-
-
 def test_put_from_a_pipe_creates_a_durable_topic(
     tmp_path: Path, call: Callable[..., Answer]
 ) -> None:
     code, out, err = piped("put", "t", "--buckets", 2, "-s", tmp_path, given=lines(range(50)))
     assert (code, err) == (0, "")
     assert out.startswith("50 records acknowledged in the new topic t (")
-    assert numbers_in(call, tmp_path) == list(range(50))
+    assert exported_numbers(call, tmp_path) == list(range(50))
     options = decoded("describe", call("describe", "t", "--json", "-s", tmp_path).out).options
     assert (options["enable_wal"], options["wal_sync_interval"]) == (True, 0.0)
 
@@ -74,7 +70,7 @@ def test_error_in_the_input_names_its_line_and_counts_what_is_stored(
     assert err.count("\n") == 1
     assert err.startswith("error: line 31")
     assert why in err
-    stored = numbers_in(call, tmp_path / "q")
+    stored = exported_numbers(call, tmp_path / "q")
     assert decoded("put", out).acknowledged == len(stored)
     assert set(range(30)) <= set(stored)
 
@@ -85,7 +81,7 @@ def test_blank_lines_and_a_byte_order_mark_are_not_records(
     given = tmp_path / "given.jsonl"
     given.write_bytes(b'\xef\xbb\xbf{"id": "a", "n": 1}\r\n\r\n  \n{"id": "b", "n": 2}')
     assert call("put", "t", given, "-s", tmp_path / "q").code == 0
-    assert numbers_in(call, tmp_path / "q") == [1, 2]
+    assert exported_numbers(call, tmp_path / "q") == [1, 2]
 
 
 def test_line_of_several_megabytes_is_stored_and_printed_whole(
@@ -120,7 +116,7 @@ def test_ctrl_c_stops_a_waiting_put_and_prints_what_is_stored(
     assert "stopped" in err
     assert "Traceback" not in err
     count = int(out.split()[0].replace(",", ""))
-    assert count == len(numbers_in(call, tmp_path)) == 500
+    assert count == len(exported_numbers(call, tmp_path)) == 500
 
 
 def test_ctrl_c_in_a_busy_put_prints_exactly_what_is_stored(
@@ -143,7 +139,7 @@ def test_ctrl_c_in_a_busy_put_prints_exactly_what_is_stored(
     note, *_, stop = said[1].decode().splitlines()
     assert re.search(r"repeat the command with --write-id put-\d{8}-\d{6}-[0-9a-f]{8}; it", note)
     assert stop == "stopped"
-    stored = numbers_in(call, tmp_path)
+    stored = exported_numbers(call, tmp_path)
     assert int(said[0].split()[0].replace(b",", b"")) == len(stored)
     assert len(stored) == len(set(stored))
 
@@ -170,16 +166,16 @@ def test_put_under_a_write_id_can_be_repeated_after_a_kill(
         _until_stored(tmp_path / "q")
         child.send_signal(signal.SIGKILL)
         child.wait(20)
-    before = numbers_in(call, tmp_path / "q")
+    before = exported_numbers(call, tmp_path / "q")
     assert before == sorted(set(before))
     assert len(before) >= 1
     again = call("put", "t", given, "--write-id", "load", "--json", "-s", tmp_path / "q")
     result = decoded("put", again.out)
     assert (again.code, result.acknowledged, result.repeated) == (0, 3000, len(before))
-    assert numbers_in(call, tmp_path / "q") == list(range(3000))
+    assert exported_numbers(call, tmp_path / "q") == list(range(3000))
     third = call("put", "t", given, "--write-id", "load", "--json", "-s", tmp_path / "q")
     assert decoded("put", third.out).repeated == 3000
-    assert numbers_in(call, tmp_path / "q") == list(range(3000))
+    assert exported_numbers(call, tmp_path / "q") == list(range(3000))
 
 
 @pytest.mark.parametrize("first", [1, 4, 999, 1000, 1500])
@@ -192,12 +188,12 @@ def test_repeated_put_under_a_write_id_stores_only_the_rest(
     words = ("put", "t", given, "--write-id", "load", "--json", "-s", tmp_path / "q")
     begun = call(*words)
     stored = decoded("put", begun.out).acknowledged
-    assert (begun.code, len(numbers_in(call, tmp_path / "q"))) == (2 if ending else 0, stored)
+    assert (begun.code, len(exported_numbers(call, tmp_path / "q"))) == (2 if ending else 0, stored)
     given.write_bytes(lines(range(2100)))
     again = call(*words)
     result = decoded("put", again.out)
     assert (again.code, result.acknowledged, result.repeated) == (0, 2100, stored)
-    assert numbers_in(call, tmp_path / "q") == list(range(2100))
+    assert exported_numbers(call, tmp_path / "q") == list(range(2100))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "lance", "jsonl"])
@@ -213,7 +209,7 @@ def test_import_under_a_write_id_can_be_repeated_with_more_files(
     assert decoded("import", call("import", "all", files[0], *words).out).acknowledged == 30
     result = decoded("import", call("import", "all", *files, *words).out)
     assert (result.acknowledged, result.repeated) == (50, 30)
-    assert numbers_in(call, tmp_path, "all") == list(range(50))
+    assert exported_numbers(call, tmp_path, "all") == list(range(50))
 
 
 def test_put_with_a_closed_standard_input_is_refused(tmp_path: Path) -> None:
@@ -232,7 +228,7 @@ def test_put_without_a_log_counts_what_closing_flushed(
     put = ("put", "t", given, "--set", "enable_wal=false", "--buckets", 1, "--json")
     code, out, _ = call(*put, "-s", tmp_path / "q")
     assert code == 2
-    assert decoded("put", out).acknowledged == len(numbers_in(call, tmp_path / "q")) == 10
+    assert decoded("put", out).acknowledged == len(exported_numbers(call, tmp_path / "q")) == 10
 
 
 def test_put_refuses_the_memory_backend(tmp_path: Path, call: Callable[..., Answer]) -> None:

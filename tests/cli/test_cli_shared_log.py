@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from support.cli_contracts import decoded
 from support.cli_runner import Answer
-from support.dead_logs import LOGGED, dead_topic, flip_bit, logs_of, numbers_in, segments_of
+from support.damage import flip_bit
+from support.dead_logs import LOGGED, dead_topic, logs_of, numbers_in, segments_of
 
 from persisting.queue import PersistingBackend, write_queue
 from persisting.topic.inspect import describe, find, topics_in

@@ -11,15 +11,11 @@ from typing import Any
 
 import pytest
 from support import children
-from support.training_topics import add_rows, make_topic, record
+from support.training_topics import add_rows, ids, make_topic, record
 
 from persisting.data import TopicStream
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.queue import write_queue
-
-
-def ids(batches: Any) -> list[int]:
-    return [number for batch in batches for number in batch.column("id").to_pylist()]
 
 
 def followed(folder: Path, **arguments: Any) -> TopicStream:

@@ -9,16 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.training_topics import make_topic
+from support.training_topics import ids, make_topic
 
 from persisting.data import TopicStream
 from persisting.errors import InvalidArgument, StorageError
 
 ROWS = 1000
-
-
-def ids(batches: Any) -> list[int]:
-    return [number for batch in batches for number in batch.column("id").to_pylist()]
 
 
 @pytest.mark.parametrize("shuffle", [None, 7])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.training_topics import add_rows, make_topic, record
+from support.training_topics import add_rows, ids, make_topic, record
 
 from persisting.data import TopicStream
 from persisting.data.pinned_stream import Worker
@@ -26,10 +26,6 @@ slow = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-
-
-def ids(batches: Any) -> list[int]:
-    return [number for batch in batches for number in batch.column("id").to_pylist()]
 
 
 def through_json(state: dict[str, Any]) -> dict[str, Any]:

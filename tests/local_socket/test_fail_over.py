@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.owner_process import OwnerProcess
-from support.topic_places import WAL, ids, numbered, streamed
+from support.topic_places import WAL, ids, is_in_order, numbered, streamed
 
 from persisting.cluster import locator
 from persisting.errors import StorageError
@@ -41,12 +41,6 @@ async def stored(folder: Path) -> dict[int, list[Any]]:
 def owner_pid(folder: Path, bucket: int) -> int | None:
     note = owner_of(bucket_folder(folder / "t", bucket))
     return None if note is None else note["pid"]
-
-
-def is_in_order(found: dict[int, list[int]], count: int) -> bool:
-    everything = sorted(number for numbers in found.values() for number in numbers)
-    in_order = all(numbers == sorted(numbers) for numbers in found.values())
-    return everything == list(range(count)) and in_order
 
 
 async def test_puts_reach_the_owner_in_the_other_process(

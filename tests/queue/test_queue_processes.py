@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support import TESTS
-from support.children import python, run, wait_for_line
+from support.children import python, run, tell
 from support.topic_places import ids, numbered, streamed
 
 from persisting.errors import BucketLocked
@@ -38,12 +38,6 @@ asyncio.run(main())
 LOGGED = '{"backend": "persisting", "num_buckets": %d, "backend_options": %s}'
 SYNCED = '{"enable_wal": true, "wal_sync_interval": 0.0, "flush_interval": null}'
 LATER = '{"enable_wal": true, "wal_sync_interval": 1.0, "flush_interval": null}'
-
-
-def tell(child: Any, line: str) -> None:
-    child.stdin.write(line + "\n")
-    child.stdin.flush()
-    assert wait_for_line(child) == "done"
 
 
 async def everything(root: Path) -> list[int]:

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 from support.children import python
-from support.dead_logs import dead_topic, flip_bit, logs_of, segments_of
+from support.damage import flip_bit
+from support.dead_logs import dead_topic, logs_of, segments_of
 
 from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import read_queue, write_queue

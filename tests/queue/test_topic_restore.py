@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.children import python, wait_for_line
+from support.children import python, tell
 from support.restore_contract import LoggedRestoreContract, RestoreContract, tagged
 from support.topic_homes import Following, Home, home_in, taken
 from support.topic_places import drained, ids, numbered
@@ -50,12 +50,6 @@ async def main():
         print("done", flush=True)
 asyncio.run(main())
 """
-
-
-def tell(child: Any, line: str) -> None:
-    child.stdin.write(line + "\n")
-    child.stdin.flush()
-    assert wait_for_line(child) == "done"
 
 
 class TestOtherProcesses:

@@ -13,6 +13,7 @@ from support.object_stores import SeaweedFS, fresh_prefix, running_seaweedfs, st
 from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
+from persisting.topic import store_membership
 from persisting.wal import lease, sealing
 
 DAY_CONTRACT = frozenset(
@@ -136,3 +137,9 @@ def patient(proxy: FaultProxy, prefix: str) -> ObjectStore:
     machine is slow."""
     options = storage_options(proxy.port, timeout="60s", connect_timeout="60s")
     return open_store(parse(url(prefix)), StorageOptions(options), retry_seconds=60.0)
+
+
+@pytest.fixture
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let members of groups look for others as often as with a short lease."""
+    monkeypatch.setattr(store_membership, "_LOOKS_PER_LEASE", 100)

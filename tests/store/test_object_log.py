@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 from support.fault_proxy import FaultProxy
+from support.log_slots import slots_of
 
 from persisting.bucket.store_ownership import Ownership
 from persisting.errors import BucketLocked, OwnershipLost, StorageError, WALError
@@ -16,7 +17,7 @@ from persisting.wal import Payload, sealing
 from persisting.wal.frame import RECORDS, START, SegmentStart, encode_start
 from persisting.wal.lease import Lease
 from persisting.wal.object_log import ObjectLog
-from persisting.wal.slots import is_claim, lease_key, new_log_name, slot_key, slots_prefix
+from persisting.wal.slots import is_claim, lease_key, new_log_name, slot_key
 
 SECONDS = 0.6
 
@@ -32,10 +33,6 @@ def new_log(store: ObjectStore, seconds: float = SECONDS) -> ObjectLog:
 
 def append(log: ObjectLog, text: bytes) -> int:
     return log.append([[Payload(RECORDS, 0, len(text), text)]], preamble, 1)[-1]
-
-
-def slots_of(store: ObjectStore, log: ObjectLog) -> list[int]:
-    return [int(key.rpartition("/")[2]) for key in store.list(slots_prefix(log.name))]
 
 
 def test_append_is_one_request(patient: ObjectStore, proxy: FaultProxy) -> None:

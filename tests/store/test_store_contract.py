@@ -17,7 +17,8 @@ from persisting.queue import QueueReader
 from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
-from persisting.topic import store_membership
+
+pytestmark = pytest.mark.usefixtures("frequent_looks")
 
 _TABLE = "bucket_1/data.lance/"
 GROUP_LEASE = 20.0
@@ -45,12 +46,6 @@ class StorePlace(Home):
     def _where(self) -> dict[str, Any]:
         where = self._server.url(self._prefix)
         return {"storage_path": where, "storage_options": self._server.options()}
-
-
-@pytest.fixture(autouse=True)
-def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members look for others as often as with a short lease."""
-    monkeypatch.setattr(store_membership, "_LOOKS_PER_LEASE", 100)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.fault_proxy import FaultProxy
+from support.log_slots import slots_of
 from support.waiting import until_true
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
@@ -21,7 +22,7 @@ from persisting.wal import Payload, sealing
 from persisting.wal.frame import RECORDS, START, SegmentStart, encode_start
 from persisting.wal.lease import Lease
 from persisting.wal.object_log import BegunSlot, ObjectLog
-from persisting.wal.slots import is_claim, new_log_name, slot_key, slots_prefix
+from persisting.wal.slots import is_claim, new_log_name, slot_key
 
 LEASE = 0.6
 OPTIONS: dict[str, Any] = {"enable_wal": True, "lease": LEASE, "flush_interval": None}
@@ -38,10 +39,6 @@ def begun(log: ObjectLog, text: bytes) -> BegunSlot:
 
 def new_log(store: ObjectStore) -> ObjectLog:
     return ObjectLog(store, Lease(store, new_log_name(), LEASE))
-
-
-def slots_of(store: ObjectStore, log: ObjectLog) -> list[int]:
-    return [int(key.rpartition("/")[2]) for key in store.list(slots_prefix(log.name))]
 
 
 def stored(log: ObjectLog, *slots: BegunSlot) -> None:

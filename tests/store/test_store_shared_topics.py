@@ -16,7 +16,7 @@ from support.fault_proxy import FaultProxy
 from support.object_stores import SeaweedFS, storage_options, url
 from support.open_topics import no_open_topics
 from support.owner_process import OwnerProcess
-from support.topic_places import ids, numbered
+from support.topic_places import ids, is_in_order, numbered
 from support.waiting import until_true
 
 from persisting.bucket.store_ownership import owner_register
@@ -79,12 +79,6 @@ async def stored(where: dict[str, Any]) -> dict[int, list[Any]]:
         async with await read_queue(**where, bucket_id=bucket, local_socket=False) as reader:
             found[bucket] = ids(await reader.get(None))
     return found
-
-
-def is_in_order(found: dict[int, list[int]], count: int) -> bool:
-    everything = sorted(number for numbers in found.values() for number in numbers)
-    in_order = all(numbers == sorted(numbers) for numbers in found.values())
-    return everything == list(range(count)) and in_order
 
 
 async def test_puts_reach_the_owner_in_the_other_process(

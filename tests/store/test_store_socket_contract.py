@@ -14,7 +14,8 @@ from support.queue_contract import QueueContract
 from support.topic_homes import Home
 
 from persisting.queue import QueueReader, QueueWriter
-from persisting.topic import store_membership
+
+pytestmark = pytest.mark.usefixtures("frequent_looks")
 
 GROUP_LEASE = 20.0
 """Members of a group are not taken for dead if the machine stops for a while."""
@@ -49,12 +50,6 @@ class StoreSocketPlace(Home):
         await super().close()
         for topic in self._owned:
             await self._owner.ask("close", topic)
-
-
-@pytest.fixture(autouse=True)
-def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members look for others as often as with a short lease."""
-    monkeypatch.setattr(store_membership, "_LOOKS_PER_LEASE", 100)
 
 
 @pytest.fixture(autouse=True)

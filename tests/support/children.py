@@ -38,6 +38,14 @@ def wait_for_line(child: subprocess.Popen[str]) -> str:
     return line.strip()
 
 
+def tell(child: subprocess.Popen[str], line: str) -> None:
+    """Send a line to a child, and wait until it prints "done"."""
+    assert child.stdin is not None
+    child.stdin.write(line + "\n")
+    child.stdin.flush()
+    assert wait_for_line(child) == "done"
+
+
 def interrupt(child: subprocess.Popen[Any], number: int = signal.SIGINT) -> tuple[Any, Any]:
     """Send a signal until the child ends; return what it has printed.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import re
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,6 +179,12 @@ def _drained(texts: dict[int, bytes]) -> dict[int, bytes]:
 def plain(text: str) -> str:
     """Return the text of a terminal without colours and carriage returns."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
+
+
+def exported_numbers(call: Callable[..., Answer], storage: Path, topic: str = "t") -> list[int]:
+    """Return the field ``n`` of all records that ``persisting export`` prints."""
+    out = call("export", topic, "-", "-c", "n", "-s", storage).out
+    return sorted(json.loads(line)["n"] for line in out.splitlines())
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

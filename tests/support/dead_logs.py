@@ -65,12 +65,6 @@ def logs_of(topic: Path) -> list[Path]:
     return sorted(path for path in (topic / "log").glob("*") if path.name != "trimmed")
 
 
-def flip_bit(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 0x10
-    path.write_bytes(data)
-
-
 async def numbers_in(topic: Path, **options: Any) -> list[int]:
     """Own the buckets of a topic once, which replays its logs; return the field ``n`` of all
     records, sorted."""

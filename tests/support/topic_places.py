@@ -84,3 +84,10 @@ async def drained(reader: Any, page: int = 50) -> list[dict[str, Any]]:
     while records := await reader.get(page):
         found += records
     return found
+
+
+def is_in_order(found: dict[int, list[int]], count: int) -> bool:
+    """Whether buckets hold the numbers below ``count``, each once, in rising order."""
+    everything = sorted(number for numbers in found.values() for number in numbers)
+    in_order = all(numbers == sorted(numbers) for numbers in found.values())
+    return everything == list(range(count)) and in_order

@@ -61,3 +61,8 @@ async def _put(
         await writer.flush()
         if tag is not None:
             await writer.tag(tag)
+
+
+def ids(batches: Any) -> list[int]:
+    """Return the field ``id`` of all rows of Arrow batches."""
+    return [number for batch in batches for number in batch.column("id").to_pylist()]

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.damage import flip_bit
 from support.log_builder import (
     PREAMBLE_END,
     QuickFileSystem,
@@ -25,12 +26,6 @@ from persisting.wal.inspection import RepairReport, inspect, repair
 
 A, B, C, D = b"aaaa", b"bbbb", b"cccc", b"dddd"
 FRAME = size_of(A)
-
-
-def flip_bit(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 0x10
-    path.write_bytes(data)
 
 
 def rehearsed(folder: Path, after: int = 0) -> RepairReport:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.damage import flip_bit
 from support.log_builder import (
     PREAMBLE_END,
     FailingFileSystem,
@@ -48,13 +49,6 @@ def damaged(folder: Path, after: int = 0) -> str:
         recover(folder, after=after)
     assert content(folder) == before
     return str(raised.value)
-
-
-def flip_bit(path: Path, position: int) -> None:
-    """Flip one bit."""
-    data = bytearray(path.read_bytes())
-    data[position] ^= 0x10
-    path.write_bytes(data)
 
 
 # A whole log
