@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from persisting.cluster.node_locator import NodeLocator
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.cluster.transport import HOST_ENDPOINT, Unreachable
 from persisting.cluster.wire import Reply, Request
-from persisting.errors import BucketClosed, StorageError
+from persisting.errors import BucketClosed, BucketLocked, StorageError
 
 KEY = bucket_key("/data/t", 3)
 OPENING = Request("open", {"config": {"topic": "t"}, "bucket": 3})
@@ -155,3 +157,67 @@ async def test_a_broken_stream_is_resumed_after_the_owner_is_forgotten() -> None
         await finder.lost(broken.value, patience)
         assert finder.node is None
     assert len(nodes.opened) == 2
+
+
+class Searching(locator.OwnerLocator):
+    """A locator whose searches end when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__("here")
+        self.searches: list[asyncio.Future[Any]] = []
+
+    def local_service(self) -> None:
+        return None
+
+    async def _search(self, patience: Patience) -> Any:
+        self.searches.append(asyncio.get_running_loop().create_future())
+        return await self.searches[-1]
+
+    def _unavailable(self, failure: str) -> StorageError:
+        return StorageError(failure)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of locators."""
+    given = SimpleNamespace(now=0.0)
+    given.monotonic = lambda: given.now
+    monkeypatch.setattr(locator, "time", given)
+    return given
+
+
+async def started(*calls: asyncio.Task[str]) -> None:
+    """Let tasks run until all of them wait."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_failed_search_fails_the_calls_that_waited_for_most_of_it(
+    clock: SimpleNamespace,
+) -> None:
+    searching = Searching()
+    early = [asyncio.ensure_future(searching.locate(Patience())) for _ in range(100)]
+    await started(*early)
+    clock.now = 11.0
+    late = asyncio.ensure_future(searching.locate(Patience()))
+    await started(late)
+    clock.now = 20.0
+    searching.searches[0].set_exception(BucketLocked("open elsewhere"))
+    results = await asyncio.gather(*early, return_exceptions=True)
+    assert all(isinstance(result, BucketLocked) for result in results)
+    await started(late)
+    assert len(searching.searches) == 2
+    searching.searches[1].set_result(SimulatedConnection(Nodes("a"), "bucket", "a"))
+    assert await late == "a"
+
+
+async def test_cancelled_search_is_continued_by_a_call_that_waits() -> None:
+    searching = Searching()
+    calls = [asyncio.ensure_future(searching.locate(Patience())) for _ in range(3)]
+    await started(*calls)
+    calls[0].cancel()
+    calls[2].cancel()
+    await started(*calls)
+    assert len(searching.searches) == 2
+    searching.searches[1].set_result(SimulatedConnection(Nodes("a"), "bucket", "a"))
+    assert await calls[1] == "a"

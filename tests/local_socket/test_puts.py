@@ -82,6 +82,50 @@ async def test_puts_that_wait_until_the_owner_is_found_are_not_overtaken(
     assert [record["n"] for record in await everything(tmp_path)] == list(range(3100))
 
 
+async def put_in_every_turn(writer: QueueWriter, count: int) -> None:
+    """Start a put in each turn of the event loop, also while the first ones find the owner."""
+    puts = []
+    for number in range(count):
+        puts.append(asyncio.ensure_future(writer.put({"id": 0, "n": number})))
+        await asyncio.sleep(0)
+    await asyncio.gather(*puts)
+
+
+async def test_put_that_is_called_when_the_owner_has_just_been_found_overtakes_none(
+    tmp_path: Path, owner: OwnerProcess
+) -> None:
+    await owner.own(tmp_path, **LOGGED)
+    async with await writing(tmp_path) as writer:
+        await put_in_every_turn(writer, 5000)
+    assert [record["n"] for record in await everything(tmp_path)] == list(range(5000))
+
+
+async def test_put_that_is_called_when_a_bucket_has_just_been_opened_overtakes_none(
+    tmp_path: Path,
+) -> None:
+    async with await writing(tmp_path, **LOGGED) as writer:
+        await writer.put({"id": 0, "n": -1})  # a put that changes the schema waits for that, too
+    async with await writing(tmp_path) as writer:
+        await put_in_every_turn(writer, 5000)
+        assert [record["n"] for record in await everything(tmp_path)] == list(range(-1, 5000))
+
+
+async def test_cancelled_put_lets_those_behind_it_go_on_in_order(
+    tmp_path: Path, owner: OwnerProcess
+) -> None:
+    await owner.own(tmp_path, **LOGGED)
+    async with await writing(tmp_path) as writer:
+        puts = [asyncio.ensure_future(writer.put({"id": 0, "n": n})) for n in range(300)]
+        await asyncio.sleep(0)
+        for put in puts[::3]:
+            put.cancel()
+        await asyncio.gather(*puts, return_exceptions=True)
+        kept = [n for n in range(300) if not puts[n].cancelled()]
+    stored = [record["n"] for record in await everything(tmp_path)]
+    assert stored == sorted(stored)
+    assert set(kept) <= set(stored)
+
+
 async def test_changed_record_is_stored_as_it_was_when_it_was_put(
     tmp_path: Path, owner: OwnerProcess
 ) -> None:

@@ -10,6 +10,7 @@ from support.owner_process import OwnerProcess
 from support.topic_places import ids
 
 from persisting.cluster.client import RemoteBucketClient
+from persisting.errors import BucketLocked
 from persisting.queue import QueueWriter, read_queue, write_queue
 
 FRAGMENTS = 4
@@ -59,3 +60,18 @@ async def test_get_of_all_records_is_whole_if_the_bucket_changes_between_two_mes
         assert found == list(range((FRAGMENTS - 1) * ROWS, FRAGMENTS * ROWS + 1))
     else:
         assert found == list(range(FRAGMENTS * ROWS))
+
+
+async def test_reader_beside_a_writer_without_a_socket_reads_buckets_of_another_process(
+    tmp_path: Path, owner: OwnerProcess
+) -> None:
+    """The writer of this process cannot open the bucket; the reader reads the files."""
+    await owner.own(tmp_path, backend="persisting", backend_options=OPTIONS, num_buckets=1)
+    await owner.ask("put", args=[[{"id": n} for n in range(10)]])
+    here: dict[str, Any] = {"topic": "t", "storage_path": str(tmp_path), "local_socket": False}
+    async with await read_queue(**here) as reader, await write_queue(**here) as writer:
+        with pytest.raises(BucketLocked):
+            await writer.put({"id": 10})
+        assert sorted(record["id"] for record in await reader.get(None)) == list(range(10))
+        assert len([record async for record in reader.get_stream(0)]) == 10
+        assert await reader.count() == 10

@@ -15,6 +15,7 @@ from support.faults import FaultyFileSystem
 from support.protocol_only_backend import OnlyProtocol
 from support.topic_places import WAL, ids, numbered, streamed
 
+from persisting.backends import bucket_reader
 from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
 from persisting.topic import local
@@ -163,6 +164,24 @@ async def test_upgrade_leaves_open_writers_and_streams_running(
     assert sorted(ids(await asyncio.wait_for(tail, 30))) == list(range(200))
     for handle in (first, second, reader):
         await handle.close()
+
+
+async def test_finite_stream_goes_on_while_its_buckets_are_reopened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_reader, "_SNAPSHOT_SECONDS", 0.001)  # a new one for each block
+    where = {"topic": "t", "storage_path": str(tmp_path)}
+    first = await write_queue(**where, backend="lance", num_buckets=1, batch_size=10)
+    await first.put(numbered(20_000))
+    found = []
+    async with await read_queue(**where) as reader:
+        async for record in reader.get_stream(0):
+            found.append(record["id"])
+            if len(found) == 10:
+                second = await write_queue(**where, backend="persisting")
+    assert found == list(range(20_000))
+    await first.close()
+    await second.close()
 
 
 async def test_persisting_topic_cannot_become_a_lance_topic(tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ class BucketReader:
                 return
             else:
                 await self._next_change(offset, epoch)
+        if not block and (left is None or left > 0):
+            self._bucket.check_open()  # the caller must not take a part for all there is
 
     async def wait_beyond(self, offset: int, epoch: int | None) -> None:
         """Return when there may be records beyond ``offset`` or the epoch has changed."""

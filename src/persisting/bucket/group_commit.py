@@ -681,7 +681,8 @@ class GroupCommit:
                     f"over: buckets {gone} were dropped without close(), and it may be "
                     "the only place of their last records. Open them again"
                 )
-            if self._kept_from != _NOTHING_KEPT:
+            is_over = isinstance(self._log, ObjectLog) and self._log.lost
+            if self._kept_from != _NOTHING_KEPT and not is_over:
                 raise WALError(
                     f"the log in {self._log.folder} failed ({self._log.failed}) and cannot start "
                     "over: a bucket was closed without a flush, and the log is the only place of "
@@ -690,7 +691,6 @@ class GroupCommit:
             # The only bucket of a log skips frames that were written and never acknowledged. With
             # several buckets a crash now must find such a put in all of them, or in none. A log
             # that was given up may hold one, which the next owner looks for.
-            is_over = isinstance(self._log, ObjectLog) and self._log.lost
             dropped = last if len(buckets) == 1 and not is_over else 0
             for bucket in buckets:
                 bucket.flush_from_failed_log(dropped)

@@ -130,7 +130,6 @@ class StoreOwnerLog:
         """Recover what a former owner logged for a bucket, and log its records from now on."""
         with self._guard:
             self._check_not_retired()
-            self._opening.discard(bucket.number)
             self._attached.add(bucket.number)
         try:
             left = bucket.ownership.left_log
@@ -138,8 +137,12 @@ class StoreOwnerLog:
                 self._recover(bucket, left)
             bucket.ownership.use_own_log()
         except BaseException:
+            # It still counts as being opened: until it is disowned, its owner object may name this
+            # log, whose lease must not be deleted.
             self._detached(bucket.number)
             raise
+        with self._guard:
+            self._opening.discard(bucket.number)
         if left is not None and left.slots:
             self._remove_if_unused(left)
         bucket.log_state = self
@@ -179,9 +182,11 @@ class StoreOwnerLog:
 
     def _forget(self, bucket: StoreBucket) -> None:
         """Detach a bucket, and give it back unless its log holds records that its table lacks, or
-        may hold some."""
-        is_needed = bucket.first_sequence is not None or self.log.lost
-        if is_needed or not bucket.ownership.give_back():
+        may hold some. Then the log ends, as opening the bucket again would end it: it could never
+        be released, nor start over after a failure."""
+        if bucket.first_sequence is not None and not self.log.lost:
+            self._lease.give_up(f"bucket {bucket.number} was closed without a flush")
+        if self.log.lost or not bucket.ownership.give_back():
             self._is_noted = True
         with suppress(WALError):
             self.group_commit.release()
@@ -196,6 +201,10 @@ class StoreOwnerLog:
     def abandon(self) -> None:
         """Stop the beats: others take the buckets over after the time of the lease."""
         self._lease.stop()
+
+    def give_up(self, reason: str) -> None:
+        """Own the log no longer: its buckets are lost, and the next owner of each replays it."""
+        self._lease.give_up(reason)
 
     def _detached(self, bucket: int) -> None:
         with self._guard:

@@ -57,7 +57,7 @@ class OwnerLocator(ABC):
         self._here = here
         self._owner: Connection | None = None
         self._is_searching = False
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: list[_WaitingCall] = []
         """Calls that wait for the search of another one."""
 
     @abstractmethod
@@ -135,24 +135,48 @@ class OwnerLocator(ABC):
         await self._find(Patience())
 
     async def _find(self, patience: Patience) -> Connection:
-        """Return the owner. One call searches; when it has ended, all that wait for it go on in
-        the same turn of the event loop and in their order: a later put must not overtake them."""
+        """Return the owner. One call searches; the others wait for it, and go on in their order.
+
+        If the search fails, so do the calls that have waited for at least half of it: each would
+        search as long in vain, one after the other.
+        """
         while self._owner is None:
             if self._is_searching:
-                ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._waiting.append(ended)
-                await ended
+                waiting = _WaitingCall()
+                self._waiting.append(waiting)
+                failure = await waiting.ended
+                if failure is not None:
+                    raise failure.with_traceback(None)
                 continue
             self._is_searching = True
+            began = time.monotonic()
             try:
                 self._owner = await self._search(patience)
-            finally:
-                self._is_searching = False
-                waiting, self._waiting = self._waiting, []
-                for ended in waiting:
-                    if not ended.done():  # its call was cancelled
-                        ended.set_result(None)
+            except Exception as exc:
+                self._end_search(exc, began + (time.monotonic() - began) / 2)
+                raise
+            except BaseException:
+                self._end_search()
+                raise
+            self._end_search()
         return self._owner
+
+    def _end_search(self, failure: Exception | None = None, until: float = 0.0) -> None:
+        """Wake the calls that wait; a failure is that of those that began before ``until``."""
+        self._is_searching = False
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            if not call.ended.done():  # otherwise it was cancelled
+                call.ended.set_result(failure if call.since <= until else None)
+
+
+class _WaitingCall:
+    """A call that waits for the search of another one."""
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+        self.ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        """Its result is the failure of the search, None if there may be an owner now."""
 
 
 class LocalConnection:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from typing import Any
+
 from persisting.cluster.client import RemoteTopic
+from persisting.cluster.locator import Patience
 from persisting.errors import BucketLocked
 from persisting.local_socket.connection import Connections
 from persisting.local_socket.open_buckets import OpenBuckets
 from persisting.local_socket.owner_notes import OwnerNotes
+from persisting.local_socket.put_turns import PutTurns
 from persisting.local_socket.socket_locator import OwningLocator, SocketLocator
 from persisting.topic.bucket_client import ProducerSequence, Rows
+from persisting.topic.bucket_set import all_results
 from persisting.topic.local import BucketsTaken, LocalTopic
 from persisting.topic.spec import TopicConfig
 
@@ -28,6 +34,7 @@ class LoopTopic(RemoteTopic):
         self._notes, self._config, self._local = notes, config, local
         self._connections = Connections(notes.silent_checks)
         self._buckets = OpenBuckets(local) if local is not None else None
+        self._turns = PutTurns()
 
     @property
     def config(self) -> TopicConfig:
@@ -37,6 +44,19 @@ class LoopTopic(RemoteTopic):
         if self._local is None or self._buckets is None:
             return SocketLocator(self._notes, bucket, self._connections)
         return OwningLocator(self._notes, bucket, self._connections, self._local, self._buckets)
+
+    def is_waited_for(self, bucket: int) -> bool:
+        """Whether a put waits until the bucket's owner is found."""
+        return self._turns.is_waited_for(bucket)
+
+    def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
+        return None if self.is_waited_for(bucket) else super().put_soon(bucket, record)
+
+    async def find_in_turn(self, buckets: list[int]) -> None:
+        """Find the owners of buckets, and return behind all earlier puts that wait for them."""
+        found = all_results([self.locator(bucket).locate(Patience()) for bucket in buckets])
+        async with self._turns.after(found, buckets):
+            pass
 
     async def _put_here(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None

@@ -203,16 +203,19 @@ class TopicServer:
             await loop_thread.run_elsewhere(self._buckets.refuse(), self._loop)
 
     async def start_over(self) -> None:
-        """Have the topic close what was lost; it goes on if the caller is cancelled."""
-        if self._loop is not None:
+        """Have the topic close what was lost; continues even if the caller is cancelled."""
+        if self._loop is None:  # no socket could be opened
+            await self._topic.start_over()
+        else:
             joined = asyncio.run_coroutine_threadsafe(self._join_start_over(), self._loop)
             await asyncio.shield(asyncio.wrap_future(joined))
 
     def start_over_soon(self) -> None:
         """The same in the background, from any thread."""
-        if self._loop is not None:
+        loop = self._loop  # another thread may be about to forget it
+        if loop is not None:
             with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._begin_start_over)
+                loop.call_soon_threadsafe(self._begin_start_over)
 
     def _begin_start_over(self) -> asyncio.Task[None]:
         if self._starting_over is None or self._starting_over.done():

@@ -88,6 +88,8 @@ class SharedReaderClient:
         self._lock = bucket_folder(topic.folder, bucket) / LOCK_FILE
         self._unowned: tuple[int, int] | None = None
         """The state of the lock file when there was no owner that listens."""
+        self._is_elsewhere = False
+        """Whether another process owned the bucket when this one was to open it."""
 
     async def put(self, rows: Rows, sequence: ProducerSequence | None = None) -> None:
         raise StorageError(f"topic {self._topic.name!r} is open for reading only")
@@ -97,10 +99,15 @@ class SharedReaderClient:
 
     async def _source(self) -> BucketClient:
         """Return where the bucket is read now."""
-        live = live_bucket(self._topic.address, self._bucket)
+        live = live_bucket(self._topic.address, self._bucket, is_elsewhere=self._is_elsewhere)
         if live is not None:
             return LocalBucketClient(live, self._bucket)
         return await self._owner() or self._files
+
+    async def _left(self, exc: StorageError) -> None:
+        """Pause after a bucket was closed, or another process turned out to own it."""
+        self._is_elsewhere = isinstance(exc, BucketLocked)
+        await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _owner(self) -> BucketClient | None:
         """Return the owner in another process, None if there is none that listens."""
@@ -123,10 +130,10 @@ class SharedReaderClient:
                 return await call(source)
             except NoOwner:
                 continue  # the owner has gone, and nobody has followed it
-            except (BucketClosed, BucketLocked):
+            except (BucketClosed, BucketLocked) as exc:
                 if source is self._files and live_topic(self._topic.address) is None:
                     raise
-                await asyncio.sleep(_PAUSE_SECONDS)  # opened or closed by this process just now
+                await self._left(exc)  # opened or closed by this process just now
 
     async def read(self, offset: int, limit: int | None) -> Page:
         return await self._call(lambda bucket: bucket.read(offset, limit))
@@ -154,8 +161,8 @@ class SharedReaderClient:
             if source is not self._files:
                 try:
                     return await source.wait(offset, epoch)
-                except (NoOwner, BucketClosed, BucketLocked):
-                    await asyncio.sleep(_PAUSE_SECONDS)
+                except (NoOwner, BucketClosed, BucketLocked) as exc:
+                    await self._left(exc)
             elif await self._files_grow(offset, epoch):
                 return
 
@@ -190,10 +197,10 @@ class SharedReaderClient:
                             return
             except NoOwner:
                 continue
-            except (BucketClosed, BucketLocked):
+            except (BucketClosed, BucketLocked) as exc:
                 if source is self._files:
                     raise
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await self._left(exc)
                 continue
             if not block:
                 return

@@ -16,7 +16,6 @@ from persisting.local_socket.loop_topic import LoopTopic
 from persisting.local_socket.owner_notes import FolderNotes, OwnerNotes, StoreNotes
 from persisting.store.object_store import ObjectStore
 from persisting.topic.bucket_client import BucketClient, ProducerSequence, Rows
-from persisting.topic.bucket_set import all_results
 from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.local import BucketsTaken, LocalHandle
 from persisting.topic.spec import TopicConfig
@@ -39,7 +38,7 @@ class SharedTopic(ConfiguredTopic):
         self._notes = notes_of(handle)
         self._clients: dict[int, SharedBucketClient] = {}
         self._sent: set[int] = set()
-        """Buckets to which puts may be on their way to another owner."""
+        """Buckets to which puts may be on their way to another owner, or wait for it."""
         self._remote: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTopic] = WeakKeyDictionary()
         self._recent: tuple[ref[asyncio.AbstractEventLoop], LoopTopic] | None = None
         """The loop that has put last, and its owners: to look this up takes a part of a put."""
@@ -62,20 +61,29 @@ class SharedTopic(ConfiguredTopic):
         return self._clients[bucket]
 
     def is_direct(self, bucket: int) -> bool:
-        """Whether this process owns a bucket and no put to it is on its way to another owner."""
-        if self._local.open_backend(bucket) is None or self._local.is_lost(bucket):
+        """Whether this process owns a bucket, and a put to it may go there at once: no earlier one
+        is on its way to another owner, or waits until the owner is found."""
+        if not self._owns(bucket):
             return False
         return bucket not in self._sent or not self._is_under_way(bucket)
+
+    def _owns(self, bucket: int) -> bool:
+        return self._local.open_backend(bucket) is not None and not self._local.is_lost(bucket)
 
     def must_flush(self, bucket: int) -> bool:
         """What is acknowledged in an object store is stored, whoever owns it now."""
         return self.store is None or self.is_direct(bucket)
 
     def _is_under_way(self, bucket: int) -> bool:
-        if any(topic.is_busy(bucket) for topic in list(self._remote.values())):
+        if self._is_busy(bucket):
+            return True
+        if any(topic.is_waited_for(bucket) for topic in list(self._remote.values())):
             return True
         self._sent.discard(bucket)
         return False
+
+    def _is_busy(self, bucket: int) -> bool:
+        return any(topic.is_busy(bucket) for topic in list(self._remote.values()))
 
     async def put_elsewhere(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None
@@ -101,6 +109,15 @@ class SharedTopic(ConfiguredTopic):
             await self.elsewhere().locator(bucket).locate(Patience())
         return self.is_direct(bucket)
 
+    async def find_for_put(self, buckets: list[int]) -> bool:
+        """Find the owners of buckets for a put, which goes on behind those that waited before.
+
+        Buckets without an owner are opened here. Return whether this process owns all of them.
+        """
+        self._sent.update(buckets)  # later puts see that this one waits
+        await self.elsewhere().find_in_turn(buckets)
+        return all(self._owns(bucket) and not self._is_busy(bucket) for bucket in buckets)
+
     def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
         if bucket in self._sent and not self.is_direct(bucket):
             return self.elsewhere().put_soon(bucket, record)
@@ -117,11 +134,14 @@ class SharedTopic(ConfiguredTopic):
         """Store rows in several buckets; each owner stores its part as a whole."""
         remote = [bucket for bucket, _ in parts if not self.is_direct(bucket)]
         if remote:
-            locator = self.elsewhere().locator
-            unknown = [bucket for bucket in remote if locator(bucket).remote_node is None]
-            if unknown:  # otherwise a later put would overtake this one
-                await all_results([self.locate(bucket) for bucket in unknown])
-            if len(unknown) < len(remote) or not all(map(self.is_direct, unknown)):
+            topic = self.elsewhere()
+            unknown = [
+                bucket
+                for bucket in remote
+                if topic.locator(bucket).remote_node is None or topic.is_waited_for(bucket)
+            ]
+            is_here = not unknown or await self.find_for_put(unknown)
+            if len(unknown) < len(remote) or not is_here:
                 await self.put_elsewhere(parts, sequence)
                 return
         try:
@@ -153,7 +173,8 @@ class SharedBucketClient:
         self._local = handle.bucket(bucket)
 
     async def put(self, rows: Rows, sequence: ProducerSequence | None = None) -> None:
-        if self._topic.is_direct(self._bucket) or await self._topic.locate(self._bucket):
+        topic, bucket = self._topic, self._bucket
+        if topic.is_direct(bucket) or await topic.find_for_put([bucket]):
             try:
                 await self._local.put(rows, sequence)
                 return
@@ -161,7 +182,7 @@ class SharedBucketClient:
                 raise  # it may be stored
             except BucketLocked:
                 pass  # reopened with other options, and another process was faster
-        await self._topic.put_elsewhere([(self._bucket, rows)], sequence)
+        await topic.put_elsewhere([(bucket, rows)], sequence)
 
     async def _call(self, call: Callable[[BucketClient], Awaitable[_T]]) -> _T:
         if await self._topic.locate(self._bucket):

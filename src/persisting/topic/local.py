@@ -379,7 +379,7 @@ class LocalTopic:
     async def start_over(self) -> None:
         """If a bucket in an object store was lost, close all buckets and their log. Each opens
         again, with a new log, when it is used."""
-        if not any(self.is_lost(bucket) for bucket in self.buckets_open):
+        if self.closed or not any(self.is_lost(bucket) for bucket in self.buckets_open):
             return
         log = self._log
         with self._changing():
@@ -388,7 +388,7 @@ class LocalTopic:
                 await self.close_buckets()
             except BaseException:
                 if isinstance(log, StoreOwnerLog):
-                    log.abandon()  # buckets that could not be closed are taken over
+                    log.give_up("its buckets could not be closed")  # once lost, they can
                 raise
 
     def _switch(self, config: TopicConfig, cls: type) -> None:
@@ -654,8 +654,9 @@ class LocalBucketClient:
             except BucketClosed:
                 if self._topic.closed:
                     raise
-            if not block or self._topic.closed:
-                return
+            else:
+                if not block or self._topic.closed:
+                    return
             await asyncio.sleep(_PAUSE_SECONDS)  # the backend is being reopened
 
     async def wait(self, offset: int, epoch: int | None = 0) -> None:
@@ -842,15 +843,19 @@ def live_in_store(address: StoreAddress) -> LocalTopic | None:
         return _live.get(TopicAddress.in_store(address))
 
 
-def live_bucket(place: Path | TopicAddress, bucket: int) -> LocalTopic | None:
+def live_bucket(
+    place: Path | TopicAddress, bucket: int, *, is_elsewhere: bool = False
+) -> LocalTopic | None:
     """Return the topic at ``place`` if it is open in this process and a reader may use the bucket.
 
-    If other processes share the topic, reading must not open a bucket here.
+    If other processes share the topic, or have owned the bucket (``is_elsewhere``), reading must
+    not open the bucket here.
     """
     live = live_topic(place)
     if live is None or live.is_lost(bucket):
         return None
-    return live if live.listener is None or live.open_backend(bucket) is not None else None
+    may_open = live.listener is None and not is_elsewhere
+    return live if may_open or live.open_backend(bucket) is not None else None
 
 
 def hold_live(topic: LocalTopic) -> LocalHandle | None:

@@ -19,9 +19,7 @@ from persisting.topic.local import (
     Listening,
     LocalBucketClient,
     LocalHandle,
-    LocalTopic,
     hold_live,
-    live_bucket,
     live_in_store,
     open_for_writing,
 )
@@ -135,9 +133,6 @@ class StoreBucketClient(ReadonlyBucketClient):
         self._topic, self._config, self._bucket = topic, config, bucket
         self._address = TopicAddress.in_store(topic.store.address)
         self._reader: TableBackend | None = None
-
-    def _live(self) -> LocalTopic | None:
-        return live_bucket(self._address, self._bucket)
 
     def _open(self) -> TableBackend:
         return TableBackend(store_files.open_reader(self._topic.store, self._config, self._bucket))

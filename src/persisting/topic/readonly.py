@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +67,9 @@ class ReadonlyBucketClient:
     may_be_behind = False
     """Whether it may show a little later what is acknowledged. :class:`MakeDurable` of an offset
     that it does not show makes it look."""
+    _is_elsewhere = False
+    """Whether another process owned the bucket when the live topic was to open it. The files are
+    read then, as without a live topic."""
 
     def __init__(self, folder: Path, config: TopicConfig, bucket: int) -> None:
         self._topic_folder, self._config, self._bucket = folder, config, bucket
@@ -84,7 +87,12 @@ class ReadonlyBucketClient:
         return self._reader
 
     def _live(self) -> LocalTopic | None:
-        return live_bucket(self._address, self._bucket)
+        return live_bucket(self._address, self._bucket, is_elsewhere=self._is_elsewhere)
+
+    async def _left(self, exc: BucketClosed | BucketLocked) -> None:
+        """Pause after the live bucket was closed, or another process turned out to own it."""
+        self._is_elsewhere = isinstance(exc, BucketLocked)
+        await asyncio.sleep(_PAUSE_SECONDS)
 
     def _open(self) -> TableBackend | None:
         if not self._folder.is_dir():
@@ -123,10 +131,10 @@ class ReadonlyBucketClient:
                 return empty
             try:
                 return await call(source)
-            except (BucketClosed, BucketLocked):  # of another process by now, perhaps
+            except (BucketClosed, BucketLocked) as exc:  # of another process by now, perhaps
                 if not isinstance(source, LocalBucketClient):
                     raise
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await self._left(exc)
 
     async def read(self, offset: int, limit: int | None) -> Page:
         return await self._on_source(lambda s: s.read(offset, limit), Page(offset, []))
@@ -140,8 +148,8 @@ class ReadonlyBucketClient:
         while isinstance(source, LocalBucketClient):
             try:
                 return await source.call(call)
-            except (BucketClosed, BucketLocked):  # this process has just closed or lost it
-                await asyncio.sleep(_PAUSE_SECONDS)
+            except (BucketClosed, BucketLocked) as exc:  # this process has just closed or lost it
+                await self._left(exc)
                 source = await self._source()
         if not isinstance(call, TableRead):
             return await self._as_owner(call)
@@ -182,10 +190,10 @@ class ReadonlyBucketClient:
                             yield page
                             if not position.advance(page):
                                 return
-                except (BucketClosed, BucketLocked):
+                except (BucketClosed, BucketLocked) as exc:
                     if not live:
                         raise
-                    await asyncio.sleep(_PAUSE_SECONDS)
+                    await self._left(exc)
                     continue
             if not block:
                 return
@@ -197,8 +205,10 @@ class ReadonlyBucketClient:
         while True:
             source = await self._source()
             if isinstance(source, LocalBucketClient):
-                with suppress(BucketClosed, BucketLocked):
+                try:
                     return await source.wait(offset, epoch)
+                except (BucketClosed, BucketLocked) as exc:
+                    await self._left(exc)
             elif source is not None and await self._wait_unless_live(source, offset, epoch):
                 return
             await asyncio.sleep(_POLL_SECONDS)
