@@ -334,12 +334,12 @@ class TestPauses:
         decide = store_handover.decide
 
         def paused(state: Any) -> None:
-            state._stopped = True  # no beat
+            state._stopped = True  # no heartbeat
             until_true(lambda: handovers(topic) == [])
             decide(state)
 
         monkeypatch.setattr(store_handover, "decide", paused)
-        with pytest.raises(StorageError, match=r"no sign of life .*only with the same writeId"):
+        with pytest.raises(StorageError, match=r"no heartbeat .*only with the same writeId"):
             hand_over(topic, texts(0, 20))
         assert ids(topic) == [*OLD, *range(PUTS, PUTS + 10)]
         assert unreferenced(topic) == set()
@@ -351,7 +351,7 @@ class TestPauses:
 
         def paused(state: Any) -> None:
             decide(state)
-            state._stopped = True  # no beat
+            state._stopped = True  # no heartbeat
             until_true(lambda: handovers(topic) == [])
             state._beating.request().result()
             state._stopped = False

@@ -194,7 +194,7 @@ class StoreOwnerLog:
         self._close_if_unused()
 
     def abandon(self) -> None:
-        """Stop the beats: others take the buckets over after the time of the lease."""
+        """Stop the heartbeats: others take over the buckets once the lease expires."""
         self._lease.stop()
 
     def _detached(self, bucket: int) -> None:
@@ -213,8 +213,8 @@ class StoreOwnerLog:
             self.log.delete_all()
             self.store.delete([lease_key(self.name)])
         except StorageError as exc:
-            log.warning("cannot delete the log %s, which is not needed: %s", self.log.place, exc)
+            log.warning("cannot delete the unused log %s: %s", self.log.place, exc)
 
 
 def _publish_nothing(acknowledged: int, synced: int) -> None:
-    """Readers in other processes look at the store."""
+    """Readers in other processes poll the store."""

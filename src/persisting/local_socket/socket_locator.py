@@ -180,7 +180,7 @@ class OwningLocator(SocketLocator):
         return None
 
     async def _instead_of_owner(self) -> Connection | None:
-        """In an object store, wait for the end of its lease; a beat shows that it lives."""
+        """In an object store, wait until its lease expires; a heartbeat shows that it is alive."""
         return None if self._topic.store is None else await self._opened_here()
 
     async def _opened_here(self) -> Connection | None:

@@ -1,8 +1,9 @@
 """Inspect, reset and delete consumer groups of a topic in an object store. Blocking.
 
-There are no locks that show whether a member lives: it beats in an object of its own. So a change
-waits for the time of the lease if there are such objects, and is refused if one of them changes. A
-member that was taken for dead cannot commit over the change: its next swap of the offset fails.
+There are no locks that show whether a member is alive: it sends heartbeats to an object of its own.
+So a change waits for the length of the lease if there are such objects, and is refused if one of
+them changes. A member that was taken for dead cannot commit over the change: its next swap of the
+offset fails.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def end_work_group(store: ObjectStore, group: str, *, forcibly: bool = False) ->
             register.swap(held, KeeperRecord(deleted=True, left=sorted(names)))
             return left
         except (ObjectChanged, BucketLocked):
-            continue  # another process has just taken it over, given it up, or beaten
+            continue  # another process has just taken it over, given it up, or sent a heartbeat
         except WALError:  # objects may be missing because another process has just taken it over
             now = register.read()
             if now is not None and now.version == held.version:
@@ -195,8 +196,8 @@ def end_work_group(store: ObjectStore, group: str, *, forcibly: bool = False) ->
 
 
 def living_members(store: ObjectStore, config: TopicConfig) -> dict[str, int]:
-    """Return how many members of each group live. Waits for the time of the lease, if there is any
-    member."""
+    """Return how many live members each group has. Waits for the length of the lease, unless there
+    are no members."""
     before = _beats(store, GROUPS)
     if not before:
         return {}

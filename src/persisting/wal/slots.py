@@ -1,6 +1,6 @@
 """The objects of a log in an object store.
 
-    log/<name>/lease.json            who writes the log, and up to which slot objects may be gone
+    log/<name>/lease.json            who writes the log, and which slots may be deleted
     log/<name>/slots/<slot:020d>     one group commit, or a claim
 
 A slot is created if absent and never overwritten. A group commit has the bytes of a whole segment
