@@ -392,7 +392,7 @@ def test_damaged_missing_and_foreign_checkpoints_are_refused(
     assert buffer.sample(10).keys.tolist() == expected, "a refused restore changes nothing"
     assert buffer.remove_checkpoint(value)
     assert not buffer.remove_checkpoint(value)
-    with pytest.raises(StorageError, match="is gone"):
+    with pytest.raises(StorageError, match="does not exist"):
         buffer.restore(value)
 
 

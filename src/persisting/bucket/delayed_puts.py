@@ -21,7 +21,7 @@ NamedPut: TypeAlias = tuple[str, int]
 
 MOST_REMEMBERED = 4096
 """Delayed puts that a bucket remembers; beyond it, those of the session that put longest ago are
-forgotten. A session that goes on holds no more of them than it had in flight."""
+forgotten. A session that continues holds no more of them than it had in flight."""
 
 
 class DelayedPutNames:

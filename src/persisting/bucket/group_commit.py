@@ -268,7 +268,7 @@ class GroupCommit:
         """Start writing the queue in a thread.
 
         ``sink`` is that of the put that was queued last. A log that is slow to write waits until
-        the callers of the same sink that can go on now have put, too: they share one write then.
+        the callers of the same sink that can continue now have put, too: they then share a write.
         """
         if self._group is None or sink is None:
             return self._start_now()

@@ -1,7 +1,7 @@
 """How far a log is acknowledged and synced: a small file beside its segments, for readers.
 
 The owner rewrites it in place after every group commit and never syncs it. It counts only while the
-owner lives, which the log's lock shows: a dead owner's log is read to its last complete entry.
+owner is alive, which the log's lock shows: a dead owner's log is read to its last complete entry.
 """
 
 from __future__ import annotations

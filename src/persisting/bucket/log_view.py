@@ -55,7 +55,7 @@ _FOLLOWED_SECONDS = 2.0
 """For how long after the last wait a reader counts as following the log."""
 
 _PROBE_SECONDS = 0.1
-"""Seconds between two checks whether a silent owner lives."""
+"""Seconds between two checks whether a silent owner is alive."""
 
 _WATCHED_SECONDS = 0.25
 _UNWATCHED_SECONDS = 0.05
@@ -66,7 +66,7 @@ _ATTEMPTS = 6
 
 
 class OutOfStep(Exception):
-    """The log goes on where the table does not end."""
+    """The log does not continue where the table ends."""
 
 
 class LogView:
@@ -283,8 +283,8 @@ class LogView:
         for rows in self._rows(taken, through):
             if rows.place != (epoch, end):
                 raise OutOfStep(
-                    f"the log goes on at offset {rows.place[1]} (epoch {rows.place[0]}), the table "
-                    f"at offset {end} (epoch {epoch})"
+                    f"the log continues at offset {rows.place[1]} (epoch {rows.place[0]}), but the "
+                    f"table ends at offset {end} (epoch {epoch})"
                 )
             chunk = rows.chunk()
             chunks.append((chunk, rows.arrival))

@@ -158,7 +158,7 @@ class StoreBucket(Bucket):
                 yield
             except BaseException as exc:
                 if self.table.committer.is_uncertain:
-                    # Puts that go on would get offsets of a version that may be over.
+                    # Puts that continue would get offsets of a version that may be outdated.
                     self._lost = OwnershipLost(
                         f"nobody knows whether a change of {self.options.storage_path} was stored "
                         f"({exc})",

@@ -175,7 +175,7 @@ class StoreOwnerLog:
             with self._indexing:
                 self._last_index = None
         except (StoreError, WALError) as exc:
-            log.warning("cannot delete the log of a former owner, which is not needed: %s", exc)
+            log.warning("cannot delete the unused log of a former owner: %s", exc)
 
     def _forget(self, bucket: StoreBucket) -> None:
         """Detach a bucket, and give it back unless its log holds records that its table lacks, or

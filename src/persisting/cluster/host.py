@@ -2,7 +2,7 @@
 
 The lock on a bucket's folder decides who owns it, not names or gossip: a host that does not get
 the lock answers with the present owner. In an object store it is the bucket's ``owner.json``, and
-the lease of its owner's log says whether that owner lives (:mod:`persisting.cluster.store_host`).
+the lease of the owner's log says whether it is alive (:mod:`persisting.cluster.store_host`).
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Host:
         self, place: str, storage_path: str | None, config: dict[str, Any], bucket: int
     ) -> dict[str, str]:
         """Open a bucket in an object store; raise :class:`StoreUnavailable` with the cause if that
-        takes long, and go on meanwhile. The next call for the bucket joins."""
+        takes long, and keep trying. The next call for the bucket joins."""
         known = bucket_key(place, bucket), msgspec.msgpack.encode(config)
         opening = self._openings.get(known)
         if opening is None:

@@ -1,7 +1,7 @@
 """What a host needs for topics in object stores.
 
-A host never waits for another owner's lease: it looks, answers that the bucket is owned, and its
-clients ask again. So it answers for all other buckets meanwhile.
+A host never waits for another owner's lease: it reads the lease, answers that the bucket is owned,
+and its clients ask again. So it can answer for all other buckets meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from persisting.topic.local import live_in_store
 from persisting.topic.spec import TopicConfig
 
 _LOCKED_SECONDS = 0.3
-"""How long the answer that a bucket is owned by another is repeated without looking again."""
+"""How long the answer that a bucket is owned by another is repeated without another check."""
 
 _FAILED_SECONDS = 1.0
 """The same for a store that cannot be reached, or a bucket that cannot be opened."""

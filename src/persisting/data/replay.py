@@ -541,7 +541,7 @@ class ReplayBuffer:
         """Continue as after :meth:`checkpoint` returned ``value``.
 
         Records that were added since then are new, with the largest priority; those that retention
-        has removed since then are gone. Nothing is written.
+        has removed since then are missing. Nothing is written.
         """
         with self._used():
             state = replay_state.load(self._folder, value, self._live.topic_id)

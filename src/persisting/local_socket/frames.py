@@ -41,7 +41,7 @@ class CallFrame(msgspec.Struct, array_like=True):
 
 
 class AnswerFrame(msgspec.Struct, array_like=True):
-    """To the caller: a reply; without one, the end of a stream, or of call 0: a sign of life."""
+    """To the caller: a reply; without one, the end of a stream, or of call 0: a keepalive."""
 
     id: int
     reply: Reply | None = None

@@ -122,7 +122,7 @@ class SharedReaderClient:
             try:
                 return await call(source)
             except NoOwner:
-                continue  # the owner has gone, and nobody has followed it
+                continue  # the owner has ended, and nobody has taken over
             except (BucketClosed, BucketLocked):
                 if source is self._files and live_topic(self._topic.address) is None:
                     raise

@@ -71,7 +71,7 @@ class SocketLocator(OwnerLocator):
             await asyncio.sleep(self.pause_seconds)
 
     async def _connect(self, note: dict[str, Any] | None, patience: Patience) -> Connection | None:
-        """Return the way to the owner that a note names, None to look again."""
+        """Return the way to the owner that a note names, None to search again."""
         if note is None:
             return await self._without_owner()
         if note.get("passing") or not note.get("pid") or note.get("clean"):

@@ -56,7 +56,7 @@ from persisting.work.reader import WorkOptions, WorkReader
 _WAIT_STEP_SECONDS = 0.05
 _STORE_STEP_SECONDS = 0.5
 _LONGEST_START_SECONDS = 300.0
-"""A keeper may take this long to replay its journal and to look at the topic."""
+"""A keeper may take this long to replay its journal and to check the topic."""
 
 
 class _Listening(NamedTuple):

@@ -35,7 +35,7 @@ Place = Path | ObjectStore
 """The folder of a topic, or its object store."""
 
 _LONGEST_STEP = 1.0
-"""What a longer pause between two looks counts as: if this process was stopped, perhaps with the
+"""What a longer pause between two polls counts as: if this process was stopped, perhaps with the
 whole machine, the owners had no time to answer either."""
 
 _REPORT_SECONDS = 5.0
@@ -111,9 +111,9 @@ class Exchange(Protocol):
 
     shortest: float
     longest: float
-    """Seconds between two looks for answers: doubled while there are none."""
+    """Seconds between two polls for answers: doubled while there are none."""
     probe_seconds: float
-    """Seconds between two checks whether the owners live."""
+    """Seconds between two checks whether the owners are alive."""
 
     def send(self, notes: Mapping[int, Note]) -> None:
         """Write the notes, and wake the owners."""
@@ -195,8 +195,8 @@ class FolderExchange:
         answer = handover_notes.read_answer(place, self.name, self._fs)
         if answer is None and not handover_notes.has_note(place, self.name):
             raise StorageError(
-                f"what was handed over to {place} is gone: the topic was deleted or restored from "
-                "a backup; run the write again"
+                f"what was handed over to {place} no longer exists: the topic was deleted or "
+                "restored from a backup; run the write again"
             )
         return answer
 

@@ -65,8 +65,8 @@ class ReadonlyBucketClient:
     """A bucket on disk, or the live bucket while this process owns it."""
 
     may_be_behind = False
-    """Whether it may show a little later what is acknowledged. :class:`MakeDurable` of an offset
-    that it does not show makes it look."""
+    """Whether it may show acknowledged records a little later. :class:`MakeDurable` of an offset
+    that it does not show makes it poll."""
 
     def __init__(self, folder: Path, config: TopicConfig, bucket: int) -> None:
         self._topic_folder, self._config, self._bucket = folder, config, bucket

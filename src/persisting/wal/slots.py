@@ -42,7 +42,7 @@ _NAME = re.compile(r"[0-9]{20}-[0-9a-f]{16}")
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process, for messages, and for clients of a cluster that look for the owner."""
+    """A process, for messages, and for clients of a cluster that search for the owner."""
 
     host: str
     pid: int

@@ -54,7 +54,7 @@ class GroupPlace(Protocol):
 
     config: TopicConfig
     pause_seconds: float
-    """How long to wait before a keeper that was lost is looked for again."""
+    """How long to wait before a keeper that was lost is searched for again."""
 
     @property
     def key(self) -> Hashable:

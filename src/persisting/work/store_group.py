@@ -252,7 +252,7 @@ class StoreGroup:
         try:
             self._store.delete(keys)
         except StoreError as exc:
-            log.warning("cannot delete what is not needed: %s", exc)
+            log.warning("cannot delete unused objects of a work group: %s", exc)
 
     # The journal
 

@@ -81,7 +81,7 @@ _target = parameters.bundled(
         "--skip-bad",
         metavar="FILE",
         type=click.Path(dir_okay=False),
-        help="Append lines that cannot be stored to FILE and go on.",
+        help="Append lines that cannot be stored to FILE and continue.",
     ),
     parameters.storage,
     parameters.as_json,
