@@ -429,7 +429,7 @@ async def test_puts_that_wait_for_a_restore_are_whole(tmp_path: Path) -> None:
         assert {row["id"] for rows in parts.values() for row in rows} <= stored
 
 
-async def test_clock_that_goes_back_costs_no_record(
+async def test_clock_set_back_loses_no_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time_ns()

@@ -338,7 +338,7 @@ with ReplayBuffer(sys.argv[1], seed=99) as buffer:
     assert buffer.sample(20, by="priority").keys.tolist() == json.loads(drawn)
 
 
-def test_restore_after_retention_leaves_out_what_is_gone(tmp_path: Path) -> None:
+def test_restore_after_retention_leaves_out_what_was_removed(tmp_path: Path) -> None:
     folder = make_topic(tmp_path, 1000, buckets=1)
     with ReplayBuffer(folder) as buffer:
         first = ids(buffer.sample(100, task="critic"))

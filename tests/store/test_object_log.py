@@ -193,7 +193,7 @@ def test_silent_owner_is_given_the_time_of_its_lease(store: ObjectStore) -> None
     assert time.monotonic() - began >= SECONDS
 
 
-def test_whoever_looks_again_and_again_may_take_over_after_the_time_of_the_lease(
+def test_process_that_polls_a_lease_may_take_over_once_it_expires(
     store: ObjectStore,
 ) -> None:
     log = new_log(store)

@@ -20,7 +20,7 @@ def member(store: ObjectStore, lease: float = LEASE) -> StoreMembership:
 
 
 def die(dead: StoreMembership) -> None:
-    """Beat no more, as a killed or paused process does."""
+    """Stop sending heartbeats, as a killed or paused process does."""
     dead._beating._run = lambda: None
 
 
@@ -85,7 +85,7 @@ def test_member_that_was_taken_for_dead_joins_again(
     second.leave()
 
 
-def test_loss_that_a_beat_notices_during_a_look_is_not_forgotten(
+def test_loss_that_a_heartbeat_notices_during_a_poll_is_not_forgotten(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = StoreMembership(store, "g", BUCKETS, 60.0)

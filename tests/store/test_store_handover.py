@@ -605,7 +605,7 @@ class TestRequests:
         """The topic behind the proxy."""
         return open_store(topic.address, StorageOptions(storage_options(proxy.port)))
 
-    def test_owner_that_nobody_calls_makes_no_request_but_its_beat(
+    def test_owner_that_is_not_notified_makes_no_request_but_its_heartbeat(
         self, behind: ObjectStore, proxy: FaultProxy
     ) -> None:
         owner = Owner(behind)

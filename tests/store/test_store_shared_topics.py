@@ -140,7 +140,7 @@ async def test_puts_continue_at_once_after_the_owner_has_closed(
     assert is_in_order(await stored(where), 60)
 
 
-async def test_owner_that_was_paused_goes_on_through_the_next_one(
+async def test_owner_that_was_paused_continues_through_the_next_one(
     where: dict[str, Any], owner: OwnerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "KEEPALIVE_SECONDS", 1.0)

@@ -152,7 +152,7 @@ async def test_writer_that_lost_its_bucket_can_be_closed_and_opened_again(
             assert numbers(await reader.get(10)) == [0, 2]
 
 
-async def test_writer_that_shares_a_topic_goes_on_after_it_lost_its_bucket(
+async def test_writer_that_shares_a_topic_continues_after_it_lost_its_bucket(
     server: SeaweedFS, prefix: str
 ) -> None:
     place, writer = await lost_writer(server, prefix)
