@@ -49,7 +49,7 @@ async def check(topic: RecordedTopic) -> None:
 
 
 async def drop_bucket(topic: RecordedTopic, bucket: int) -> None:
-    """Drop one backend without a close while the others go on."""
+    """Drop one backend without a close while the others continue."""
     dropped = topic.topic.topic._backends.pop(bucket)
     core = dropped.bucket.waiters
     del dropped

@@ -1,4 +1,4 @@
-"""Topics of 0.4.0, with a log in each bucket, go over to a shared log, also through a crash."""
+"""Topics of 0.4.0, with a log in each bucket, are migrated to a shared log, even if it crashes."""
 
 from __future__ import annotations
 

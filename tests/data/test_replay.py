@@ -291,7 +291,7 @@ def test_retention_limits_the_buffer(tmp_path: Path) -> None:
         assert 100 <= len(found) == len(set(found)) <= 4000
         assert max(found) == 4999
         assert min(found) > 0
-        assert buffer.update_priorities([0, 1], [1.0, 1.0]) == 0, "those records are gone"
+        assert buffer.update_priorities([0, 1], [1.0, 1.0]) == 0, "those records were removed"
 
 
 def test_checkpoint_restores_the_next_samples(buffer: ReplayBuffer) -> None:

@@ -105,7 +105,7 @@ def test_released_slots_are_announced_before_they_are_deleted(
     assert slots_of(patient, log) == [0, 1, 2, 3]
     proxy.reset_counts()
     log.beat()
-    log.delete_released()  # unless the beat has begun to
+    log.delete_released()  # unless the heartbeat has begun to
     assert [kind.split(" ")[0] for kind in proxy.seen] == ["PUT-if-match", "DELETE"]
     assert slots_of(patient, log) == [2, 3]
     sealed = sealing.seal(patient, log.name, "other")
@@ -229,7 +229,7 @@ def test_pause_of_the_claimant_does_not_count_as_silence_of_the_owner(store: Obj
     def paused(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 1:
-            time.sleep(2 * SECONDS)  # the claimant stops, and the owner beats meanwhile
+            time.sleep(2 * SECONDS)  # the claimant stops, and the owner sends heartbeats meanwhile
             log.beat()
 
     with pytest.raises(BucketLocked):

@@ -49,7 +49,7 @@ class StorePlace(Home):
 
 @pytest.fixture(autouse=True)
 def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members look for others as often as with a short lease."""
+    """Members poll for others as often as with a short lease."""
     monkeypatch.setattr(store_membership, "_LOOKS_PER_LEASE", 100)
 
 
@@ -73,7 +73,7 @@ typed_place = table_place = logged_place = home = evolving_home = place
 class TestTopic(TopicContract):
     class TestMaintenance(MaintenanceContract):
         async def test_verify_names_the_bucket_the_file_and_the_offsets(self, home: Home) -> None:
-            """An object store has other damage than a disk: objects that are gone or replaced."""
+            """An object store has other damage than a disk: missing or replaced objects."""
             reader, files = await sound_topic(home)
             assert files == 2 * BUCKETS
             store = cast(StorePlace, home).store()

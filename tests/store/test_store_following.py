@@ -147,7 +147,7 @@ async def test_idle_follower_makes_the_requests_of_the_price_table(
 ) -> None:
     _, owner, reader = followed
     waiting = asyncio.create_task(follow(reader, 1, 1))
-    await asyncio.sleep(5.5)  # from then on the pause between two looks is the longest
+    await asyncio.sleep(5.5)  # from then on the pause between two polls is the longest
     began = time.monotonic()
     proxy.reset_counts()
     await asyncio.sleep(4)

@@ -1,4 +1,4 @@
-"""The disk of the server is full: errors name the cause, nothing is lost, and it goes on with room.
+"""The disk of the server is full: errors name the cause, nothing is lost, and with room it works.
 
 The disk is a file system in memory, which needs root.
 """

@@ -281,7 +281,7 @@ class TestDeaths:
     def test_owner_that_dies_loses_and_doubles_nothing(
         self, topic: ObjectStore, monkeypatch: pytest.MonkeyPatch, point: str
     ) -> None:
-        """The driver takes the buckets over after the time of the lease, and completes the
+        """The driver takes over the buckets once the lease expires, and completes the
         write."""
         mortal = MortalStore(topic)
         owner = Owner(mortal)
@@ -619,7 +619,7 @@ class TestRequests:
     def test_requests_of_a_hand_over_are_those_of_the_price_table(
         self, behind: ObjectStore, proxy: FaultProxy
     ) -> None:
-        """Without beats, and without the GET of both sides while they wait."""
+        """Without heartbeats, and without the GET of both sides while they wait."""
         owner = Owner(behind)
         notes = written_notes(behind, texts(0, 20))
         assert len(notes) == BUCKETS

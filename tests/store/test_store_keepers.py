@@ -47,7 +47,7 @@ def kept(store: ObjectStore, lease: float = LEASE) -> Keeper:
 
 
 def pause(keeper: Keeper) -> None:
-    """Beat no more, as a stopped process does."""
+    """Stop sending heartbeats, as a stopped process does."""
     group_of(keeper)._log._lease.stop()
 
 

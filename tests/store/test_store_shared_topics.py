@@ -158,7 +158,7 @@ async def test_owner_that_was_paused_continues_through_the_next_one(
                 break
             except AssertionError as exc:
                 failures.append(str(exc))
-        # A beat may have told it before the first put.
+        # A heartbeat may have told it before the first put.
         assert len(failures) <= 1
         assert all("OwnershipLost" in failure for failure in failures)
         assert await asyncio.to_thread(owner_pids, where) == {os.getpid()}
@@ -270,7 +270,7 @@ async def test_killed_owner_without_a_socket_is_waited_for(
 
 
 def pause(where: dict[str, Any]) -> None:
-    """Have this process beat no more, as one that is paused."""
+    """Stop the heartbeats of this process, as if it were paused."""
     live: Any = live_in_store(topic_store(where).address)
     live._log._lease.stop()
 

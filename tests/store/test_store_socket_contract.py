@@ -53,7 +53,7 @@ class StoreSocketPlace(Home):
 
 @pytest.fixture(autouse=True)
 def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members look for others as often as with a short lease."""
+    """Members poll for others as often as with a short lease."""
     monkeypatch.setattr(store_membership, "_LOOKS_PER_LEASE", 100)
 
 

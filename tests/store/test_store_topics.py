@@ -43,7 +43,7 @@ def opened(store: ObjectStore, bucket: int = 0, num_buckets: int = 1, **more: An
 
 
 def die(log: StoreOwnerLog) -> None:
-    """Stop beating, as a killed or paused process does."""
+    """Stop sending heartbeats, as a killed or paused process does."""
     log._lease.stop()
 
 
@@ -165,7 +165,7 @@ async def test_writer_that_shares_a_topic_continues_after_it_lost_its_bucket(
 
 
 async def test_log_keeps_what_a_bucket_that_was_lost_has_not_flushed(store: ObjectStore) -> None:
-    """It was closed without a flush; the other buckets of the log go on, flush and release."""
+    """It was closed without a flush; the other buckets of the log continue, flush and release."""
     log, first = opened(store, num_buckets=2)
     second = PersistingBackend(
         1,
@@ -363,7 +363,7 @@ async def test_credentials_are_not_stored(
     await writer.flush()
     for key in store.list(""):
         found = store.get(key)
-        if found is None:  # a slot that a beat has deleted since
+        if found is None:  # a slot that a heartbeat has deleted since
             continue
         assert SECRET.encode() not in found.data
         assert KEY.encode() not in found.data

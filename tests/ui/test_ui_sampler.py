@@ -1,4 +1,4 @@
-"""What the console remembers of topics, and the process that looks at them."""
+"""What the console remembers of topics, and the process that samples them."""
 
 from __future__ import annotations
 
