@@ -367,7 +367,7 @@ class TestPauses:
         held = register.read()
         assert held is not None
         register.swap(held, msgspec.structs.replace(held.content, state=VOID))
-        with pytest.raises(StorageError, match="given up"):
+        with pytest.raises(StorageError, match="have discarded"):
             keeper.decide()
         assert states(topic) == [VOID]
         keeper.stop()
