@@ -671,7 +671,7 @@ class GroupCommit:
         with self._restarting:
             if not self.failed:
                 return
-            # No append succeeds any more: after the last acknowledgement all is in the buffers.
+            # No append can succeed now: after the last acknowledgement all is in the buffers.
             self.wait_idle()
             last = self._log.last_sequence
             buckets = self._alive()

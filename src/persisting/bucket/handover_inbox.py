@@ -1,7 +1,7 @@
 """The owner's side of a hand-over: does what the notes of its bucket ask for, and answers them.
 
 Everything here blocks and runs in the pool, without an event loop, so that an owner answers while
-its program is busy. A note is handled by whoever owns the bucket. If that owner dies or closes, the
+its program is busy. A note is handled by the owner of the bucket. If that owner dies or closes, the
 next one finds the note; the number of the write in the table tells it what was adopted already.
 
 Where notes and answers lie, and who may decide, is :class:`Notes`, of which folders and object

@@ -56,7 +56,7 @@ REFUSED = "refused"
 FAILING = "failing"
 """State of an answer: an adoption has failed, or waits for one that has, and is tried again."""
 FAILED = "failed"
-"""State of an answer: an adoption that was decided is not possible any more."""
+"""State of an answer: an adoption that was decided is no longer possible."""
 
 LEFT_SECONDS = 7 * 24 * 3600.0
 """Files to which nothing refers are removed at this age. A job writes its first file long before

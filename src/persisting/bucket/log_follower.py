@@ -1,4 +1,4 @@
-"""Follows the log of a living owner in another process, without its lock.
+"""Follows the log of a live owner in another process, without its lock.
 
 A log has one follower in a process, however many of its buckets are read and by how many readers.
 The follower reads the log up to the acknowledged sequence that the owner publishes, and notes where
@@ -95,7 +95,7 @@ class LoggedRows(NamedTuple):
 
 
 class DeadLogRows(NamedTuple):
-    """Records of one bucket in a log that is not written to any more, from one or more frames."""
+    """Records of one bucket in a log that is no longer written to, from one or more frames."""
 
     rows: PlainRows
     encoder: RecordEncoder

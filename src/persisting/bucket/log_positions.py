@@ -76,5 +76,5 @@ def read_positions(fd: int) -> Positions:
 
 
 def is_alive(log: Path) -> bool:
-    """Whether the owner of a log lives."""
+    """Whether the owner of a log is alive."""
     return is_locked(log / LOCK_FILE)

@@ -1,6 +1,6 @@
 """What a reader without the lock sees of a bucket: the table, then the log of the bucket's owner.
 
-The log of a living owner is read up to what is acknowledged (:mod:`log_follower`). A dead owner's
+The log of a live owner is read up to what is acknowledged (:mod:`log_follower`). A dead owner's
 log is read as it stands, to its last complete entry (:mod:`log_index`), and never changed. Sections
 of the log say at which epoch and offset their records belong. So records pass from the log to the
 table without a gap or a repetition: those at or below the table's sequence are in the table, and
@@ -227,7 +227,7 @@ class LogView:
 
     @property
     def _is_followed(self) -> bool:
-        """Whether somebody follows the log of a living owner: then all rows come from there."""
+        """Whether somebody follows the log of a live owner: then all rows come from there."""
         recently = time.monotonic() - self._watched_at < _FOLLOWED_SECONDS
         return recently and self._follower is not None
 

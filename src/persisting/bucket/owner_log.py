@@ -2,7 +2,7 @@
 
 It is a folder below the topic's ``log/``, with a lock that the process holds until it ends. A log
 that its owner left behind is read by the next owners of its buckets and never changed; it is
-removed when no bucket notes it any more.
+removed once no bucket notes it.
 """
 
 from __future__ import annotations

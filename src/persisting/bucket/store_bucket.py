@@ -87,7 +87,7 @@ class StoreBucket(Bucket):
     def _writers_of_notes(self) -> Iterable[str]:
         if self._notes is None:
             return ()
-        # Only now: whoever counts on this owner to know a note has seen that it owns the bucket.
+        # Only now: drivers rely on it to find their notes once they have seen its ownership.
         self._notes.find()
         return self._notes.writers()
 

@@ -183,7 +183,7 @@ class StoreLogView(LogView):
         if began:
             with _views_guard:
                 others = list(_views.get(self._store, ()))
-            for view in others:  # whoever reads one bucket reads the others next
+            for view in others:  # a reader of one bucket reads the others next
                 view._check_if_due()
         if self._slots is not None:
             through = self._slots.advance()

@@ -165,7 +165,7 @@ class StoreOwnerLog:
             return self._last_index[1]
 
     def _remove_if_unused(self, left: SealedLog) -> None:
-        """Delete the group commits of a former owner's log if no bucket needs them any more."""
+        """Delete the group commits of a former owner's log if no bucket needs them."""
         try:
             for number in range(self._num_buckets):
                 held = owner_register(self.store, number).read()

@@ -115,7 +115,7 @@ class Ownership:
             raise NoSuchTopic(f"the topic at {self._store.address} was deleted")
         if record.owner not in (FREE, self._name):  # an attempt of this process may have failed
             sealing.wait_for_owner(self._store, record.owner)
-        # Before the swap: afterwards the log of the former owner is known not to change any more.
+        # Before the swap: after it the log of the former owner is known to be final.
         sealed = None
         if record.log != FREE:
             sealed = sealing.seal(self._store, record.log, self._name)

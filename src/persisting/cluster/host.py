@@ -215,7 +215,7 @@ class Host:
     def _opened(self, known: tuple[str, bytes], opening: asyncio.Task[dict[str, str]]) -> None:
         self._openings.pop(known, None)
         if not opening.cancelled():
-            opening.exception()  # nobody may be waiting any more
+            opening.exception()  # perhaps nobody waits for it
 
     def _check_served(self, place: str) -> None:
         """Raise if this node does not own topics there."""
@@ -337,7 +337,7 @@ class Host:
                 log.warning("node %s failed to rebalance its buckets: %s", self.node, exc)
 
     async def _rebalance(self) -> None:
-        """Close the buckets that belong on another living host, and those that were lost to one."""
+        """Close the buckets that belong on another live host, and those that were lost to one."""
         hosts = await self._transport.hosts()
         for key, service in list(self.buckets.items()):
             if service.lost:

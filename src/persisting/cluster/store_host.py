@@ -67,7 +67,7 @@ class NodeStores:
 
     async def check_free(self, place: str, bucket: int) -> None:
         """Return if this node may open a bucket; raise :class:`BucketLocked` if another one owns
-        it and its lease has not ended, :class:`StoreUnavailable` if nobody can say."""
+        it and its lease has not ended, :class:`StoreUnavailable` if this is unknown."""
         self._repeat(place)
         key = f"{place} {bucket}"
         self._repeat(key)
@@ -95,7 +95,7 @@ class NodeStores:
     def failures_remembered(self, place: str, bucket: int | None = None) -> Iterator[None]:
         """Raise failures as :class:`StoreUnavailable`, and repeat them for a short time.
 
-        Whoever asks for another bucket does not wait again for a store that cannot be reached.
+        Calls for other buckets do not wait again for a store that cannot be reached.
         """
         try:
             yield

@@ -577,7 +577,7 @@ class ReplayBuffer:
         self._arrivals[self._slots.span(bucket, start, end)] = arrivals
 
     def remove_checkpoint(self, value: Any) -> bool:
-        """Remove a checkpoint that is not needed any more; return whether it existed."""
+        """Remove a checkpoint that is no longer needed; return whether it existed."""
         return replay_state.remove(self._folder, value)
 
     # Closing

@@ -150,7 +150,7 @@ class StoreTarget:
 
 
 class _OwnedByOthers(Exception):
-    """A living process has a bucket open; nothing was changed."""
+    """A live process has a bucket open; nothing was changed."""
 
 
 def _has(stored: pa.Schema, wanted: pa.Schema) -> bool:

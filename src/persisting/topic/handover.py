@@ -123,13 +123,13 @@ class Exchange(Protocol):
         without this process."""
 
     def decide(self) -> None:
-        """Make the files part of the topic: from here on every bucket gets them, whoever dies."""
+        """Make the files part of the topic: from here on all buckets get them, even after a kill."""
 
     def is_decided(self) -> bool:
         """Whether the files belong to the topic."""
 
     def may_be_decided(self) -> bool:
-        """Whether the files may belong to the topic, or may still come to; else they never will."""
+        """Whether the files may be part of the topic, now or later; otherwise they never will."""
 
     def remove(self, buckets: Iterable[int]) -> None:
         """Remove notes and answers."""
@@ -397,7 +397,7 @@ class _HandOver:
 
 
 def decide(folder: Path, name: str) -> None:
-    """Make the files part of the topic: from here on every bucket gets them, whoever dies."""
+    """Make the files part of the topic: from here on every bucket gets them, even after kills."""
     handover_notes.decide(folder, name, filesystem.current())
 
 

@@ -45,7 +45,7 @@ def check_deletable(store: ObjectStore, config: TopicConfig) -> None:
 
 
 def delete(store: ObjectStore) -> None:
-    """Delete the topic at the address of ``store``; raise if a living process writes it."""
+    """Delete the topic at the address of ``store``; raise if a live process writes it."""
     held = store_config.register(store).read()
     if held is None:
         raise NoSuchTopic(f"there is no topic {store.address.name!r} at {store.address.parent}")

@@ -105,7 +105,7 @@ def reset(
     offsets: dict[int, int],
     spans: dict[int, Span],
 ) -> None:
-    """Set the committed offsets of a group, by bucket; it must have no living member.
+    """Set the committed offsets of a group, by bucket; it must have no live member.
 
     A group that does not exist yet is created.
     """
@@ -129,7 +129,7 @@ def reset(
 
 
 def delete(store: ObjectStore, config: TopicConfig, group: str) -> None:
-    """Delete a group that has no living member."""
+    """Delete a group that has no live member."""
     if _check_exists(store, group):
         _delete_work_group(store, group)
         return
@@ -138,7 +138,7 @@ def delete(store: ObjectStore, config: TopicConfig, group: str) -> None:
 
 
 def _delete_work_group(store: ObjectStore, group: str) -> None:
-    """Delete a work group that no living process keeps. Waits for the lease of its keeper."""
+    """Delete a work group without a live keeper. Waits until the lease of its keeper expires."""
     left = end_work_group(store, group)
     keys = store.list(f"{GROUPS}/{group}")
     store.delete([key for key in keys if key != keeper_key(group)])
@@ -147,7 +147,7 @@ def _delete_work_group(store: ObjectStore, group: str) -> None:
 
 
 def check_not_kept(store: ObjectStore, group: str) -> None:
-    """Raise if a living process keeps a work group. Waits for its lease."""
+    """Raise if a live process keeps a work group. Waits until its lease expires."""
     held = keeper_register(store, group).read()
     if held is None or held.content.owner == NOBODY:
         return
@@ -168,7 +168,7 @@ def _being_read(group: str, exc: BucketLocked) -> BucketLocked:
 def end_work_group(store: ObjectStore, group: str, *, forcibly: bool = False) -> list[SealedLog]:
     """Mark a work group as deleted, so that no keeper can store anything; return its logs.
 
-    Raises if a living process keeps it, unless ``forcibly``.
+    Raises if a live process keeps it, unless ``forcibly``.
     """
     register = keeper_register(store, group)
     while True:

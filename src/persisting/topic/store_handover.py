@@ -274,7 +274,7 @@ class _StateKeeper:
 
     @property
     def is_void(self) -> bool:
-        """Whether nothing of this hand-over is adopted, nor ever will be."""
+        """Whether nothing of this hand-over is, or ever will be, adopted."""
         return self._held.content.state == VOID or (self._is_gone and not self._has_tried)
 
     @property
@@ -284,7 +284,7 @@ class _StateKeeper:
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether nobody knows if this process has decided."""
+        """Whether it is unknown if this process has decided."""
         return self._has_tried and self._held.content.state == SENT
 
     @property
@@ -301,7 +301,7 @@ class _StateKeeper:
                 self._held = self._register.swap(self._held, changed)
                 return
             except ObjectChanged as exc:
-                # A swap of ours whose answer was lost, or an owner has made it void.
+                # A swap by this process whose answer was lost, or an owner has made it void.
                 if exc.found is None:
                     self._is_gone = True
                 else:
@@ -320,7 +320,7 @@ class _StateKeeper:
         self.check()
 
     def make_void(self) -> bool:
-        """Give up; return whether it is certain that nothing is decided, nor ever will be."""
+        """Give up; return whether it is certain that nothing is, or ever will be, decided."""
         with self._guard:
             try:
                 self._change(VOID)

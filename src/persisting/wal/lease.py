@@ -5,7 +5,7 @@ on time: what decides is which object was created first (:mod:`persisting.wal.sl
 of the tables.
 
 It also says up to which slot objects may be deleted (``released``). The owner announces this here
-before it deletes them. Whoever takes over first swaps the lease, so that nothing more can be
+before it deletes them. A new owner first swaps the lease, so that nothing more can be
 announced: every slot behind ``released`` that was ever used is then still there, and the first free
 one was never used. Only such a slot may hold the claim.
 
@@ -287,7 +287,7 @@ class LeaseWatch:
         self._guard = threading.Lock()
 
     def look(self, store: ObjectStore) -> Held[LeaseRecord] | None:
-        """Read the lease. None if there is none."""
+        """Read the lease; return None if it does not exist."""
         began = time.monotonic()
         found = lease_register(store, self._name).read()
         with self._guard:

@@ -196,7 +196,7 @@ class ObjectLog:
             self._failure = str(reason) or type(reason).__name__
 
     def retract(self) -> None:
-        """Nothing can be taken back: the object is stored, is not, or nobody knows."""
+        """Nothing can be rolled back: the object is stored, is not stored, or this is unknown."""
 
     def sync(self) -> None:
         """Every append is durable when it returns."""
@@ -274,7 +274,7 @@ class ObjectLog:
             self._failure = None
 
     def delete_all(self) -> None:
-        """Delete all slots: the tables hold everything, and no bucket names the log any more."""
+        """Delete all slots: the tables hold everything, and no bucket names the log."""
         with self._deleting:
             self._store.delete(self._store.list(slots_prefix(self.name)))
 

@@ -41,7 +41,7 @@ _MOST_WATCHES = 1024
 
 
 class SealedLog(NamedTuple):
-    """A log that nobody writes to any more."""
+    """A log that is no longer written to."""
 
     name: str
     slots: range
@@ -230,7 +230,7 @@ def _missing(store: ObjectStore, key: str) -> WALError:
 
 
 def remove(store: ObjectStore, sealed: SealedLog) -> None:
-    """Delete the group commits of a log that no bucket needs any more.
+    """Delete the group commits of a log that no bucket needs.
 
     The lease and the claim stay for good: a put of the old owner that arrives later must still be
     refused. An old owner that has not noticed its end may also name this log for another bucket,

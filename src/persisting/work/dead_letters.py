@@ -281,7 +281,7 @@ class DeadLetterWriter:
 async def read_letter(
     letters: Topic, place: int, group: str, position: Position
 ) -> dict[str, Any] | None:
-    """Return the dead letter of a record, None if it is not at ``place`` any more: retention has
+    """Return the dead letter of a record, None if it is no longer at ``place``: retention has
     removed it, or the topic was deleted and created again."""
     bucket, offset = bucket_and_offset(place)
     if bucket >= letters.num_buckets:

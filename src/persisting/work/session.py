@@ -83,7 +83,7 @@ class GroupSession:
             return
         _sessions[asyncio.get_running_loop()].pop(self.key, None)
         try:
-            # Calls of cancelled tasks still run, and need the client to give their leases back.
+            # Calls of cancelled tasks still run, and need the client to give back their leases.
             await self._fetches.finish()
             await self._acks.finish()
             with suppress(StorageError):

@@ -15,7 +15,7 @@ A keeper takes over a group as an owner takes over a bucket:
 5. raise the generation of the floors, check that the group is still kept here, serve;
 6. delete what is left over.
 
-A keeper that was paused can make nothing durable any more, and so answers nothing. Clocks of two
+A keeper that was paused can no longer make anything durable, and so answers nothing. Clocks of two
 machines are never compared: leases of members continue with the time that they had left when the
 previous keeper last wrote something. Blocking.
 """
@@ -214,7 +214,7 @@ class StoreGroup:
             log.warning("%s; the next keeper waits for the lease", exc)
 
     def _fence_floors(self, num_buckets: int) -> dict[int, Held[StoredOffset]]:
-        """Raise the generation of all floors: a former keeper that wakes cannot change one."""
+        """Raise the generation of all floors: a former keeper that resumes cannot change one."""
         with ThreadPoolExecutor(min(num_buckets, _PARALLEL)) as threads:
             return dict(enumerate(threads.map(self._fence, range(num_buckets))))
 
