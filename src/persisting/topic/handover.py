@@ -123,7 +123,7 @@ class Exchange(Protocol):
         without this process."""
 
     def decide(self) -> None:
-        """Make the files part of the topic: from here on all buckets get them, even after a kill."""
+        """Make the files part of the topic: from now on all buckets get them, even after kills."""
 
     def is_decided(self) -> bool:
         """Whether the files belong to the topic."""
