@@ -4,13 +4,13 @@
     .venv/bin/python benchmarks/work.py --quick --only workers --only redis
 
 64 workers claim one record at a time and acknowledge it before they claim the next one. Both are
-durable before the worker goes on, as far as the system can do that. The workers are tasks of one
+durable before the worker continues, as far as the system can do that. The workers are tasks of one
 process, then of four processes. In each round all systems run one after the other in the same
 folder, so that a busy machine hurts all of them; the best round of each counts, and the median of
 the ratios within a round is printed beside it. Every record that was claimed is compared with what
 was put, and none may be delivered twice.
 
-"held" lets one worker hold a record while the others go on, beside a topic where nobody does;
+"held" lets one worker hold a record while the others continue, beside a topic where nobody does;
 "death" kills a process that has leased records, and counts until they come again; "memory" counts
 what the keeper of a group allocates for records in flight.
 

@@ -52,7 +52,7 @@ def pages(run: Run, given: argparse.Namespace) -> None:
 
 
 def _first_round(console: Console) -> list[float]:
-    """Ask for the list until the console has looked at every topic once; return what each took."""
+    """Ask for the list until the console has sampled every topic once; return what each took."""
     started, times = time.monotonic(), []
     while True:
         took, text = console.ask("/?sort=rows&order=asc")

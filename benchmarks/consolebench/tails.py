@@ -22,7 +22,7 @@ _PAGES = [
 _SAMPLES = 12
 _WARM_SECONDS = 5.0
 _PATIENCE_SECONDS = 600.0
-"""A machine that runs other work may stop for minutes, and the run for hours goes on after it."""
+"""A machine that runs other work may stop for minutes, and a run of hours continues after it."""
 _WRITER = """
 import asyncio, sys
 from persisting.queue import write_queue

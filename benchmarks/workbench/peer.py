@@ -39,7 +39,7 @@ class Workers(Protocol):
     """The workers of one process, connected."""
 
     async def work(self, crowd: Crowd) -> None:
-        """Let every worker claim a record durably, acknowledge it durably, and go on."""
+        """Let every worker claim a record durably, acknowledge it durably, and continue."""
 
     async def close(self) -> None: ...
 

@@ -158,8 +158,8 @@ class PersistingOptions(BucketOptions):
     also limits the size of an object, unless one put is larger."""
 
     lease: float = 5.0
-    """Only in an object store: seconds without a sign of life after which another process may take
-    the buckets over. Shorter ones cost more requests, and pauses of the process lose ownership."""
+    """Only in an object store: seconds without a heartbeat after which another process may take
+    over the buckets. Shorter ones cost more requests, and pauses of the process lose ownership."""
 
     vectors: str = "keep"
     """"keep": a field with a vector index, or with 100 vectors of one length, refuses other

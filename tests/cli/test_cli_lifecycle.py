@@ -167,7 +167,7 @@ class TestDelete:
         assert call("verify", "events", "-s", storage).code == 0
         assert call("count", "events", "-s", storage).out == "20\n"
 
-    def test_killed_deletion_leaves_the_topic_whole_or_gone(
+    def test_killed_deletion_leaves_the_topic_whole_or_deleted(
         self, tmp_path: Path, call: Callable[..., Answer]
     ) -> None:
         for number in range(8):

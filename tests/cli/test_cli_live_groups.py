@@ -1,4 +1,4 @@
-"""``groups`` on a topic that is written and read while the command looks at it."""
+"""``groups`` on a topic that is written and read while the command reads it."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ async def test_a_row_larger_than_a_message_is_a_page_of_its_own() -> None:
     assert ids((await get(owner, 1)).rows) == [1, 2, 3, 4, 5]
 
 
-async def test_a_limit_is_kept() -> None:
+async def test_read_returns_at_most_limit_records() -> None:
     bucket = Bucket(small(100))
     owner = served(bucket)
     assert ids((await get(owner, 10, 30)).rows) == list(range(10, 40))

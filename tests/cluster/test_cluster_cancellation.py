@@ -65,7 +65,7 @@ async def test_closing_a_reader_ends_its_waiting_reads(topic: Any) -> None:
         assert result == [] or isinstance(result, StorageError)
 
 
-async def test_a_short_wait_ends_while_a_long_one_goes_on(topic: Any, spawned: Any) -> None:
+async def test_a_short_wait_ends_while_a_long_one_continues(topic: Any, spawned: Any) -> None:
     system, root, writer = topic
     reader = await read_queue(system, topic="t", storage_path=root)
     await reader.get(limit=1000)

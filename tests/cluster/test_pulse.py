@@ -70,7 +70,9 @@ async def test_call_to_a_silent_node_fails_and_is_cancelled(quick_pings: None) -
     assert node.cancelled
 
 
-async def test_call_that_takes_long_goes_on_while_its_node_answers_pings(quick_pings: None) -> None:
+async def test_call_that_takes_long_continues_while_its_node_answers_pings(
+    quick_pings: None,
+) -> None:
     node = Node()
     call = asyncio.ensure_future(watched(node).ask(Request("put")))
     await until(node.was_pinged_often)

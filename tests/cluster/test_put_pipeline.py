@@ -517,7 +517,7 @@ async def test_lone_put_that_the_owner_refuses_fails_and_the_next_one_is_stored(
     assert stored(owners) == [[2]]
 
 
-async def test_pipeline_goes_on_after_its_sender_was_cancelled() -> None:
+async def test_pipeline_continues_after_its_sender_was_cancelled() -> None:
     owners = Owners(1, 1)
     pipeline = await owned_by(owners, n0=[0])
     before = asyncio.all_tasks()

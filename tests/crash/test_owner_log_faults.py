@@ -1,6 +1,6 @@
 """Failed and short writes and failed syncs of a shared log, at every call.
 
-Puts raise or wait, no acknowledged record is lost, and all buckets of the log go on afterwards.
+Puts raise or wait, no acknowledged record is lost, and all buckets of the log continue afterwards.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ async def test_failed_log_blocks_no_bucket_for_longer_than_the_fault(
 async def test_bucket_whose_note_could_not_be_synced_opens_in_a_later_process(
     tmp_path: Path, faults: NamedFaults
 ) -> None:
-    """The note names a log that held nothing for the bucket and is gone."""
+    """The note names a log that held nothing for the bucket and was removed."""
     topic = await new_topic(tmp_path)
     await topic.put(0)
     await topic.topic.backend(1)

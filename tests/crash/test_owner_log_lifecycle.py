@@ -49,7 +49,7 @@ async def check(topic: RecordedTopic) -> None:
 
 
 async def drop_bucket(topic: RecordedTopic, bucket: int) -> None:
-    """Drop one backend without a close while the others go on."""
+    """Drop one backend without a close while the others continue."""
     dropped = topic.topic.topic._backends.pop(bucket)
     core = dropped.bucket.waiters
     del dropped
@@ -429,7 +429,7 @@ async def test_puts_that_wait_for_a_restore_are_whole(tmp_path: Path) -> None:
         assert {row["id"] for rows in parts.values() for row in rows} <= stored
 
 
-async def test_clock_that_goes_back_costs_no_record(
+async def test_clock_set_back_loses_no_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time_ns()

@@ -1,4 +1,4 @@
-"""Topics of 0.4.0, with a log in each bucket, go over to a shared log, also through a crash."""
+"""Topics of 0.4.0, with a log in each bucket, are migrated to a shared log, even if it crashes."""
 
 from __future__ import annotations
 
@@ -91,19 +91,19 @@ async def check_migration(tmp_path: Path, losses: tuple[Loss, ...], every: int) 
     assert len(checked) > 15
 
 
-async def test_topic_of_0_4_0_survives_power_loss_while_it_goes_over(tmp_path: Path) -> None:
+async def test_topic_of_0_4_0_survives_power_loss_while_it_is_migrated(tmp_path: Path) -> None:
     await check_migration(tmp_path, (LOSE_UNSYNCED, KEEP_EVERYTHING, UNDO_REMOVALS), every=8)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-async def test_topic_of_0_4_0_survives_power_loss_at_every_call_while_it_goes_over(
+async def test_topic_of_0_4_0_survives_power_loss_at_every_call_while_it_is_migrated(
     tmp_path: Path,
 ) -> None:
     await check_migration(tmp_path, FIXED_LOSSES, every=1)
 
 
-async def test_topic_of_0_4_0_goes_over_bucket_by_bucket(tmp_path: Path) -> None:
+async def test_topic_of_0_4_0_is_migrated_bucket_by_bucket(tmp_path: Path) -> None:
     """Each bucket is opened by another process; the first is killed before the second begins."""
     shutil.copytree(FIXTURE, tmp_path / "queues")
     topic = tmp_path / "queues" / kept.TOPIC

@@ -321,7 +321,7 @@ async def test_unsynced_list_put_of_several_frames_is_whole_or_absent_after_powe
     await check_power_loss(tmp_path, long_lists, Durable.FLUSHED, samples=3, every=29, **INTERVAL)
 
 
-async def test_topic_with_a_log_per_bucket_survives_power_loss_while_it_goes_over(
+async def test_topic_with_a_log_per_bucket_survives_power_loss_while_it_is_migrated(
     tmp_path: Path,
 ) -> None:
     """The buckets were written by themselves, each with its own log, as before format 2."""

@@ -278,7 +278,7 @@ async def test_power_loss_between_a_kill_and_the_next_open_leaves_a_prefix(
         await explorer.check(tree, point, sampled(seed), explorer.required(point))
 
 
-async def test_log_goes_on_after_a_segment_that_has_lost_its_first_entry(tmp_path: Path) -> None:
+async def test_log_continues_after_a_segment_that_has_lost_its_first_entry(tmp_path: Path) -> None:
     """Only the frames that begin the segment are left of it: they hold no records."""
     folder = tmp_path / "bucket"
     handle = CrashableBucket(folder, wal())

@@ -355,7 +355,7 @@ def is_segment(what: object) -> bool:
 
 @pytest.mark.parametrize("call", ["write", "sync"])
 @pytest.mark.parametrize("buckets", [(0,), (0, 1)])
-async def test_failed_log_stores_nothing_of_a_put_and_goes_on_afterwards(
+async def test_failed_log_stores_nothing_of_a_put_and_works_again_afterwards(
     tmp_path: Path, call: str, buckets: tuple[int, ...]
 ) -> None:
     topic, disk = tmp_path / "topic", FailingLog()

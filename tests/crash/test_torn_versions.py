@@ -285,7 +285,7 @@ async def test_damaged_data_file_after_a_clean_close_raises_and_changes_nothing(
 async def test_damaged_synced_data_file_is_refused_even_after_a_kill(
     tmp_path: Path,
 ) -> None:
-    """A rollback would lose flushed rows whose log is gone."""
+    """A rollback would lose flushed rows whose log was removed."""
     folder = tmp_path / "bucket"
     handle = CrashableBucket(folder, wal())
     for number in range(2):

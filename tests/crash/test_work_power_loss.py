@@ -237,7 +237,7 @@ async def test_records_of_a_version_that_its_owner_has_not_synced_are_not_lost(
 
 
 @pytest.mark.parametrize("call", ["write", "sync"])
-async def test_a_failed_journal_acknowledges_nothing_and_the_next_keeper_goes_on(
+async def test_a_failed_journal_acknowledges_nothing_and_the_next_keeper_continues(
     call: str, tmp_path: Path
 ) -> None:
     faulty = FaultyFileSystem()

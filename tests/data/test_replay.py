@@ -291,7 +291,7 @@ def test_retention_limits_the_buffer(tmp_path: Path) -> None:
         assert 100 <= len(found) == len(set(found)) <= 4000
         assert max(found) == 4999
         assert min(found) > 0
-        assert buffer.update_priorities([0, 1], [1.0, 1.0]) == 0, "those records are gone"
+        assert buffer.update_priorities([0, 1], [1.0, 1.0]) == 0, "those records were removed"
 
 
 def test_checkpoint_restores_the_next_samples(buffer: ReplayBuffer) -> None:
@@ -338,7 +338,7 @@ with ReplayBuffer(sys.argv[1], seed=99) as buffer:
     assert buffer.sample(20, by="priority").keys.tolist() == json.loads(drawn)
 
 
-def test_restore_after_retention_leaves_out_what_is_gone(tmp_path: Path) -> None:
+def test_restore_after_retention_leaves_out_what_was_removed(tmp_path: Path) -> None:
     folder = make_topic(tmp_path, 1000, buckets=1)
     with ReplayBuffer(folder) as buffer:
         first = ids(buffer.sample(100, task="critic"))
@@ -392,7 +392,7 @@ def test_damaged_missing_and_foreign_checkpoints_are_refused(
     assert buffer.sample(10).keys.tolist() == expected, "a refused restore changes nothing"
     assert buffer.remove_checkpoint(value)
     assert not buffer.remove_checkpoint(value)
-    with pytest.raises(StorageError, match="is gone"):
+    with pytest.raises(StorageError, match="does not exist"):
         buffer.restore(value)
 
 

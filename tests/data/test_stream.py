@@ -83,7 +83,7 @@ def test_set_epoch_chooses_the_order(topic: Path) -> None:
     assert ids(stream) == both[ROWS:]
 
 
-def test_endless_stream_goes_on(topic: Path) -> None:
+def test_endless_stream_continues_after_each_epoch(topic: Path) -> None:
     stream = iter(TopicStream(topic, "v1", batch_size=400, epochs=None))
     assert [next(stream).num_rows for _ in range(7)] == [400, 400, 200, 400, 400, 200, 400]
 

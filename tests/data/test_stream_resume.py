@@ -280,7 +280,7 @@ def test_refused_state_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(StorageError):
             stream.load_state_dict({**state, **wrong})
         assert stream.state_dict() == state
-    assert sorted(first + ids(batches)) == list(range(100)), "the iteration goes on"
+    assert sorted(first + ids(batches)) == list(range(100)), "the iteration continues"
 
 
 def test_state_counts_batches_that_a_loader_delivered(topic: Path) -> None:

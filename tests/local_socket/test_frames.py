@@ -1,4 +1,4 @@
-"""Frames on a socket, and bytes that are no frames."""
+"""Valid and invalid frames on a socket."""
 
 from __future__ import annotations
 

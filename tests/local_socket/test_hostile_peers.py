@@ -1,4 +1,4 @@
-"""Bytes, processes and files that do not belong: the owner goes on, nothing is lost."""
+"""Invalid bytes, foreign processes and files: the owner keeps serving, and loses nothing."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_socket_is_private(writer: QueueWriter, tmp_path: Path) -> None:
     assert path.parent == tmp_path / "t" / addresses.FOLDER
 
 
-async def test_socket_goes_with_the_last_handle(tmp_path: Path) -> None:
+async def test_socket_is_removed_with_the_last_handle(tmp_path: Path) -> None:
     async with await write_queue(topic="t", storage_path=str(tmp_path), **LOGGED) as writer:
         await writer.put(numbered(20))
         path = socket_of(tmp_path)

@@ -411,7 +411,7 @@ class TestNotesThatDoNotFitTheirFiles:
     """Lance commits what it is given, and the table would be damaged."""
 
     @pytest.mark.parametrize(("change", "words"), UNFIT.values(), ids=UNFIT)
-    def test_note_is_refused_and_the_queue_goes_on(
+    def test_note_is_refused_and_the_queue_continues(
         self, tmp_path: Path, change: Callable[[Note], Note], words: str
     ) -> None:
         with writer(tmp_path, buckets=1) as queue:

@@ -510,7 +510,7 @@ def alone(folder: Path) -> SyncQueue:
 
 
 class TestLiveOwner:
-    def test_write_to_an_open_topic_adds_the_rows_and_the_queue_goes_on(
+    def test_write_to_an_open_topic_adds_the_rows_and_the_queue_continues(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         with writer(tmp_path) as queue:

@@ -57,14 +57,14 @@ class TestKept:
         assert count(folder) == 11
         assert "later" in open_topic(folder).schema().names
 
-    def test_recreated_topic_is_opened_anew(self, tmp_path: Path) -> None:
+    def test_recreated_topic_is_opened_again(self, tmp_path: Path) -> None:
         folder = put(tmp_path, rows(10))
         assert count(folder) == 10
         shutil.rmtree(folder)
         put(tmp_path, rows(3), buckets=1)
         assert count(folder) == 3
 
-    def test_copy_that_was_put_back_is_opened_anew(self, tmp_path: Path) -> None:
+    def test_copy_that_was_put_back_is_opened_again(self, tmp_path: Path) -> None:
         folder = put(tmp_path, rows(10))
         shutil.copytree(folder, tmp_path / "copy")
         put(tmp_path, rows(5, 10))

@@ -108,8 +108,8 @@ def prefix() -> str:
 
 @pytest.fixture
 def long_lease(monkeypatch: pytest.MonkeyPatch) -> float:
-    """The seconds of a lease that does not end if the machine stops for a while; its owner beats,
-    and others look at it, as often as at a short one."""
+    """The seconds of a lease that does not expire if the machine stops for a while; its owner
+    sends heartbeats, and others poll it, as often as with a short one."""
     monkeypatch.setattr(lease, "_BEATS_PER_LEASE", 600)
     monkeypatch.setattr(sealing, "_LOOKS_PER_LEASE", 1000)
     return 120.0

@@ -248,7 +248,7 @@ def test_commit_whose_answer_is_lost_lands_once(
 def test_commit_that_raises_may_have_landed(
     table: Any, proxy: FaultProxy, uri: str, options: Options
 ) -> None:
-    """So after an error the committer fences, and looks at what the table holds."""
+    """So after an error the committer fences, and checks what the table holds."""
     slow = lance.dataset(uri, storage_options=storage_options(proxy.port, timeout="1s"))
     raised = threading.Event()
     held = proxy.add("PUT-if-absent", times=1, until=raised)

@@ -102,7 +102,7 @@ def test_released_slots_are_announced_before_they_are_deleted(
     assert slots_of(patient, log) == [0, 1, 2, 3]
     proxy.reset_counts()
     log.beat()
-    log.delete_released()  # unless the beat has begun to
+    log.delete_released()  # unless the heartbeat has begun to
     assert [kind.split(" ")[0] for kind in proxy.seen] == ["PUT-if-match", "DELETE"]
     assert slots_of(patient, log) == [2, 3]
     sealed = sealing.seal(patient, log.name, "other")
@@ -190,7 +190,7 @@ def test_silent_owner_is_given_the_time_of_its_lease(store: ObjectStore) -> None
     assert time.monotonic() - began >= SECONDS
 
 
-def test_whoever_looks_again_and_again_may_take_over_after_the_time_of_the_lease(
+def test_process_that_polls_a_lease_may_take_over_once_it_expires(
     store: ObjectStore,
 ) -> None:
     log = new_log(store)
@@ -226,7 +226,7 @@ def test_pause_of_the_claimant_does_not_count_as_silence_of_the_owner(store: Obj
     def paused(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 1:
-            time.sleep(2 * SECONDS)  # the claimant stops, and the owner beats meanwhile
+            time.sleep(2 * SECONDS)  # the claimant stops, and the owner sends heartbeats meanwhile
             log.beat()
 
     with pytest.raises(BucketLocked):

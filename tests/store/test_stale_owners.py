@@ -1,5 +1,5 @@
-"""Owners that were paused, or do not know what became of a request, and go on: they must not take
-anything from the next owner, nor store anything twice."""
+"""Owners that continue after a pause, or after a request with an unknown outcome: they must not
+take anything from the next owner, nor store anything twice."""
 
 from __future__ import annotations
 

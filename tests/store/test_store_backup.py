@@ -139,7 +139,7 @@ async def test_restored_topic_has_records_of_table_and_log_tags_groups_and_index
 
 
 @pytest.mark.parametrize(("source", "middle", "target"), WAYS[:3])
-async def test_restored_work_group_goes_on_where_it_was(
+async def test_restored_work_group_continues_where_it_was(
     request: pytest.FixtureRequest, source: str, middle: str, target: str
 ) -> None:
     home, copies, last = (request.getfixturevalue(name) for name in (source, middle, target))

@@ -44,7 +44,7 @@ async def test_failing_nodes_lose_no_record_and_repeat_nothing_acknowledged(
     assert (await member.stats())["acknowledged"] == 400
 
 
-async def test_group_goes_on_when_the_node_that_keeps_it_is_killed(
+async def test_group_continues_when_the_node_that_keeps_it_is_killed(
     cluster: Cluster, place: WorkPlace
 ) -> None:
     options: dict[str, Any] = {"num_buckets": BUCKETS, **TOPIC}

@@ -68,7 +68,7 @@ typed_place = table_place = logged_place = home = evolving_home = place
 class TestTopic(TopicContract):
     class TestMaintenance(MaintenanceContract):
         async def test_verify_names_the_bucket_the_file_and_the_offsets(self, home: Home) -> None:
-            """An object store has other damage than a disk: objects that are gone or replaced."""
+            """An object store has other damage than a disk: missing or replaced objects."""
             reader, files = await sound_topic(home)
             assert files == 2 * BUCKETS
             store = cast(StorePlace, home).store()

@@ -1,5 +1,5 @@
 """A server that refuses, delays and loses requests, or is killed: what was acknowledged is stored
-once, the errors name the cause, and it goes on afterwards."""
+once, the errors name the cause, and it continues afterwards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def met(proxy: FaultProxy, topic: Topic, what: str, fault: str) -> None:
         elif what == "a group":
             await topic.consume()
         else:
-            await asyncio.sleep(0.05)  # until the next beat
+            await asyncio.sleep(0.05)  # until the next heartbeat
     await topic.put(2)
 
 

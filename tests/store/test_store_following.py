@@ -147,7 +147,7 @@ async def test_idle_follower_makes_the_requests_of_the_price_table(
 ) -> None:
     _, owner, reader = followed
     waiting = asyncio.create_task(follow(reader, 1, 1))
-    await asyncio.sleep(5.5)  # from then on the pause between two looks is the longest
+    await asyncio.sleep(5.5)  # from then on the pause between two polls is the longest
     began = time.monotonic()
     proxy.reset_counts()
     await asyncio.sleep(4)
@@ -222,7 +222,7 @@ async def test_objects_that_were_deleted_before_they_were_read_come_from_the_tab
     assert await following == list(range(8))
 
 
-async def test_follower_goes_on_with_the_log_of_the_next_owner(
+async def test_follower_continues_with_the_log_of_the_next_owner(
     own: Own, proxy: FaultProxy, prefix: str
 ) -> None:
     log, first = await asyncio.to_thread(lambda: own(lease=0.6))
@@ -242,7 +242,7 @@ async def test_follower_goes_on_with_the_log_of_the_next_owner(
     await reader.close()
 
 
-async def test_reader_that_waits_gets_the_error_of_a_look_and_can_go_on(
+async def test_reader_that_waits_gets_the_error_of_a_poll_and_can_continue(
     followed: Followed, proxy: FaultProxy
 ) -> None:
     log, owner, reader = followed
@@ -258,7 +258,7 @@ async def test_reader_that_waits_gets_the_error_of_a_look_and_can_go_on(
     assert await follow(reader, 1, 1) == [1]
 
 
-async def test_reader_that_polls_sees_what_was_acknowledged_although_looks_are_rare(
+async def test_reader_that_does_not_wait_sees_what_was_acknowledged_although_polls_are_rare(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slot_log, "_BUSY_SECONDS", 0.0)

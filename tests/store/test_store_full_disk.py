@@ -1,4 +1,4 @@
-"""The disk of the server is full: errors name the cause, nothing is lost, and it goes on with room.
+"""The disk of the server is full: errors name the cause, nothing is lost, and with room it works.
 
 The disk is a file system in memory, which needs root.
 """
@@ -104,7 +104,7 @@ async def test_put_that_waits_for_room_is_acknowledged_by_the_same_writer(
         proxy.stop()
 
 
-async def test_cluster_names_the_cause_while_the_disk_is_full_and_goes_on_with_room(
+async def test_cluster_names_the_cause_while_the_disk_is_full_and_continues_with_room(
     small_server: SmallServer,
 ) -> None:
     """The owner gives its log up, and no node can open the bucket again until there is room."""

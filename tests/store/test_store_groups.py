@@ -20,7 +20,7 @@ def member(store: ObjectStore, lease: float = LEASE) -> StoreMembership:
 
 
 def die(dead: StoreMembership) -> None:
-    """Beat no more, as a killed or paused process does."""
+    """Stop sending heartbeats, as a killed or paused process does."""
     dead._beating._run = lambda: None
 
 
@@ -59,7 +59,7 @@ def test_paused_member_that_was_replaced_cannot_commit(store: ObjectStore) -> No
     assert second.commit({1: (second.held[1].generation, 5, 0)}) == {1: 5}
     assert first.commit({1: (assigned[1].generation, 100, 0)}) == {}
     assert read_committed(store, "g", 1).offset == 5
-    first.rebalance()  # it looks at the store, and has nothing more
+    first.rebalance()  # it polls the store, and has nothing more
     assert not set(first.held)
     second.leave()
 
@@ -85,7 +85,7 @@ def test_member_that_was_taken_for_dead_joins_again(
     second.leave()
 
 
-def test_loss_that_a_beat_notices_during_a_look_is_not_forgotten(
+def test_loss_that_a_heartbeat_notices_during_a_poll_is_not_forgotten(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = StoreMembership(store, "g", BUCKETS, 60.0)
@@ -98,7 +98,7 @@ def test_loss_that_a_beat_notices_during_a_look_is_not_forgotten(
         if key.endswith("bucket_0.json"):
             monkeypatch.undo()
             register.update(lambda last: StoredOffset(generation=2, member="another"))
-            one._was_removed = True  # as a beat does
+            one._was_removed = True  # as a heartbeat does
         return found
 
     monkeypatch.setattr(store, "get", get_before_another_takes_it)

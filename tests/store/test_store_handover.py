@@ -281,7 +281,7 @@ class TestDeaths:
     def test_owner_that_dies_loses_and_doubles_nothing(
         self, topic: ObjectStore, monkeypatch: pytest.MonkeyPatch, point: str
     ) -> None:
-        """The driver takes the buckets over after the time of the lease, and completes the
+        """The driver takes over the buckets once the lease expires, and completes the
         write."""
         mortal = MortalStore(topic)
         owner = Owner(mortal)
@@ -334,12 +334,12 @@ class TestPauses:
         decide = store_handover.decide
 
         def paused(state: Any) -> None:
-            state._stopped = True  # no beat
+            state._stopped = True  # no heartbeat
             until_true(lambda: handovers(topic) == [])
             decide(state)
 
         monkeypatch.setattr(store_handover, "decide", paused)
-        with pytest.raises(StorageError, match=r"no sign of life .*only with the same writeId"):
+        with pytest.raises(StorageError, match=r"no heartbeat .*only with the same writeId"):
             hand_over(topic, texts(0, 20))
         assert ids(topic) == [*OLD, *range(PUTS, PUTS + 10)]
         assert unreferenced(topic) == set()
@@ -351,7 +351,7 @@ class TestPauses:
 
         def paused(state: Any) -> None:
             decide(state)
-            state._stopped = True  # no beat
+            state._stopped = True  # no heartbeat
             until_true(lambda: handovers(topic) == [])
             state._beating.request().result()
             state._stopped = False
@@ -367,7 +367,7 @@ class TestPauses:
         held = register.read()
         assert held is not None
         register.swap(held, msgspec.structs.replace(held.content, state=VOID))
-        with pytest.raises(StorageError, match="given up"):
+        with pytest.raises(StorageError, match="have discarded"):
             keeper.decide()
         assert states(topic) == [VOID]
         keeper.stop()
@@ -605,7 +605,7 @@ class TestRequests:
         """The topic behind the proxy."""
         return open_store(topic.address, StorageOptions(storage_options(proxy.port)))
 
-    def test_owner_that_nobody_calls_makes_no_request_but_its_beat(
+    def test_owner_that_is_not_notified_makes_no_request_but_its_heartbeat(
         self, behind: ObjectStore, proxy: FaultProxy
     ) -> None:
         owner = Owner(behind)
@@ -619,7 +619,7 @@ class TestRequests:
     def test_requests_of_a_hand_over_are_those_of_the_price_table(
         self, behind: ObjectStore, proxy: FaultProxy
     ) -> None:
-        """Without beats, and without the GET of both sides while they wait."""
+        """Without heartbeats, and without the GET of both sides while they wait."""
         owner = Owner(behind)
         notes = written_notes(behind, texts(0, 20))
         assert len(notes) == BUCKETS

@@ -116,7 +116,7 @@ def check(topic: ObjectStore, written: int, acknowledged: int) -> None:
 def test_owner_killed_during_a_hand_over_loses_and_doubles_nothing(
     root: str, topic: ObjectStore, tmp_path: Path, point: str
 ) -> None:
-    """The driver takes the buckets over after the time of the lease, and completes the write."""
+    """The driver takes over the buckets once the lease expires, and completes the write."""
     with held_process(tmp_path, OWNER, root, PUTS, hold=point) as owner:
         acknowledged = kill_owner(owner, point, lambda: hand_over(topic, texts(0, 300)))
     check(topic, 300, acknowledged)
@@ -161,7 +161,7 @@ def test_driver_and_owner_killed_lose_and_double_nothing(
 
 
 def _cleared(topic: ObjectStore) -> bool:
-    """Whether nothing is left of hand-overs, after an owner has looked."""
+    """Whether nothing is left of hand-overs, after an owner has polled."""
     if handovers(topic):
         owner = Owner(topic)
         time.sleep(LEASE + 1)

@@ -47,7 +47,7 @@ def kept(store: ObjectStore, lease: float = LEASE) -> Keeper:
 
 
 def pause(keeper: Keeper) -> None:
-    """Beat no more, as a stopped process does."""
+    """Stop sending heartbeats, as a stopped process does."""
     group_of(keeper)._log._lease.stop()
 
 
@@ -83,7 +83,7 @@ async def test_living_keeper_is_not_replaced(store: ObjectStore, long_lease: flo
     keeper.close()
 
 
-async def test_keeper_goes_on_at_once_after_one_that_was_closed(store: ObjectStore) -> None:
+async def test_keeper_continues_at_once_after_one_that_was_closed(store: ObjectStore) -> None:
     keeper = kept(store, 3600.0)
     first, second = await claimed(keeper, 2)
     assert await keeper.ack([first]) == []
@@ -194,7 +194,7 @@ async def test_lost_answers_of_the_store_change_nothing(
     following.close()
 
 
-async def test_keeper_that_cannot_reach_the_store_ends_and_the_next_one_goes_on(
+async def test_keeper_that_cannot_reach_the_store_ends_and_the_next_one_continues(
     faulty: ObjectStore, proxy: FaultProxy
 ) -> None:
     keeper = kept(faulty)

@@ -1,4 +1,4 @@
-"""Several processes and one topic in an object store: what one leaves behind, another goes on."""
+"""Several processes and one topic in an object store: what one leaves behind, another continues."""
 
 from __future__ import annotations
 

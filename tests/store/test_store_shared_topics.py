@@ -134,7 +134,7 @@ async def test_puts_continue_at_once_after_the_owner_has_closed(
     assert is_in_order(await stored(where), 60)
 
 
-async def test_owner_that_was_paused_goes_on_through_the_next_one(
+async def test_owner_that_was_paused_continues_through_the_next_one(
     where: dict[str, Any], owner: OwnerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "KEEPALIVE_SECONDS", 1.0)
@@ -152,7 +152,7 @@ async def test_owner_that_was_paused_goes_on_through_the_next_one(
                 break
             except AssertionError as exc:
                 failures.append(str(exc))
-        # A beat may have told it before the first put.
+        # A heartbeat may have told it before the first put.
         assert len(failures) <= 1
         assert all("OwnershipLost" in failure for failure in failures)
         assert await asyncio.to_thread(owner_pids, where) == {os.getpid()}
@@ -264,7 +264,7 @@ async def test_killed_owner_without_a_socket_is_waited_for(
 
 
 def pause(where: dict[str, Any]) -> None:
-    """Have this process beat no more, as one that is paused."""
+    """Stop the heartbeats of this process, as if it were paused."""
     live: Any = live_in_store(topic_store(where).address)
     live._log._lease.stop()
 

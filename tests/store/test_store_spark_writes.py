@@ -223,7 +223,7 @@ class TestRequests:
     def test_requests_beside_a_living_owner_are_those_of_the_price_table(
         self, home: StoreAddress, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Without beats, and without the GET of both sides while they wait."""
+        """Without heartbeats, and without the GET of both sides while they wait."""
         buckets = files = 4
         monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{proxy.port}")
         options = {"lease": 30.0, "flush_interval": None}

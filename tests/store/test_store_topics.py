@@ -48,7 +48,7 @@ def opened(store: ObjectStore, bucket: int = 0, num_buckets: int = 1, **more: An
 
 
 def die(log: StoreOwnerLog) -> None:
-    """Stop beating, as a killed or paused process does."""
+    """Stop sending heartbeats, as a killed or paused process does."""
     log._lease.stop()
 
 
@@ -157,7 +157,7 @@ async def test_writer_that_lost_its_bucket_can_be_closed_and_opened_again(
             assert numbers(await reader.get(10)) == [0, 2]
 
 
-async def test_writer_that_shares_a_topic_goes_on_after_it_lost_its_bucket(
+async def test_writer_that_shares_a_topic_continues_after_it_lost_its_bucket(
     server: SeaweedFS, prefix: str
 ) -> None:
     place, writer = await lost_writer(server, prefix)
@@ -433,7 +433,7 @@ async def test_credentials_are_not_stored(
     await writer.flush()
     for key in store.list(""):
         found = store.get(key)
-        if found is None:  # a slot that a beat has deleted since
+        if found is None:  # a slot that a heartbeat has deleted since
             continue
         assert SECRET.encode() not in found.data
         assert KEY.encode() not in found.data

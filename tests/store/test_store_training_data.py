@@ -16,7 +16,7 @@ from persisting.queue import write_queue
 
 @pytest.fixture
 async def given(server: SeaweedFS, prefix: str) -> dict[str, Any]:
-    """A topic of 40 tagged rows, 10 flushed ones and 5 in the log of an owner that is gone."""
+    """A topic of 40 tagged rows, 10 flushed ones and 5 in the log of an owner that has ended."""
     where: dict[str, Any] = {"storage_path": url(prefix), "storage_options": server.options()}
     options = {"flush_interval": None}
     writer = await write_queue(

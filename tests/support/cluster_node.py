@@ -1,6 +1,6 @@
 """One node of a test's cluster: it owns buckets until SIGTERM.
 
-Prints ``READY <address> <node id>``. It also exits when its parent is gone, and after
+Prints ``READY <address> <node id>``. It also exits when its parent has ended, and after
 ``MAX_SECONDS``, so that no test leaves it behind.
 """
 

@@ -100,7 +100,7 @@ class Process:
         self.popen.send_signal(number)
 
     def kill(self) -> None:
-        """Send SIGKILL and wait until the process is gone."""
+        """Send SIGKILL and wait until the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             self.popen.kill()
         self.popen.wait()

@@ -127,7 +127,7 @@ def queries_of(pid: int) -> list[int]:
 
 
 def samplers_of(pid: int) -> list[int]:
-    """Return the living processes of a console that look at the topics."""
+    """Return the live processes of a console that sample the topics."""
     return _children(pid, "persisting.ui.sample_worker")
 
 

@@ -33,7 +33,7 @@ class Fault:
     share: float = 1.0
     """The part of the requests that meets it, at random."""
     hold: float = 0.0
-    """Seconds until the request is passed on, even if its sender is gone by then."""
+    """Seconds until the request is passed on, even if its sender has disconnected by then."""
     until: threading.Event | None = None
     """The request is passed on, or answered, when this is set."""
     answer: int = 0

@@ -59,7 +59,7 @@ class Owner:
         self.child.stdin.flush()
 
     async def does(self, *words: object) -> None:
-        """As :meth:`tell`, while readers of this process go on."""
+        """As :meth:`tell`, while readers of this process continue."""
         await asyncio.to_thread(self.tell, *words)
 
     def kill(self) -> None:

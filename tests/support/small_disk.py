@@ -10,7 +10,7 @@ _CHUNK = bytes(64 * 1024)
 
 
 class SmallDisk:
-    """A mounted disk. Its content is gone when it is closed."""
+    """A mounted disk. Its content is lost when it is closed."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
         if os.geteuid() != 0:

@@ -9,7 +9,7 @@ from support.object_stores import SeaweedFS, url
 from support.topic_homes import Home
 
 GROUP_LEASE = 2.0
-"""Seconds until the buckets of a node or of a member that is gone are taken over."""
+"""Seconds until the buckets of a dead node or member are taken over."""
 
 
 class ClusterStorePlace(Home):

@@ -145,7 +145,7 @@ class TagContract:
         kept = {(v["bucket"], v["version"]) for v in await reader.versions()}
         assert not kept & set(versions.items())
 
-    async def test_deleted_tag_is_gone(self, home: Home) -> None:
+    async def test_deleted_tag_no_longer_exists(self, home: Home) -> None:
         writer = await home.open()
         await writer.put(numbered(30))
         await writer.tag("t")
@@ -198,7 +198,9 @@ class TagContract:
         stop.set()
         await producing
 
-    async def test_tag_concurrent_with_its_deletion_is_complete_or_gone(self, home: Home) -> None:
+    async def test_tag_concurrent_with_its_deletion_is_complete_or_deleted(
+        self, home: Home
+    ) -> None:
         writer = await home.open(keep_versions=BRIEF)
         other = await home.write(backend_options={})
         reader = await home.read()

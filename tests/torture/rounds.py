@@ -210,7 +210,7 @@ class Follower:
         deadline = time.monotonic() + CATCH_UP_SECONDS
         while reason := self._model.behind(contents):
             if time.monotonic() > deadline:
-                raise PromiseBroken(f"a reader without the lock does not go on: {reason}")
+                raise PromiseBroken(f"a reader without the lock does not continue: {reason}")
             await asyncio.sleep(0.01)
             self._read_notes(records)
 

@@ -75,7 +75,7 @@ class _Worker:
 
     @property
     def acknowledged(self) -> int:
-        """How many records the process was told to be stored."""
+        """How many records the process was told are stored."""
         lines = self._printed.read_bytes().split(b"\n")[:-1]
         return int(lines[-1]) if lines else 0
 

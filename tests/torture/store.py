@@ -268,7 +268,7 @@ def owner_is_killed_after_releases(contest: Contest) -> str:
     """An owner releases slots of its log, and is killed."""
     first = contest.start()
     first.wait_for("flushed", 6)
-    time.sleep(LEASE)  # until a beat has deleted them
+    time.sleep(LEASE)  # until a heartbeat has deleted them
     first.wait_for("ack", first.count("ack") + 20)
     first.kill()
     return "release"

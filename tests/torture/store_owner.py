@@ -3,10 +3,11 @@
     python -m torture.store_owner PORT PREFIX NOTES NAME [SETTING…]
 
 It is stubborn: a lost lease does not stop it, so that only slots, terms and fences stand between it
-and harm. One put is enough for another slot, so that several are under way at once. It goes on as
-long as it can, with ``close`` for a moment. With ``lazy`` it flushes only when it has been refused.
-With ``clean`` it removes all old versions after every flush; else it compacts and cleans now and
-then. ``mutation=NAME`` leaves out one part of the protocol, to show that the checks would notice.
+and harm. One put is enough for another slot, so that several are under way at once. It continues
+as long as it can; with ``close`` it stops after a while and closes. With ``lazy`` it flushes only
+when it has been refused. With ``clean`` it removes all old versions after every flush; otherwise it
+compacts and cleans from time to time. ``mutation=NAME`` leaves out one part of the protocol, to
+show that the checks would notice.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def without_fence() -> None:
 
 
 def with_claims_deleted() -> None:
-    """Delete the claim with the group commits before it, and go on putting without a lease."""
+    """Delete the claim with the group commits before it, and continue putting without a lease."""
 
     def remove(store: ObjectStore, sealed: sealing.SealedLog) -> None:
         slots = range(sealed.slots.start, sealed.slots.stop + 1)

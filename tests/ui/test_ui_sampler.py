@@ -1,4 +1,4 @@
-"""What the console remembers of topics, and the process that looks at them."""
+"""What the console remembers of topics, and the process that samples them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_name_that_no_page_can_show_is_not_listed(tmp_path: Path) -> None:
     assert StorageView(tmp_path).names() == ["a"]
 
 
-def test_process_that_looks_at_topics_is_started_again_and_ends_with_the_console(
+def test_process_that_samples_topics_is_started_again_and_ends_with_the_console(
     template: Path,
 ) -> None:
     with running_console(template) as console:

@@ -52,7 +52,9 @@ def test_write_writes_all_bytes_of_a_large_buffer(tmp_path: Path) -> None:
     assert data == b"abc" + b"x" * 999_997 + b"end"
 
 
-def test_write_goes_on_after_a_short_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_continues_after_a_short_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, bytes(data)[:7]))
     files = FileSystem()

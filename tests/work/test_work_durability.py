@@ -419,7 +419,7 @@ class TestRestores:
         fresh = await member.fetch(10, wait=True)
         assert [d.record["id"] for d in fresh] == [100, 101, 102, 103]
         await member.ack([*deliveries[1:4], *fresh])
-        # The record of the dead letter is gone: offset 6 holds another one, which is acknowledged.
+        # The record of the dead letter was removed: offset 6 holds another, acknowledged one.
         assert await member.redrive() == 0
         assert await member.dead_letters() == []
         assert (await member.stats())["unacknowledged"] == 0

@@ -17,7 +17,7 @@ LEASE = 10
 SPANS = {0: (0, 12)}
 
 
-@pytest.mark.timeout(30)  # a claim that looks at the same records again and again never returns
+@pytest.mark.timeout(30)  # a claim that checks the same records repeatedly never returns
 @pytest.mark.parametrize("field", ["", "priority", "ordered_by"])
 def test_a_claim_ends_while_more_records_than_fit_wait_for_their_dead_letters(
     field: str, monkeypatch: pytest.MonkeyPatch

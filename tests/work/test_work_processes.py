@@ -130,7 +130,7 @@ async def test_members_that_wait_do_not_hold_back_acknowledgements_of_their_proc
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_a_paused_keeper_goes_on_when_it_wakes(place: WorkPlace, start) -> None:
+async def test_a_paused_keeper_continues_when_it_resumes(place: WorkPlace, start) -> None:
     await place.writer(2, num_buckets=1)
     keeper = start(KEEPER, place.folder, place.topic, "solvers", {})
     await line_of(keeper)

@@ -136,7 +136,7 @@ async def test_a_run_that_is_cancelled_twice_leaves_no_task_behind(place: WorkPl
     assert len(await member.fetch(1)) == 1
 
 
-async def test_the_record_of_a_thread_that_goes_on_is_not_delivered_to_another_member(
+async def test_the_record_of_a_thread_that_continues_is_not_delivered_to_another_member(
     place: WorkPlace,
 ) -> None:
     await place.writer(1, num_buckets=1)

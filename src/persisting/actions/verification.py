@@ -28,7 +28,7 @@ class LogState(msgspec.Struct):
     bucket: int | None
     """None for a log that buckets share."""
     state: str
-    """empty, whole, torn, damaged, missing, or unused: nothing needs it any more."""
+    """empty, whole, torn, damaged, missing, or unused: nothing needs it."""
     problem: str | None = None
     path: str | None = None
     buckets: list[int] = []

@@ -22,8 +22,8 @@ class BucketAccess:
         self.bucket = bucket
 
     async def refresh(self, *, watch: bool = False) -> None:
-        """Look for new records if the bucket is open without its lock; with ``watch``, later ones
-        wake those who wait already."""
+        """Show new records if the bucket is open without its lock; with ``watch``, later ones wake
+        those who wait already."""
         if self.bucket.options.read_only:
             await in_thread(partial(self.bucket.refresh, watch=watch))
 

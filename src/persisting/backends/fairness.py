@@ -1,7 +1,7 @@
 """Fairness on the event loop.
 
-A call that never waits would keep the loop to itself, so it yields now and then. Puts of one
-producer must not overtake each other, or the earlier one would look stored.
+A call that never waits would keep the loop to itself, so it yields from time to time. Puts of one
+producer must not overtake each other, or the earlier one would seem stored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KeyedLocks:
     """One lock for each name and event loop; waiters get it in the order of their calls."""
 
     def __init__(self) -> None:
-        # An entry lives as long as a task holds the lock or waits for it.
+        # An entry exists as long as a task holds the lock or waits for it.
         self._locks = weakref.WeakValueDictionary[tuple[int, str], asyncio.Lock]()
 
     def of(self, name: str) -> asyncio.Lock:

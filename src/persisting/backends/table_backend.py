@@ -249,7 +249,7 @@ class TableBackend(AsyncClosing):
     async def tag(self, name: str, *, empty: bool = False) -> dict[str, Any]:
         """Pin everything acknowledged before this call under a name.
 
-        A tag is read with ``version=name`` and outlives retention and the cleaning of versions. A
+        A tag is read with ``version=name`` and outlives retention and the removal of versions. A
         tag of the same name is replaced. A bucket without records raises, unless ``empty``.
         """
         return await self._versions.tag(name, empty)
@@ -459,7 +459,7 @@ class TableBackend(AsyncClosing):
         """Flush and release the bucket; may be called twice.
 
         If the flush fails the error is raised, the backend stays open and keeps every record, and
-        ``close`` can be called again once the cause is gone.
+        ``close`` can be called again once the cause is removed.
         """
         # All callers, from whichever loop, share one close; cancelling one does not stop it.
         await asyncio.shield(asyncio.wrap_future(self._closing.request()))

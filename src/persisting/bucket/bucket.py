@@ -239,7 +239,7 @@ class Bucket:
         self.closed = self._released = True  # recovered records stay in the log
         self.flusher.stop()
         self.maintenance.stop()
-        with self.flusher.lock:  # a flush in the background must not go on without the lock
+        with self.flusher.lock:  # a flush in the background must not continue without the lock
             self.table_writer.wait_idle()
         if self.group_commit is not None:
             self.group_commit.detach(self)
@@ -689,8 +689,8 @@ class Bucket:
             self._log_view.expire()
 
     def refresh(self, *, watch: bool = False) -> None:
-        """Look for new records in the log and for a new version of the table, if this is a reader
-        without the lock; with ``watch``, later changes wake those who wait already."""
+        """Show new records of the log and a new version of the table, if this is a reader without
+        the lock; with ``watch``, later changes wake those who wait already."""
         if self._log_view is not None:
             with self.table_writer.lock:
                 if watch:
@@ -701,7 +701,7 @@ class Bucket:
 
     @property
     def wait_seconds(self) -> float | None:
-        """How long to wait for a wake before looking again, None for as long as it takes."""
+        """How long to wait to be woken before polling again, None for as long as it takes."""
         return None if self._log_view is None else self._log_view.wait_seconds
 
     def sync_through(self, offset: int) -> int:

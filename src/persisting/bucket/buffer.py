@@ -69,7 +69,7 @@ class Buffer:
                 tail.absorb(chunk, self._last_arrival)
                 continue
             chunk.arrival = self._last_arrival
-            if chunk.times is not None:  # recovered: the clock may have gone back since
+            if chunk.times is not None:  # recovered: the clock may have been set back since
                 chunk.times = np.maximum(chunk.times, before)
             self._seal_tail()
             self.chunks.append(chunk)

@@ -21,7 +21,7 @@ NamedPut: TypeAlias = tuple[str, int]
 
 MOST_REMEMBERED = 4096
 """Delayed puts that a bucket remembers; beyond it, those of the session that put longest ago are
-forgotten. A session that goes on holds no more of them than it had in flight."""
+forgotten. A session that continues holds no more of them than it had in flight."""
 
 
 class DelayedPutNames:
@@ -68,7 +68,7 @@ class DelayedPuts:
         return [put for session in self._sessions.values() for put in session.puts.values()]
 
     def add(self, put: NamedPut) -> None:
-        """Note a put as stored, and forget those that are not repeated any more."""
+        """Note a put as stored, and forget those that are no longer repeated."""
         name, place, first = _parts(put[0])
         session = self._sessions.pop(name, None) or _Session()
         before = len(session.puts)

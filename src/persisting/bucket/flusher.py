@@ -77,7 +77,7 @@ class Flusher:
         return self._task.request()
 
     def stop(self) -> None:
-        """Start no flush by itself any more: the bucket is closed."""
+        """Stop starting flushes: the bucket is closed."""
         self._stopped = True
 
     def resume(self) -> None:

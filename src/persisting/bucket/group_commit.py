@@ -268,7 +268,7 @@ class GroupCommit:
         """Start writing the queue in a thread.
 
         ``sink`` is that of the put that was queued last. A log that is slow to write waits until
-        the callers of the same sink that can go on now have put, too: they share one write then.
+        the callers of the same sink that can continue now have put, too: they then share a write.
         """
         if self._group is None or sink is None:
             return self._start_now()
@@ -671,7 +671,7 @@ class GroupCommit:
         with self._restarting:
             if not self.failed:
                 return
-            # No append succeeds any more: after the last acknowledgement all is in the buffers.
+            # No append can succeed now: after the last acknowledgement all is in the buffers.
             self.wait_idle()
             last = self._log.last_sequence
             buckets = self._alive()

@@ -1,7 +1,7 @@
 """The owner's side of a hand-over: does what the notes of its bucket ask for, and answers them.
 
 Everything here blocks and runs in the pool, without an event loop, so that an owner answers while
-its program is busy. A note is handled by whoever owns the bucket. If that owner dies or closes, the
+its program is busy. A note is handled by the owner of the bucket. If that owner dies or closes, the
 next one finds the note; the number of the write in the table tells it what was adopted already.
 
 Where notes and answers lie, and who may decide, is :class:`Notes`, of which folders and object
@@ -90,7 +90,7 @@ class Inbox:
         """Answers to notes that were adopted, and could not be written."""
         self._reported: dict[str, str] = {}
         self._blocked: _Blocked | None = None
-        """The oldest note that is decided and could not be adopted, as of the last look."""
+        """The oldest note that is decided and could not be adopted, as of the last check."""
 
     def complete(self) -> None:
         """Handle all notes in this thread; raise if one that is decided could not be adopted.
@@ -118,7 +118,7 @@ class Inbox:
         self.wake()
 
     def stop(self) -> None:
-        """Handle no more notes: the bucket is closed."""
+        """Stop handling notes: the bucket is closed."""
         self._notes.stop(self)
 
     def wake(self, *, always: bool = False) -> None:
@@ -131,7 +131,7 @@ class Inbox:
         try:
             return bool(self._notes.names())
         except StorageError:
-            return True  # the look itself reports the error
+            return True  # the check itself reports the error
 
     def work(self) -> None:
         """Handle all notes in this thread. Never raise: a bad note must not harm its bucket."""
@@ -278,7 +278,7 @@ class _Blocked(NamedTuple):
 
     @classmethod
     def after(cls, before: _Blocked | None, name: str, cause: str) -> _Blocked:
-        """Return the state after another failure; ``before`` is the one after the last look."""
+        """Return the state after another failure; ``before`` is the one after the last check."""
         repeated = before is not None and before.name == name
         pause = min(2 * before.pause, _LONGEST_PAUSE) if before and repeated else _FIRST_PAUSE
         return cls(name, cause, pause, time.monotonic() + pause)

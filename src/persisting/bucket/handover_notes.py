@@ -1,6 +1,6 @@
 """The files of a hand-over: how another process asks the owner of a bucket to change its table.
 
-    <topic>/handover/<id>.lock      locked by the process that hands over, while it lives
+    <topic>/handover/<id>.lock      locked by the process that hands over, until it ends
     <topic>/handover/<id>.sent      the notes are complete; owners look for them
     <topic>/handover/<id>.decided   the files of all notes belong to the topic from now on
     <bucket>/handover/<id>.note     what the owner of the bucket is asked for
@@ -9,8 +9,9 @@
 Files are adopted in two steps, so that all buckets get them or none. Owners first check their notes
 and answer that they are ready. The process that hands over then writes ``decided``, durably and in
 one step. Before that point nothing is adopted, and nothing is if the process gives up or dies.
-After it the notes are adopted, whoever dies: by the owner, its successor, or the process itself.
-Only the holder of the lock may decide; so a note without a decision whose lock is free is void.
+After it the notes are adopted, whichever process dies: by the owner, its successor, or the process
+itself. Only the holder of the lock may decide; so a note without a decision whose lock is free is
+void.
 
 This is the form of a topic in a folder; :mod:`~persisting.bucket.store_notes` is that of an object
 store. Notes, answers and the steps are the same.
@@ -55,7 +56,7 @@ REFUSED = "refused"
 FAILING = "failing"
 """State of an answer: an adoption has failed, or waits for one that has, and is tried again."""
 FAILED = "failed"
-"""State of an answer: an adoption that was decided is not possible any more."""
+"""State of an answer: an adoption that was decided is no longer possible."""
 
 LEFT_SECONDS = 7 * 24 * 3600.0
 """Files to which nothing refers are removed at this age. A job writes its first file long before
@@ -175,7 +176,7 @@ def forget(topic: Path, name: str, fs: FileSystem) -> None:
 def remove_note(bucket: Path, name: str, fs: FileSystem) -> None:
     """Remove a note and its answer, durably.
 
-    The answer goes last: a note that power loss brings back must not look unanswered.
+    The answer goes last: a note that power loss brings back must not seem unanswered.
     """
     folder = bucket / FOLDER
     if folder.is_dir():
@@ -212,7 +213,7 @@ def sync_decision(topic: Path, fs: FileSystem) -> None:
 
 
 def is_alive(topic: Path, name: str) -> bool:
-    """Whether the process that hands over lives; if not, look for the decision after this call."""
+    """Whether the process that hands over is alive; if not, read the decision after this call."""
     return is_locked(_path(topic, name, _LOCK))
 
 

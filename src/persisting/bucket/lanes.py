@@ -23,8 +23,8 @@ log = logging.getLogger("persisting")
 
 _LANE_PUTS = 128
 _LANE_BYTES = 128 * 1024
-"""So many puts, or bytes of records, wait for no group that is under way: they become an object of
-their own. Fewer wait and share one with later puts, since requests cost money."""
+"""This many puts, or bytes of records, do not wait for a group that is under way: they become an
+object of their own. Fewer wait and share an object with later puts, since requests cost money."""
 
 
 _GATHER_SHARE = 0.1
@@ -206,7 +206,7 @@ class Lanes:
         with self._changed:
             lane.is_done = True
             if self._settling:
-                return  # the thread that settles looks again
+                return  # the thread that settles checks again
             self._settling = True
         while True:
             with self._changed:

@@ -1,4 +1,4 @@
-"""Follows the log of a living owner in another process, without its lock.
+"""Follows the log of a live owner in another process, without its lock.
 
 A log has one follower in a process, however many of its buckets are read and by how many readers.
 The follower reads the log up to the acknowledged sequence that the owner publishes, and notes where
@@ -95,7 +95,7 @@ class LoggedRows(NamedTuple):
 
 
 class DeadLogRows(NamedTuple):
-    """Records of one bucket in a log that is not written to any more, from one or more frames."""
+    """Records of one bucket in a log that is no longer written to, from one or more frames."""
 
     rows: PlainRows
     encoder: RecordEncoder
@@ -180,7 +180,7 @@ class LogFollower:
     """Where the records of each bucket are in a log that is in use. Thread-safe, blocking."""
 
     def __init__(self, folder: Path, fs: FileSystem) -> None:
-        """Raise ``FileNotFoundError`` if the log has no published positions, or is gone."""
+        """Raise ``FileNotFoundError`` if the log has no published positions, or was removed."""
         self.folder, self._fs = folder, fs
         self._positions_fd = os.open(folder / POSITIONS_FILE, os.O_RDONLY | os.O_CLOEXEC)
         self._open_fds = {self._positions_fd}
@@ -224,7 +224,7 @@ class LogFollower:
             return any(not w.is_empty for group in self._waiters.values() for w in group)
 
     def on_change(self, *, gone: bool) -> bool:
-        """Read on, and wake the readers of buckets that have more; all if the owner may be gone."""
+        """Read on, and wake the readers of buckets that have more; all if the owner may be dead."""
         before = self._through
         try:
             self.advance()
@@ -401,7 +401,7 @@ class LogFollower:
     def rows(self, bucket: int, after: int, through: int) -> Iterator[LoggedRows]:
         """Yield the records of a bucket in the frames above ``after``, up to ``through``.
 
-        Raise :class:`Released` if one of the frames is gone: the table holds it.
+        Raise :class:`Released` if one of the frames was removed: the table holds it.
         """
         with self._guard:
             if self._forgotten.get(bucket, 0) > after:
@@ -485,7 +485,7 @@ class LogFollower:
     def _sync_above(self, synced: int) -> None:
         """Sync the segments that may hold frames above ``synced``.
 
-        A segment that is gone, or a log, was released: the tables hold its records.
+        A segment or log that no longer exists was released: the tables hold its records.
         """
         with suppress(FileNotFoundError):
             names = sorted(n for n in map(parse_name, self._fs.list(self.folder)) if n is not None)
@@ -506,7 +506,8 @@ _followers_guard = threading.Lock()
 
 
 def follower_of(folder: Path, fs: FileSystem) -> LogFollower:
-    """Return the follower of a log in this process; raise ``FileNotFoundError`` if it is gone."""
+    """Return the follower of a log in this process; raise ``FileNotFoundError`` if it is
+    removed."""
     with _followers_guard:
         follower = _followers.get(folder)
         if follower is None:

@@ -1,4 +1,4 @@
-"""An index of a log that is not written to any more: where the records of each bucket are.
+"""An index of a log that is no longer written to: where the records of each bucket are.
 
 A dead owner's log holds the records of many buckets, and the buckets are opened one after the
 other. The log is checked and read through once; each bucket then reads its own frames. The log is

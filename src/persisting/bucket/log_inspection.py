@@ -125,7 +125,7 @@ def inspect_log(
     report = None
     for _ in range(_TRIES):
         is_there = folder.is_dir()
-        # After that: a log is removed only when no bucket notes it any more.
+        # After that: a log is removed only once no bucket notes it.
         noting = [b for b in noting if log_note.noted_log(_bucket(folder, b), fs) == folder]
         sequences = {bucket: sequence_of(bucket) for bucket in noting}
         if not is_there:

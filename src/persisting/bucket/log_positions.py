@@ -1,7 +1,7 @@
 """How far a log is acknowledged and synced: a small file beside its segments, for readers.
 
 The owner rewrites it in place after every group commit and never syncs it. It counts only while the
-owner lives, which the log's lock shows: a dead owner's log is read to its last complete entry.
+owner is alive, which the log's lock shows: a dead owner's log is read to its last complete entry.
 """
 
 from __future__ import annotations
@@ -76,5 +76,5 @@ def read_positions(fd: int) -> Positions:
 
 
 def is_alive(log: Path) -> bool:
-    """Whether the owner of a log lives."""
+    """Whether the owner of a log is alive."""
     return is_locked(log / LOCK_FILE)

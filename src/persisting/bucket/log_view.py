@@ -1,6 +1,6 @@
 """What a reader without the lock sees of a bucket: the table, then the log of the bucket's owner.
 
-The log of a living owner is read up to what is acknowledged (:mod:`log_follower`). A dead owner's
+The log of a live owner is read up to what is acknowledged (:mod:`log_follower`). A dead owner's
 log is read as it stands, to its last complete entry (:mod:`log_index`), and never changed. Sections
 of the log say at which epoch and offset their records belong. So records pass from the log to the
 table without a gap or a repetition: those at or below the table's sequence are in the table, and
@@ -55,7 +55,7 @@ _FOLLOWED_SECONDS = 2.0
 """For how long after the last wait a reader counts as following the log."""
 
 _PROBE_SECONDS = 0.1
-"""Seconds between two checks whether a silent owner lives."""
+"""Seconds between two checks whether a silent owner is alive."""
 
 _WATCHED_SECONDS = 0.25
 _UNWATCHED_SECONDS = 0.05
@@ -66,7 +66,7 @@ _ATTEMPTS = 6
 
 
 class OutOfStep(Exception):
-    """The log goes on where the table does not end."""
+    """The log does not continue where the table ends."""
 
 
 class LogView:
@@ -227,7 +227,7 @@ class LogView:
 
     @property
     def _is_followed(self) -> bool:
-        """Whether somebody follows the log of a living owner: then all rows come from there."""
+        """Whether somebody follows the log of a live owner: then all rows come from there."""
         recently = time.monotonic() - self._watched_at < _FOLLOWED_SECONDS
         return recently and self._follower is not None
 
@@ -283,8 +283,8 @@ class LogView:
         for rows in self._rows(taken, through):
             if rows.place != (epoch, end):
                 raise OutOfStep(
-                    f"the log goes on at offset {rows.place[1]} (epoch {rows.place[0]}), the table "
-                    f"at offset {end} (epoch {epoch})"
+                    f"the log continues at offset {rows.place[1]} (epoch {rows.place[0]}), but the "
+                    f"table ends at offset {end} (epoch {epoch})"
                 )
             chunk = rows.chunk()
             chunks.append((chunk, rows.arrival))

@@ -1,8 +1,8 @@
 """The log of one topic in one process, shared by all buckets that the process owns.
 
-It is a folder below the topic's ``log/``, with a lock that the process holds while it lives. A log
+It is a folder below the topic's ``log/``, with a lock that the process holds until it ends. A log
 that its owner left behind is read by the next owners of its buckets and never changed; it is
-removed when no bucket notes it any more.
+removed once no bucket notes it.
 """
 
 from __future__ import annotations

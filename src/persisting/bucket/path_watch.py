@@ -43,7 +43,7 @@ class Listener(Protocol):
     def on_change(self, *, gone: bool) -> bool:
         """Look for changes and return whether there were any.
 
-        ``gone``: the path, or the writer of the file, does not exist any more.
+        ``gone``: the path, or the writer of the file, no longer exists.
         """
 
 

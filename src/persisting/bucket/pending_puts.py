@@ -27,8 +27,8 @@ class Sink(Protocol):
         """Resolve waiters of this sink; called from any thread, must not block."""
 
     def after_turn(self, call: Callable[[], Any]) -> bool:
-        """Call once when all callers of this sink that can go on now have done so, from the thread
-        of such a caller; False, without a call, if the sink does not know them."""
+        """Call once when all callers of this sink that can continue now have done so, from the
+        thread of such a caller; False, without a call, if the sink does not know them."""
 
 
 class Waiter(Protocol):
@@ -234,6 +234,6 @@ def resolve(puts: Sequence[QueuedPut], exc: BaseException | None) -> None:
     by_sink: dict[Sink, list[Waiter]] = {}
     for put in puts:
         by_sink.setdefault(put.waiter.sink, []).append(put.waiter)
-    # Other processes first: a thread of this one that goes on takes the interpreter.
+    # Other processes first: a thread of this one that continues takes the interpreter.
     for sink in sorted(by_sink, key=lambda sink: sink.is_here):
         sink.deliver(by_sink[sink], exc)

@@ -1,10 +1,10 @@
 """The log of a bucket's owner in an object store, as its readers follow it.
 
-The name of the next object is known, so a look is one request for it: the object, or "not found".
-Nothing is listed after the start. While somebody waits for records, one look follows the other, and
-readers never wait for a request themselves: they are woken when an object has arrived. After an
-object was found, the next ones are asked for at once and together, because an owner may store
-several at a time. They are shown in order: an object behind a free slot does not count.
+The name of the next object is known, so a poll is one request for it, which returns the object or
+"not found". Nothing is listed after the start. While somebody waits for records, the log is polled
+continuously, and readers never wait for a request themselves: they are woken when an object has
+arrived. After an object was found, the next ones are requested together, because an owner may store
+several at once. They are returned in order: an object behind a free slot does not count.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from persisting.wal.slots import (
 )
 
 LOOK_SECONDS = 0.1
-"""A reader that does not wait looks again if the last look is older than this."""
+"""A reader that does not wait polls again if the last poll is older than this."""
 
 FOLLOW_SECONDS = 3.0
-"""For how long looks go on after the last wait of a reader."""
+"""For how long polling continues after the last wait of a reader."""
 
 LONGEST_PAUSE = 0.25
-"""The longest pause between two looks for a reader that waits."""
+"""The longest pause between two polls for a reader that waits."""
 
 _BUSY_SECONDS = 1.0
-"""For how long after an object there is no pause between two looks."""
+"""For how long after an object there is no pause between two polls."""
 
 _PAUSE_SHARE = 1 / 20
 """The pause after that, as a share of the time since the last object."""
 
 _SPACING_SECONDS = 0.02
-"""The least time between the beginnings of two looks for an object that is not there yet."""
+"""The least time between the starts of two polls for an object that does not exist yet."""
 
 _SMALL_BYTES = 128 * 1024
-"""While objects are at most this large, a look begins in the middle of the one before it: reading
+"""While objects are at most this large, a poll starts halfway through the previous one: reading
 such an object twice costs little."""
 
 _LOOKS_AT_ONCE = 2
 _EARLY_SECONDS = 0.002
 
 _LEASE_SECONDS = 1.0
-"""How often it looks whether objects were deleted before they were read."""
+"""How often it checks whether objects were deleted before they were read."""
 
 _MOST_AHEAD = 2 * MOST_UNDER_WAY
 _PARALLEL_READS = 16
@@ -98,21 +98,21 @@ class SlotLog:
         self._taken: WeakKeyDictionary[LogReader, int] = WeakKeyDictionary()
         """By reader, the sequence up to which it has the records."""
         self._under_way: Counter[int] = Counter()
-        """How many looks for a slot are under way."""
+        """By slot, how many polls are under way."""
         self._began = 0.0
-        """When the last look began."""
+        """When the last poll started."""
         self._request_seconds = 0.0
-        """How long a look in vain takes."""
+        """How long a poll takes that finds nothing."""
         self._last_size = 0
         self._ahead: dict[int, _Found] = {}
         """Objects that arrived before the one in front of them."""
         self._in_a_row = 0
-        """Objects since the last look in vain: the more, the more are asked for at once."""
+        """Objects since the last poll that found nothing: the more, the more are requested."""
         self._scheduled = False
         self._followed_until = 0.0
         self._found_at = time.monotonic()
         self._looked_at = self._look_began = self._expired_at = 0.0
-        """When the last look in vain ended, when it began, and when such a look must begin."""
+        """Of the last poll that found nothing: its end, its start, and the earliest valid start."""
         self._callers = 0
         self._problem: Exception | None = None
         self._asking_lease = False
@@ -132,7 +132,7 @@ class SlotLog:
                 self._started = self._ended = False
 
     def leave(self, view: LogReader) -> None:
-        """Keep nothing for this reader any more; stop looking if it was the last."""
+        """Keep nothing more for this reader; stop polling if it was the last."""
         with self._guard:
             self._taken.pop(view, None)
             if not self._taken:
@@ -160,7 +160,7 @@ class SlotLog:
                     encoder = RecordEncoder(block.schema, EVOLVING)
                 yield from stored_rows(block, bucket, encoder, index.folder)
 
-    # Looking
+    # Polling
 
     @property
     def has_ended(self) -> bool:
@@ -169,31 +169,31 @@ class SlotLog:
 
     @property
     def is_followed(self) -> bool:
-        """Whether looks go on by themselves, and wake the readers when they find something."""
+        """Whether the log is polled in the background, which wakes the readers when it has more."""
         return self._started and self._problem is None and time.monotonic() < self._followed_until
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the last look is recent."""
+        """Whether the last poll is recent."""
         if not self._started or self._problem is not None:
             return False
         recently = time.monotonic() - self._looked_at < LOOK_SECONDS
         return self._ended or (recently and self._look_began >= self._expired_at)
 
     def expire(self) -> None:
-        """Look at the next :meth:`advance`, however recent the last look was."""
+        """Poll at the next :meth:`advance`, however recent the last poll was."""
         self._expired_at = time.monotonic()
 
     def follow(self, seconds: float = FOLLOW_SECONDS) -> None:
-        """Go on looking for a while, in the background: somebody waits for records, or reads again
-        and again."""
+        """Keep polling for a while, in the background: somebody waits for records, or reads
+        repeatedly."""
         with self._guard:
             self._followed_until = max(self._followed_until, time.monotonic() + seconds)
             if self._started and self._problem is None and not self._scheduled:
                 self._go_on()
 
     def start(self) -> bool:
-        """Read all objects that are there, unless that was done; return whether it was not.
+        """Read all objects that exist, unless that was done; return whether it was not.
         Blocking."""
         with self._starting:
             if self._started:
@@ -202,7 +202,7 @@ class SlotLog:
             return True
 
     def advance(self) -> int:
-        """Read all there is, unless the last look is recent; return the last sequence. Blocking."""
+        """Read all there is, unless the last poll is recent; return the last sequence. Blocking."""
         if self.start():
             return self.through
         with self._guard:
@@ -228,12 +228,12 @@ class SlotLog:
         return looked and not self._asking_lease
 
     def _go_on(self) -> None:
-        """Ask for the next object, unless that is under way."""
+        """Request the next object, unless that is under way."""
         if not self._under_way[self._next]:
             self._ask()
 
     def _ask(self) -> None:
-        """Ask for the next object, and for those behind it that may be there."""
+        """Request the next object, and those behind it that may exist."""
         if self._ended:
             return
         at_once = min(max(1, self._in_a_row), _MOST_AHEAD)
@@ -326,7 +326,7 @@ class SlotLog:
 
     @property
     def _is_eager(self) -> bool:
-        """Whether to look again before the last look is answered."""
+        """Whether to poll again before the last poll is answered."""
         return self._is_busy and self.is_followed and self._last_size <= _SMALL_BYTES
 
     @property
@@ -335,7 +335,7 @@ class SlotLog:
 
     @property
     def _pause(self) -> float:
-        """Seconds until the look after one in vain."""
+        """Seconds until the poll after one that found nothing."""
         if self._is_busy:
             return self._began + self._spacing - time.monotonic()
         silent = time.monotonic() - self._found_at
@@ -355,14 +355,14 @@ class SlotLog:
             if not self._under_way[self._next]:
                 self._ask()
             elif self._is_eager and early > _EARLY_SECONDS:
-                self._ask_in(early)  # an object has arrived since, and the next was asked for
+                self._ask_in(early)  # an object has arrived since, and the next was requested
             elif self._is_eager and self._under_way[self._next] < _LOOKS_AT_ONCE:
                 self._begin_look(self._next)
                 self._ask_in(self._spacing)
 
     def _fail(self, problem: Exception) -> list[LogReader]:
-        """Stop looking, and return the readers to wake. The next one looks itself, and gets the
-        error if it is still there."""
+        """Stop polling, and return the readers to wake. The next call polls by itself, and raises
+        the error if it persists."""
         self._problem = problem
         self._guard.notify_all()
         return list(self._taken)
@@ -370,7 +370,7 @@ class SlotLog:
     # What was deleted before it was read
 
     def _ask_lease(self) -> None:
-        """Look whether the owner has deleted objects that nobody here has read."""
+        """Check whether the owner has deleted objects that nobody here has read."""
         if self._asking_lease or time.monotonic() - self._lease_at < _LEASE_SECONDS:
             return
         self._asking_lease = True

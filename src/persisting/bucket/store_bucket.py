@@ -87,7 +87,7 @@ class StoreBucket(Bucket):
     def _writers_of_notes(self) -> Iterable[str]:
         if self._notes is None:
             return ()
-        # Only now: whoever counts on this owner to know a note has seen that it owns the bucket.
+        # Only now: drivers rely on it to find their notes once they have seen its ownership.
         self._notes.find()
         return self._notes.writers()
 
@@ -158,7 +158,7 @@ class StoreBucket(Bucket):
                 yield
             except BaseException as exc:
                 if self.table.committer.is_uncertain:
-                    # Puts that go on would get offsets of a version that may be over.
+                    # Puts that continue would get offsets of a version that may be outdated.
                     self._lost = OwnershipLost(
                         f"nobody knows whether a change of {self.options.storage_path} was stored "
                         f"({exc})",

@@ -1,11 +1,11 @@
 """What a reader sees of a bucket in an object store: the table, then the log of the bucket's owner.
 
-Every object of the log holds acknowledged records only, so a reader needs nothing of the owner, and
-whether the owner lives makes no difference. The readers of a topic share what they have read of a
-log (:mod:`persisting.bucket.slot_log`).
+Every object of the log holds acknowledged records only, so a reader needs nothing from the owner,
+and whether the owner is alive makes no difference. The readers of a topic share what they have read
+of a log (:mod:`persisting.bucket.slot_log`).
 
-Whether the bucket has another log, and the table another version, is checked beside that. Records
-of the log never wait for a check while somebody follows it.
+Whether the bucket has another log, or the table a newer version, is checked in parallel. Records of
+the log never wait for a check while somebody follows it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from persisting.table.fenced_commit import NewerView
 from persisting.table.store_table import StoreTable
 
 _CHECK_SECONDS = 1.0
-"""How often it looks whether the bucket has another log, and the table another version."""
+"""How often it checks whether the bucket has another log, and the table another version."""
 
 _LIST_SECONDS = 30.0
-"""How often it lists the versions of the table. Otherwise it asks for the next one by its name,
-which costs less, and does not find a later one if the next was cleaned up already."""
+"""How often it lists the versions of the table. Otherwise it requests the next one by its name,
+which costs less, and does not find a later one if the next was removed already."""
 
 _AGAIN_SECONDS = 1.0
-"""Whoever reads again within this time follows the log, also if it does not wait for records."""
+"""A reader that reads again within this time follows the log, even if it does not wait."""
 
 _SHORTEST_WAIT = 0.05
 _ATTEMPTS = 6
@@ -82,7 +82,7 @@ class StoreLogView(LogView):
             _views.setdefault(store, WeakSet()).add(self)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop following the log."""
         with _views_guard:
             _views[self._store].discard(self)
         slots = self._slots
@@ -97,7 +97,7 @@ class StoreLogView(LogView):
         return min(max(left, _SHORTEST_WAIT), _CHECK_SECONDS)
 
     def wake(self) -> None:
-        """Have the waiting readers look: the log has more. From any thread."""
+        """Wake the waiting readers: the log has more. From any thread."""
         self._waiters.wake()
 
     def watch(self) -> None:
@@ -113,8 +113,8 @@ class StoreLogView(LogView):
 
     @property
     def _is_watched(self) -> bool:
-        """Whether somebody waits for records. Whoever reads again and again without waiting sees
-        what was acknowledged shortly before, also when the looks have become rare."""
+        """Whether somebody waits for records. A reader that reads repeatedly without waiting sees
+        what was acknowledged shortly before, even when polls have become rare."""
         return time.monotonic() - self._watched_at < FOLLOW_SECONDS
 
     def _note_read(self) -> None:
@@ -133,7 +133,7 @@ class StoreLogView(LogView):
         """Show everything that is acknowledged; for up to a second after a change of the owner,
         what was acknowledged before it.
 
-        Blocking, unless somebody waits for records, or the last look is recent: then it shows what
+        Blocking, unless somebody waits for records, or the last poll is recent: then it shows what
         has arrived.
         """
         problem: Exception | None = None
@@ -183,7 +183,7 @@ class StoreLogView(LogView):
         if began:
             with _views_guard:
                 others = list(_views.get(self._store, ()))
-            for view in others:  # whoever reads one bucket reads the others next
+            for view in others:  # a reader of one bucket reads the others next
                 view._check_if_due()
         if self._slots is not None:
             through = self._slots.advance()

@@ -106,12 +106,12 @@ class StoreMaintenance(Maintenance):
         return removed
 
     def _sweep(self) -> None:
-        """Cleaning removes the files of failed writes after a week, see ``remove_versions``."""
+        """``remove_versions`` removes the files of failed writes after a week."""
 
     def restore(self, version: Version, token: str | None = None) -> dict[str, Any]:
-        """As in a folder, but not to a version that cleaning may be removing.
+        """As in a folder, but not to a version that may be about to be removed.
 
-        A former owner that was paused while it removed old versions goes on when it wakes. It
+        A former owner that was paused while it removed old versions continues when it resumes. It
         removes only versions that were too old then, which are too old now.
         """
         keep = self._options.keep_versions

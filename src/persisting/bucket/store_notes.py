@@ -1,23 +1,23 @@
 """The objects of a hand-over in an object store: see :mod:`~persisting.bucket.handover_notes` for
 what is handed over, and for the two steps.
 
-    handover/<id>/state.json            sent, decided or void; a beat of the process that hands over
+    handover/<id>/state.json            sent, decided or void; heartbeats of the driver
     handover/<id>/bucket_<i>.note       what the owner of the bucket is asked for       created once
     handover/<id>/bucket_<i>.answer     what the owner has done; its term
 
-There are no locks. The state is changed by compare-and-swap, so that only one change away from
-``sent`` can happen: the process that hands over decides, or whoever finds that its beat has not
-changed for the time of the lease, by its own clock, makes the hand-over void. A process that was
-paused and wakes can decide no more.
+There are no locks. The state is changed by compare-and-swap, so that it changes from ``sent`` only
+once: the process that hands over decides, or any process that sees no heartbeat for the length of
+the lease, by its own clock, makes the hand-over void. A process that was paused can then no longer
+decide.
 
-The state is created before the notes, and deleted when all of them are gone. So a note without a
-state is left over. Ids begin with a number that is higher than those of all hand-overs that were
-there, so that owners keep their order without comparing clocks.
+The state is created before the notes, and deleted after all of them. So a note without a state is
+left over. Ids begin with a number that is higher than those of all existing hand-overs, so that
+owners keep their order without comparing clocks.
 
-An answer carries the term of the owner. A former owner is believed only if it says that files were
-adopted, since no commit passes the fence of the next owner. All other answers count only if their
-owner still owns the bucket after them. The next one then finds the note, because it looks for notes
-when it has taken the bucket over.
+An answer carries the term of the owner. That files were adopted is accepted from a former owner
+too, since no commit passes the fence of the next owner. All other answers count only if their owner
+still owns the bucket afterwards. A later owner finds the note, because it looks for notes when it
+has taken over the bucket.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ VOID = "void"
 
 _STATE = "state.json"
 _SHORTEST, _LONGEST = 0.05, 1.0
-"""Seconds between two looks of an owner at the hand-overs that it knows: doubled while nothing
-changes. An owner that knows none does not look."""
+"""Seconds between two polls of the hand-overs that an owner knows: doubled while nothing changes.
+An owner that knows none does not poll."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     state: str
     seconds: float
-    """After this time without a beat the process that hands over counts as dead."""
+    """After this time without a heartbeat the process that hands over counts as dead."""
     beat: int = 0
     format: int = FORMAT
 
@@ -94,7 +94,7 @@ def note_key(name: str, bucket: int) -> str:
 
 
 def new_name(store: ObjectStore) -> str:
-    """Return an id for a hand-over that sorts behind all that are there."""
+    """Return an id for a hand-over that sorts behind all existing ones."""
     numbers = [int(name.partition("-")[0]) for name in list_all(store)]
     return f"{max(numbers, default=0) + 1:020d}-{secrets.token_hex(8)}"
 
@@ -120,8 +120,8 @@ def read_note(store: ObjectStore, name: str, bucket: int) -> Note | None:
 
 
 def remove_notes(store: ObjectStore, name: str, buckets: Iterable[int]) -> None:
-    """Remove notes and their answers. The answers go last: a note that stays, because this process
-    dies, must not look unanswered."""
+    """Remove notes and their answers. The answers go last: a note that remains because this
+    process dies must not seem unanswered."""
     numbers = list(buckets)
     store.delete([note_key(name, bucket) for bucket in numbers])
     store.delete([f"{FOLDER}/{name}/bucket_{bucket}.answer" for bucket in numbers])
@@ -185,7 +185,7 @@ class _Seen:
     def __init__(self) -> None:
         self.held: Held[State] | None = None
         self.notes: set[int] = set()
-        """The buckets whose notes are not known to be gone."""
+        """The buckets whose notes are not known to be removed."""
         self.status = Status(alive=True, decided=False)
         self._first_read = 0.0
 
@@ -194,7 +194,7 @@ class _Seen:
         return "" if self.held is None else self.held.content.state
 
     def read(self, register: Register[State]) -> bool:
-        """Read the state; return whether it is another one than before, a beat left aside."""
+        """Read the state; return whether it has changed, apart from heartbeats."""
         before, held, began = self.state, self.held, time.monotonic()
         self.held = register.read()
         if held is None or self.held is None or held.version != self.held.version:
@@ -211,8 +211,8 @@ class _Seen:
         return before != self.state
 
     def _make_void(self, register: Register[State]) -> None:
-        """Let nobody decide any more. A process that beats or decides at this moment is faster, and
-        the next look goes on from there."""
+        """Let nobody decide any more. If a heartbeat or a decision comes first, the next poll
+        continues from there."""
         assert self.held is not None
         void = msgspec.structs.replace(self.held.content, state=VOID)
         try:
@@ -225,8 +225,8 @@ class _Seen:
 class StoreHandovers:
     """The hand-overs to the buckets of one topic that this process owns. Thread-safe.
 
-    Nothing is requested until another process calls (:func:`persisting.wal.lease.call_owner`), or
-    a bucket that is opened has found notes.
+    Makes no requests until another process notifies this one
+    (:func:`persisting.wal.lease.call_owner`), or a bucket that is opened has found notes.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -238,7 +238,7 @@ class StoreHandovers:
         self._buckets: weakref.WeakSet[StoreNotes] = weakref.WeakSet()
         self._owners: weakref.WeakSet[Owner] = weakref.WeakSet()
         self._guard = threading.Lock()
-        """Never held during a request: a beat of the lease takes it."""
+        """Never held during a request: the heartbeats of the lease take it."""
         self._reading = threading.Lock()
         self._job = CoalescedTask(weak_callback(self, StoreHandovers._look))
         self._must_list = False
@@ -282,7 +282,7 @@ class StoreHandovers:
                 }
                 for name in listed.keys() - self._left_over.keys():
                     self._seen.setdefault(name, _Seen()).notes = listed[name].notes
-            self._read_states()  # forgets those that are gone
+            self._read_states()  # forgets those that were removed
 
     def _read_states(self) -> bool:
         """Read the states of the known hand-overs; return whether one has changed."""
@@ -297,7 +297,7 @@ class StoreHandovers:
         return changed
 
     def _look(self) -> None:
-        """Look at what may have changed, and wake the owners. Never raise."""
+        """Read what may have changed, and wake the owners. Never raise."""
         with self._guard:
             must_list, self._must_list = self._must_list, False
         try:
@@ -325,7 +325,7 @@ class StoreHandovers:
         self._tick_later()
 
     def _tick_later(self) -> None:
-        """Look again after a pause, as long as there is something to look at."""
+        """Poll again after a pause, as long as there is something to poll."""
         with self._guard:
             wanted = bool(self._owners) and bool(self._seen or self._must_list)
             if self._is_ticking or not wanted:

@@ -168,7 +168,7 @@ class StoreOwnerLog:
             return self._last_index[1]
 
     def _remove_if_unused(self, left: SealedLog) -> None:
-        """Delete the group commits of a former owner's log if no bucket needs them any more."""
+        """Delete the group commits of a former owner's log if no bucket needs them."""
         try:
             for number in range(self._num_buckets):
                 held = owner_register(self.store, number).read()
@@ -178,7 +178,7 @@ class StoreOwnerLog:
             with self._indexing:
                 self._last_index = None
         except (StoreError, WALError) as exc:
-            log.warning("cannot delete the log of a former owner, which is not needed: %s", exc)
+            log.warning("cannot delete the unused log of a former owner: %s", exc)
 
     def _forget(self, bucket: StoreBucket) -> None:
         """Detach a bucket, and give it back unless its log holds records that its table lacks, or
@@ -199,7 +199,7 @@ class StoreOwnerLog:
         self._close_if_unused()
 
     def abandon(self) -> None:
-        """Stop the beats: others take the buckets over after the time of the lease."""
+        """Stop the heartbeats: others take over the buckets once the lease expires."""
         self._lease.stop()
 
     def give_up(self, reason: str) -> None:
@@ -222,8 +222,8 @@ class StoreOwnerLog:
             self.log.delete_all()
             self.store.delete([lease_key(self.name)])
         except StorageError as exc:
-            log.warning("cannot delete the log %s, which is not needed: %s", self.log.place, exc)
+            log.warning("cannot delete the unused log %s: %s", self.log.place, exc)
 
 
 def _publish_nothing(acknowledged: int, synced: int) -> None:
-    """Readers in other processes look at the store."""
+    """Readers in other processes poll the store."""

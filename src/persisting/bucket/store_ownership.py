@@ -49,10 +49,10 @@ def owner_register(store: ObjectStore, bucket: int) -> Register[OwnerRecord]:
 
 
 def check_free(store: ObjectStore, bucket: int, name: str) -> None:
-    """Raise :class:`BucketLocked` unless this process may take a bucket over now. Blocking.
+    """Raise :class:`BucketLocked` unless this process may take over a bucket now. Blocking.
 
-    ``store`` is that of the topic, ``name`` the log of this process. Does not wait: whoever calls
-    this again and again may take over after the time of the lease.
+    ``store`` is that of the topic, ``name`` the log of this process. Does not wait: after repeated
+    calls, this process may take over once the lease has expired.
     """
     register = owner_register(store, bucket)
     held = register.read()
@@ -72,11 +72,11 @@ class Ownership:
     def __init__(
         self, store: ObjectStore, bucket: int, name: str, patience: float = PATIENCE_SECONDS
     ) -> None:
-        """Take the bucket over; ``name`` is the log of this process. Blocking.
+        """Take over the bucket; ``name`` is the log of this process. Blocking.
 
-        Waits for the time of the lease if the owner gives no sign of life, and raises
-        :class:`BucketLocked` if it does. If it owns the bucket only briefly, this waits up to
-        ``patience`` seconds for it.
+        Waits until the lease of the owner expires, and raises :class:`BucketLocked` if the owner
+        sends a heartbeat. If the owner needs the bucket only briefly, this waits up to ``patience``
+        seconds for it.
         """
         self._store, self._name, self._patience = store, name, patience
         self.bucket = bucket
@@ -115,7 +115,7 @@ class Ownership:
             raise NoSuchTopic(f"the topic at {self._store.address} was deleted")
         if record.owner not in (FREE, self._name):  # an attempt of this process may have failed
             sealing.wait_for_owner(self._store, record.owner)
-        # Before the swap: afterwards the log of the former owner is known not to change any more.
+        # Before the swap: after it the log of the former owner is known to be final.
         sealed = None
         if record.log != FREE:
             sealed = sealing.seal(self._store, record.log, self._name)

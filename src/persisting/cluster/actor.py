@@ -69,6 +69,6 @@ async def _send_all(stream: ReplyStream, writer: Any) -> None:
                     return
                 await writer.write(data)
     except RuntimeError:
-        return  # the consumer has gone
+        return  # the consumer has ended
     finally:
         await writer.close()

@@ -36,7 +36,7 @@ class RemoteTopic(ConfiguredTopic):
         """With ``as_columns``, owners take records as Arrow columns.
 
         Without ``puts_directly``, puts to buckets of this process are numbered too, so that they
-        can be repeated elsewhere if nobody knows whether they were stored.
+        can be repeated elsewhere if it is unknown whether they were stored.
         """
         self._puts_directly = puts_directly
         self._locators: dict[int, OwnerLocator] = {}

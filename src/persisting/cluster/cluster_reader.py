@@ -20,7 +20,7 @@ class ClusterReader:
     """Opens readers of the topics of a cluster without ever owning a bucket.
 
     ``read_queue(system)`` makes its own node a storage node if there is no other. This does not: a
-    program that only looks must not hold a bucket.
+    program that only reads must not hold a bucket.
     """
 
     def __init__(self, system: Any) -> None:

@@ -2,7 +2,7 @@
 
 The lock on a bucket's folder decides who owns it, not names or gossip: a host that does not get
 the lock answers with the present owner. In an object store it is the bucket's ``owner.json``, and
-the lease of its owner's log says whether that owner lives (:mod:`persisting.cluster.store_host`).
+the lease of the owner's log says whether it is alive (:mod:`persisting.cluster.store_host`).
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Host:
         self, place: str, storage_path: str | None, config: dict[str, Any], bucket: int
     ) -> dict[str, str]:
         """Open a bucket in an object store; raise :class:`StoreUnavailable` with the cause if that
-        takes long, and go on meanwhile. The next call for the bucket joins."""
+        takes long, and keep trying. The next call for the bucket joins."""
         known = bucket_key(place, bucket), msgspec.msgpack.encode(config)
         opening = self._openings.get(known)
         if opening is None:
@@ -215,7 +215,7 @@ class Host:
     def _opened(self, known: tuple[str, bytes], opening: asyncio.Task[dict[str, str]]) -> None:
         self._openings.pop(known, None)
         if not opening.cancelled():
-            opening.exception()  # nobody may be waiting any more
+            opening.exception()  # perhaps nobody waits for it
 
     def _check_served(self, place: str) -> None:
         """Raise if this node does not own topics there."""
@@ -337,7 +337,7 @@ class Host:
                 log.warning("node %s failed to rebalance its buckets: %s", self.node, exc)
 
     async def _rebalance(self) -> None:
-        """Close the buckets that belong on another living host, and those that were lost to one."""
+        """Close the buckets that belong on another live host, and those that were lost to one."""
         hosts = await self._transport.hosts()
         for key, service in list(self.buckets.items()):
             if service.lost:

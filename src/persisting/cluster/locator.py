@@ -19,14 +19,14 @@ from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, StorageError
 
 PATIENCE_SECONDS = 30.0
-"""How long a call looks for a bucket's owner before it raises."""
+"""How long a call searches for a bucket's owner before it raises."""
 
 LOST = (Unreachable, BucketClosed)
-"""Errors after which the owner is looked for again: it died, or the bucket moved."""
+"""Errors after which the owner is searched for again: it died, or the bucket moved."""
 
 
 class Patience:
-    """Time to find an owner; renewed by every sign of life."""
+    """Time to find an owner; renewed by every answer."""
 
     def __init__(self) -> None:
         self.renew()
@@ -50,7 +50,7 @@ class OwnerLocator(ABC):
     """The way to the owner of one bucket, wherever that is."""
 
     pause_seconds = 0.1
-    """How long to wait before an owner that was lost is looked for again."""
+    """How long to wait before an owner that was lost is searched for again."""
 
     def __init__(self, here: str) -> None:
         """``here`` is the id of this process as an owner."""
@@ -126,7 +126,7 @@ class OwnerLocator(ABC):
         await asyncio.sleep(self.pause_seconds)
 
     def forget(self) -> None:
-        """Look for the owner again at the next call."""
+        """Search for the owner again at the next call."""
         self._owner = None
 
     async def reopen(self) -> None:

@@ -66,7 +66,7 @@ class NodeLocator(OwnerLocator):
             if self._pulse is not None:
                 hosts = self._pulse.known(hosts)
             order = [self._home] if self._home else ranked(self._key, hosts)
-            # Whoever beats in an object store lives, even if this node has not heard of it yet.
+            # A node that sends heartbeats is alive, even if this node has not heard of it yet.
             if hint is not None and (hint in hosts or self._pulse is not None):
                 order = [hint, *(node for node in order if node != hint)]
             for node in order:

@@ -42,7 +42,7 @@ class NumberedPuts:
                 del self._under_way[sequence]
 
     def is_given_up(self, sequence: ProducerSequence) -> bool:
-        """Whether this put must not be carried out any more."""
+        """Whether this put must no longer be carried out."""
         producer, number = sequence
         return number <= self._given_up.get(producer, -1)
 

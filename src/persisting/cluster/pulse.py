@@ -51,7 +51,7 @@ class Pulse:
 
     def known(self, listed: list[str]) -> list[str]:
         """Return the nodes that are listed as alive now, and those that were lately: Pulsing takes
-        living nodes for dead at times."""
+        live nodes for dead at times."""
         seen, now = _listed.setdefault(self._transport.node, {}), time.monotonic()
         seen.update(dict.fromkeys(listed, now))
         for node in [node for node, at in seen.items() if now - at > _REMEMBERED_SECONDS]:

@@ -73,7 +73,7 @@ class PulsingTransport:
     async def _resolved(self, endpoint: str, node: str, timeout: float) -> Any:
         """Return a reference to an endpoint; the last one if Pulsing gives none now.
 
-        On a busy machine, or while another node hangs, Pulsing takes living nodes for dead at
+        On a busy machine, or while another node hangs, Pulsing takes live nodes for dead at
         times. Their endpoints still answer, and a dead node's refuse.
         """
         key = self.node, endpoint, node
@@ -157,7 +157,7 @@ async def start_system(address: str, seeds: list[str], passphrase: str | None) -
 
 
 async def members_of(system: Any) -> int:
-    """Return how many living members of the cluster a system sees, itself included."""
+    """Return how many live members of the cluster a system sees, itself included."""
     return sum(member.get("status") == "Alive" for member in await unwrapped(system).members())
 
 

@@ -117,7 +117,7 @@ class PutDelivery:
         answered: Answered,
     ) -> bool:
         """Send rows to one owner at once and without a task, if that is possible; ``answered``
-        then gets the outcome. If that is not :func:`is_stored`, go on with :meth:`to_owner`."""
+        then gets the outcome. If that is not :func:`is_stored`, continue with :meth:`to_owner`."""
         if len(rows) == 1:  # the put of a lone producer: as little as possible
             ((bucket, packed),) = rows.items()
             if packed.columns is None and len(packed.pieces) == 1:
@@ -218,7 +218,7 @@ class PutDelivery:
     async def _pause(
         self, lost: dict[int, Exception], patience: Patience
     ) -> list[tuple[int, Exception]]:
-        """Pause before lost owners are looked for; return the buckets that are given up."""
+        """Pause before lost owners are searched for; return the buckets that are given up."""
         pauses = [self._locator_of(b).lost(exc, patience) for b, exc in lost.items()]
         results = await asyncio.gather(*pauses, return_exceptions=True)
         return [(b, r) for b, r in zip(lost, results, strict=True) if isinstance(r, Exception)]

@@ -39,7 +39,7 @@ one while the next is still being packed."""
 _NUMBERS = frozenset({int, float, bool, type(None)})
 _ROW_BYTES = 32
 _SMALL_BYTES = 64 * 1024
-"""Records up to this size are packed in the event loop without further thought."""
+"""Records up to this size are always packed in the event loop."""
 
 
 class _WaitingPut:
@@ -277,7 +277,7 @@ class PutPipeline:
         return queue.node is not None and self._delivery.can_post(queue.node, bucket)
 
     def _post_soon(self, queue: _Queue) -> None:
-        """Post a message when the producers that can go on now have put, so that they share it.
+        """Post a message when the producers that can continue now have put, so that they share it.
 
         Otherwise two halves of the producers would take turns.
         """
@@ -424,8 +424,8 @@ class PutPipeline:
     async def _send_everywhere(
         self, queue: _Queue, message: _Message, lost: dict[int, Exception] | None = None
     ) -> None:
-        """Send a message to owners that must be found first; each bucket then goes on in the
-        queue of its owner."""
+        """Send a message to owners that must be found first; each bucket then continues in
+        the queue of its owner."""
         delivery = self._delivery.everywhere(message.rows, message.sequence, message.patience, lost)
         async with aclosing(delivery) as outcomes:
             async for buckets, node, error in outcomes:

@@ -359,7 +359,7 @@ class BucketService:
 
     async def _write_answer(self, op: str, args: dict[str, Any]) -> AsyncGenerator[Reply, None]:
         call = asyncio.create_task(self.direct(lambda client: client.call(parse_call(op, args))))
-        self._calls.add(call)  # it goes on even if its consumer leaves
+        self._calls.add(call)  # it continues even if its consumer leaves
         call.add_done_callback(self._calls.discard)
         while not (await asyncio.wait([call], timeout=KEEPALIVE_SECONDS))[0]:
             yield Reply("alive")

@@ -1,7 +1,7 @@
 """What a host needs for topics in object stores.
 
-A host never waits for another owner's lease: it looks, answers that the bucket is owned, and its
-clients ask again. So it answers for all other buckets meanwhile.
+A host never waits for another owner's lease: it reads the lease, answers that the bucket is owned,
+and its clients ask again. So it can answer for all other buckets meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from persisting.topic.local import live_in_store
 from persisting.topic.spec import TopicConfig
 
 _LOCKED_SECONDS = 0.3
-"""How long the answer that a bucket is owned by another is repeated without looking again."""
+"""How long the answer that a bucket is owned by another is repeated without another check."""
 
 _FAILED_SECONDS = 1.0
 """The same for a store that cannot be reached, or a bucket that cannot be opened."""
@@ -67,7 +67,7 @@ class NodeStores:
 
     async def check_free(self, place: str, bucket: int) -> None:
         """Return if this node may open a bucket; raise :class:`BucketLocked` if another one owns
-        it and its lease has not ended, :class:`StoreUnavailable` if nobody can say."""
+        it and its lease has not ended, :class:`StoreUnavailable` if this is unknown."""
         self._repeat(place)
         key = f"{place} {bucket}"
         self._repeat(key)
@@ -95,7 +95,7 @@ class NodeStores:
     def failures_remembered(self, place: str, bucket: int | None = None) -> Iterator[None]:
         """Raise failures as :class:`StoreUnavailable`, and repeat them for a short time.
 
-        Whoever asks for another bucket does not wait again for a store that cannot be reached.
+        Calls for other buckets do not wait again for a store that cannot be reached.
         """
         try:
             yield

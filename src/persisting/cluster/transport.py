@@ -24,7 +24,7 @@ PING_SECONDS = 2.0
 
 KEEPALIVE_SECONDS = 5.0
 """The longest pause between two replies of a stream. The sender notices only by sending that its
-consumer has gone, and a consumer treats a stream that is silent for three pauses as broken."""
+consumer has ended, and a consumer treats a stream that is silent for three pauses as broken."""
 
 
 class Unreachable(Exception):

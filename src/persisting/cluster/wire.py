@@ -154,7 +154,7 @@ class PackedColumns(NamedTuple):
 def pack_lists(parts: Sequence[Any]) -> PackedColumns | None:
     """Return lists of records, one after the other, as Arrow columns.
 
-    Both sides need less time for many of them. None if they are few, or not alike.
+    Both sides need less time for many of them. None if they are few, or have different fields.
     """
     if not all(isinstance(part, list) for part in parts) or sum(map(len, parts)) < _COLUMN_ROWS:
         return None

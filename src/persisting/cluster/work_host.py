@@ -37,7 +37,7 @@ class NodeGroups:
         self._opening: dict[tuple[str, str], asyncio.Lock] = {}
         """By place and group: a store that does not answer must not hold back other groups."""
         self._refused: dict[tuple[str, str], tuple[float, KeptElsewhere]] = {}
-        """Groups that another process keeps, and until when nobody looks again."""
+        """Groups that another process keeps, and until when this is not checked again."""
 
     def add(self, place: str) -> None:
         """Keep the groups of a topic from now on, until :meth:`close`."""

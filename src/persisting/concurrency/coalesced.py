@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 def weak_callback(owner: _T, method: Callable[[_T], Any]) -> Callable[[], Any]:
     """Return a callable that calls ``method`` of ``owner`` without keeping the owner alive, and
-    does nothing once the owner is gone."""
+    does nothing once the owner was garbage-collected."""
     ref = weakref.ref(owner)
 
     def call() -> Any:

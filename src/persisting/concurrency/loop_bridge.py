@@ -277,7 +277,7 @@ class ThreadWaiter:
         self._exc: BaseException | None = None
 
     def resolve(self, exc: BaseException | None) -> None:
-        """Let the thread go on."""
+        """Let the thread continue."""
         self._exc = exc
         self._done.release()
 

@@ -17,7 +17,7 @@ from persisting.data.pin import pin_of
 
 
 class TopicDataset:
-    """The rows of a topic by number, for ``torch.utils.data.DataLoader`` and anything alike.
+    """The rows of a topic by number, for ``torch.utils.data.DataLoader`` and the like.
 
     The rows are fixed when the dataset is created: those of the tag, or without a tag everything
     that was flushed. They are numbered bucket by bucket, in the order of their offsets; a condition

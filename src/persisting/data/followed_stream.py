@@ -122,7 +122,7 @@ class FollowedStream:
     def state(self, batches: int = 0) -> dict[str, Any]:
         """Return the next offsets of the buckets of this rank, or of this worker.
 
-        A loaded state may have those of other ranks, which go on without this one.
+        A loaded state may have those of other ranks, which continue without this one.
         """
         if batches:
             raise InvalidArgument(

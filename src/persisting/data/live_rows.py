@@ -32,7 +32,7 @@ class LiveRead(NamedTuple):
     end: int
     """The offset after the last record."""
     reached: int
-    """The offset after the last record that was looked at; not all of them may have matched."""
+    """The offset after the last record that was read; not all of them may have matched."""
     rows: pa.RecordBatch
 
 

@@ -71,7 +71,7 @@ def check_readable(pin: Pin, error: StorageError) -> StorageError:
         is_left = False
     if not is_left:
         return StorageError(
-            f"{pin.source} was deleted or replaced since it was opened, and its rows are gone: "
-            f"{error}"
+            f"{pin.source} was deleted or replaced since it was opened, and its rows no longer "
+            f"exist: {error}"
         )
     return error

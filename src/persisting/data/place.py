@@ -47,7 +47,7 @@ class Place(msgspec.Struct, frozen=True):
         return StoreTopic.find(address.name, str(address.parent), self.options)
 
     def view(self, bucket: int, version: int) -> TableView:
-        """Return a version of a bucket's table; nothing else of the topic is looked at."""
+        """Return a version of a bucket's table; nothing else of the topic is read."""
         if not self.is_in_store:
             folder = bucket_folder(Path(self.path), bucket)
             return Table(folder, filesystem.current()).at(version)

@@ -541,7 +541,7 @@ class ReplayBuffer:
         """Continue as after :meth:`checkpoint` returned ``value``.
 
         Records that were added since then are new, with the largest priority; those that retention
-        has removed since then are gone. Nothing is written.
+        has removed since then are missing. Nothing is written.
         """
         with self._used():
             state = replay_state.load(self._folder, value, self._live.topic_id)
@@ -577,7 +577,7 @@ class ReplayBuffer:
         self._arrivals[self._slots.span(bucket, start, end)] = arrivals
 
     def remove_checkpoint(self, value: Any) -> bool:
-        """Remove a checkpoint that is not needed any more; return whether it existed."""
+        """Remove a checkpoint that is no longer needed; return whether it existed."""
         return replay_state.remove(self._folder, value)
 
     # Closing

@@ -98,7 +98,7 @@ class Groups:
     def keys(self) -> np.ndarray:
         """Return the keys of all complete groups, one group in each row.
 
-        Some of their records may be gone.
+        Some of their records may have been removed.
         """
         buckets = len(self._complete)
         parts = [np.zeros((0, self._size), np.int64)]

@@ -100,7 +100,8 @@ def load(folder: Path, value: Any, topic: str) -> ReplayState:
         data = filesystem.current().read(path)
     except FileNotFoundError:
         raise StorageError(
-            f"the checkpoint {path} is gone; restore the file from a copy, or another checkpoint"
+            f"the checkpoint {path} does not exist; restore the file from a copy, or use another "
+            "checkpoint"
         ) from None
     except OSError as exc:
         raise StorageError(f"cannot read the checkpoint {path}: {exc.strerror}") from exc

@@ -78,7 +78,7 @@ class Slots:
         return (offsets >= self._starts[buckets]) & self.is_known(buckets, offsets)
 
     def is_known(self, buckets: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return which of these records have been seen; they may be gone."""
+        """Return which of these records have been seen; they may have been removed."""
         result: np.ndarray = offsets < self._ends[buckets]
         return result
 
@@ -109,7 +109,7 @@ class Slots:
     def grow(self, bucket: int, start: int, end: int) -> bool:
         """Extend a bucket to offsets ``start`` to ``end``; return whether the layout changed.
 
-        Slots of records that are gone are used again once they are more than half of a region.
+        Slots of removed records are used again once they are more than half of a region.
         """
         region = self.regions[bucket]
         if start >= region.end:

@@ -31,7 +31,7 @@ from persisting.table.search import check_where
 class TopicStream:
     """The rows of a topic as batches, shuffled and divided among ranks, resumable to the row.
 
-    Iterating yields ``epochs`` epochs; iterating again goes on with the epochs after them. An
+    Iterating yields ``epochs`` epochs; iterating again continues with the epochs after them. An
     iteration that was left early is continued by the next one. In the workers of a torch
     ``DataLoader`` (``batch_size=None``) each worker reads its share, and the loader delivers the
     batches in the order that a single process would.

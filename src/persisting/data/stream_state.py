@@ -22,7 +22,7 @@ class WorkerPlace(msgspec.Struct, frozen=True):
     count: int
     """The number of workers."""
     step: int
-    """The step after the last one that this worker has looked at."""
+    """The step after the last one that this worker has seen."""
     turn: int
     """The worker that takes that step; the workers after it take the steps after it."""
     world_size: int

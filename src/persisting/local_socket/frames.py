@@ -37,11 +37,11 @@ class CallFrame(msgspec.Struct, array_like=True):
     bucket: int = TOPIC
     request: Request | None = None
     credit: int = 0
-    """How many more replies of a stream the consumer takes; 0 without a request: none any more."""
+    """How many more replies of a stream the consumer takes; 0 without a request: no more."""
 
 
 class AnswerFrame(msgspec.Struct, array_like=True):
-    """To the caller: a reply; without one, the end of a stream, or of call 0: a sign of life."""
+    """To the caller: a reply; without one, the end of a stream, or of call 0: a keepalive."""
 
     id: int
     reply: Reply | None = None

@@ -28,8 +28,8 @@ from persisting.topic.local import LocalTopic
 
 _QUICK_BYTES = 16 * 1024
 _QUICK_COLUMN_BYTES = 256 * 1024
-"""A put with more bytes is decoded and checked by a task, which may take its time. Columns take
-less time than rows."""
+"""A put with more bytes is decoded and checked by a task, so that it does not hold up other calls.
+Columns take less time than rows."""
 
 
 class QuickPuts:
@@ -50,12 +50,12 @@ class QuickPuts:
     def enqueue(
         self, bucket: int, request: Request, waiter: Waiter, *, alone: bool = False
     ) -> bool:
-        """Queue a put; False, with nothing queued, if it is not one of plain rows, or cannot be
-        queued now. :meth:`BucketService.answer` then does the rest.
+        """Queue a put; return False, with nothing queued, if its rows are not plain or it cannot be
+        queued now; :meth:`BucketService.answer` then does the rest.
 
-        The put of a lone peer (``alone``) is written here: the event loop belongs to the socket,
-        nobody else waits for it, and the peer is spared two switches of threads. With several
-        peers, a thread begins to write when the messages that have arrived are queued, too.
+        The put of a lone peer (``alone``) is written in this thread: the event loop belongs to the
+        socket, nobody else waits for it, and the peer is spared two switches of threads. With
+        several peers, a thread starts writing once all messages that have arrived are queued.
         """
         try:
             if request.rows is None or request.arrow or "upload" in request.args:
@@ -70,7 +70,7 @@ class QuickPuts:
             else:
                 log = self._enqueue_rows(bucket, request, producer, waiter)
         except Exception:
-            return False  # a task finds the same, and answers with the error
+            return False  # a task meets the same error, and answers with it
         if log is not None:
             self._start_soon(log, alone)
         return log is not None

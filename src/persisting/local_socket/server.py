@@ -137,7 +137,7 @@ class TopicServer:
         return self._quick.enqueue(bucket, request, waiter, alone=len(self._connections) == 1)
 
     def ends_with_caller(self, request: Request) -> bool:
-        """Whether a call is cancelled when the process that made it has gone."""
+        """Whether a call is cancelled when the process that made it has ended."""
         return False
 
     async def answer(self, bucket: int, request: Request) -> Answer:
@@ -198,7 +198,7 @@ class TopicServer:
         return topics.load(self._topic.folder, filesystem.current())
 
     async def refuse(self) -> None:
-        """Answer no more calls about buckets; return when none is under way."""
+        """Stop answering calls about buckets; return when none is under way."""
         if self._loop is not None and self._buckets is not None:
             await loop_thread.run_elsewhere(self._buckets.refuse(), self._loop)
 
@@ -390,7 +390,7 @@ class _ServerConnection(asyncio.BufferedProtocol):
         self._limit_calls()
 
     def _limit_calls(self) -> None:
-        """Read no more while very many calls are under way. Streams wait for their consumers, and
+        """Stop reading while very many calls are under way. Streams wait for their consumers, and
         calls that end with their caller for something to happen, so these do not count."""
         waiting = len(self._streams) + len(self._ended_with_caller)
         many = len(self._calls) - waiting >= CALLS_AT_ONCE

@@ -41,7 +41,7 @@ class SharedTopic(ConfiguredTopic):
         """Buckets to which puts may be on their way to another owner, or wait for it."""
         self._remote: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTopic] = WeakKeyDictionary()
         self._recent: tuple[ref[asyncio.AbstractEventLoop], LoopTopic] | None = None
-        """The loop that has put last, and its owners: to look this up takes a part of a put."""
+        """The loop that put last, and its owners: the lookup is a noticeable part of a put."""
 
     @property
     def config(self) -> TopicConfig:

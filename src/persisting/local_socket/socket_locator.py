@@ -71,7 +71,7 @@ class SocketLocator(OwnerLocator):
             await asyncio.sleep(self.pause_seconds)
 
     async def _connect(self, note: dict[str, Any] | None, patience: Patience) -> Connection | None:
-        """Return the way to the owner that a note names, None to look again."""
+        """Return the way to the owner that a note names, None to search again."""
         if note is None:
             return await self._without_owner()
         if note.get("passing") or not note.get("pid") or note.get("clean"):
@@ -180,7 +180,7 @@ class OwningLocator(SocketLocator):
         return None
 
     async def _instead_of_owner(self) -> Connection | None:
-        """In an object store, wait for the end of its lease; a beat shows that it lives."""
+        """In an object store, wait until its lease expires; a heartbeat shows that it is alive."""
         return None if self._topic.store is None else await self._opened_here()
 
     async def _opened_here(self) -> Connection | None:

@@ -56,7 +56,7 @@ from persisting.work.reader import WorkOptions, WorkReader
 _WAIT_STEP_SECONDS = 0.05
 _STORE_STEP_SECONDS = 0.5
 _LONGEST_START_SECONDS = 300.0
-"""A keeper may take this long to replay its journal and to look at the topic."""
+"""A keeper may take this long to replay its journal and to check the topic."""
 
 
 class _Listening(NamedTuple):
@@ -271,7 +271,7 @@ class SharedGroup:
                 elif self._note is not None or await self._find_alone():
                     try:
                         return await self._ask(op, args)
-                    except BucketClosed:  # its process lives, and the keeper starts or ends
+                    except BucketClosed:  # its process is alive, and the keeper starts or ends
                         if time.monotonic() - began < _LONGEST_START_SECONDS:
                             patience.renew()
                         raise
@@ -322,14 +322,14 @@ class SharedGroup:
         return False
 
     async def _wait_until_gone(self, note: KeeperNote) -> None:
-        """Raise :class:`BucketClosed` when a keeper that cannot be called counts as gone, and
-        another error if it lives."""
+        """Raise :class:`BucketClosed` when a keeper that cannot be called counts as dead, and
+        another error if it is alive."""
         now: KeeperNote | None = note
         while note.beat is not None and now is not None and now.beat == note.beat:
             await asyncio.sleep(self._place.pause_seconds)
             now = await in_thread(self._place.keeper_note, self._group)
         if now is None or now.socket:
-            raise BucketClosed("its keeper has just gone")
+            raise BucketClosed("its keeper has just ended")
         raise InvalidArgument(
             f"work group {self._group!r} of {self._place} is kept by {described(now.owner)}, which "
             "takes no connections of other processes: read through its cluster, or on its machine"

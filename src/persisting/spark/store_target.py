@@ -134,9 +134,9 @@ class StoreTarget:
             with StoreOwner(self._store, config, self._seconds) as owner:
                 for number, names in left.items():
                     if not names:
-                        continue  # whoever has given the write up has removed them
+                        continue  # the process that gave up the write has removed them
                     bucket = owner.own(number).bucket
-                    # Else a version has the files, and perhaps only an older one.
+                    # Otherwise a version has the files, perhaps only an older one.
                     if sequence is None or not bulk_import.has(bucket, *sequence):
                         _remove_unused(bucket, names)
         except StorageError as exc:
@@ -150,7 +150,7 @@ class StoreTarget:
 
 
 class _OwnedByOthers(Exception):
-    """A living process has a bucket open; nothing was changed."""
+    """A live process has a bucket open; nothing was changed."""
 
 
 def _has(stored: pa.Schema, wanted: pa.Schema) -> bool:

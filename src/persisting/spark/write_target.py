@@ -138,7 +138,7 @@ class FolderTarget:
         return config
 
     def prepare(self, config: TopicConfig, schema: pa.Schema) -> dict[int, dict[str, Any]]:
-        """In this process, or by the owners where there are any."""
+        """Prepare the buckets in this process, or through their owners if there are any."""
         buckets = range(config.num_buckets)
         try:
             if not handover.is_owned(self._folder, buckets):

@@ -6,7 +6,7 @@ Backups also read large objects in parts, upload them in parts, and have the sto
 that the caller has read. An answer may be lost after the store has carried a request out. Both
 calls then read the object back, and compare bytes: so every object needs bytes that no other writer
 would write, such as a nonce. A call returns only if its bytes are stored, and raises
-:class:`OutcomeUnknown` if nobody can say.
+:class:`OutcomeUnknown` if that cannot be found out.
 
 ``obstore`` does the requests, always in blocking calls: its async calls can abort the process at
 exit. Retries are made here, since only here is it known which outcome a retry may have.

@@ -21,7 +21,7 @@ _ARRIVAL_ROWS = 65536
 
 
 class FilesRemoved(StorageError):
-    """Files that were written for a commit are gone."""
+    """Files that were written for a commit no longer exist."""
 
 
 class FilesUnfit(StorageError):

@@ -10,8 +10,8 @@ Some operations pass a fence and are not used on such tables: Restore, changes o
 the creation of a table that exists, which with retries replaces its content. Others pass and do no
 harm: an index of older rows, reserved fragment numbers. tests/store/test_lance_fence.py has the
 whole matrix. A commit may also succeed at a version that nobody sees, if it was delayed while
-others committed and cleaned up. So after anything but a commit directly behind the version that it
-read, and the newest now, the committer fences again and looks at what the table holds.
+others committed and removed old versions. So after anything but a commit directly behind the
+version that it read, and the newest now, the committer fences again and checks the table.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class FencedCommitter(Committer):
     def load_newer(self, *, only_next: bool = False) -> NewerView | None:
         """Load the newest version for :meth:`follow`, None if that is the view's.
 
-        Changes nothing. With ``only_next`` it looks for the version with the next number: a request
-        of a cheaper kind. That one may have been cleaned up before anybody looked, so somebody who
-        follows the table leaves it out from time to time.
+        Changes nothing. With ``only_next`` it asks only for the version with the next number, a
+        cheaper request. That version may have been removed before it was asked for, so a follower
+        of the table does without ``only_next`` from time to time.
         """
         dataset = self.view.dataset
         if dataset is not None:

@@ -170,7 +170,7 @@ def remove_tag(fs: FileSystem, root: Path, name: str) -> None:
 
 def announce_cleaning(fs: FileSystem, root: Path, going: list[int]) -> None:
     """Record durably which versions are being removed: power loss may bring a manifest back whose
-    data is gone."""
+    data was removed."""
     fs.write_file(root.parent / CLEANING, msgspec.json.encode(going))
 
 

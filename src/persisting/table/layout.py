@@ -1,6 +1,6 @@
 """The layout of records in a Lance table.
 
-The table has the fields of the records, in any order, and one column of ours: when the row was
+The table has the fields of the records, in any order, and one column of our own: when the row was
 accepted. A field that was only ever None has no column yet.
 
 An empty dict is a struct with one unused child, since Lance cannot store a struct without children.

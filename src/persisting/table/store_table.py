@@ -52,7 +52,7 @@ class StoreTable(Table):
             super().create(schema)
 
     def take(self, term: int) -> None:
-        """Open for writing: fence the table, so that former owners commit no more."""
+        """Open for writing: fence the table, so that former owners can no longer commit."""
         self.committer.take(term)
         with self.committer.fenced_after_failure():
             schema_change.finish(self.committer)

@@ -1,6 +1,6 @@
 """Verifies a table in an object store.
 
-The store keeps checksums of its objects, and tables there have none of ours. So this checks that
+The store keeps checksums of its objects, and tables there have none of our own. So this checks that
 every object is there with the size that the manifest says, that every row can be decoded, and that
 rows are in the order of their arrival.
 """

@@ -1,4 +1,4 @@
-"""Where a topic lives: in a folder, in an object store, or in the memory of a process."""
+"""Where a topic is: in a folder, in an object store, or in the memory of a process."""
 
 from __future__ import annotations
 

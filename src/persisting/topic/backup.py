@@ -1,7 +1,7 @@
 """Backups: a consistent copy of a topic, even while its owner writes. Blocking.
 
 A backup is a folder, or a prefix of an object store, with the files of a topic. It has one form,
-wherever the topic lives: that of a topic in a folder. It is never changed or opened as a topic;
+wherever the topic is: that of a topic in a folder. It is never changed or opened as a topic;
 restoring it creates a topic. It holds everything that was acknowledged before it began and is
 flushed or logged. Files of a table never change once they are written, and logs only grow, so the
 order of copying is enough to make it consistent:
@@ -9,7 +9,7 @@ order of copying is enough to make it consistent:
 1. the progress of consumers (groups, checkpoints of pipelines), so that it is never ahead of the
    records that are copied after it;
 2. all logs, up to their last complete entries. Segments disappear from the front while they are
-   copied; if one is gone, the copies of those before it are dropped: the tables hold their records;
+   copied; if one was removed, the copies of those before it are dropped: the tables hold them;
 3. of each bucket its note of a log, then a version of its table. What a log released before or
    while it was copied is in that version, and its log sequence tells which records of the copied
    log to replay. A note of a log that was not copied is left out: the owner began that log after

@@ -1,4 +1,4 @@
-"""What a writer or reader needs of one bucket, wherever the bucket lives.
+"""What a writer or reader needs of one bucket, wherever the bucket is.
 
 A bucket of this process is called directly (:mod:`persisting.topic.local`), a bucket on a cluster
 through its owner's actor. The layers above do not depend on which it is.

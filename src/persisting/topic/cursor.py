@@ -106,7 +106,7 @@ class Cursor:
     async def step_back(self) -> bool:
         """Move back if a bucket ends before the cursor; whether the cursor has moved.
 
-        Looks at most once a second, since readers call it whenever they find nothing.
+        Checks at most once a second, since readers call it whenever they find nothing.
         """
         if time.monotonic() - self._checked_for_loss < _LOSS_CHECK_SECONDS:
             return False

@@ -45,7 +45,7 @@ class GroupProgress(msgspec.Struct):
 
     group: str
     members: int
-    """Number of living readers of the group."""
+    """Number of live readers of the group."""
     lag: int
     """Records that are not committed, or in a work group not acknowledged."""
     buckets: list[BucketProgress]
@@ -129,7 +129,7 @@ def _progress(
 def reset(
     folder: Path, group: str, offsets: dict[int, int], spans: dict[int, Span], fs: FileSystem
 ) -> None:
-    """Set the committed offsets of a group, by bucket; it must have no living member.
+    """Set the committed offsets of a group, by bucket; it must have no live member.
 
     A group that does not exist yet is created.
     """
@@ -147,7 +147,7 @@ def reset(
 
 
 def delete(folder: Path, group: str, buckets: list[int], fs: FileSystem) -> None:
-    """Delete a group that has no living member."""
+    """Delete a group that has no live member."""
     place = _existing_folder(folder, group)
     with _locked(place, group, buckets):
         # Renamed first: a group that is half deleted would read some buckets from the beginning.
@@ -167,7 +167,7 @@ def _existing_folder(folder: Path, group: str) -> Path:
 
 
 def _members(place: Path, fs: FileSystem) -> int:
-    """Count the living members, without removing the files of dead ones."""
+    """Count the live members, without removing the files of dead ones."""
     return sum(is_locked(place / name) for name in fs.list(place) if name.startswith(MEMBER))
 
 

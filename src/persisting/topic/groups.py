@@ -2,7 +2,7 @@
 
 Everything is a file in ``<topic>/groups/<group>/``, so members share only the storage:
 
-- ``member-<id>`` is locked by its member while it lives; an unlocked one belongs to a dead member;
+- ``member-<id>`` is locked by its member until it ends; an unlocked one belongs to a dead member;
 - ``bucket_<i>.lock`` is locked by the one member that reads the bucket;
 - ``bucket_<i>.json`` holds the committed offset and the generation, which rises whenever the bucket
   gets another member. Only the holder of the lock writes it, so a late commit is impossible.
@@ -79,7 +79,7 @@ class Membership:
         return dict(self._held)
 
     def rebalance(self) -> None:
-        """Take and release buckets, so that the living members share them evenly.
+        """Take and release buckets, so that the live members share them evenly.
 
         A bucket is taken only after its former member has released it.
         """

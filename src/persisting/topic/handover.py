@@ -35,7 +35,7 @@ Place = Path | ObjectStore
 """The folder of a topic, or its object store."""
 
 _LONGEST_STEP = 1.0
-"""What a longer pause between two looks counts as: if this process was stopped, perhaps with the
+"""What a longer pause between two polls counts as: if this process was stopped, perhaps with the
 whole machine, the owners had no time to answer either."""
 
 _REPORT_SECONDS = 5.0
@@ -111,9 +111,9 @@ class Exchange(Protocol):
 
     shortest: float
     longest: float
-    """Seconds between two looks for answers: doubled while there are none."""
+    """Seconds between two polls for answers: doubled while there are none."""
     probe_seconds: float
-    """Seconds between two checks whether the owners live."""
+    """Seconds between two checks whether the owners are alive."""
 
     def send(self, notes: Mapping[int, Note]) -> None:
         """Write the notes, and wake the owners."""
@@ -123,13 +123,13 @@ class Exchange(Protocol):
         without this process."""
 
     def decide(self) -> None:
-        """Make the files part of the topic: from here on every bucket gets them, whoever dies."""
+        """Make the files part of the topic: from now on all buckets get them, even after kills."""
 
     def is_decided(self) -> bool:
         """Whether the files belong to the topic."""
 
     def may_be_decided(self) -> bool:
-        """Whether the files may belong to the topic, or may still come to; else they never will."""
+        """Whether the files may be part of the topic, now or later; otherwise they never will."""
 
     def remove(self, buckets: Iterable[int]) -> None:
         """Remove notes and answers."""
@@ -195,8 +195,8 @@ class FolderExchange:
         answer = handover_notes.read_answer(place, self.name, self._fs)
         if answer is None and not handover_notes.has_note(place, self.name):
             raise StorageError(
-                f"what was handed over to {place} is gone: the topic was deleted or restored from "
-                "a backup; run the write again"
+                f"what was handed over to {place} no longer exists: the topic was deleted or "
+                "restored from a backup; run the write again"
             )
         return answer
 
@@ -397,7 +397,7 @@ class _HandOver:
 
 
 def decide(folder: Path, name: str) -> None:
-    """Make the files part of the topic: from here on every bucket gets them, whoever dies."""
+    """Make the files part of the topic: from here on every bucket gets them, even after kills."""
     handover_notes.decide(folder, name, filesystem.current())
 
 

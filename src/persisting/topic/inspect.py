@@ -137,7 +137,7 @@ class Look(NamedTuple):
 
 
 def topics_in(root: str | Path | None) -> list[TopicFacts]:
-    """Return every topic in a storage folder; one that cannot be read says why."""
+    """Return every topic in a storage folder, with its problem if it cannot be read."""
     return [seen.facts for seen in looks_in(root)]
 
 
@@ -159,12 +159,12 @@ def looks_in(root: str | Path | None) -> list[Look]:
 
 
 def look(folder: Path) -> Look:
-    """Return a topic with its buckets and groups; one that cannot be read says why."""
+    """Return a topic with its buckets and groups, with its problem if it cannot be read."""
     return _look(TopicFacts(folder.name, str(folder)), lambda: TopicFolder.open(folder))
 
 
 def look_in_store(topic: str, root: str) -> Look:
-    """As :func:`look`, of a topic below an address."""
+    """The same for a topic below an address."""
     return _look(TopicFacts(topic, f"{root}/{topic}"), partial(StoreTopic.find, topic, root))
 
 
@@ -188,7 +188,7 @@ def _look(facts: TopicFacts, open_topic: Callable[[], TopicFolder]) -> Look:
 
 
 def describe(stored: TopicFolder, *, most_log_bytes: int | None = None) -> Description:
-    """Describe one topic; a bucket that cannot be read says why.
+    """Describe one topic; a bucket that cannot be read has its problem in ``problem``.
 
     Inspecting a log reads it: ``most_log_bytes`` leaves the logs out if they are larger.
     """
@@ -221,7 +221,7 @@ def describe(stored: TopicFolder, *, most_log_bytes: int | None = None) -> Descr
 
 
 def buckets_of(stored: TopicFolder) -> list[BucketFacts]:
-    """Return the buckets of a topic; one that cannot be read says why."""
+    """Return the buckets of a topic, each with its problem if it cannot be read."""
     if isinstance(stored, StoreTopic):
         logged = stored.log_shares()
         return [_bucket_in_store(stored, bucket, logged) for bucket in stored.buckets]

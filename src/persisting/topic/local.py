@@ -81,13 +81,13 @@ class Listener(Protocol):
         """Listen, and return the address that the locks note; may be called again. Blocking."""
 
     async def refuse(self) -> None:
-        """Answer no more calls about buckets; return when none is under way."""
+        """Stop answering calls about buckets; return when none is under way."""
 
     async def stop(self) -> None:
         """Stop listening and end all connections."""
 
     async def start_over(self) -> None:
-        """Call :meth:`LocalTopic.start_over`; it goes on if the caller is cancelled."""
+        """Call :meth:`LocalTopic.start_over`; it continues even if the caller is cancelled."""
 
     def start_over_soon(self) -> None:
         """The same in the background, from any thread."""

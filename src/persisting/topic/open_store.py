@@ -144,7 +144,7 @@ class StoreBucketClient(ReadonlyBucketClient):
         return await self._as_owner(call)
 
     async def _as_owner(self, call: TableCall[T]) -> T:
-        """Own the bucket for the duration of a call, or ask its owner; raise if a living process
+        """Own the bucket for the duration of a call, or ask its owner; raise if a live process
         owns it that cannot be asked."""
         owner = await self._topic.open_to_change()
         try:

@@ -193,7 +193,7 @@ class QueueReader(TopicTable):
         return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
 
     async def _take(self, limit: int | None) -> list[dict[str, Any]]:
-        """Return records from the cursor, which moves once nothing can fail any more.
+        """Return records from the cursor, which moves once nothing can fail.
 
         If a stream of this reader has moved the cursor meanwhile, those records belong to the
         stream, so read again.

@@ -20,7 +20,7 @@ DELETED = "deleted"
 
 
 class _Definition(Register[TopicConfig]):
-    """The definition; a file that another program has uploaded is none."""
+    """The definition; a file that another program has uploaded does not count."""
 
     def decode(self, found: StoredObject) -> Held[TopicConfig]:
         held = super().decode(found)
@@ -46,7 +46,7 @@ def load(store: ObjectStore) -> TopicConfig | None:
 
 
 def mark_deleted(store: ObjectStore) -> None:
-    """Have nobody open the topic any more."""
+    """Mark the topic, so that it can no longer be opened."""
 
     def change(stored: TopicConfig | None) -> TopicConfig:
         if stored is None:

@@ -1,10 +1,11 @@
 """Deleting a topic in an object store. Blocking.
 
-Every bucket is taken over first: so no living process writes the topic, and the claims and fences
-of the take-over refuse whatever a paused one still sends. Those must outlive the topic, because a
+Every bucket is taken over first: so no live process writes the topic, and the claims and fences
+of the take-over refuse whatever a paused one still sends. They must outlive the topic, because a
 request may arrive at any time, perhaps when there is a new topic of the same name. So these small
-objects stay: of each bucket ``owner.json`` and the newest, empty version of its table, and of each
-log that was taken over its lease and its claim. A new topic of that name goes on behind them.
+objects are kept: of each bucket ``owner.json`` and the newest, empty version of its table, and of
+each log that was taken over its lease and its claim. A new topic of that name continues behind
+them.
 
 The definition is marked first. From then on nobody can open the topic, and a deletion that was
 interrupted is completed by the next one.
@@ -31,7 +32,7 @@ from persisting.wal.slots import LOGS, is_claim, slots_prefix
 
 
 def check_deletable(store: ObjectStore, config: TopicConfig) -> None:
-    """Raise if a group reads the topic. Waits for the time of the lease if there are members."""
+    """Raise if a group reads the topic. Waits for the length of the lease if there are members."""
     for group, works in groups_in(store).items():
         if works:
             check_not_kept(store, group)
@@ -44,7 +45,7 @@ def check_deletable(store: ObjectStore, config: TopicConfig) -> None:
 
 
 def delete(store: ObjectStore) -> None:
-    """Delete the topic at the address of ``store``; raise if a living process writes it."""
+    """Delete the topic at the address of ``store``; raise if a live process writes it."""
     held = store_config.register(store).read()
     if held is None:
         raise NoSuchTopic(f"there is no topic {store.address.name!r} at {store.address.parent}")

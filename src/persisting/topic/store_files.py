@@ -66,7 +66,7 @@ class StoreTopic(TopicFolder):
     def recover(self) -> None:
         """Replay the logs of buckets that nobody owns, such as those of a restored backup, and
         adopt what is decided to be adopted by them. The log of a killed owner is left to the next
-        one, which waits for the time of the lease."""
+        one, which waits until its lease expires."""
         left = []
         decided = decided_buckets(self.store)
         for bucket in self.buckets:

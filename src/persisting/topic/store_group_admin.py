@@ -1,8 +1,9 @@
 """Inspect, reset and delete consumer groups of a topic in an object store. Blocking.
 
-There are no locks that show whether a member lives: it beats in an object of its own. So a change
-waits for the time of the lease if there are such objects, and is refused if one of them changes. A
-member that was taken for dead cannot commit over the change: its next swap of the offset fails.
+There are no locks that show whether a member is alive: it sends heartbeats to an object of its own.
+So a change waits for the length of the lease if there are such objects, and is refused if one of
+them changes. A member that was taken for dead cannot commit over the change: its next swap of the
+offset fails.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def reset(
     offsets: dict[int, int],
     spans: dict[int, Span],
 ) -> None:
-    """Set the committed offsets of a group, by bucket; it must have no living member.
+    """Set the committed offsets of a group, by bucket; it must have no live member.
 
     A group that does not exist yet is created.
     """
@@ -128,7 +129,7 @@ def reset(
 
 
 def delete(store: ObjectStore, config: TopicConfig, group: str) -> None:
-    """Delete a group that has no living member."""
+    """Delete a group that has no live member."""
     if _check_exists(store, group):
         _delete_work_group(store, group)
         return
@@ -137,7 +138,7 @@ def delete(store: ObjectStore, config: TopicConfig, group: str) -> None:
 
 
 def _delete_work_group(store: ObjectStore, group: str) -> None:
-    """Delete a work group that no living process keeps. Waits for the lease of its keeper."""
+    """Delete a work group without a live keeper. Waits until the lease of its keeper expires."""
     left = end_work_group(store, group)
     keys = store.list(f"{GROUPS}/{group}")
     store.delete([key for key in keys if key != keeper_key(group)])
@@ -146,7 +147,7 @@ def _delete_work_group(store: ObjectStore, group: str) -> None:
 
 
 def check_not_kept(store: ObjectStore, group: str) -> None:
-    """Raise if a living process keeps a work group. Waits for its lease."""
+    """Raise if a live process keeps a work group. Waits until its lease expires."""
     held = keeper_register(store, group).read()
     if held is None or held.content.owner == NOBODY:
         return
@@ -167,7 +168,7 @@ def _being_read(group: str, exc: BucketLocked) -> BucketLocked:
 def end_work_group(store: ObjectStore, group: str, *, forcibly: bool = False) -> list[SealedLog]:
     """Mark a work group as deleted, so that no keeper can store anything; return its logs.
 
-    Raises if a living process keeps it, unless ``forcibly``.
+    Raises if a live process keeps it, unless ``forcibly``.
     """
     register = keeper_register(store, group)
     while True:
@@ -187,7 +188,7 @@ def end_work_group(store: ObjectStore, group: str, *, forcibly: bool = False) ->
             register.swap(held, KeeperRecord(deleted=True, left=sorted(names)))
             return left
         except (ObjectChanged, BucketLocked):
-            continue  # another process has just taken it over, given it up, or beaten
+            continue  # another process has just taken it over, given it up, or sent a heartbeat
         except WALError:  # objects may be missing because another process has just taken it over
             now = register.read()
             if now is not None and now.version == held.version:
@@ -195,8 +196,8 @@ def end_work_group(store: ObjectStore, group: str, *, forcibly: bool = False) ->
 
 
 def living_members(store: ObjectStore, config: TopicConfig) -> dict[str, int]:
-    """Return how many members of each group live. Waits for the time of the lease, if there is any
-    member."""
+    """Return how many live members each group has. Waits for the length of the lease, unless there
+    are no members."""
     before = _beats(store, GROUPS)
     if not before:
         return {}

@@ -1,8 +1,8 @@
 """A hand-over in the object store of a topic: see :mod:`~persisting.bucket.store_notes`. Blocking.
 
-Owners learn of it by a call, which changes their lease (:func:`~persisting.wal.lease.call_owner`).
-This process beats in the state of the hand-over while it lives, and decides by a swap of it.
-It owns the buckets itself that nobody owns, until the end of the hand-over, with one lease for all.
+Owners are notified through their lease (:func:`~persisting.wal.lease.call_owner`). This process
+sends heartbeats to the state of the hand-over, and decides by a swap of it. Until the hand-over
+ends, it owns the buckets that nobody else owns, with one lease for all of them.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class StoreExchange:
         self._state: _StateKeeper | None = None
         self._owner = self._new_owner()
         self._called: dict[str, float] = {}
-        """When this process has called the owners of logs."""
+        """By log, when this process has last notified its owner."""
         self._looked: dict[str, float] = {}
-        """When it has last seen that they may live."""
+        """By log, when it has last seen that the owner may be alive."""
 
     def _new_owner(self) -> StoreOwner:
         return StoreOwner(self._store, self._config, seconds=0.0)
@@ -184,10 +184,10 @@ class StoreExchange:
             self._call(name)
 
     def _is_dead(self, bucket: int, name: str) -> bool:
-        """Whether the owner of a log has not beaten for the time of its lease, by our clock."""
+        """Whether the lease of a log has expired, by the clock of this process."""
         now = time.monotonic()
         if now - self._looked.get(name, -self.probe_seconds) < self.probe_seconds / 2:
-            return False  # looked at for another bucket
+            return False  # checked for another bucket
         try:
             check_free(self._store, bucket, self._owner.log_name)
         except BucketLocked:
@@ -196,7 +196,7 @@ class StoreExchange:
         return True
 
     def _call(self, name: str) -> None:
-        """Call an owner; again if it has not answered for the time of a lease."""
+        """Notify an owner; again if it has not answered for the length of a lease."""
         now = time.monotonic()
         if now - self._called.get(name, -self._lease) >= self._lease:
             call_owner(self._store, name)
@@ -219,12 +219,12 @@ class StoreExchange:
             self._give_back()
 
     def _give_back(self) -> None:
-        """Give the buckets back. What was handed over is durable: after a failure the next owner
-        waits for the lease."""
+        """Release the buckets. What was handed over is durable: after a failure the next owner
+        waits until the lease expires."""
         try:
             self._owner.close()
         except StorageError as exc:
-            log.warning("cannot give back the buckets of %s: %s", self._store.address, exc)
+            log.warning("cannot release the buckets of %s: %s", self._store.address, exc)
 
 
 def decide(state: _StateKeeper) -> None:
@@ -233,7 +233,7 @@ def decide(state: _StateKeeper) -> None:
 
 
 class _StateKeeper:
-    """The state of a hand-over, kept by the process that hands over: it beats, and decides."""
+    """The state of a hand-over: the heartbeats and the decision of the process that hands over."""
 
     def __init__(self, store: ObjectStore, name: str, seconds: float) -> None:
         self._register = store_notes.state_register(store, name)
@@ -259,14 +259,14 @@ class _StateKeeper:
     def _beat(self) -> None:
         with self._guard:
             if not self._stopped and not self._is_over:
-                with suppress(StoreError):  # the next beat tries again
+                with suppress(StoreError):  # the next heartbeat tries again
                     self._change(self._held.content.state)
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop sending heartbeats."""
         self._stopped = True
         with self._guard:
-            pass  # a beat that is under way must not bring the state back
+            pass  # a heartbeat under way must not bring the state back
 
     @property
     def is_decided(self) -> bool:
@@ -274,7 +274,7 @@ class _StateKeeper:
 
     @property
     def is_void(self) -> bool:
-        """Whether nothing of this hand-over is adopted, nor ever will be."""
+        """Whether nothing of this hand-over is, or ever will be, adopted."""
         return self._held.content.state == VOID or (self._is_gone and not self._has_tried)
 
     @property
@@ -284,7 +284,7 @@ class _StateKeeper:
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether nobody knows if this process has decided."""
+        """Whether it is unknown if this process has decided."""
         return self._has_tried and self._held.content.state == SENT
 
     @property
@@ -301,7 +301,7 @@ class _StateKeeper:
                 self._held = self._register.swap(self._held, changed)
                 return
             except ObjectChanged as exc:
-                # A swap of ours whose answer was lost, or an owner has made it void.
+                # A swap by this process whose answer was lost, or an owner has made it void.
                 if exc.found is None:
                     self._is_gone = True
                 else:
@@ -320,7 +320,7 @@ class _StateKeeper:
         self.check()
 
     def make_void(self) -> bool:
-        """Give up; return whether it is certain that nothing is decided, nor ever will be."""
+        """Give up; return whether it is certain that nothing is, or ever will be, decided."""
         with self._guard:
             try:
                 self._change(VOID)
@@ -335,18 +335,19 @@ class _StateKeeper:
         """Raise if the hand-over is over without this process."""
         if self._held.content.state == VOID:
             raise StorageError(
-                "the owners have given up what was handed over to them, because this process gave "
-                f"no sign of life for {self._seconds:g} s; nothing was stored, run the write again"
+                "the owners have discarded what was handed over to them, because this process sent "
+                f"no heartbeat for {self._seconds:g} s; nothing was stored, run the write again"
             )
         if self.is_gone_after_decision:
             raise StorageError(
-                f"{self._register.place} is gone: this process gave no sign of life for "
-                f"{self._seconds:g} s, and the owners have stored the rows, or given them up; or "
+                f"{self._register.place} no longer exists: this process sent no heartbeat for "
+                f"{self._seconds:g} s, and the owners have stored the rows or discarded them; or "
                 "the topic was deleted. Repeat the write only with the same writeId, which stores "
                 "what is missing"
             )
         if self._is_gone:
             raise StorageError(
-                f"{self._register.place} is gone: the topic was deleted, or this process gave no "
-                f"sign of life for {self._seconds:g} s; nothing was stored, run the write again"
+                f"{self._register.place} no longer exists: the topic was deleted, or this process "
+                f"sent no heartbeat for {self._seconds:g} s; nothing was stored, run the write "
+                "again"
             )

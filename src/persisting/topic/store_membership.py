@@ -1,11 +1,12 @@
 """Membership in a consumer group of a topic in an object store.
 
     groups/<group>/bucket_<i>.json        committed offset, generation, member      swapped
-    groups/<group>/members/<member>       a beat                                    replaced
+    groups/<group>/members/<member>       a heartbeat                               replaced
 
-There are no locks: a member beats, and the others take its buckets when it has not done so for the
-time of the lease, by their own clock. A beat is advice. What decides is the compare-and-swap of the
-offset: a member that was taken for dead cannot commit any more, and reads no further.
+There are no locks: a member sends heartbeats, and the others take over its buckets if they see none
+for the length of the lease, by their own clocks. A heartbeat is advice. What decides is the
+compare-and-swap of the offset: a member that was taken for dead can no longer commit, and stops
+reading.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 class StoreMembership:
     """One member of a group; it joins with the first :meth:`rebalance`.
 
-    Blocking and thread-safe. A member that is garbage-collected beats no more, so that the others
-    take its buckets after the time of the lease.
+    Blocking and thread-safe. A member that is garbage-collected sends no more heartbeats, so
+    that the others take over its buckets once the lease expires.
     """
 
     def __init__(self, store: ObjectStore, group: str, buckets: list[int], seconds: float) -> None:
-        """``store`` is that of the topic, ``seconds`` the time of the lease."""
+        """``store`` is that of the topic, ``seconds`` the length of the lease."""
         self.group, self.member = check_name("group", group), uuid.uuid4().hex
         self._store, self._buckets, self._seconds = store, buckets, seconds
         self._members = f"{GROUPS}/{self.group}/members"
@@ -71,9 +72,9 @@ class StoreMembership:
         self._last_beat: Held[Beat] | None = None
         self._beaten_at = 0.0
         self._was_removed = False
-        """Whether another member has taken this one for dead since the buckets were looked at."""
+        """Whether another member has taken this one for dead since the buckets were checked."""
         self._seen: dict[str, tuple[object, float]] = {}
-        """By member: its last beat, and when this member first saw it."""
+        """By member: its last heartbeat, and when this member first saw it."""
         self._looked_at: float | None = None
         self._beating = CoalescedTask(weak_callback(self, StoreMembership._beat))
         self._left = False
@@ -87,10 +88,10 @@ class StoreMembership:
         }
 
     def rebalance(self) -> None:
-        """Take and release buckets, so that the living members share them evenly.
+        """Take and release buckets, so that the live members share them evenly.
 
-        A bucket is taken only after its former member has released it or is taken for dead. Looks
-        at the store a few times per lease, however often it is called.
+        A bucket is taken only after its former member has released it or is taken for dead. Polls
+        the store a few times per lease, however often it is called.
         """
         with self._guard:
             if self._left:
@@ -148,7 +149,7 @@ class StoreMembership:
                 )
             self._held.clear()
 
-    # Beating
+    # Heartbeats
 
     def _join(self) -> None:
         if self._last_beat is None:
@@ -166,7 +167,7 @@ class StoreMembership:
             self._beat_later()
 
     def _beat(self) -> None:
-        """Show that this member lives. If its object is gone, it was taken for dead: join again."""
+        """Send a heartbeat. If its object was deleted, it was taken for dead: join again."""
         with self._beat_guard:
             if self._left:
                 return
@@ -180,7 +181,7 @@ class StoreMembership:
                 self._was_removed = True
                 if exc.found is None:
                     self._last_beat = self._register.create(Beat())
-                else:  # an earlier beat of this member arrived late
+                else:  # an earlier heartbeat of this member arrived late
                     self._last_beat = self._register.decode(exc.found)
             if began - self._beaten_at > self._seconds:
                 self._was_removed = True
@@ -189,7 +190,7 @@ class StoreMembership:
     # Buckets
 
     def _living(self) -> list[str]:
-        """Return the members that beat, in a fixed order; remove the objects of dead ones."""
+        """Return the live members, in a fixed order; remove the objects of dead ones."""
         began = time.monotonic()
         entries = self._store.entries(self._members)
         now, living, dead = time.monotonic(), [self.member], []
@@ -213,7 +214,7 @@ class StoreMembership:
             self._was_removed = True
         if not self._was_removed:
             return
-        self._was_removed = False  # a beat may find it out again meanwhile
+        self._was_removed = False  # a heartbeat may set it again meanwhile
         try:
             for bucket, held in list(self._held.items()):
                 stored = offset_register(self._store, self.group, bucket).read()

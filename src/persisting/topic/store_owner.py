@@ -51,8 +51,8 @@ class StoreOwner:
     def own(self, bucket: int) -> PersistingBackend:
         """Return a bucket, which is taken over the first time. Blocking.
 
-        Raises :class:`BucketLocked` if a living process has it open; waits for one that has it only
-        briefly, and for the time of the lease if its owner gives no sign of life.
+        Raises :class:`BucketLocked` if a live process has it open; waits for one that needs it only
+        briefly, and until the lease of a dead owner expires.
         """
         if bucket in self._open:
             return self._open[bucket]
@@ -105,10 +105,10 @@ class StoreOwner:
         except StorageError as exc:
             if error is None:
                 raise
-            log.warning("cannot give back the buckets of %s: %s", self._store.address, exc)
+            log.warning("cannot release the buckets of %s: %s", self._store.address, exc)
 
     def close(self) -> None:
-        """Give the buckets back; if that fails, others get them after the time of the lease."""
+        """Release the buckets; if that fails, others get them once the lease expires."""
         try:
             self._close()
         except StorageError:

@@ -189,7 +189,7 @@ class _Parts:
             call()
 
     def _write_log(self, segments: list[str]) -> str:
-        """Write a log that nobody writes to any more; return its name."""
+        """Write a log that is no longer written to; return its name."""
         contents = [self._content(segment) for segment in segments]
         return self._write_slots(dict(zip(segments, contents, strict=True)))
 

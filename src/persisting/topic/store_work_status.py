@@ -64,7 +64,7 @@ def read_status(store: ObjectStore, group: str) -> WorkStatus:
 
 
 def _is_kept(store: ObjectStore, group: str) -> bool:
-    """Whether a process keeps the group, or has died while it did: its lease says no more."""
+    """Whether a process keeps the group, or has died while it did: its lease does not tell."""
     keeper = keeper_register(store, group).read()
     if keeper is None or not keeper.content.owner:
         return False

@@ -189,7 +189,7 @@ class QueueWriter(TopicTable):
             put = asyncio.create_task(self._put_after(earlier, list(groups.items()), numbered))
             self._numbered_puts |= dict.fromkeys(groups, put)
         put.add_done_callback(_retrieve_failure)
-        # A put that is cancelled goes on: the next one must not overtake it.
+        # A put that is cancelled continues: the next one must not overtake it.
         await asyncio.shield(put)
 
     async def _put_after(

@@ -1,4 +1,4 @@
-"""Looks at the files of every topic. Blocking.
+"""Samples every topic by reading its files. Blocking.
 
 A topic whose files have not changed since the last round is not opened again. The results are
 messages, because rounds run in a process of their own, :mod:`persisting.ui.sample_worker`.
@@ -20,7 +20,7 @@ from persisting.topic.topic_files import TopicFolder
 from persisting.ui.storage_view import Signature, TopicsView
 
 _LOOK_AGAIN_SECONDS = 60.0
-"""Living members of a group and the sizes of old files are looked up this often."""
+"""How often the live members of groups and the sizes of old files are read."""
 _MAX_PAUSE_SECONDS = 0.1
 _INSPECTED_LOG_BYTES = 1 << 20
 """The state of larger logs is not shown: inspecting a log reads it."""
@@ -42,7 +42,7 @@ class Looked(msgspec.Struct, tag=True):
     spans: dict[int, Span]
     """By bucket, the offsets of its acknowledged records, as far as they are in files."""
     has_flushed: bool
-    """Whether tables have other versions than at the last look."""
+    """Whether tables have other versions than in the last sample."""
     time: float
     """When its files were read."""
 
@@ -59,7 +59,7 @@ Message: TypeAlias = Names | Looked | RoundEnd
 
 @dataclass
 class _Known:
-    """What the last look at a topic saw."""
+    """What the last sample of a topic has seen."""
 
     signature: Signature
     looked: float
@@ -74,7 +74,7 @@ class TopicLooks:
         self._is_first = True
 
     def look_around(self, wait: Callable[[float], object] = time.sleep) -> Iterator[Message]:
-        """Look at every topic once. After the first round, half of the time is waited."""
+        """Sample every topic once. After the first round, half of the time is spent waiting."""
         try:
             names = self._view.names()
         except StorageError as exc:

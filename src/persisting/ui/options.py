@@ -34,7 +34,7 @@ class ConsoleOptions:
     query_memory: int = 2 << 30
     """A query that allocates more bytes is stopped."""
     sample_seconds: float | None = None
-    """None: 5 seconds; 30 for an object store, where each look costs requests."""
+    """None: 5 seconds; 30 for an object store, where each sample costs requests."""
     seeds: tuple[str, ...] = ()
     """Nodes of a cluster to join, so that its owners can be asked."""
     cluster_address: str = "127.0.0.1:0"

@@ -1,4 +1,4 @@
-"""The process that looks at every topic every few seconds, and writes what is new to its output.
+"""The process that samples every topic every few seconds, and writes what is new to its output.
 
 It has a low priority and an interpreter of its own, so that a round through 1,000 topics does not
 delay requests. It ends with its input: when the console ends, by whatever means, so does this.
@@ -23,7 +23,7 @@ _LEAST_PAUSE_SECONDS = 0.5
 
 
 def main() -> None:
-    """Look around until the input ends."""
+    """Sample the topics until the input ends."""
     storage, seconds = sys.argv[1], float(sys.argv[2])
     source, target = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # whatever a library prints must not mix with the messages

@@ -1,7 +1,7 @@
 """Keeps what was seen of every topic for an hour.
 
 Requests show what the last round saw, so a list of 1,000 topics takes no longer than a short one.
-Another process looks at the files, so that requests do not wait for it.
+Another process reads the files, so that requests do not wait for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AT_ONCE = 20
 
 @dataclass
 class History:
-    """What the last hour looked like."""
+    """The numbers of the last hour."""
 
     records: Series = field(default_factory=Series)
     """All records ever accepted: the sum of the end offsets."""
@@ -118,7 +118,7 @@ class Sample:
 
 
 class Sampler:
-    """Follows what the process that looks at the topics says."""
+    """Takes the messages of the process that samples the topics."""
 
     def __init__(self, view: TopicsView, seconds: float, ask: Ask) -> None:
         """``ask`` returns what the owners of a topic say; it blocks. Its second argument says
@@ -157,7 +157,7 @@ class Sampler:
         return self._samples.get(topic)
 
     def look_again(self, topic: str) -> Sample:
-        """Look at one topic now, as after a change. Blocking."""
+        """Sample one topic now, as after a change. Blocking."""
         self._view.check(topic)  # raises NoSuchTopic
         sample = self._noted(look_at(self._view, topic))
         self._record(sample)
@@ -171,18 +171,18 @@ class Sampler:
         elif isinstance(message, Looked):
             self._seen.add(message.topic)
             sample = self._noted(message)
-            if sample.looked == message.time:  # no later look is known
+            if sample.looked == message.time:  # no later sample is known
                 self._record(sample)
         elif message.problem is not None:
             if message.problem != self._problem:
-                log.warning("the console cannot look at the topics: %s", message.problem)
+                log.warning("the console cannot read the topics: %s", message.problem)
             self._problem = message.problem
         else:
             self._problem = None
             self._end_round()
 
     def _end_round(self) -> None:
-        """Note the time for topics that have not changed, and forget those that are gone."""
+        """Note the time for topics that have not changed, and forget deleted ones."""
         names = self._names or []
         for gone in set(self._samples) - set(names):
             del self._samples[gone]
@@ -198,13 +198,13 @@ class Sampler:
                 self._stop.wait(0.001)
 
     def _noted(self, looked: Looked) -> Sample:
-        """Keep what a look has seen, unless a later look is known."""
+        """Keep a sample, unless a later one is known."""
         name, last = looked.topic, self._samples.get(looked.topic)
         if last is not None and last.looked > looked.time:
             return last
         if last is None or last.problem != looked.problem:
             if looked.description is None:
-                log.warning("the console cannot look at a topic: %s", looked.problem)
+                log.warning("the console cannot read a topic: %s", looked.problem)
         sample = Sample(
             looked.description,
             looked.problem,
@@ -235,11 +235,11 @@ class Sampler:
             try:
                 self._follow()
             except Exception:
-                log.exception("the console failed to look at the topics; it tries again")
+                log.exception("the console failed to sample the topics; it tries again")
             self._stop.wait(self._seconds)
 
     def _follow(self) -> None:
-        """Start the process that looks at the topics, and take its messages until it ends."""
+        """Start the process that samples the topics, and take its messages until it ends."""
         with self._changing:
             if self._stop.is_set():
                 return
@@ -271,7 +271,7 @@ class Sampler:
                     pipe.close()
         if not self._stop.is_set():
             log.warning(
-                "the process that looks at the topics has ended with %d; it is started again",
+                "the process that samples the topics has ended with %d; it is started again",
                 process.returncode,
             )
 

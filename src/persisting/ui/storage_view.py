@@ -47,9 +47,9 @@ class TopicsView(ABC):
     """The ``storage_path`` of the topics."""
     is_store = False
     poll_seconds: float
-    """How often a live tail looks."""
+    """How often a live tail polls."""
     sample_seconds: float
-    """How often all topics are looked at."""
+    """How often all topics are sampled."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[str, str], _OpenTopic] = OrderedDict()

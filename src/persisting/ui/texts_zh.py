@@ -5,7 +5,7 @@ from __future__ import annotations
 CHINESE = {
     " records/s": " 条/秒",
     "Actions": "操作",
-    "not flushed": "未刷盘",
+    "not flushed": "未刷新",
     "Afterwards": "之后",
     "All runs": "全部运行",
     "Apply": "应用",
@@ -13,9 +13,9 @@ CHINESE = {
     "Back up": "备份",
     "Backend": "后端",
     "Batches": "批次",
-    "Bucket": "桶",
-    "Bucket {bucket} was restored to an earlier state.": "桶 {bucket} 已还原到较早的状态。",
-    "Buckets": "桶",
+    "Bucket": "bucket",
+    "Bucket {bucket} was restored to an earlier state.": "bucket {bucket} 已回退到较早的状态。",
+    "Buckets": "bucket",
     "Cancel": "取消",
     "Cancelled.": "已取消。",
     "Choose the field that groups records into runs.": "请选择把记录归为一次运行的字段。",
@@ -75,7 +75,7 @@ CHINESE = {
     "From": "起",
     "Go to, columns, earlier states": "跳转、列、较早的状态",
     "Group {group} continues at {end} instead of {committed} in bucket {bucket}.": (
-        "组 {group} 在桶 {bucket} 中将从 {end} 继续，而不是 {committed}。"
+        "组 {group} 在 bucket {bucket} 中将从 {end} 继续，而不是 {committed}。"
     ),
     "Group {group} was moved.": "组 {group} 已移动。",
     "Groups": "消费者组",
@@ -86,10 +86,10 @@ CHINESE = {
     "Keep bytes": "保留字节",
     "Keep records": "保留记录数",
     "Keyboard": "键盘",
-    "Lag": "滞后",
-    "Lag afterwards": "之后的滞后",
-    "Lag in bucket {bucket}": "桶 {bucket} 的滞后",
-    "Lag of {group}": "{group} 的滞后",
+    "Lag": "积压",
+    "Lag afterwards": "之后的积压",
+    "Lag in bucket {bucket}": "bucket {bucket} 的积压",
+    "Lag of {group}": "{group} 的积压",
     "Last (UTC)": "最新（UTC）",
     "Last hour": "最近一小时",
     "Last run (UTC)": "上次运行（UTC）",
@@ -109,7 +109,7 @@ CHINESE = {
     "No consumer group reads this topic.": "没有消费者组读取此主题。",
     "No pipeline writes into this topic.": "没有流水线写入此主题。",
     "No topic has {text} in its name.": "没有名称包含 {text} 的主题。",
-    "Not flushed": "未刷盘",
+    "Not flushed": "未刷新",
     "Nothing yet.": "暂无。",
     "Offset": "偏移量",
     "Offset or time": "偏移量或时间",
@@ -126,7 +126,7 @@ CHINESE = {
     "Paused": "已暂停",
     "Position": "位置",
     "Preview": "预览",
-    "Preview retention": "预览保留",
+    "Preview retention": "预览保留策略",
     "Previous": "上一个",
     "Problem": "问题",
     "Put rate": "写入速率",
@@ -137,18 +137,18 @@ CHINESE = {
     (
         "Records are compared by their offsets: after a restore, the same offsets "
         "can hold other records."
-    ): "记录按偏移量比较：还原之后，相同的偏移量可能是其他记录。",
-    "Records not flushed": "未刷盘的记录",
+    ): "记录按偏移量比较：回退之后，相同的偏移量可能是其他记录。",
+    "Records not flushed": "未刷新的记录",
     "Records of one run have the same": "同一次运行的记录具有相同的",
     "Records to read: {before} now, {after} afterwards.": (
         "待读记录：现在 {before} 条，之后 {after} 条。"
     ),
     "Records removed": "移除的记录",
     "Records taken": "已读取记录",
-    "Restore": "还原",
-    "Restore the state at": "还原到此时间的状态",
-    "Restore {topic} to {state}?": "把 {topic} 还原到 {state}？",
-    "Restore…": "还原……",
+    "Restore": "回退",
+    "Restore the state at": "回退到此时间的状态",
+    "Restore {topic} to {state}?": "把 {topic} 回退到 {state}？",
+    "Restore…": "回退……",
     "Rows": "行数",
     "Runs among the newest {count} records, newest first.": (
         "最新 {count} 条记录中的运行，新的在前。"
@@ -174,7 +174,7 @@ CHINESE = {
         "要移动消费者组，请用 --allow-changes 启动控制台。"
     ),
     "Start the console with --allow-changes to tag and restore.": (
-        "要打标签和还原，请用 --allow-changes 启动控制台。"
+        "要打标签和回退，请用 --allow-changes 启动控制台。"
     ),
     "Start the console with --backups DIR to make backups.": (
         "要做备份，请用 --backups DIR 启动控制台。"
@@ -199,15 +199,15 @@ CHINESE = {
         "or booleans."
     ): "该主题还没有可用于分组的字段：文本、整数或布尔值字段。",
     "The console printed a token when it started.": "控制台启动时打印了一个令牌。",
-    "Flush time": "刷盘耗时",
+    "Flush time": "刷新耗时",
     (
         "How long a flush takes is shown once the owner of the topic, if it can be asked, has "
         "flushed."
-    ): "主题的所有者（若可询问）刷盘之后，这里显示刷盘耗时。",
+    ): "主题的所有者（若可询问）刷新之后，这里显示刷新耗时。",
     (
         "Records that are not flushed yet are not searched: the topic has no log, so only its "
         "owner holds them."
-    ): "尚未刷盘的记录不会被搜索：该主题没有日志，这些记录只在其所有者那里。",
+    ): "尚未刷新的记录不会被搜索：该主题没有日志，这些记录只在其所有者那里。",
     (
         "The records are so large that the page was cut at {size}; the rest is on the next pages."
     ): "记录过大，本页在 {size} 处截断；其余记录在后面的页上。",
@@ -222,7 +222,7 @@ CHINESE = {
     (
         "They stay readable in their old version until it is cleaned up; tag the "
         "topic first to keep them."
-    ): "在旧版本被清理之前仍可读取；如需保留，请先打标签。",
+    ): "在旧版本被删除之前仍可读取；如需保留，请先打标签。",
     "Time": "时间",
     "Time (UTC)": "时间（UTC）",
     "To": "止",
@@ -253,8 +253,8 @@ CHINESE = {
     "an offset": "某个偏移量",
     "backup": "备份",
     "by arrival": "按到达顺序",
-    "bucket {bucket}": "桶 {bucket}",
-    "bucket {bucket}, version {version}": "桶 {bucket}，版本 {version}",
+    "bucket {bucket}": "bucket {bucket}",
+    "bucket {bucket}, version {version}": "bucket {bucket}，版本 {version}",
     "changes allowed": "允许更改",
     "compact": "合并",
     "current state": "当前状态",
@@ -273,7 +273,7 @@ CHINESE = {
     "numbers": "数值",
     "open the row": "打开该行",
     "read-only": "只读",
-    "retain": "保留",
+    "retain": "保留策略",
     "running": "进行中",
     "score {value}": "得分 {value}",
     "similar": "相似",
@@ -304,5 +304,5 @@ CHINESE = {
     "{count} files, {size} in {path}": "{count} 个文件，{size}，位于 {path}",
     "{first} compared with {second}": "{first} 与 {second} 的比较",
     "{rate}/s": "{rate}/秒",
-    "{topic} was restored to {state}": "{topic} 已还原到 {state}",
+    "{topic} was restored to {state}": "{topic} 已回退到 {state}",
 }

@@ -1,17 +1,18 @@
-"""The lease of a log in an object store: who writes the log, and whether that process lives.
+"""The lease of a log in an object store: who writes the log, and whether that process is alive.
 
 The lease is advice. It keeps two processes from disturbing each other, but nothing durable depends
 on time: what decides is which object was created first (:mod:`persisting.wal.slots`) and the fence
 of the tables.
 
-It also says up to which slot objects may be gone (``released``). The owner announces that here
-before it deletes them. Whoever takes over first swaps the lease, so that nothing more can be
+It also says up to which slot objects may be deleted (``released``). The owner announces this here
+before it deletes them. A new owner first swaps the lease, so that nothing more can be
 announced: every slot behind ``released`` that was ever used is then still there, and the first free
 one was never used. Only such a slot may hold the claim.
 
-Others may *call* the owner: they swap the lease and count ``calls`` up. The owner's next beat then
-fails, and it reads the lease: so it learns that something waits for it, and an owner whom nobody
-calls makes no request for that. A call is no beat, and says nothing about the life of the owner.
+Other processes may *notify* the owner: they swap the lease and increment ``calls``. The owner's
+next heartbeat then fails, so it reads the lease and learns that something waits for it. An owner
+that is not notified makes no requests for this. A notification is not a heartbeat, and does not
+show whether the owner is alive.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ _BEATS_PER_LEASE = 3
 NOTHING_RELEASED = -1
 
 _MOST_CALLS = 100
-"""How often others may change the lease while one beat is tried."""
+"""How often others may change the lease during one heartbeat."""
 
 CALLS = 1
-"""The kind of calls that owners of this version answer; see :attr:`LeaseRecord.answers_calls`."""
+"""The kind of notifications that this version handles; see :attr:`LeaseRecord.answers_calls`."""
 
 _ended: set[str] = set()
-"""Logs that this process has written and never will again."""
+"""Logs that this process has written to, and never will again."""
 
 _held_here: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
 """The leases of this process, by the names of their logs."""
@@ -67,20 +68,20 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     owner: Process
     seconds: float
-    """After this time without a beat, others may take over."""
+    """After this time without a heartbeat, others may take over."""
     beat: int = 0
     released: int = NOTHING_RELEASED
-    """The objects of slots up to this one may be gone; their records are in the tables."""
+    """The objects of slots up to this one may be deleted; their records are in the tables."""
     released_through: int = 0
     """The last sequence in those slots."""
     taken_by: str = ""
-    """The log of the process that takes over; empty while the owner lives."""
+    """The log of the process that has taken over; empty until then."""
     passing: bool = False
     """Whether the process owns buckets for one short change, so that others wait for it."""
     answers_calls: int = 0
-    """Up to which kind of calls the owner answers them; 0 if it knows none."""
+    """The latest kind of notifications that the owner handles; 0 if it handles none."""
     calls: int = 0
-    """How often others have called the owner."""
+    """How often others have notified the owner."""
     format: int = FORMAT
 
 
@@ -89,7 +90,7 @@ def lease_register(store: ObjectStore, name: str) -> Register[LeaseRecord]:
 
 
 class Lease:
-    """The owner's side: beats, and announces what may be deleted."""
+    """The owner's side: sends heartbeats, and announces what may be deleted."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class Lease:
         self._guard = threading.Lock()
         self._on_beat: Callable[[], None] | None = None
         self.on_call: Callable[[], None] | None = None
-        """Called after a beat that met a call of another process; must be quick."""
+        """Called after a heartbeat that found a notification; must be quick."""
         self.on_lost: Callable[[], None] | None = None
         """Called when this process has lost the log; must be quick."""
         self._calls = 0
@@ -123,22 +124,22 @@ class Lease:
         self._beating = CoalescedTask(weak_callback(self, Lease._beat), short=True)
         self._stopped = False
         self._failure = ""
-        """Why the last beat failed; empty if it did not."""
+        """Why the last heartbeat failed; empty if it did not."""
         self.lost = ""
         """Why this process no longer owns the log; empty while it does."""
 
     def start(self, on_beat: Callable[[], None]) -> None:
-        """Beat from now on, in threads of the pool; ``on_beat`` does it, and must not keep the
-        lease alive."""
+        """Send heartbeats from now on, in threads of the pool, by calling ``on_beat``, which must
+        not keep the lease alive."""
         self._on_beat = on_beat
         self._beat_later()
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop sending heartbeats."""
         self._stopped = True
 
     def end(self) -> None:
-        """Beat no more: this process writes nothing more to the log."""
+        """Stop sending heartbeats: this process writes nothing more to the log."""
         self.stop()
         _ended.add(self.name)
 
@@ -153,18 +154,19 @@ class Lease:
     def overdue(self) -> str:
         """Why another process may have taken over unnoticed; empty while that cannot be.
 
-        Others wait for the time of the lease after they have seen a beat. So until that time after
-        the begin of the last beat nobody has taken over.
+        Others take over only if they see no heartbeat for the length of the lease. So nobody has
+        taken over until that time after the start of the last heartbeat.
         """
         late = time.monotonic() - self._renewed_at
         if late <= self.seconds:
             return ""
-        known = self._failure or self._store.trouble  # a beat is retried for long until it fails
+        # A heartbeat is retried for long before it fails.
+        known = self._failure or self._store.trouble
         cause = f": {known}" if known else ""
         return f"the lease {self._register.place} has not been renewed for {late:.0f} s{cause}"
 
     def beat_soon(self) -> None:
-        """Beat now, in a thread of the pool."""
+        """Send a heartbeat now, in a thread of the pool."""
         if not self._stopped:
             self._beating.request()
 
@@ -191,8 +193,8 @@ class Lease:
             self._failure = ""
 
     def renew(self, released: int = NOTHING_RELEASED, through: int = 0) -> None:
-        """Show that this process lives, and announce that slots up to ``released`` may be deleted,
-        whose last sequence is ``through``.
+        """Send a heartbeat, and announce that slots up to ``released`` may be deleted, whose last
+        sequence is ``through``.
 
         Raises :class:`OwnershipLost` if another process has taken over. Blocking.
         """
@@ -210,10 +212,10 @@ class Lease:
                     if found is None or found.content.taken_by or found.content.owner != owner:
                         self._lose(exc)
                         self.check()
-                    else:  # a call, or an earlier beat of ours whose answer was lost
+                    else:  # a notification, or an earlier heartbeat whose answer was lost
                         self._held = found
             else:
-                raise StoreError(f"others change the lease {self._register.place} all the time")
+                raise StoreError(f"other processes keep changing the lease {self._register.place}")
             self._renewed_at = began
             called, self._calls = self._held.content.calls != self._calls, self._held.content.calls
         if called and self.on_call is not None:
@@ -252,8 +254,8 @@ def _beaten(record: LeaseRecord, released: int, through: int) -> LeaseRecord:
 
 
 def call_owner(store: ObjectStore, name: str) -> bool:
-    """Have the owner of a log notice, with its next beat at the latest, that something waits for
-    it; return whether it answers calls. Blocking."""
+    """Notify the owner of a log that something waits for it, which it notices with its next
+    heartbeat; return whether it handles notifications. Blocking."""
     here = _held_here.get(name)
     if here is not None and here.on_call is not None and not here.lost:
         here.on_call()
@@ -271,12 +273,12 @@ def call_owner(store: ObjectStore, name: str) -> bool:
 
 
 def is_beat(before: Held[LeaseRecord], now: Held[LeaseRecord]) -> bool:
-    """Whether the owner has beaten between two reads: calls of others also change the lease."""
+    """Whether there was a heartbeat between two reads: notifications also change the lease."""
     return now.content.beat != before.content.beat
 
 
 class LeaseWatch:
-    """A claimant's side: whether the owner of a log still beats, by this process's own clock."""
+    """A claimant's side: whether the owner still sends heartbeats, by this process's own clock."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -285,7 +287,7 @@ class LeaseWatch:
         self._guard = threading.Lock()
 
     def look(self, store: ObjectStore) -> Held[LeaseRecord] | None:
-        """Read the lease. None if there is none."""
+        """Read the lease; return None if it does not exist."""
         began = time.monotonic()
         found = lease_register(store, self._name).read()
         with self._guard:
@@ -296,9 +298,9 @@ class LeaseWatch:
 
     @property
     def unchanged_for(self) -> float:
-        """For how many seconds the lease has certainly not changed: from the end of the first read
-        that returned it to the begin of the last one. A pause of this process alone proves
-        nothing."""
+        """For how many seconds there was certainly no heartbeat: from the end of the first read
+        that returned the current one to the start of the last read. A pause of this process alone
+        proves nothing."""
         with self._guard:
             return max(0.0, self._last_read_began - self._first_read)
 

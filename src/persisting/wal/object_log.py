@@ -26,7 +26,7 @@ from persisting.wal.slots import is_claim, slot_key, slots_prefix
 log = logging.getLogger("persisting")
 
 _RELEASED_BYTES = 8 * 1024 * 1024
-"""Released bytes that are deleted at once; fewer wait for the next beat, which costs no request."""
+"""Released bytes that are deleted at once; fewer wait for the next heartbeat, which is free."""
 
 
 class _Slot(NamedTuple):
@@ -196,7 +196,7 @@ class ObjectLog:
             self._failure = str(reason) or type(reason).__name__
 
     def retract(self) -> None:
-        """Nothing can be taken back: the object is stored, is not, or nobody knows."""
+        """Nothing can be rolled back: the object is stored, is not stored, or this is unknown."""
 
     def sync(self) -> None:
         """Every append is durable when it returns."""
@@ -206,9 +206,9 @@ class ObjectLog:
         return self.last_sequence
 
     def release(self, sequence: int) -> None:
-        """Let slots go whose records are all at or below ``sequence``, which the tables hold.
+        """Release slots whose records are all at or below ``sequence``, which the tables hold.
 
-        The next beat announces and deletes them; it costs no further request.
+        The next heartbeat announces them, and they are deleted; the announcement costs no request.
         """
         with self._guard:
             self._released = max(self._released, min(sequence, self._next_sequence - 1))
@@ -225,8 +225,8 @@ class ObjectLog:
     def beat(self) -> None:
         """Renew the lease, and announce the slots that were released; have them deleted. Blocking.
 
-        Only announced slots are deleted: see :mod:`persisting.wal.lease`. The next beat does not
-        wait for that, since a store may refuse deletions for long and nothing else.
+        Only announced slots are deleted: see :mod:`persisting.wal.lease`. The next heartbeat does
+        not wait for that, since a store may refuse deletions, and nothing else, for long.
         """
         with self._guard:
             target, self._released_bytes = self._released_slot, 0
@@ -248,7 +248,7 @@ class ObjectLog:
             self.delete_released()
         except StoreError as exc:
             if not self._deletion_failed:
-                log.warning("cannot delete what is not needed of the log %s: %s", self.place, exc)
+                log.warning("cannot delete released objects of the log %s: %s", self.place, exc)
             self._deletion_failed = True
         else:
             self._deletion_failed = False
@@ -274,12 +274,12 @@ class ObjectLog:
             self._failure = None
 
     def delete_all(self) -> None:
-        """Delete all slots: the tables hold everything, and no bucket names the log any more."""
+        """Delete all slots: the tables hold everything, and no bucket names the log."""
         with self._deleting:
             self._store.delete(self._store.list(slots_prefix(self.name)))
 
     def close(self) -> None:
-        """Write no more; what is not released stays for the next owner."""
+        """Write nothing more; what is not released is kept for the next owner."""
         self._closed = True
         self._lease.end()
 

@@ -1,4 +1,4 @@
-"""Takes a log in an object store from an owner that is gone, or taken to be.
+"""Takes over a log in an object store from an owner that is dead, or taken for dead.
 
 Afterwards that owner can acknowledge nothing more, however late its requests arrive, and the
 content of its log never changes again.
@@ -41,7 +41,7 @@ _MOST_WATCHES = 1024
 
 
 class SealedLog(NamedTuple):
-    """A log that nobody writes to any more."""
+    """A log that is no longer written to."""
 
     name: str
     slots: range
@@ -51,9 +51,9 @@ class SealedLog(NamedTuple):
 def wait_for_owner(
     store: ObjectStore, name: str, wait: Callable[[float], None] = time.sleep
 ) -> None:
-    """Return when the owner of a log has not beaten for the time of its lease, by our clock.
+    """Return when the lease of a log has expired, by the clock of this process.
 
-    Raises :class:`BucketLocked` as soon as it beats.
+    Raises :class:`BucketLocked` at the first heartbeat of the owner.
     """
     if has_ended_here(name):
         return
@@ -68,10 +68,9 @@ def wait_for_owner(
 
 
 def look_at_owner(store: ObjectStore, name: str) -> LeaseRecord | None:
-    """Look at the lease of a log once; return it if its owner may live, None if it has not beaten
-    for the time of the lease.
+    """Read the lease of a log once; return it if its owner may be alive, None if it has expired.
 
-    A process remembers what it has seen: whoever looks again and again gets the same result as
+    A process remembers what it has seen: repeated calls come to the same result as
     :func:`wait_for_owner`.
     """
     if has_ended_here(name):
@@ -82,7 +81,7 @@ def look_at_owner(store: ObjectStore, name: str) -> LeaseRecord | None:
 
 
 def check_owner(store: ObjectStore, name: str) -> None:
-    """Raise :class:`BucketLocked` if the owner of a log may live; see :func:`look_at_owner`."""
+    """Raise :class:`BucketLocked` if the owner of a log may be alive; see :func:`look_at_owner`."""
     found = look_at_owner(store, name)
     if found is not None:
         raise BucketLocked(
@@ -105,7 +104,7 @@ def _watch_of(store: ObjectStore, name: str) -> LeaseWatch:
 
 
 def seal(store: ObjectStore, name: str, claimant: str) -> SealedLog:
-    """End a log whose owner is taken to be gone; ``claimant`` is the log of this process.
+    """End a log whose owner is taken for dead; ``claimant`` is the log of this process.
 
     Several processes may do it at once, for different buckets: one claim serves all.
     """
@@ -140,7 +139,7 @@ def seal(store: ObjectStore, name: str, claimant: str) -> SealedLog:
 def check_nothing_is_missing(
     store: ObjectStore, name: str, free: int, before: int, behind: list[int]
 ) -> None:
-    """Raise if a slot behind a free one shows that the free one was acknowledged and is gone.
+    """Raise if a slot behind a free one shows that the free one was acknowledged and lost.
 
     ``before`` is the last sequence before the free slot, ``behind`` are the slots after it. They do
     not count otherwise: the owner was storing several at once.
@@ -198,7 +197,7 @@ def has_lease(store: ObjectStore, name: str) -> bool:
 def present_slots(store: ObjectStore, name: str) -> list[bytes] | None:
     """Return the group commits that a log holds now, in order; its owner may be writing.
 
-    None if some were released meanwhile, or the log is gone.
+    None if some were released meanwhile, or the log no longer exists.
     """
     lease = lease_register(store, name).read()
     if lease is None:
@@ -231,11 +230,11 @@ def _missing(store: ObjectStore, key: str) -> WALError:
 
 
 def remove(store: ObjectStore, sealed: SealedLog) -> None:
-    """Delete the group commits of a log that no bucket needs any more.
+    """Delete the group commits of a log that no bucket needs.
 
     The lease and the claim stay for good: a put of the old owner that arrives later must still be
     refused. An old owner that has not noticed its end may also name this log for another bucket,
-    whose next owner then seals it once more: so the lease says what is gone before it goes.
+    whose next owner then seals it once more: so the lease announces each deletion beforehand.
     """
     if sealed.slots:
         _announce_removal(store, sealed)
@@ -245,13 +244,13 @@ def remove(store: ObjectStore, sealed: SealedLog) -> None:
 
 
 def _announce_removal(store: ObjectStore, sealed: SealedLog) -> None:
-    """Note in the lease that all group commits may be gone."""
+    """Announce in the lease that all group commits may be deleted."""
     register = lease_register(store, sealed.name)
     last = sealed.slots[-1]
     found = store.get(slot_key(sealed.name, last))
     held = _present(register.read(), store, sealed.name)
     while held.content.released < last:
-        if found is None:  # looked for before the lease was read
+        if found is None:  # requested before the lease was read
             raise _missing(store, slot_key(sealed.name, last))
         through = check_slot(found.data, str(store.address / slot_key(sealed.name, last))).last
         announced = msgspec.structs.replace(held.content, released=last, released_through=through)

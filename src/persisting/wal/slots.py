@@ -1,13 +1,13 @@
 """The objects of a log in an object store.
 
-    log/<name>/lease.json            who writes the log, and up to which slot objects may be gone
+    log/<name>/lease.json            who writes the log, and which slots may be deleted
     log/<name>/slots/<slot:020d>     one group commit, or a claim
 
 A slot is created if absent and never overwritten. A group commit has the bytes of a whole segment
 (docs/reference/wal-format.md): header, start frame, schema, records. So the log of an owner is
 replayed by the code that replays files. Only the owner writes group commits, one after the other
-and from slot 0 on. A claim ends the log: whoever takes over from the owner creates one in the first
-slot that was never used, and the owner's next put, however late it arrives, is refused there.
+and from slot 0 on. A claim ends the log: a new owner creates one in the first slot that was never
+used, and the former owner's next put, however late it arrives, is refused there.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _NAME = re.compile(r"[0-9]{20}-[0-9a-f]{16}")
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process, for messages, and for clients of a cluster that look for the owner."""
+    """A process, for messages, and for clients of a cluster that search for the owner."""
 
     host: str
     pid: int
     node: str = ""
-    """Its id as a storage node; empty if it is none."""
+    """Its id as a storage node; empty if it is not one."""
     address: str = ""
     socket: str = ""
     """Where it listens for other processes of its machine; empty if it does not."""

@@ -10,7 +10,7 @@ from persisting.work.open_records import NEVER, OpenRecords
 
 _SCAN_ROWS = 4096
 _FULL_PAUSE = 1_000_000
-"""Microseconds until records that no more dead letters are taken of are looked at again."""
+"""While no more dead letters are accepted: microseconds until such records are checked again."""
 
 
 class BucketState:

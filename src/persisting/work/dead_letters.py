@@ -61,7 +61,7 @@ async def letters_spec(place: GroupPlace) -> TopicSpec:
 
 
 def _lease_option(config: TopicConfig) -> dict[str, Any]:
-    """Return the time of the lease of a topic in an object store, if it is not the default."""
+    """Return the lease of a topic in an object store, if it is not the default."""
     return {"lease": config.options["lease"]} if "lease" in config.options else {}
 
 
@@ -90,7 +90,7 @@ class DeadLetterWriter:
         keeper.on_dying = self._notify
 
     def _notify(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the next keeper goes on
+        with suppress(RuntimeError):  # the loop is closed: the next keeper continues
             self._loop.call_soon_threadsafe(self._more.set)
 
     async def run(self) -> None:
@@ -247,8 +247,8 @@ class DeadLetterWriter:
         return page.rows[0], history
 
     async def _earlier_letter(self, dying: DyingRecord) -> dict[str, Any] | None:
-        """Return the dead letter that a record was re-driven from, None if it is gone or damaged:
-        that must not hold back the dead letters of others."""
+        """Return the dead letter that a record was re-driven from, None if it no longer exists
+        or is damaged: that must not hold back the dead letters of others."""
         assert self._letters is not None
         try:
             return await read_letter(
@@ -281,7 +281,7 @@ class DeadLetterWriter:
 async def read_letter(
     letters: Topic, place: int, group: str, position: Position
 ) -> dict[str, Any] | None:
-    """Return the dead letter of a record, None if it is not at ``place`` any more: retention has
+    """Return the dead letter of a record, None if it is no longer at ``place``: retention has
     removed it, or the topic was deleted and created again."""
     bucket, offset = bucket_and_offset(place)
     if bucket >= letters.num_buckets:

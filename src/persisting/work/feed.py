@@ -32,20 +32,20 @@ class Feed:
         self._keeper, self._topic, self._has_log = keeper, topic, has_log
         self._starts: dict[int, int] = {}
         self.ready = asyncio.Event()
-        """Set once every bucket was looked at."""
+        """Set once every bucket was checked."""
         self._seen: set[int] = set()
         self._shorter: set[int] = set()
-        """Buckets that ended before what the group has delivered when they were last looked at."""
+        """Buckets that, when last checked, ended before what the group has delivered."""
         self._next_arrival: dict[int, float] = {}
         """By bucket, when the arrival of its oldest record is looked up next."""
         self._loop = asyncio.get_running_loop()
         buckets = range(topic.num_buckets)
         self._wake = {bucket: asyncio.Event() for bucket in buckets}
-        """By bucket, set when it is to be looked at without waiting for a change."""
+        """By bucket, set when it is to be checked without waiting for a change."""
         self._round = 0
-        """How often members have asked to look at all buckets."""
+        """How often members have asked to check all buckets."""
         self._looked = dict.fromkeys(buckets, -1)
-        """By bucket, the round before its last look."""
+        """By bucket, the round in which its last check began."""
         self._asking: list[tuple[int, list[LoopWaiter]]] = []
         """Rounds that are not over, and the calls that wait for them."""
         keeper.on_look = self._ask
@@ -55,7 +55,7 @@ class Feed:
             self._loop.call_soon_threadsafe(self._begin_round)
 
     def _begin_round(self) -> None:
-        """Look at all buckets for the calls that wait now."""
+        """Check all buckets for the calls that wait now."""
         calls = self._keeper.take_looks()
         if calls:
             self._round += 1
@@ -64,7 +64,7 @@ class Feed:
                 event.set()
 
     def _end_look(self, number: int, began: int) -> None:
-        """Note that a bucket was looked at, which began in round ``began``."""
+        """Note that a bucket was checked; the check began in round ``began``."""
         self._looked[number] = began
         over = min(self._looked.values())
         while self._asking and self._asking[0][0] <= over:
@@ -144,7 +144,7 @@ class Feed:
         """Forget what was after the end of a bucket that lacks records which were delivered, as
         when its files were replaced.
 
-        That delivers offsets again, so it takes two looks: a bucket whose owner has just gone must
+        That delivers offsets again, so it takes two checks: a bucket whose owner has just died must
         not seem shorter than it is.
         """
         if number in self._shorter:
@@ -154,7 +154,7 @@ class Feed:
             self._shorter.add(number)
 
     async def _look_up_arrival(self, number: int, client: BucketClient) -> None:
-        """Tell the keeper now and then when the oldest record of a bucket has arrived."""
+        """Tell the keeper from time to time when the oldest record of a bucket arrived."""
         if time.monotonic() < self._next_arrival.get(number, 0.0):
             return
         offset = self._keeper.oldest_offset(number)
@@ -176,7 +176,7 @@ class Feed:
             await self._keeper.cut(number, start, end, epoch)
 
     async def _changes(self, number: int, client: BucketClient, end: int, epoch: int) -> None:
-        """Return when there may be something new; retention shows only in a look now and then."""
+        """Return when there may be something new; retention is noticed only by polling."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._wake[number].wait())]
         if self._has_log:
             waits.append(asyncio.ensure_future(client.wait(end, epoch)))
@@ -199,7 +199,7 @@ class Feed:
         end: int,
         delays: list[tuple[int, int, int]],
     ) -> bool:
-        """Read ahead up to ``end``; return False if that must be continued after another look."""
+        """Read ahead up to ``end``; return False if that must be continued after another check."""
         settings = self._keeper.state.settings
         deadline = time.monotonic() + _CHECK_SECONDS
         while True:
@@ -214,7 +214,7 @@ class Feed:
             try:
                 page = await client.read(offset, min(_PAGE_ROWS, end - offset))
             except OffsetOutOfRange:
-                return False  # retention came in between; the next look sees the new start
+                return False  # retention came in between; the next check sees the new start
             if not page.rows:
                 return True
             now = self._keeper.clock.now()

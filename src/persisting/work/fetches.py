@@ -77,9 +77,9 @@ class BatchedFetches:
             self._fetching = None
 
     async def _give_back(self, records: Sequence[LeasedRecord]) -> None:
-        """Return what no task wants any more."""
+        """Give back what no task needs."""
         if records:
-            with suppress(StorageError):  # the keeper is gone: the leases end by themselves
+            with suppress(StorageError):  # the keeper has ended: the leases end by themselves
                 await self._return_unused(records)
 
 

@@ -45,7 +45,8 @@ class KeeperNote(NamedTuple):
     is_here: bool
     """Whether it is this process, which is about to start or to end keeping it."""
     beat: int | None
-    """A keeper in an object store whose beat has changed lives; others live if there is a note."""
+    """The heartbeat of a keeper in an object store, which is alive if it changes. None in a folder,
+    where a keeper with a note is alive."""
 
 
 class GroupPlace(Protocol):
@@ -53,7 +54,7 @@ class GroupPlace(Protocol):
 
     config: TopicConfig
     pause_seconds: float
-    """How long to wait before a keeper that was lost is looked for again."""
+    """How long to wait before a keeper that was lost is searched for again."""
 
     @property
     def key(self) -> Hashable:
@@ -73,7 +74,7 @@ class GroupPlace(Protocol):
 
     def keeper_note(self, group: str) -> KeeperNote | None:
         """Return who keeps a group, None if this process may. Makes few requests, and does not
-        wait: a keeper in an object store counts as gone some time after its last beat."""
+        wait: a keeper in an object store counts as dead some time after its last heartbeat."""
 
     def work_groups(self) -> list[str]:
         """Return the names of the work groups."""

@@ -61,7 +61,7 @@ class GroupStorage(Protocol):
         """Note the group's numbers, for tools that do not call its keeper."""
 
     def close_journal(self) -> None:
-        """Write no more operations."""
+        """Stop writing operations."""
 
     def release(self, *, clean: bool) -> None:
         """Let other processes keep the group; ``clean`` if nothing has failed."""

@@ -40,17 +40,17 @@ from persisting.work.state import MOST_DYING, Operation
 log = logging.getLogger("persisting")
 
 MOST_CLAIMED = 10_000
-"""Records of one claim."""
+"""The most records that one claim returns."""
 
 WINDOW = 4096
 """Records of a bucket that are read ahead: the priority is compared among these."""
 
 _MOST_WINDOWS = 16
-"""With ``ordered_by``, so many windows are read while all keys in them are blocked."""
+"""With ``ordered_by``, this many windows are read while all keys in them are blocked."""
 
 MOST_AHEAD = 1_000_000
-"""Records of a bucket that are open, also those that wait for their time, before no further ones
-are read ahead."""
+"""While a bucket has this many unfinished records, those that wait for their time included, no
+further ones are read ahead."""
 
 _FLOOR_WAIT_SECONDS = 30.0
 _LOOK_SECONDS = 5.0
@@ -70,7 +70,7 @@ class DyingRecord(NamedTuple):
     first: int
     last: int
     letter: int
-    """Where its dead letter is from the last time, -1 for none."""
+    """Offset of the dead letter from its previous failure, -1 if there is none."""
     number: int
     """The number of its dead letter."""
     generation: int
@@ -99,7 +99,7 @@ class Keeper:
         self._spans: dict[int, tuple[int, int]] = {}
         self._members_waiting: set[LoopWaiter] = set()
         self._stopped: set[tuple[str, int]] = set()
-        """Claims that are to wait no longer, by member and number."""
+        """Claims whose wait was cancelled, by member and number."""
         self._not_repeated: set[tuple[str, int]] = set()
         """Numbered claims under way that have leases. A repeat removes its claim: the leases are
         now the repeat's too, and the first call must not give them back."""
@@ -114,7 +114,7 @@ class Keeper:
         """Called whenever records may be on their way to the dead letters."""
         self._looks: list[LoopWaiter] = []
         self.on_look: Callable[[], None] = lambda: None
-        """Called when a member wants what was put just now."""
+        """Called when a member wants records that were put just now."""
 
     @property
     def identity(self) -> str:
@@ -435,7 +435,7 @@ class Keeper:
             return looks
 
     def end_looks(self, looks: Sequence[LoopWaiter]) -> None:
-        """Let calls of :meth:`look` return: all buckets were looked at since they were taken."""
+        """Let calls of :meth:`look` return: all buckets were checked since they were taken."""
         _deliver(looks, None)
 
     async def configure(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -521,7 +521,7 @@ class Keeper:
         return self.group, self.place
 
     def _wake(self) -> None:
-        """Let waiting members look again; the caller holds the guard."""
+        """Let waiting members try again; the caller holds the guard."""
         if self._members_waiting:
             _deliver(list(self._members_waiting), None)
             self._members_waiting.clear()

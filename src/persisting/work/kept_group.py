@@ -31,7 +31,7 @@ class KeptGroup:
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
-        """Follow the buckets; return when all were looked at, or after a while."""
+        """Follow the buckets; return when all were checked, or after a while."""
         for bucket in range(self._topic.num_buckets):
             self._tasks.append(asyncio.create_task(self._feed.follow(bucket)))
         self._tasks.append(asyncio.create_task(self._letter_writer.run()))

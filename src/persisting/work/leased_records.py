@@ -93,7 +93,7 @@ class LeasedRecords:
             return {}
 
     async def _letter_of(self, lease: Lease) -> dict[str, Any] | None:
-        """Return the dead letter that a record was re-driven from, None if it is gone.
+        """Return the dead letter that a record was re-driven from, None if it was removed.
 
         A letter that cannot be read must not hold back the record, nor those of other leases.
         """

@@ -166,12 +166,12 @@ class WorkReader(AsyncClosing):
         return self._closing.is_set()
 
     def _check_open(self) -> None:
-        """Raise if no record may be fetched any more."""
+        """Raise if records may no longer be fetched."""
         if self.closing:
             raise self._closed_error()
 
     def _check_joined(self) -> None:
-        """Raise if the group cannot be called any more. While the reader closes, it can: handlers
+        """Raise if the group can no longer be called. While the reader closes, it can: handlers
         of :meth:`run` store their outcomes."""
         if self._has_left:
             raise self._closed_error()

@@ -132,7 +132,7 @@ async def _read(client: BucketClient, first: int, count: int, needed: int) -> tu
     """Return the records of a range, and the epoch that all of them are from, or -1.
 
     The first ``needed`` ones are durable. If the client does not show them, it is a little behind,
-    as one that follows an object store may be, and looks again.
+    as one that follows an object store may be, and is asked again.
     """
     rows, epoch = await _read_shown(client, first, count)
     if len(rows) < needed and getattr(client, "may_be_behind", False):

@@ -172,7 +172,7 @@ class HandlerRun:
         if running:
             await asyncio.gather(*running, return_exceptions=True)
         left = [delivery for delivery in running.values() if delivery in self._handling]
-        if left and self._is_async:  # a thread goes on, and keeps its record until the lease ends
+        if left and self._is_async:  # a thread continues, and keeps its record until the lease ends
             try:
                 await self._reader.give_back(left)
             except StorageError as exc:

@@ -83,7 +83,7 @@ class GroupSession:
             return
         _sessions[asyncio.get_running_loop()].pop(self.key, None)
         try:
-            # Calls of cancelled tasks still run, and need the client to give their leases back.
+            # Calls of cancelled tasks still run, and need the client to give back their leases.
             await self._fetches.finish()
             await self._acks.finish()
             with suppress(StorageError):
@@ -178,7 +178,7 @@ class GroupSession:
         if not claim.done():
             with suppress(StorageError):  # then the claim returns when its wait is over
                 await self.call("stop_waiting", member=self._member, number=number)
-        with suppress(StorageError):  # the keeper is gone: the leases end by themselves
+        with suppress(StorageError):  # the keeper has ended: the leases end by themselves
             leases, _ = await claim
             if leases:
                 await self.release_unused([lease[:3] for lease in leases_of(leases)])

@@ -35,8 +35,8 @@ _RECENT = 4096
 """Leases whose end is remembered: a call that is repeated after a lost answer succeeds."""
 
 _LEAST_SHARE = 256
-"""A claim of no more records takes all of them from one bucket, if that has enough: they are
-journaled and read at once."""
+"""A claim of at most this many records takes all of them from one bucket, if that has enough: they
+are journaled and read at once."""
 
 _FEW_MEMBERS = 64
 
@@ -421,8 +421,8 @@ class GroupState:
         return count
 
     def resume_leases(self, latest: int, now: int) -> None:
-        """Let the leases that had not ended go on from ``now`` for the time that was left of them
-        at ``latest``, when the last keeper wrote something: it may have had another clock."""
+        """Let the leases that had not ended continue from ``now`` with the time that they had left
+        at ``latest``, when the last keeper wrote something: its clock may have been another one."""
         for number, bucket in self.buckets.items():
             for offset, _ in bucket.records.leases():
                 end = bucket.records.due[_row(bucket.records, offset)]

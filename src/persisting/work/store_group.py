@@ -5,18 +5,19 @@
     groups/<group>/bucket_<i>.json      the floors of its buckets
     log/<name>/                         the journal: see :mod:`persisting.wal.slots`
 
-A keeper takes a group over as an owner takes over a bucket:
+A keeper takes over a group as an owner takes over a bucket:
 
-1. wait for the lease of the last keeper, and claim the first free slot of its log;
+1. wait until the lease of the last keeper expires, and create a claim in the first free slot of its
+   log;
 2. swap ``keeper.json``: it names the new keeper, and still the old log;
 3. replay the old log, and begin a new one with the whole state;
 4. swap ``keeper.json`` again: it names the new log, and the old one as left over;
-5. raise the generation of the floors, look whether the group is still kept here, serve;
+5. raise the generation of the floors, check that the group is still kept here, serve;
 6. delete what is left over.
 
-A keeper that was paused and wakes can make nothing durable any more, and so answers nothing. Clocks
-of two machines are never compared: leases of members go on for the time that was left of them when
-the keeper before wrote something. Blocking.
+A keeper that was paused can no longer make anything durable, and so answers nothing. Clocks of two
+machines are never compared: leases of members continue with the time that they had left when the
+previous keeper last wrote something. Blocking.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class StoreGroup:
     def _seal(
         self, held: Held[KeeperRecord] | None, last: KeeperRecord, name: str
     ) -> SealedLog | None:
-        """End the journal of the last keeper, unless it has closed it; raise if it lives."""
+        """End the journal of the last keeper, unless it has closed it; raise if it is alive."""
         try:
             owner = None
             if last.owner != NOBODY:
@@ -213,7 +214,7 @@ class StoreGroup:
             log.warning("%s; the next keeper waits for the lease", exc)
 
     def _fence_floors(self, num_buckets: int) -> dict[int, Held[StoredOffset]]:
-        """Raise the generation of all floors: a former keeper that wakes cannot change one."""
+        """Raise the generation of all floors: a former keeper that resumes cannot change one."""
         with ThreadPoolExecutor(min(num_buckets, _PARALLEL)) as threads:
             return dict(enumerate(threads.map(self._fence, range(num_buckets))))
 
@@ -251,7 +252,7 @@ class StoreGroup:
         try:
             self._store.delete(keys)
         except StoreError as exc:
-            log.warning("cannot delete what is not needed: %s", exc)
+            log.warning("cannot delete unused objects of a work group: %s", exc)
 
     # The journal
 

@@ -44,7 +44,7 @@ STUCK_SECONDS = 10.0
 """A kill comes at the latest after this time without any progress."""
 
 DONE = "kills-are-done"
-"""A file; workers go on until it exists."""
+"""A file; workers continue until it exists."""
 WHERE = json.loads(os.environ["FARM_WHERE"])
 LOGGED: dict[str, Any] = {"enable_wal": True, "wal_sync_interval": 0.0}
 if is_store_address(WHERE["storage_path"]):

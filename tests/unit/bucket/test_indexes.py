@@ -364,7 +364,7 @@ async def test_records_are_found_after_retention(filled: Any) -> None:
     await assert_all_found(filled, "after retention and compaction")
     await filled.retain(rows=1)
     await filled.put_batch(records(5, 2000))
-    await assert_all_found(filled, "after all that was indexed is gone")
+    await assert_all_found(filled, "after all that was indexed was removed")
 
 
 async def test_records_are_found_after_a_restore(filled: Any) -> None:

@@ -44,9 +44,9 @@ def groups(
 ) -> None:
     """Show consumer groups and their lag; reset or delete a group.
 
-    Of a work group it shows what the keeper noted last, which it does every two seconds. A group
+    Of a work group it shows what the keeper stored last, which it does every two seconds. A group
     with an open reader cannot be changed: close its readers first. In an object store a change
-    waits for the time of the lease if a reader was not closed.
+    waits until the lease of a reader that was not closed expires.
 
     \b
     Examples:

@@ -131,9 +131,9 @@ def delete(topic: str, dry_run: bool, yes: bool, storage: str, as_json: bool) ->
     """Delete a topic with its records, versions, tags and consumer groups for good.
 
     A topic that another process has open for writing, or reads in a consumer group, is not deleted.
-    If the command is interrupted, the topic is either whole or gone; repeat the command to remove
-    the rest of its files. In an object store a few small objects stay, which refuse late writes of
-    a process that was paused.
+    If the command is interrupted, the topic is either whole or deleted; repeat the command to
+    remove the rest of its files. In an object store a few small objects are kept, which refuse late
+    writes of a process that was paused.
 
     \b
     Examples:

@@ -81,7 +81,7 @@ _target = parameters.bundled(
         "--skip-bad",
         metavar="FILE",
         type=click.Path(dir_okay=False),
-        help="Append lines that cannot be stored to FILE and go on.",
+        help="Append lines that cannot be stored to FILE and continue.",
     ),
     parameters.storage,
     parameters.as_json,
@@ -256,10 +256,10 @@ def _explain_repetition(exc: BaseException, stopped: PutResult, column: str) -> 
     again = f"repeat the command with --write-id {stopped.write_id}; it skips what is stored"
     if isinstance(exc, (SchemaError, InvalidArgument)):
         raise type(exc)(
-            f"{exc}. To go on, mend the input in place (a line may be emptied, but others keep "
-            f"their numbers, and a mended one its {column!r}) and {again}"
+            f"{exc}. To continue, fix the input in place (a line may be emptied, but other lines "
+            f"keep their numbers, and a fixed line its {column!r}) and {again}"
         ) from exc
-    output.say(f"note: to go on, {again}")
+    output.say(f"note: to continue, {again}")
 
 
 def _print_result(result: PutResult, target: _Target) -> None:

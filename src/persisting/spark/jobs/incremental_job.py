@@ -205,7 +205,7 @@ def _check_source(
     if known.target_topic not in ("", current.target_topic):
         raise StorageError(
             f"the target {target} was deleted or recreated since the checkpoint {file.parent} was "
-            "written, and the rows of earlier runs are gone; to write all rows again, use another "
+            "written, and lacks the rows of earlier runs; to write all rows again, use another "
             "checkpoint="
         )
     if known != current:  # an id was not known then

@@ -90,7 +90,7 @@ def watch(
 
     A line on ``out`` (stderr) shows the current batch, rows per second and the lag by bucket,
     followed by a summary at the end. Nothing is shown if ``quiet``, which is the default unless
-    ``out`` is a terminal. If the query fails, the error of ours that made it fail is raised, else a
+    ``out`` is a terminal. If the query fails, our error that made it fail is raised, otherwise a
     ``StorageError`` with the line that says why; its ``__cause__`` has Spark's exception. An
     interrupt stops the query.
     """
@@ -127,7 +127,7 @@ def lag_of(sources: list[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _offsets(reported: Any) -> dict[int, int] | None:
-    """Return the offsets by bucket; None if they are not offsets of ours."""
+    """Return the offsets by bucket; None if they are not our offsets."""
     try:
         offset = json.loads(reported) if isinstance(reported, str) else reported
         return {bucket: place.offset for bucket, place in stream_offsets.decode(offset).items()}

@@ -57,7 +57,7 @@ async def redrive(request: Request) -> Response:
     def check(source: TopicFolder) -> None:
         if group_state(source, group).settings.identity != identity:
             raise InvalidArgument(
-                f"group {group!r} was created again since the preview; look at the preview again"
+                f"group {group!r} was created again since the preview; open the preview again"
             )
 
     await console.view.read(topic, check)

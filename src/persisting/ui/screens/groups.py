@@ -122,8 +122,7 @@ async def reset(request: Request) -> Response:
         for bucket, offset in (offsets or {}).items():
             if not spans[bucket].start <= offset <= spans[bucket].end:
                 raise InvalidArgument(
-                    f"offset {offset} of bucket {bucket} does not exist any more; look at the "
-                    "preview again"
+                    f"offset {offset} of bucket {bucket} no longer exists; open the preview again"
                 )
         # A preview is shown only for groups that exist.
         control = control_of(source)

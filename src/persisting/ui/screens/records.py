@@ -158,7 +158,7 @@ async def browse(request: Request) -> Response:
 async def download(request: Request) -> Response:
     """Return the records of a page as JSON lines or Parquet.
 
-    If the records are too large, JSON lines end with a line that says so and where to go on, and
+    If the records are too large, JSON lines end with a line that says so and where to continue, and
     Parquet says it in its metadata.
     """
     topic, given = topic_of(request), Parameters.of(request)

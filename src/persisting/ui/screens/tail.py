@@ -23,10 +23,10 @@ from persisting.ui.screens.records import check_bucket
 
 _ALIVE_SECONDS = 10.0
 _READ_ROWS = 2_000
-"""Records read in one look; more than that are left out unread."""
+"""Records read in one poll; more than that are left out unread."""
 _READ_BYTES = 8 << 20
 _OWNER_ROWS = 500
-"""Records asked of owners in one look."""
+"""Records requested from owners in one poll."""
 _MAX_TAILS = 16
 _MAX_RATE = 500
 _CUT = 2_000
@@ -53,7 +53,7 @@ class _Tail:
 
 @dataclass
 class _Look:
-    """What one look at the topic found."""
+    """What one poll of the topic found."""
 
     shown: list[Found]
     skipped: int

@@ -207,7 +207,7 @@ async def restore(request: Request) -> Response:
     if plan.removed != expected:
         raise InvalidArgument(
             f"the topic has changed since the preview: now {plan.removed:,} records would be "
-            f"removed instead of {expected:,}. Nothing was changed; look at the preview again"
+            f"removed instead of {expected:,}. Nothing was changed; open the preview again"
         )
     async with await _reader(request) as reader:
         done = await reader.restore(version)
