@@ -31,6 +31,7 @@ from support.waiting import until_true
 
 from persisting import fs as filesystem
 from persisting.bucket import bulk_import, handover_inbox, handover_notes, handover_watch
+from persisting.bucket.bucket import Bucket
 from persisting.bucket.handover_notes import Note
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.errors import BucketLocked, SchemaError, StorageError
@@ -167,6 +168,23 @@ class TestAdoption:
         with writer(tmp_path) as queue:
             queue.put_batch(texts(200, 1))
             assert delayed(queue) == 0
+
+    def test_overwrite_shows_its_rows_and_the_end_of_the_delays_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a work group that looks in between takes the old records for ones without delay."""
+        imported = Bucket.imported
+        seen: list[tuple[int, int]] = []
+
+        def look_after(bucket: Bucket, *args: Any, **kwargs: Any) -> None:
+            imported(bucket, *args, **kwargs)
+            seen.append((bucket.counts[0], len(bucket.delays())))
+
+        monkeypatch.setattr(Bucket, "imported", look_after)
+        with writer(tmp_path, buckets=1, enable_wal=True) as queue:
+            queue.put(texts(0, 3), delay=3600)
+            hand_over(tmp_path / "t", texts(100, 5), overwrite=True)
+        assert seen == [(5, 0)]
 
     def test_puts_and_maintenance_continue_beside_hand_overs(self, tmp_path: Path) -> None:
         topic = tmp_path / "t"
