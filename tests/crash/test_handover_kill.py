@@ -37,6 +37,7 @@ BY_DAY = (
     "owner-commits",
     "owner-committed",
     "owner-answers",
+    "driver-sends",
     "driver-sent",
     "driver-decides",
     "driver-decided",
