@@ -1,5 +1,6 @@
 """Files handed over to a live queue, with the owner or the driver killed at every named point:
-every row is stored once, whoever dies."""
+every row is stored once, whoever dies. If the files replace the content, every bucket is replaced
+once, and keeps what was put after that."""
 
 from __future__ import annotations
 
@@ -22,22 +23,31 @@ from support.handover import (
     texts,
 )
 from support.handover_kills import kill_any, kill_driver, kill_owner, points
-from support.spark.topics import content, is_sound, put, stored, unreferenced, writer
+from support.held_process import HeldProcess
+from support.spark.topics import content, is_sound, put, reader, stored, unreferenced, writer
 from support.waiting import until_true
 
 from persisting.bucket import producer_sequences
 from persisting.bucket.handover_notes import LEFT_SECONDS
+from persisting.topic.routing import bucket_of
+from persisting.topic.topic_files import TopicFolder
 
 BUCKETS = 2
 BY_DAY = (
     "owner-commits",
     "owner-committed",
     "owner-answers",
+    "driver-sends",
     "driver-sent",
     "driver-decides",
     "driver-decided",
     "driver-has-answers",
 )
+OVERWRITES_BY_DAY = ("owner-committed", "owner-answers", "driver-decided")
+PUTS_GO_ON = ("owner-checks", "owner-answers", "owner-answered")
+"""Points of an owner at which it takes puts. At the others it holds them back."""
+OLD = 5_000
+"""Records that an overwrite replaces have ids from here on."""
 LEAVES_FILES = ("driver-wrote-a-file", "driver-sends")
 """Points after which files are left that no note names."""
 
@@ -76,6 +86,56 @@ def sweep(folder: Path) -> None:
         queue.compact()
 
 
+def topic_to_replace(folder: Path) -> Path:
+    """Make a topic with old records, which the group "g" has read."""
+    topic = new_topic(folder)
+    put(folder, texts(OLD, 100))
+    with reader(folder, group="g") as group:
+        assert len(group.get(None)) == 100
+        group.commit()
+    return topic
+
+
+def replacements(folder: Path) -> dict[int, int]:
+    """Return how often the content of each bucket was replaced, as its table says."""
+    topic = TopicFolder.open(folder / "t")
+    return {bucket: len(topic.table(bucket).restores) for bucket in topic.buckets}
+
+
+def first_kept(folder: Path, owner: HeldProcess) -> dict[int, int]:
+    """Return by bucket the first put of a living owner that must not be lost, if there is one: it
+    began after the bucket was replaced."""
+    replaced = [bucket for bucket, times in replacements(folder).items() if times]
+    following = owner.acknowledged + 5  # the one before may be under way, and has begun before
+    return dict.fromkeys(replaced, following)
+
+
+def check_replaced(
+    folder: Path, rows: range, acknowledged: int, kept: dict[int, int], times: int = 1
+) -> None:
+    """Assert that every bucket was replaced so many times, holds its part of the last rows, and
+    behind them all that was put since: ``kept`` names puts of which that is known. Earlier records
+    are gone, and a group that has read them reads the new ones from the beginning."""
+    found = content(folder)
+    own = {b: [r["id"] for r in records if r["id"] >= PUTS] for b, records in found.items()}
+    end = max([acknowledged, *(numbers[-1] + 1 for numbers in own.values() if numbers)])
+    for bucket, records in found.items():
+        handed = [i for i in rows if bucket_of(i, BUCKETS) == bucket]
+        assert [record["id"] for record in records] == handed + own[bucket]
+        puts = [i for i in range(PUTS, end) if bucket_of(i, BUCKETS) == bucket]
+        assert own[bucket] == puts[len(puts) - len(own[bucket]) :]
+        needed = [i for i in puts if kept.get(bucket, end) <= i < acknowledged]
+        assert set(needed) <= set(own[bucket])
+        assert all(record["text"] == f"row {record['id']}" for record in records)
+    assert replacements(folder) == dict.fromkeys(range(BUCKETS), times)
+    with reader(folder, group="g") as group:
+        read = group.get(None)
+    everything = [record["id"] for records in found.values() for record in records]
+    assert sorted(record["id"] for record in read) == sorted(everything)
+    assert is_sound(folder)
+    assert unreferenced(folder) == []
+
+
 @pytest.mark.parametrize("point", points(OWNER_POINTS, BY_DAY))
 def test_owner_killed_during_a_hand_over_loses_and_doubles_nothing(
     tmp_path: Path, point: str
@@ -89,6 +149,35 @@ def test_owner_killed_during_a_hand_over_loses_and_doubles_nothing(
     check(tmp_path, 300, acknowledged)
     assert hand_over(topic, texts(0, 300)) == 0
     check(tmp_path, 300, acknowledged)
+    assert files_of_handovers(topic) == []
+
+
+@pytest.mark.parametrize("point", points(OWNER_POINTS, OVERWRITES_BY_DAY))
+def test_owner_killed_during_an_overwrite_has_every_bucket_replaced_once(
+    tmp_path: Path, point: str
+) -> None:
+    """The driver takes the lock of the dead owner, and completes the write. What the owner had
+    acknowledged after it had replaced a bucket stays."""
+    topic = topic_to_replace(tmp_path)
+    kept: dict[int, int] = {}
+
+    def put_more() -> None:
+        kept.update(first_kept(tmp_path, owner))
+        before = owner.acknowledged
+        if point in PUTS_GO_ON:
+            owner.until(lambda: owner.acknowledged > before + 20)
+
+    with held_process(tmp_path, OWNER, PUTS, hold=point) as owner:
+        acknowledged = kill_owner(
+            owner, point, lambda: hand_over(topic, texts(0, 300), overwrite=True), put_more
+        )
+    if OWNER_POINTS.index(point) >= OWNER_POINTS.index("owner-committed"):
+        assert kept
+    if unreferenced(tmp_path):
+        sweep(tmp_path)
+    check_replaced(tmp_path, range(300), acknowledged, kept)
+    assert hand_over(topic, texts(0, 300), overwrite=True) == 0
+    check_replaced(tmp_path, range(300), acknowledged, kept)
     assert files_of_handovers(topic) == []
 
 
@@ -158,6 +247,35 @@ def test_driver_killed_during_a_hand_over_loses_and_doubles_nothing(
     check(tmp_path, 300, PUTS + 150)
 
 
+@pytest.mark.parametrize("point", points(DRIVER_POINTS, OVERWRITES_BY_DAY))
+def test_driver_killed_during_an_overwrite_replaces_every_bucket_once_or_none(
+    tmp_path: Path, point: str
+) -> None:
+    """The owner drops what was not decided, and completes what was. The repeated write replaces
+    nothing that was put since."""
+    topic = topic_to_replace(tmp_path)
+    decided = DRIVER_POINTS.index(point) >= DRIVER_POINTS.index("driver-decided")
+    answered = DRIVER_POINTS.index(point) >= DRIVER_POINTS.index("driver-has-answers")
+    with writer(tmp_path, local_socket=False) as queue:
+        queue.put_batch(texts(PUTS, 50))
+        with held_process(tmp_path, DRIVER, 0, 300, "w", "overwrite", hold=point) as driver:
+            driver.until_held(point)
+            queue.put_batch(texts(PUTS + 50, 50))
+        until_true(lambda: files_of_handovers(topic) == [])
+        queue.put_batch(texts(PUTS + 100, 50))
+        first = PUTS + 50 if answered else PUTS + 100
+        if not decided:
+            old = [*range(OLD, OLD + 100), *range(PUTS, PUTS + 150)]
+            assert sorted(record["id"] for record in stored(tmp_path)) == old
+            assert set(replacements(tmp_path).values()) == {0}
+            first = PUTS + 150
+        assert hand_over(topic, texts(0, 300), overwrite=True) == (0 if decided else 300)
+        queue.put_batch(texts(PUTS + 150, 50))
+    if point in LEAVES_FILES:
+        sweep(tmp_path)
+    check_replaced(tmp_path, range(300), PUTS + 200, dict.fromkeys(range(BUCKETS), first))
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("driver_point", DRIVER_POINTS[3:])
@@ -189,14 +307,55 @@ def test_driver_and_owner_killed_lose_and_double_nothing(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("driver_point", DRIVER_POINTS[3:])
+@pytest.mark.parametrize("owner_point", OWNER_POINTS)
+@pytest.mark.parametrize("successor", [True, False])
+def test_driver_and_owner_killed_during_an_overwrite_replace_every_bucket_once(
+    tmp_path: Path, driver_point: str, owner_point: str, successor: bool
+) -> None:
+    """Both die, in the order in which they reach their points; another driver repeats the write."""
+    topic = topic_to_replace(tmp_path)
+    kept: dict[int, int] = {}
+    with held_process(tmp_path, OWNER, PUTS, hold=owner_point) as owner:
+        owner.until(lambda: owner.acknowledged > PUTS + 50)
+        given = (0, 300, "w", "overwrite")
+        with held_process(tmp_path, DRIVER, *given, hold=driver_point) as driver:
+            kill_driver(driver, driver_point, owner, owner_point)
+        if owner.process.poll() is None:
+            until_true(lambda: owner.is_held(owner_point) or files_of_handovers(topic) == [])
+            kept = first_kept(tmp_path, owner)
+            before = owner.acknowledged
+            if owner_point in PUTS_GO_ON or not owner.is_held(owner_point):
+                owner.until(lambda: owner.acknowledged > before + 20)
+        owner.kill()
+        acknowledged = owner.acknowledged
+    if successor:
+        with writer(tmp_path, local_socket=False) as queue:
+            queue.put_batch([])
+            hand_over(topic, texts(0, 300), overwrite=True)
+    else:
+        hand_over(topic, texts(0, 300), overwrite=True)
+    if unreferenced(tmp_path):
+        sweep(tmp_path)
+    check_replaced(tmp_path, range(300), acknowledged, kept)
+    assert files_of_handovers(topic) == []
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_processes_killed_at_random_times_lose_and_double_nothing(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, overwrite: bool
 ) -> None:
     """Ten writes, each repeated until it succeeds, beside owners that are killed and replaced."""
     chance = random.Random(seed)
-    new_topic(tmp_path)
+    if overwrite:
+        topic_to_replace(tmp_path)
+    else:
+        new_topic(tmp_path)
+    mode = "overwrite" if overwrite else "append"
     acknowledged = PUTS
     written = 0
     for turn in range(10):
@@ -209,7 +368,7 @@ def test_processes_killed_at_random_times_lose_and_double_nothing(
             acknowledged = max(acknowledged, last)
             with held_process(tmp_path, OWNER, acknowledged) as owner:
                 owner.until(lambda: owner.acknowledged > 0)
-                with held_process(tmp_path, DRIVER, written, 100, f"w{turn}") as driver:
+                with held_process(tmp_path, DRIVER, written, 100, f"w{turn}", mode) as driver:
                     time.sleep(chance.uniform(0.8, 2.5))
                     done = kill_any(owner, driver, chance, 60)
                 owner.kill()
@@ -217,4 +376,7 @@ def test_processes_killed_at_random_times_lose_and_double_nothing(
         written += 100
     if unreferenced(tmp_path):
         sweep(tmp_path)
-    check(tmp_path, written, acknowledged)
+    if overwrite:
+        check_replaced(tmp_path, range(written - 100, written), acknowledged, {}, times=10)
+    else:
+        check(tmp_path, written, acknowledged)

@@ -1,7 +1,8 @@
 """Power loss at every file call of a hand-over: all buckets get the rows or none, and once.
 
-In every state that power loss may leave, the buckets are opened one after the other, as by new
-owners.
+Where the rows replace the content, the old records are there or the new ones, and what was put
+after those. In every state that power loss may leave, the buckets are opened one after the other,
+as by new owners.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from support.crash.disk_model import (
 from support.crash.recording import CrashPoint, RecordingFileSystem, promises_before
 from support.filesystems import QuickFileSystem
 from support.handover import hand_over, leave_notes, texts, written_notes
-from support.spark.topics import content, put, writer
+from support.spark.topics import content, ids, put, writer
 
 from persisting import fs as filesystem
 from persisting.bucket import handover_notes
@@ -36,6 +37,8 @@ HOME = "home"
 LOGGED = {"enable_wal": True, "wal_sync_interval": 0.0}
 HANDED = set(range(20))
 """The ids of the rows that are handed over; the queue puts others."""
+REPLACED = set(range(90, 110))
+"""The ids of the records that an overwrite replaces."""
 
 History = Callable[[Path, RecordingFileSystem], None]
 
@@ -87,11 +90,37 @@ def withdrawn(home: Path, disk: RecordingFileSystem) -> None:
     disk.promise(*HANDED)
 
 
+def live_owner_replaces(home: Path, disk: RecordingFileSystem) -> None:
+    """A driver replaces the content of a live queue, which puts before and after that."""
+    with writer(home, local_socket=False) as queue:
+        queue.put_batch(texts(100, 10))
+        disk.promise(*range(100, 110))
+        hand_over(home / "t", texts(0, 20), "w", overwrite=True)
+        disk.promise(*HANDED)
+        queue.put_batch(texts(110, 10))
+        disk.promise(*range(110, 120))
+
+
+def dead_driver_replaces(home: Path, disk: RecordingFileSystem) -> None:
+    """The driver is killed after its decision has its name and before that name is synced; the next
+    owners replace the content and put more."""
+    topic = home / "t"
+    name = leave_notes(topic, texts(0, 20), "w", overwrite=True, decided=False)
+    (topic / handover_notes.FOLDER / f"{name}.decided").touch()
+    with writer(home) as queue:
+        queue.put_batch(texts(110, 10))
+        disk.promise(*HANDED, *range(110, 120))
+
+
 HISTORIES: dict[str, History] = {
     "live_owner": live_owner,
     "dead_driver": dead_driver,
     "withdrawn": withdrawn,
+    "live_owner_replaces": live_owner_replaces,
+    "dead_driver_replaces": dead_driver_replaces,
 }
+REPLACING = (live_owner_replaces, dead_driver_replaces)
+"""Histories in which the rows replace the content."""
 
 
 def recorded(folder: Path, history: History) -> RecordingFileSystem:
@@ -105,7 +134,9 @@ def recorded(folder: Path, history: History) -> RecordingFileSystem:
     return disk
 
 
-def check(disk: RecordingFileSystem, point: CrashPoint, loss: Loss, folder: Path) -> None:
+def check(
+    disk: RecordingFileSystem, point: CrashPoint, loss: Loss, folder: Path, replaces: bool
+) -> None:
     """Lose power at a point, open the buckets, and check what they hold; then repeat the write."""
     write_tree(after_power_loss(point.disk, loss), folder)
     home = folder / HOME
@@ -116,9 +147,17 @@ def check(disk: RecordingFileSystem, point: CrashPoint, loss: Loss, folder: Path
         assert len(numbers) == len(set(numbers)), f"{when}: doubled"
         found = set(numbers)
         promised = {*range(90, 100), *promises_before(disk.recording, point)}
-        assert promised <= found, f"{when}: lost"
         assert HANDED & found in (HANDED, set()), f"{when}: only some buckets have their rows"
-        if not HANDED & found:
+        is_new = found >= HANDED
+        if replaces and is_new:
+            assert not REPLACED & found, f"{when}: old records beside those that replaced them"
+            promised -= REPLACED
+        assert promised <= found, f"{when}: lost"
+        if replaces:
+            again = hand_over(home / "t", texts(0, 20), "w", overwrite=True)
+            assert again == (0 if is_new else 20), when
+            assert set(ids(home)) == (found if is_new else HANDED), f"{when}: replaced twice"
+        elif not is_new:
             assert hand_over(home / "t", texts(0, 20), "again") == 20, when
     shutil.rmtree(folder)
 
@@ -127,13 +166,14 @@ def explore(folder: Path, history: History, every: int = 1) -> None:
     """Check every loss at every point; with ``every``, one loss at some points."""
     disk = recorded(folder / "disk", history)
     points = disk.recording.crash_points
+    replaces = history in REPLACING
     for number, point in enumerate(points[:-1:every]):
         losses = [*FIXED_LOSSES, sampled(f"{number}")]
         if every > 1:
             losses = [LOSE_UNSYNCED] if number % 2 else [losses[number // 2 % len(losses)]]
         for loss in losses:
-            check(disk, point, loss, folder / "state")
-    check(disk, points[-1], LOSE_UNSYNCED, folder / "state")
+            check(disk, point, loss, folder / "state", replaces)
+    check(disk, points[-1], LOSE_UNSYNCED, folder / "state", replaces)
     print(f"{len(points)} crash points")
 
 

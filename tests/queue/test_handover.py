@@ -31,6 +31,7 @@ from support.waiting import until_true
 
 from persisting import fs as filesystem
 from persisting.bucket import bulk_import, handover_inbox, handover_notes, handover_watch
+from persisting.bucket.bucket import Bucket
 from persisting.bucket.handover_notes import Note
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.errors import BucketLocked, SchemaError, StorageError
@@ -38,6 +39,7 @@ from persisting.lock import BucketLock
 from persisting.queue import PersistingBackend
 from persisting.table import bulk_write
 from persisting.topic import handover
+from persisting.topic.routing import bucket_of
 from persisting.topic.topic_files import TopicFolder
 
 
@@ -167,6 +169,23 @@ class TestAdoption:
             queue.put_batch(texts(200, 1))
             assert delayed(queue) == 0
 
+    def test_overwrite_shows_its_rows_and_the_end_of_the_delays_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a work group that looks in between takes the old records for ones without delay."""
+        imported = Bucket.imported
+        seen: list[tuple[int, int]] = []
+
+        def look_after(bucket: Bucket, *args: Any, **kwargs: Any) -> None:
+            imported(bucket, *args, **kwargs)
+            seen.append((bucket.counts[0], len(bucket.delays())))
+
+        monkeypatch.setattr(Bucket, "imported", look_after)
+        with writer(tmp_path, buckets=1, enable_wal=True) as queue:
+            queue.put(texts(0, 3), delay=3600)
+            hand_over(tmp_path / "t", texts(100, 5), overwrite=True)
+        assert seen == [(5, 0)]
+
     def test_puts_and_maintenance_continue_beside_hand_overs(self, tmp_path: Path) -> None:
         topic = tmp_path / "t"
         with writer(tmp_path, buckets=2, enable_wal=True, flush_threshold=20) as queue:
@@ -264,6 +283,27 @@ class TestFailures:
             owner.until(lambda: files_of_handovers(topic) == [])
             assert hand_over(topic, texts(0, 10)) == 10
         assert [i for i in ids(tmp_path) if i < 100] == list(range(10))
+
+    def test_driver_that_waits_says_for_whom_and_for_what(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        monkeypatch.setattr(handover, "_REPORT_SECONDS", 0.1)
+        put(tmp_path, [], buckets=1, enable_wal=True)
+        with held_process(tmp_path, OWNER, 100) as owner:
+            owner.until(lambda: owner.acknowledged > 100)
+            thread, results = in_background(
+                lambda: hand_over(tmp_path / "t", texts(0, 10), meanwhile=owner.stop)
+            )
+            until_true(lambda: "to check the files" in caplog.text or results)
+            owner.process.send_signal(18)  # SIGCONT
+            thread.join()
+        assert results == [10]
+        said = next(message for message in caplog.messages if "to check the files" in message)
+        assert said.startswith(f"waiting for process {owner.process.pid} ")
+        assert said.endswith("(bucket 0 of topic 't'; 0 of 1 buckets have answered)")
 
     def test_owner_of_an_older_version_is_named_and_nothing_is_stored(self, tmp_path: Path) -> None:
         """It holds the lock, and knows nothing of hand-overs."""
@@ -597,6 +637,41 @@ class TestNotesOfADeadDriver:
         put(tmp_path, texts(15, 1))
         assert ids(tmp_path) == list(range(16))
 
+    def test_deleting_a_decided_note_gives_up_the_rows_of_its_bucket_only(
+        self, tmp_path: Path
+    ) -> None:
+        topic = put(tmp_path, texts(0, 10), buckets=2)
+        _, notes = written_notes(topic, texts(10, 20))
+        name = send_and_die(topic, notes)
+        path = handover_notes.note_path(topic / "bucket_0", name)
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(StorageError, match=rf"{name}.*to give up these rows instead, delete"):
+            put(tmp_path, texts(100, 10))
+        path.unlink()
+        put(tmp_path, texts(100, 10))
+        others = [n for n in range(10, 30) if bucket_of(n, 2) == 1]
+        assert ids(tmp_path) == [*range(10), *others, *range(100, 110)]
+        assert files_of_handovers(topic) == []
+        assert hand_over(topic, texts(10, 20)) == 20 - len(others)  # a repeated write completes it
+        assert ids(tmp_path) == [*range(30), *range(100, 110)]
+
+    def test_deleting_a_note_that_fails_lets_a_live_owner_store_later_writes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        topic = put(tmp_path, texts(0, 10), buckets=1)
+        monkeypatch.setattr(handover_inbox, "_FIRST_PAUSE", 600)
+        with writer(tmp_path) as queue:
+            queue.put_batch(texts(10, 1))
+            queue.flush()
+            with monkeypatch.context() as patch:
+                failed = fail_commits(patch, lambda table: True)
+                name = leave_notes(topic, texts(100, 5), "older", overwrite=True)
+                until_true(lambda: failed)
+                handover_notes.note_path(topic / "bucket_0", name).unlink()
+            assert hand_over(topic, texts(200, 5), "newer") == 5
+        assert ids(tmp_path) == [*range(11), *range(200, 205)]
+        assert files_of_handovers(topic) == []
+
 
 class TestSeveralBuckets:
     """Bucket 0 has an owner, bucket 1 has none."""
@@ -707,7 +782,7 @@ class TestFiles:
             folder.mkdir(exist_ok=True)
             (folder / "1.note.0123456789abcdef.tmp").touch()
         put(tmp_path, texts(10, 1))
-        assert files_of_handovers(topic) == []
+        assert list(topic.rglob("handover/*")) == []
 
 
 class TestFlush:

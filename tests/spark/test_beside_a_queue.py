@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.handover import OWNER, files_of_handovers, held_process
 from support.held_process import killed_at
-from support.spark.topics import ids, load, put, rows, stored, unreferenced, writer
+from support.spark.topics import ids, load, put, refused, rows, stored, unreferenced, writer
 from support.spark.writes import SparkPipe
 
 from persisting.errors import InvalidArgument
@@ -53,6 +53,36 @@ class TestFlush:
             pipe = SparkPipe(spark, tmp_path)
             pipe.run({"flush": True}, numBuckets=1)
             assert ids(tmp_path, "out") == list(range(10))
+
+    def test_read_with_flush_names_an_owner_that_is_stopped_and_leaves_no_request(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        topic = put(tmp_path, [], buckets=2, enable_wal=True)
+        with held_process(tmp_path, OWNER, 0) as owner:
+            owner.until(lambda: owner.acknowledged > 10)
+            owner.stop()
+            words = (
+                rf"is open for writing by process {owner.process.pid} .*did not flush within "
+                r"0\.5 s; nothing was changed.*the option ownerTimeout"
+            )
+            with refused("BucketLocked", words):
+                read_topic(spark, topic, flush=True, ownerTimeout=0.5).count()
+            assert files_of_handovers(topic) == []
+
+    @pytest.mark.nightly
+    def test_stream_with_flush_names_an_owner_that_is_stopped_and_leaves_no_request(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        topic = put(tmp_path, [], "in", buckets=1, enable_wal=True)
+        with held_process(tmp_path, OWNER, 0, "in") as owner:
+            owner.until(lambda: owner.acknowledged > 10)
+            owner.stop()
+            words = (
+                rf"process {owner.process.pid} .*did not flush within 0\.5 s; nothing was changed"
+            )
+            with refused("BucketLocked", words):
+                SparkPipe(spark, tmp_path).run({"flush": True, "ownerTimeout": 0.5}, numBuckets=1)
+            assert files_of_handovers(topic) == []
 
     def test_flush_of_an_older_version_is_refused(self) -> None:
         with pytest.raises(InvalidArgument, match="options flush and tag contradict each other"):

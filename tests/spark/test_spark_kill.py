@@ -7,6 +7,7 @@ import datetime as dt
 import os
 import random
 import select
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -339,6 +340,66 @@ class TestBesideALiveQueue:
                     SparkPipe(spark, tmp_path).run()
             queue.put_batch(rows(20, 5040))
         check(spark, tmp_path, [*range(1000), *range(5000, 5060)])
+
+    @pytest.mark.parametrize("point", ["driver-decides", "driver-decided", "driver-has-answers"])
+    def test_killed_driver_of_an_overwrite_replaces_every_bucket_once_or_none(
+        self, spark: SparkSession, tmp_path: Path, point: str
+    ) -> None:
+        put(tmp_path, rows(50, 5000), "out", buckets=3)
+        decided = point != "driver-decides"
+        with writer(tmp_path, "out", local_socket=False) as queue:
+            queue.put_batch(rows(20, 5050))
+            with driver(tmp_path, BATCH, "local[2]", "overwrite", hold=point) as made:
+                made.until_held(point)
+                made.kill()
+            until_true(lambda: files_of_handovers(tmp_path / "out") == [])
+            queue.put_batch(rows(20, 6000))
+            before = [*range(1000)] if decided else [*range(5000, 5070)]
+            assert ids(tmp_path, "out") == [*before, *range(6000, 6020)]
+            kept = [*range(6000, 6020)] if decided else []
+            for _ in range(2):
+                save(batch(spark), tmp_path, "overwrite")
+                assert ids(tmp_path, "out") == [*range(1000), *kept]
+            queue.put_batch(rows(20, 6020))
+        check(spark, tmp_path, [*range(1000), *kept, *range(6020, 6040)])
+
+    @pytest.mark.parametrize("point", ["owner-commits", "owner-committed", "owner-answers"])
+    def test_killed_owner_during_an_overwrite_has_every_bucket_replaced_once(
+        self, spark: SparkSession, tmp_path: Path, point: str
+    ) -> None:
+        """The driver takes the lock of the dead owner, and completes the write."""
+        put(tmp_path, rows(50, 4000), "out", buckets=3, enable_wal=True)
+        with held_process(tmp_path, OWNER, 5000, "out", hold=point) as owner:
+            owner.until(lambda: owner.acknowledged > 5000)
+            with killed_at(owner, point):
+                save(batch(spark), tmp_path, "overwrite")
+        put(tmp_path, rows(20, 1_000_000), "out")
+        before = content(tmp_path, "out")
+        save(batch(spark), tmp_path, "overwrite")
+        assert content(tmp_path, "out") == before
+        for bucket, found in before.items():
+            own = [r["id"] for r in found if 5000 <= r["id"] < 1_000_000]
+            put_to = [i for i in range(5000, max(own, default=0) + 1) if bucket_of(i, 3) == bucket]
+            assert own == put_to[len(put_to) - len(own) :]  # what was put after the replacement
+        put_since = [i for i in ids(tmp_path, "out") if i >= 5000]
+        check(spark, tmp_path, [*range(1000), *put_since])
+
+    def test_driver_that_waits_for_a_stopped_owner_says_so_on_its_terminal(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """It waits in a process that Spark has started for it."""
+        put(tmp_path, [], "out", buckets=1, enable_wal=True)
+        with held_process(tmp_path, OWNER, 5000, "out") as owner:
+            owner.until(lambda: owner.acknowledged > 5000)
+            with driver(tmp_path, BATCH, "local[2]", "append", hold="driver-sends") as made:
+                made.until_held("driver-sends")
+                owner.stop()
+                made.let_go("driver-sends")
+                words = f"waiting for process {owner.process.pid} on "
+                made.until(lambda: words in made.output)
+                owner.process.send_signal(signal.SIGCONT)
+                made.finish()
+        assert [i for i in ids(tmp_path, "out") if i < 5000] == list(range(1000))
 
     @pytest.mark.parametrize("program", ["batch", "stream"])
     def test_killed_task_loses_and_repeats_nothing(

@@ -90,7 +90,9 @@ from pathlib import Path
 from support.handover import hand_over, texts
 
 first, count = map(int, sys.argv[2:4])
-print(hand_over(Path(sys.argv[1]) / "t", texts(first, count), sys.argv[4]), flush=True)
+overwrite = "overwrite" in sys.argv[5:]
+topic = Path(sys.argv[1]) / "t"
+print(hand_over(topic, texts(first, count), sys.argv[4], overwrite=overwrite), flush=True)
 """
 
 
@@ -199,5 +201,7 @@ def held_process(folder: Path, code: str, *args: object, hold: str = "") -> Held
 
 
 def files_of_handovers(topic: Path) -> list[str]:
-    """Return what hand-overs have left in the folders of a topic."""
-    return sorted(str(path.relative_to(topic)) for path in topic.rglob("handover/*"))
+    """Return what hand-overs have left in the folders of a topic, without the drafts of processes
+    that were killed while they wrote a file: those are removed when they are old."""
+    paths = (path for path in topic.rglob("handover/*") if path.suffix != filesystem.DRAFT)
+    return sorted(str(path.relative_to(topic)) for path in paths)

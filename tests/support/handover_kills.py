@@ -21,14 +21,20 @@ def points(names: Iterable[str], by_day: Collection[str]) -> list[Any]:
     ]
 
 
-def kill_owner(owner: HeldProcess, point: str, hand_over: Callable[[], int]) -> int:
+def kill_owner(
+    owner: HeldProcess,
+    point: str,
+    hand_over: Callable[[], int],
+    meanwhile: Callable[[], object] = lambda: None,
+) -> int:
     """Kill an owner at a point of a hand-over, which its driver completes; return what the owner
-    has acknowledged."""
+    has acknowledged. ``meanwhile`` is called when it has reached the point."""
     owner.until(lambda: owner.acknowledged > PUTS + 50)
     rows: list[int] = []
     driver = threading.Thread(target=lambda: rows.append(hand_over()))
     driver.start()
     owner.until_held(point)
+    meanwhile()
     owner.kill()
     acknowledged = owner.acknowledged
     driver.join()

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 from support.filesystems import QuickFileSystem
+from support.handover import hand_over
 from support.waiting import until
 from support.work_places import WorkPlace
 
 from persisting.errors import BucketClosed, InvalidArgument, LeaseLost
 from persisting.queue import read_queue, write_queue
+from persisting.work import feed
 from persisting.work.breaker import Breaker
 from persisting.work.group_storage import FolderGroup
 from persisting.work.group_values import Letter
@@ -348,3 +350,32 @@ async def test_many_deaths_of_members_slow_the_group_down(tmp_path: Path) -> Non
     assert keeper.breaker.is_open
     assert number == 4
     keeper.close()
+
+
+async def test_a_waiting_member_wakes_for_files_that_are_handed_over_to_its_topic(
+    place: WorkPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Appended ones, and ones that replace the records."""
+    monkeypatch.setattr(feed, "_CHECK_SECONDS", 600.0)  # only a wake helps
+    writer = await place.writer(3, num_buckets=1)
+    member = await place.member()
+    await member.ack(await member.fetch(3))
+
+    async def next_three() -> list[int]:
+        got: list[int] = []
+        while len(got) < 3:
+            deliveries = await member.fetch(3, wait=True)
+            got += [delivery.record["id"] for delivery in deliveries]
+            await member.ack(deliveries)
+        return sorted(got)
+
+    topic = place.folder / place.topic
+    for first, overwrite in ((10, False), (20, True)):
+        waiting = asyncio.create_task(next_three())
+        rows = [{"id": first + number} for number in range(3)]
+        handed = asyncio.to_thread(hand_over, topic, rows, f"w{first}", overwrite=overwrite)
+        assert await handed == 3
+        assert await asyncio.wait_for(waiting, 60) == [first, first + 1, first + 2]
+    await writer.put({"id": 30})
+    (last,) = await member.fetch(3, wait=True)
+    assert last.record == {"id": 30}

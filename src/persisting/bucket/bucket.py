@@ -593,6 +593,7 @@ class Bucket:
         whether they have replaced all others."""
         with self.state_lock:
             if replaced:  # their offsets begin at 0 again: the delays were those of other rows
+                self._buffer.publish(self.table.view, len(self.table.restores), 0)
                 self._buffer.delays = Delays()
             self._buffer.producers.remember([producer])
             self._buffer.not_before(arrival)
