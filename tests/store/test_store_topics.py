@@ -547,8 +547,8 @@ async def test_restore_refuses_a_version_that_cleaning_may_be_removing(
         ({"durable": False, "backend": "lance"}, "cannot store a topic at"),
         ({"durable": False, "backend": "persisting"}, "every topic has a log"),
         (
-            {"backend_options": {"retention_drops_unacknowledged": True}},
-            "retention_drops_unacknowledged is not supported",
+            {"backend_options": {"read_only": True}},
+            "read_only",
         ),
         ({"storage_path": "s3://"}, "does not name a bucket"),
         ({"topic": "../x"}, "topic"),
