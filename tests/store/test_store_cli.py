@@ -207,6 +207,43 @@ async def test_log_of_an_owner_is_inspected_and_described(
         store.swap(slot, found.data, damaged)
 
 
+@pytest.mark.parametrize("damaged", [0, 1], ids=["first object", "end of the last object"])
+async def test_verify_checks_the_log_of_a_topic_in_an_object_store(
+    shell: Shell, capsys: pytest.CaptureFixture[str], damaged: int
+) -> None:
+    where: dict[str, Any] = {"topic": "busy", "storage_path": shell.root}
+    options = {"flush_interval": None}
+    words = ["verify", "busy", "-s", shell.root]
+    async with await write_queue(
+        **where, num_buckets=2, durable=True, backend_options=options
+    ) as writer:
+        await writer.put([{"id": n} for n in range(5)])
+        await writer.put([{"id": n} for n in range(5, 10)])
+        async with await read_queue(**where, group="g", mode="work") as member:
+            assert len(await member.fetch(1)) == 1
+            verified = await asyncio.to_thread(shell.json, "verify", "busy")
+        (log,) = verified["logs"]  # not the journal of the work group
+        assert (verified["ok"], log["state"], log["problem"]) == (True, "whole", None)
+        assert (log["bucket"], log["buckets"]) == (None, [0, 1])
+        assert log["path"].startswith(f"{shell.root}/busy/log/")
+        store = open_store(parse(f"{shell.root}/busy"), StorageOptions())
+        slots = [key for key in store.list(log["path"].removeprefix(f"{shell.root}/busy/"))]
+        slot = [key for key in slots if "/slots/" in key][damaged]
+        found = store.get(slot)
+        assert found is not None
+        version = store.swap(slot, found.data[:-20] + b"x" * 20, found.version)
+        assert await asyncio.to_thread(run, [*words, "--json"]) == DAMAGED
+        verified = json.loads(capsys.readouterr().out)
+        (log,) = verified["logs"]
+        assert (verified["ok"], log["state"], log["buckets"]) == (False, "damaged", [0, 1])
+        assert await asyncio.to_thread(run, words) == DAMAGED
+        printed = capsys.readouterr().out
+        assert f"damaged: shared log: the log object {shell.root}/busy/{slot} is damaged" in printed
+        assert "wal repair" not in printed
+        store.swap(slot, found.data, version)
+    assert (await asyncio.to_thread(shell.json, "verify", "busy"))["logs"] == []
+
+
 def test_backup_is_made_checked_and_restored_by_the_command_line(
     shell: Shell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
