@@ -7,8 +7,11 @@ change it unnoticed.
 from __future__ import annotations
 
 import datetime as dt
+import os
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lance
@@ -18,6 +21,8 @@ from lance import LanceOperation
 from support.fault_proxy import FaultProxy
 from support.object_stores import SeaweedFS, storage_options, url
 from support.waiting import until_true
+
+from persisting.table import versions
 
 ROWS = pa.table({"n": pa.array([1, 2, 3], pa.int64()), "text": ["a", "b", "c"]})
 Options = dict[str, str]
@@ -181,6 +186,25 @@ def test_fence_that_was_cleaned_up_refuses_nothing(table: Any) -> None:
     newest.checkout_latest()
     newest.cleanup_old_versions(versions=[fenced.version], error_if_tagged_old_versions=False)
     assert append(stale).count_rows() == 12
+
+
+def test_cleaning_removes_a_file_that_no_version_names_after_seven_days(tmp_path: Path) -> None:
+    """In a folder, whose files can be made older; Lance compares the ages that any store gives.
+
+    So what a killed writer has left goes, and the files of one that lives stay until its commit.
+    """
+    table = lance.write_dataset(ROWS, tmp_path / "data.lance", enable_stable_row_ids=True)
+    table = lance.write_dataset(ROWS, table, mode="append")
+    ages = {}
+    for days in (0, 6, 8):
+        (fragment,) = lance.fragment.write_fragments(ROWS, table, mode="append")
+        ages[days] = tmp_path / "data.lance" / "data" / fragment.files[0].path
+        old = time.time() - days * 86_400
+        os.utime(ages[days], (old, old))
+    versions.remove(table, [1])
+    assert {days for days, path in ages.items() if path.exists()} == {0, 6}
+    assert [version["version"] for version in table.versions()] == [2]
+    assert table.count_rows() == 6
 
 
 def created(uri: str, options: Options, **more: Any) -> Any:
