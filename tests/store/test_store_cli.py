@@ -99,6 +99,33 @@ def test_commands_maintain_a_topic_in_an_object_store(shell: Shell) -> None:
     assert shell.json("retain", "orders", "--rows", "1", "--yes")["dropped"] == 0
 
 
+def test_records_are_searched_and_an_index_is_dropped(shell: Shell) -> None:
+    words = ("search", "orders", "--text", "even", "-f", "kind", "-k", "50")
+    hits = shell.lines(*words)
+    assert sorted(hit["record"]["id"] for hit in hits) == list(range(0, 21, 2))
+    shell("index", "create", "orders", "kind", "--kind", "text")
+    assert [index["kind"] for index in shell.json("index", "list", "orders")] == ["text"]
+    assert sorted(hit["record"]["id"] for hit in shell.lines(*words)) == list(range(0, 21, 2))
+    assert shell.json("index", "drop", "orders", "kind")["dropped"] == 1
+    assert shell.json("index", "list", "orders") == []
+    assert shell.json("index", "drop", "orders", "kind")["dropped"] == 0
+
+
+async def test_leases_of_a_lost_member_are_released_by_the_command_line(shell: Shell) -> None:
+    where = {"topic": "orders", "storage_path": shell.root, "group": "solvers", "mode": "work"}
+    async with await read_queue(**where) as member:
+        taken = await member.fetch(5)
+        await member.ack(taken[:2])
+    words = ("work", "release", "orders", "solvers")
+    assert (await asyncio.to_thread(shell.json, *words, "--dry-run"))["released"] == 3
+    assert (await asyncio.to_thread(shell.json, *words, "--yes"))["released"] == 3
+    assert (await asyncio.to_thread(shell.json, *words, "--yes"))["released"] == 0
+    async with await read_queue(**where) as member:
+        again = {(delivery.bucket, delivery.offset) for delivery in await member.fetch(50)}
+    assert len(again) == 19
+    assert {(delivery.bucket, delivery.offset) for delivery in taken[2:]} <= again
+
+
 def test_missing_topic_is_named(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["describe", "nothing", "-s", shell.root]) == NO_TOPIC
     assert f"there is no topic 'nothing' at {shell.root}" in capsys.readouterr().err
