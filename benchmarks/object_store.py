@@ -336,6 +336,8 @@ async def measure(
         say(f"opening {rows} for reading", await open_cold(cold, proxy, delay))
         say(f"opening {rows} for writing", await open_for_writing(cold, proxy, delay))
     if "take-over" in given.only:
+        # So that this process has loaded its libraries and probed the store.
+        await (await writer_of(where(proxy, "before", prefix), 0.0)).close()
         place = where(proxy, "take-over", prefix)
         say("kill -9 of the owner until the next put", await take_over(place))
     if "peers" in given.only:
