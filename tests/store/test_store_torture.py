@@ -1,5 +1,5 @@
 """Competing owners of a topic in an object store: the short form of ``--only store``, and the proof
-that it would notice a missing part of the protocol."""
+that it would notice a missing part of the protocol. By day one random round and two mutations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,23 @@ from torture.store_owner import MUTATIONS
 
 pytestmark = pytest.mark.timeout(600)
 
+BY_DAY = {"no fence", "claims deleted"}
+DECIDED_BY_DAY = [
+    pytest.param(name, marks=() if name in BY_DAY else pytest.mark.nightly)
+    for name in sorted(MUTATIONS)
+]
+
 
 def test_every_mutation_has_a_round_that_decides_it() -> None:
     assert set(store.DECIDED) == set(MUTATIONS)
+
+
+def test_random_round_keeps_acknowledged_records(server: SeaweedFS, tmp_path: Path) -> None:
+    """An owner is paused, another takes over, and the first one goes on."""
+    tally: Counter[str] = Counter()
+    store.run(server, tmp_path, 6, tally, store.random_round)
+    assert tally["pause"] == 1
+    assert tally["acknowledged"] > 0
 
 
 @pytest.mark.nightly
@@ -42,8 +56,7 @@ def test_commit_that_lands_late_is_stored_once(server: SeaweedFS, tmp_path: Path
     store.run(server, tmp_path, 4, Counter(), store.commit_lands_late)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", sorted(MUTATIONS))
+@pytest.mark.parametrize("name", DECIDED_BY_DAY)
 def test_decided_round_breaks_without_a_part_of_the_protocol(
     server: SeaweedFS, tmp_path: Path, name: str
 ) -> None:

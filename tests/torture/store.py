@@ -23,9 +23,12 @@ from typing import Any
 import lance
 from support.crash.checks import PromiseBroken
 from support.fault_proxy import FaultProxy
-from support.object_stores import SeaweedFS, fresh_prefix, url
+from support.object_stores import SeaweedFS, fresh_prefix, storage_options, url
 
-from torture.store_owner import BUCKETS, LEASE
+from persisting.store.object_store import open_store
+from persisting.store.storage_options import StorageOptions
+from persisting.store_address import parse
+from torture.store_owner import BUCKETS, LEASE, PRODUCERS, give_columns
 
 KINDS = ("pause", "pause", "kill", "pause and kill", "duel", "network")
 PATIENCE = 180.0
@@ -101,6 +104,11 @@ class Contest:
         name = f"o{len(self.owners)}-{self._seed}"
         self.owners.append(_Owner(self._folder, name, arguments))
         return self.owners[-1]
+
+    def give_columns(self) -> None:
+        """Own all buckets for a moment, so that their tables have columns."""
+        options = StorageOptions(storage_options(self._server.port))
+        asyncio.run(give_columns(open_store(parse(url(self._prefix)), options)))
 
     def finish(self, tally: Counter[str]) -> None:
         """Kill all owners in the middle of their work, open the topic once more, and check it."""
@@ -241,7 +249,7 @@ def _disturb(proxy: FaultProxy, chance: random.Random) -> None:
 
 def paused_owner_flushes_late(contest: Contest) -> str:
     """An owner is paused with unflushed records, and flushes when another has stored them."""
-    contest.start("close").wait_for("closed")  # the tables have their columns
+    contest.give_columns()
     first = contest.start("lazy")
     first.wait_for("ack", 20)
     first.pause()
@@ -259,8 +267,10 @@ def paused_owner_puts_late(contest: Contest) -> str:
     first.pause()
     second = contest.start()
     second.wait_for("ack", 5)
+    acknowledged = first.count("ack")
     first.go_on()
-    first.wait_for("ended", seconds=10)
+    # Up to PRODUCERS puts were stored before the pause; with the whole protocol it ends now.
+    first.wait_for("ack", acknowledged + 4 * PRODUCERS, seconds=10)
     return "late put"
 
 
@@ -318,7 +328,7 @@ def commit_lands_late(contest: Contest) -> str:
 
 def paused_owner_flushes_after_cleaning(contest: Contest) -> str:
     """An owner is paused, and flushes when another has removed all old versions."""
-    contest.start("close").wait_for("closed")  # the tables have their columns
+    contest.give_columns()
     first = contest.start("lazy")
     first.wait_for("ack", 20)
     first.pause()

@@ -78,14 +78,15 @@ async def verify(
 
 
 def log_states(source: TopicFolder) -> list[LogState]:
-    """Return the shared logs of a topic, and the logs of buckets that need none of them."""
-    from persisting.topic.inspect import log_of, logs_of
+    """Return the shared logs of a topic, and the logs of buckets that need none of them.
+
+    In an object store all logs are shared.
+    """
+    from persisting.topic.inspect import log_of, logs_of, place_of_log
     from persisting.topic.spec import bucket_folder
     from persisting.topic.store_files import StoreTopic
     from persisting.wal import FOLDER
 
-    if isinstance(source, StoreTopic):
-        return []
     states, sharing = [], set()
     for shared in logs_of(source):
         buckets = [bucket.bucket for bucket in shared.noting]
@@ -93,7 +94,9 @@ def log_states(source: TopicFolder) -> list[LogState]:
         used = shared.owned or bool(buckets)
         problem = shared.problem if used else None
         state = shared.state if used else "unused"
-        states.append(LogState(None, state, problem, str(shared.folder), buckets))
+        states.append(LogState(None, state, problem, place_of_log(source, shared), buckets))
+    if isinstance(source, StoreTopic):
+        return states
     for bucket in source.buckets:
         log = log_of(source, bucket)
         if bucket not in sharing or log.state != "empty":

@@ -161,7 +161,7 @@ def _check_place(options: PersistingOptions) -> None:
 
 
 _STORE_ONLY = ("linger", "linger_bytes", "lease")
-_NOT_IN_STORES = ("retention_drops_unacknowledged", "read_only")
+_NOT_IN_STORES = ("read_only",)
 
 
 def _default_of(name: str) -> Any:

@@ -115,6 +115,20 @@ def groups_in(store: ObjectStore) -> dict[str, bool]:
     return found
 
 
+def journals_in(store: ObjectStore) -> set[str]:
+    """Return the logs that hold journals of work groups, or held them and may not be deleted yet.
+
+    A keeper is named here before it writes to its log.
+    """
+    names: set[str] = set()
+    for key in store.list(GROUPS):
+        group = key.split("/")[1]
+        held = keeper_register(store, group).read() if key == keeper_key(group) else None
+        if held is not None:
+            names |= {held.content.owner, held.content.log, *held.content.left}
+    return names - {NOBODY}
+
+
 def holds(
     store: ObjectStore, bucket: int, restored: Sequence[int], *, consumers: bool, workers: bool
 ) -> list[Hold]:

@@ -6,8 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from persisting.bucket.log_inspection import OwnerLogReport, SequenceOf, read_report
+from persisting.bucket.log_inspection import (
+    LoggedBucket,
+    OwnerLogReport,
+    SequenceOf,
+    read_report,
+)
 from persisting.bucket.slot_files import SlotFiles
+from persisting.bucket.store_groups import journals_in
 from persisting.bucket.store_ownership import FREE, owner_register
 from persisting.errors import WALError
 from persisting.store.object_store import ObjectStore
@@ -16,6 +22,7 @@ from persisting.wal.frame import Broken, decode_segment_header
 from persisting.wal.lease import LeaseRecord, lease_register
 from persisting.wal.slots import (
     LOGS,
+    broken_slot,
     check_slot,
     first_free,
     is_claim,
@@ -26,23 +33,35 @@ from persisting.wal.slots import (
 )
 
 _TRIES = 5
+_ADVICE = ". Restore it from a copy or from an older version of the object"
 
 
 def inspect_store_logs(
     store: ObjectStore, num_buckets: int, sequence_of: SequenceOf
 ) -> list[OwnerLogReport]:
-    """Inspect all logs with records, and those that are noted and missing.
+    """Inspect all logs with records, and those that are noted and missing; no journals of work
+    groups, which lie beside them.
 
     Owners may be writing: objects may disappear, whose records are in the tables.
     """
+    journals = journals_in(store)
     listed = {key.split("/")[1] for key in store.list(LOGS)}
-    noting: dict[str, list[int]] = {name: [] for name in listed if is_log_name(name)}
+    names = {name for name in listed if is_log_name(name)} - journals
+    noting: dict[str, list[int]] = {name: [] for name in names}
     for bucket in range(num_buckets):
         held = owner_register(store, bucket).read()
         if held is not None and held.content.log != FREE:
             noting.setdefault(held.content.log, []).append(bucket)
-    reports = [_inspect(store, name, noting[name], sequence_of) for name in sorted(noting)]
-    return [report for report in reports if report is not None]
+    reports = {}
+    for name in sorted(noting):
+        report = _inspect(store, name, noting[name], sequence_of)
+        if report is not None:
+            reports[name] = report
+    if any(not noting[name] for name in reports):
+        # A keeper may have begun since. It is named before it writes.
+        for name in journals_in(store) & reports.keys():
+            del reports[name]
+    return list(reports.values())
 
 
 def _inspect(
@@ -54,7 +73,7 @@ def _inspect(
         keys = store.list(slots_prefix(name))
         lease = lease_register(store, name).read()
         if lease is None:
-            return _without_lease(store, name, noting)
+            return _without_lease(store, name, noting, sequence_of)
         sequences = {bucket: sequence_of(bucket) for bucket in noting}
         contents = _contents(store, name, keys, lease.content)
         if not noting and not any(contents.values()):
@@ -101,38 +120,55 @@ def _report(
     sequences: dict[int, int],
     sequence_of: SequenceOf,
 ) -> OwnerLogReport:
-    place = str(store.address / slots_prefix(name))
-    problem = None
+    place = Path(str(store.address / slots_prefix(name)))
+    damage, readable = None, []
     for slot, data in contents.items():
+        at = str(store.address / slot_key(name, slot))
         if data is None:
-            problem = f"the log object {store.address / slot_key(name, slot)} is missing"
-            break
-        try:
-            decode_segment_header(memoryview(data))
-        except Broken as exc:
-            problem = f"the log object {store.address / slot_key(name, slot)} is damaged: {exc}"
-            break
-    whole = [data for data in contents.values() if data is not None]
-    if problem is not None:
-        advice = ". Restore it from a copy or from an older version of the object"
-        return OwnerLogReport(Path(place), "damaged", problem=problem + advice, damage=problem)
-    files = SlotFiles(Path(place), whole)
-    return read_report(files.folder, sequences, sequence_of, files)
+            damage = damage or f"the log object {at} is missing"
+            continue
+        # An object is stored whole or not at all: what looks like a torn tail is damage.
+        broken = broken_slot(data)
+        if broken is not None:
+            damage = damage or f"the log object {at} is damaged: {broken}"
+        if _has_header(data):
+            readable.append(data)
+    report = read_report(place, sequences, sequence_of, SlotFiles(place, readable))
+    damage = damage or report.damage
+    if damage is not None:
+        report.state, report.damage, report.problem = "damaged", damage, damage + _ADVICE
+    return report
 
 
-def _without_lease(store: ObjectStore, name: str, noting: list[int]) -> OwnerLogReport | None:
+def _has_header(data: bytes) -> bool:
+    try:
+        decode_segment_header(memoryview(data))
+    except Broken:
+        return False
+    return True
+
+
+def _without_lease(
+    store: ObjectStore, name: str, noting: list[int], sequence_of: SequenceOf
+) -> OwnerLogReport | None:
     still = []
     for bucket in noting:
         held = owner_register(store, bucket).read()
         if held is not None and held.content.log == name:
-            still.append(bucket)
+            still.append(LoggedBucket(bucket, True, sequence_of(bucket)))
     if not still:
         return None  # closed meanwhile
-    problem = (
+    damage = (
         f"the lease of the log {store.address / slots_prefix(name)} is missing, and the log may "
-        "hold acknowledged records. Restore it from a copy or from an older version of the object"
+        "hold acknowledged records"
     )
-    return OwnerLogReport(Path(str(store.address / slots_prefix(name))), "missing", problem=problem)
+    return OwnerLogReport(
+        Path(str(store.address / slots_prefix(name))),
+        "missing",
+        problem=damage + _ADVICE,
+        damage=damage,
+        buckets=still,
+    )
 
 
 def _owner(lease: LeaseRecord) -> dict[str, Any]:

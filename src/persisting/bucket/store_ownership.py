@@ -23,11 +23,28 @@ log = logging.getLogger("persisting")
 FORMAT = 1
 FREE = ""
 _DEFINITION = "topic.json"
+REMOVED = "removed"
+"""The backend in the definition of a topic that was deleted. The object stays, because a DELETE
+takes no condition: one that arrives late could remove a new topic of the same name."""
 
 PATIENCE_SECONDS = 60.0
 """How long to wait for a process that owns a bucket only briefly."""
 
 _PAUSE_SECONDS = 0.2
+
+
+class _Definition(msgspec.Struct):
+    """What this module reads of the definition of a topic."""
+
+    backend: str = ""
+
+
+def is_removed(definition: bytes) -> bool:
+    """Whether the content of ``topic.json`` says that the topic was deleted."""
+    try:
+        return msgspec.json.decode(definition, type=_Definition).backend == REMOVED
+    except msgspec.DecodeError:
+        return False
 
 
 class OwnerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +128,7 @@ class Ownership:
 
     def _take_from(self, held: Held[OwnerRecord]) -> Held[OwnerRecord]:
         record = held.content
-        if record.deleted and self._store.get(_DEFINITION) is None:
+        if record.deleted and not self._has_definition():
             raise NoSuchTopic(f"the topic at {self._store.address} was deleted")
         if record.owner not in (FREE, self._name):  # an attempt of this process may have failed
             sealing.wait_for_owner(self._store, record.owner)
@@ -124,6 +141,10 @@ class Ownership:
         )
         self.left_log = sealed
         return taken
+
+    def _has_definition(self) -> bool:
+        found = self._store.get(_DEFINITION)
+        return found is not None and not is_removed(found.data)
 
     def use_own_log(self) -> None:
         """Note that records of the bucket are in this process's log from now on; the table holds

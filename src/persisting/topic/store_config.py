@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from persisting.backends.persisting import PersistingBackend
+from persisting.bucket.store_ownership import REMOVED
 from persisting.bucket.store_schema import StoreSchema
 from persisting.errors import InvalidArgument, NoSuchTopic, SchemaError, StorageError
 from persisting.records import EMPTY, Rules
@@ -38,20 +39,43 @@ def register(store: ObjectStore) -> Register[TopicConfig]:
 
 def load(store: ObjectStore) -> TopicConfig | None:
     """Return the configuration of the topic, None if there is no topic. Blocking."""
+    config = load_any(store)
+    if config is not None:
+        _check_not_deleted(config, store)
+    return config
+
+
+def load_any(store: ObjectStore) -> TopicConfig | None:
+    """As :func:`load`, also of a topic whose deletion was interrupted. Blocking."""
     held = register(store).read()
-    if held is None:
-        return None
-    _check_not_deleted(held.content, store)
-    return held.content
+    return None if held is None else _unless_removed(held.content)
+
+
+def _unless_removed(config: TopicConfig | None) -> TopicConfig | None:
+    return None if config is None or config.backend == REMOVED else config
 
 
 def mark_deleted(store: ObjectStore) -> None:
     """Mark the topic, so that it can no longer be opened."""
 
     def change(stored: TopicConfig | None) -> TopicConfig:
+        stored = _unless_removed(stored)
         if stored is None:
             raise NoSuchTopic(f"there is no topic {store.address.name!r} any more")
         return msgspec.structs.replace(stored, backend=DELETED)
+
+    register(store).update(change)
+
+
+def mark_removed(store: ObjectStore) -> None:
+    """End a deletion: there is no topic any more. A new one replaces the object by its version."""
+
+    def change(stored: TopicConfig | None) -> TopicConfig:
+        if stored is None:
+            raise StorageError(f"{store.address / topics.FILE} was deleted meanwhile")
+        if stored.backend != DELETED:
+            return stored  # marked by a swap whose answer was lost, or a new topic already
+        return msgspec.structs.replace(stored, backend=REMOVED, options={})
 
     register(store).update(change)
 
@@ -73,6 +97,7 @@ def agreed(spec: TopicSpec, store: ObjectStore) -> tuple[TopicConfig, bool]:
     before: list[TopicConfig | None] = []
 
     def change(stored: TopicConfig | None) -> TopicConfig:
+        stored = _unless_removed(stored)
         before.append(stored)
         if stored is None:
             _check_backend(spec, store)

@@ -8,7 +8,9 @@ each log that was taken over its lease and its claim. A new topic of that name c
 them.
 
 The definition is marked first. From then on nobody can open the topic, and a deletion that was
-interrupted is completed by the next one.
+interrupted is completed by the next one. It stays too, marked once more: a DELETE takes no
+condition, so one that arrives late could remove the definition of a new topic. The name is free
+then, and a new topic replaces the object by compare-and-swap.
 """
 
 from __future__ import annotations
@@ -46,10 +48,9 @@ def check_deletable(store: ObjectStore, config: TopicConfig) -> None:
 
 def delete(store: ObjectStore) -> None:
     """Delete the topic at the address of ``store``; raise if a live process writes it."""
-    held = store_config.register(store).read()
-    if held is None:
+    config = store_config.load_any(store)
+    if config is None:
         raise NoSuchTopic(f"there is no topic {store.address.name!r} at {store.address.parent}")
-    config = held.content
     check_deletable(store, config)
     with ExitStack() as stack:
         # What was handed over and cannot be stored must not keep the topic from being deleted.
@@ -74,7 +75,8 @@ def delete(store: ObjectStore) -> None:
             store.delete(store.list(folder))
         store.delete(f"{topics.bucket_name(b)}/{INDEX_FILE}" for b in range(config.num_buckets))
         _delete_old_logs(store, log.name)
-        store.delete([SCHEMA_FILE, topics.FILE])
+        store.delete([SCHEMA_FILE])
+        store_config.mark_removed(store)
 
 
 def _delete_old_logs(store: ObjectStore, own: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from persisting import store_address
-from persisting.store.object_store import open_store
+from persisting.bucket.store_ownership import is_removed
+from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.topic import spec as topics
 
@@ -11,4 +12,9 @@ from persisting.topic import spec as topics
 def topic_names(root: str) -> list[str]:
     """Return the names of the topics below an address."""
     store = open_store(store_address.parse(root), StorageOptions(None))
-    return [name for name in store.folders() if store.get(f"{name}/{topics.FILE}") is not None]
+    return [name for name in store.folders() if _is_topic(store, name)]
+
+
+def _is_topic(store: ObjectStore, name: str) -> bool:
+    found = store.get(f"{name}/{topics.FILE}")
+    return found is not None and not is_removed(found.data)

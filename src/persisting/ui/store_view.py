@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from persisting import store_address
+from persisting.bucket.store_ownership import is_removed
 from persisting.errors import NoSuchTopic
 from persisting.store.object_store import open_store
 from persisting.store.storage_options import StorageOptions
@@ -58,6 +59,6 @@ class StoreView(TopicsView):
 
     def _identity(self, topic: str) -> object:
         found = self._store.get(f"{check_name('topic', topic)}/{topics.FILE}")
-        if found is None:
+        if found is None or is_removed(found.data):
             raise NoSuchTopic(f"there is no topic {topic!r} at {self.place}")
         return found.data  # each definition has a number that no other has

@@ -118,19 +118,32 @@ def _runs(data: bytes, place: str) -> Iterator[FrameRun]:
     An object is stored whole or not at all, so there are no torn tails: anything broken is damage.
     """
     try:
-        header = decode_segment_header(memoryview(data))
-        position, sequence = SEGMENT_HEADER_SIZE, header.first_sequence
-        while position < len(data):
-            run = read_run(data, position, header.salt, sequence)
-            if run.broken is not None:
-                raise run.broken
-            yield run
-            position, sequence = run.end, run.next_sequence
+        yield from _unchecked_runs(data)
     except Broken as exc:
         raise WALError(
             f"the log object {place} is damaged: {exc}. It holds acknowledged records; restore it "
             "from a copy or from an older version of the object"
         ) from exc
+
+
+def _unchecked_runs(data: bytes) -> Iterator[FrameRun]:
+    header = decode_segment_header(memoryview(data))
+    position, sequence = SEGMENT_HEADER_SIZE, header.first_sequence
+    while position < len(data):
+        run = read_run(data, position, header.salt, sequence)
+        if run.broken is not None:
+            raise run.broken
+        yield run
+        position, sequence = run.end, run.next_sequence
+
+
+def broken_slot(data: bytes) -> str | None:
+    """Return why the content of a slot is not a whole segment with frames; None if it is."""
+    try:
+        runs = list(_unchecked_runs(data))
+    except Broken as exc:
+        return str(exc)
+    return None if runs else "it holds nothing"
 
 
 def complete_entries(data: bytes, place: str) -> bytes:

@@ -153,13 +153,13 @@ def _delete_in_store(
     from persisting.errors import NoSuchTopic
     from persisting.topic import inspect, store_config, store_deletion
 
-    held = store_config.register(store).read()
-    if held is None:
+    config = store_config.load_any(store)
+    if config is None:
         raise NoSuchTopic(f"there is no topic {place.name!r} at {place.root}")
     facts = inspect.look_in_store(place.name, place.root).facts
     content = f"{output.plural(facts.rows, 'record')} ({format_size(facts.bytes)})"
     if dry_run:
-        store_deletion.check_deletable(store, held.content)
+        store_deletion.check_deletable(store, config)
     else:
         topics_access.confirm(f"Delete topic {place.name} with {content} for good?", yes)
         store_deletion.delete(store)
