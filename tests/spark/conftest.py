@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.spark.processes import Run, path_without_java
+from support.spark.topics import put
 
 from persisting.spark import session
 
@@ -28,15 +29,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Run a program with its own session, on a machine without Java."""
     folder = tmp_path_factory.mktemp("alone")
-    with Run(folder, USES_SPARK, PATH=path_without_java(folder / "bin")) as run:
+    topic = put(tmp_path_factory.mktemp("topics"), [{"id": 1, "text": "x"}])
+    with Run(folder, USES_SPARK, topic, PATH=path_without_java(folder / "bin")) as run:
         return run.finish()
 
 
 USES_SPARK = """
 import os
+import sys
 from persisting.spark import session
 
-spark = session(conf={
+topic = sys.argv[1]
+spark = session(topics=os.path.dirname(topic), conf={
+    "spark.persisting.pruning": "false",
     "spark.master": "local[1]",
     "spark.sql.shuffle.partitions": 5,
     "spark.executor.defaultJavaOptions": None,
@@ -44,6 +49,7 @@ spark = session(conf={
 })
 conf = dict(spark.sparkContext.getConf().getAll())
 spark.sql("CREATE DATABASE in_the_warehouse")
+frames = spark.read.format("persisting").load(topic), spark.table("persisting.t")
 system = spark.sparkContext._jvm.java.lang.System
 result = {
     "app": spark.sparkContext.appName,
@@ -51,6 +57,9 @@ result = {
     "conf": conf,
     "arrow": spark.conf.get("spark.sql.execution.arrow.pyspark.enabled"),
     "rows": spark.range(10).repartition(3).count(),
+    "plans": [
+        frame.select("id")._jdf.queryExecution().optimizedPlan().treeString() for frame in frames
+    ],
     "java": system.getProperty("java.home"),
     "set.by": system.getProperty("set.by"),
     "environ": [n for n in ("JAVA_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON") if n in os.environ],

@@ -21,11 +21,25 @@ from pyspark.sql.types import LongType, StructField, StructType
 from support.doc_pages import both
 from support.spark import random_queries
 from support.spark.processes import Run
-from support.spark.pruning import explained, make_views, pruned, put_all_types
+from support.spark.pruning import (
+    catalog_of,
+    explained,
+    logged_by_java,
+    make_views,
+    pruned,
+    put_all_types,
+)
 from support.spark.topics import load, put, rows, writer
 
 from persisting.errors import InvalidArgument
-from persisting.spark import batch_reader, install_pruning, jobs, pruning, read_topic
+from persisting.spark import (
+    batch_reader,
+    install_pruning,
+    jobs,
+    pruning,
+    read_topic,
+    session,
+)
 from persisting.spark.batch_reader import SlicePartition, TopicReader
 from persisting.spark.scan_hints import _MARK, HINTS, ScanHints, snapshot_text, take_hints
 from persisting.spark.source import _to_arrow, read_schema
@@ -114,6 +128,69 @@ class TestPlans:
             assert relations(query) == [["id", "text", "score", "even"]]
             assert "pushed" not in explained(query)
             assert query.count() == sum(row["score"] > 5 for row in rows(40))
+
+    @pytest.mark.parametrize("by_name", [False, True], ids=["path", "name"])
+    def test_setting_of_a_session_turns_pruning_off_and_on_again(
+        self, spark: SparkSession, tmp_path: Path, by_name: bool
+    ) -> None:
+        put(tmp_path, rows(10))
+        catalog = catalog_of(spark, tmp_path)
+
+        def plans() -> list[str]:
+            frame = spark.table(f"{catalog}.t") if by_name else load(spark, tmp_path)
+            query = frame.where("score > 1").select("id")
+            assert sorted(row["id"] for row in query.collect()) == [5, 6, 7, 8, 9]
+            total = frame.selectExpr("sum(id)")
+            assert total.collect() == [(45,)]
+            columns = "; ".join(", ".join(names) for names in relations(query) + relations(total))
+            return [columns, str("pushed" in explained(query) or "aggregated" in explained(total))]
+
+        assert session(conf={"spark.persisting.pruning": "false"}) is spark
+        try:
+            assert plans() == ["id, text, score, even; id, text, score, even", "False"]
+        finally:
+            session(conf={"spark.persisting.pruning": "true"})
+        assert plans() == ["id, score; id", "True"]
+
+    def test_metadata_is_read_by_name_where_pruning_is_off(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(4), buckets=1)
+        catalog = catalog_of(spark, tmp_path)
+        with pruned(spark, False):
+            query = spark.sql(f"SELECT _offset FROM {catalog}.t WHERE id > 1 AND _bucket = 0")
+            assert [row["_offset"] for row in query.collect()] == [2, 3]
+            assert relations(query) == [["id", "text", "score", "even", "_bucket", "_offset"]]
+
+    @pytest.mark.parametrize("by_name", [False, True], ids=["path", "name"])
+    def test_fields_that_differ_only_in_case_are_all_read_and_reported_once(
+        self, spark: SparkSession, tmp_path: Path, by_name: bool
+    ) -> None:
+        put(tmp_path, [{"id": n, "st": {"b": n, "B": n}, "a": n, "A": 10 * n} for n in range(5)])
+        catalog = catalog_of(spark, tmp_path)
+
+        def loaded() -> DataFrame:
+            return spark.table(f"{catalog}.t") if by_name else load(spark, tmp_path)
+
+        with logged_by_java(spark) as log:
+            renamed = loaded().toDF("id", "st", "small", "large")
+            query = renamed.where("large > 10").select("small")
+            assert relations(query) == [["id", "st", "a", "A"]]
+            assert "pushed" not in explained(query)
+            assert sorted(row["small"] for row in query.collect()) == [2, 3, 4]
+            assert "aggregated" not in explained(renamed.selectExpr("sum(large)"))
+            assert renamed.selectExpr("sum(small)", "sum(large)").collect() == [(10, 100)]
+            assert str(log.toString()).count("differ only in case") == 1
+        with pytest.raises(Exception, match="AMBIGUOUS_REFERENCE"):
+            loaded().select("a")
+        spark.conf.set("spark.sql.caseSensitive", "true")
+        try:
+            query = loaded().where("A > 10").select("a")
+            assert relations(query) == [["a", "A"]]
+            assert "pushed" in explained(query)
+            assert sorted(row["a"] for row in query.collect()) == [2, 3, 4]
+        finally:
+            spark.conf.unset("spark.sql.caseSensitive")
 
     def test_count_reads_no_column(self, spark: SparkSession, tmp_path: Path) -> None:
         put(tmp_path, rows(40))
