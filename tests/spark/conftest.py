@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from support.spark.processes import Run, path_without_java
 from support.spark.topics import put
 
-from persisting.spark import session
+from persisting.cli.app import run
+from persisting.spark import query_errors, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +27,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     started.stop()
 
 
+@pytest.fixture
+def run_pipeline(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Run a pipeline command on the topics of a place, in this process and in its Spark session."""
+    monkeypatch.setattr(
+        "persisting.spark.session", lambda *args, topics=None, **given: session(topics=topics)
+    )
+    monkeypatch.setattr(query_errors, "silence_logs", lambda spark: None)
+    for name in query_errors._QUERY_LOGS:  # PySpark's, which the command silences for good
+        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
+    monkeypatch.setattr(type(spark), "stop", lambda spark: None)
+    return lambda place, *words: run(["pipeline", *map(str, words), "-s", str(place)])
+
+
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Run a program with its own session, on a machine without Java."""
@@ -37,7 +52,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
 USES_SPARK = """
 import os
 import sys
-from persisting.spark import session
+from persisting.spark import query_errors, session
 
 topic = sys.argv[1]
 spark = session(topics=os.path.dirname(topic), conf={

@@ -732,6 +732,20 @@ class TestRandomQueries:
     ) -> None:
         assert random_queries.compare(spark, *views, seed=1, count=100) > 50
 
+    def test_random_queries_on_names_return_the_rows_of_parquet(
+        self, spark: SparkSession, folder: Path, views: tuple[str, str]
+    ) -> None:
+        name = f"{catalog_of(spark, folder.parent)}.{folder.name}"
+        assert random_queries.compare(spark, name, views[1], seed=12, count=20) > 10
+
+    @pytest.mark.nightly
+    @pytest.mark.timeout(3600)
+    def test_hundred_random_queries_on_names_return_the_rows_of_parquet(
+        self, spark: SparkSession, folder: Path, views: tuple[str, str]
+    ) -> None:
+        name = f"{catalog_of(spark, folder.parent)}.{folder.name}"
+        assert random_queries.compare(spark, name, views[1], seed=13, count=100) > 50
+
     @pytest.mark.nightly
     @pytest.mark.timeout(3600)
     @pytest.mark.parametrize("seed", range(2, 12))
