@@ -621,6 +621,7 @@ class TestLiveOwner:
         assert is_sound(tmp_path)
 
 
+@pytest.mark.nightly
 def test_files_of_a_write_that_spark_aborts_have_no_rows_and_are_swept_when_they_are_old(
     spark: SparkSession, tmp_path: Path
 ) -> None:
