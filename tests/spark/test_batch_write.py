@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal
@@ -31,9 +33,12 @@ from support.spark.topics import (
     writer,
 )
 from support.spark.writes import DirectStore, SparkStore, Store
+from support.waiting import until_true
 
+from persisting.bucket.handover_notes import LEFT_SECONDS
 from persisting.bucket.producer_sequences import ANONYMOUS, WRITERS, ProducerSequences
 from persisting.lock import BucketLock
+from persisting.spark.write_task import _FRAGMENT_ROWS
 from persisting.topic.routing import bucket_of
 from persisting.topic.synchronous import SyncQueue
 from persisting.topic.topic_files import TopicFolder
@@ -614,6 +619,34 @@ class TestLiveOwner:
         store.save(table(4, 4), meanwhile=clean)
         assert ids(tmp_path) == [*range(8), *range(10, 14), *range(20, 24), *range(30, 34)]
         assert is_sound(tmp_path)
+
+
+@pytest.mark.nightly
+def test_files_of_a_write_that_spark_aborts_have_no_rows_and_are_swept_when_they_are_old(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Java evaluates the rows: the task in Python has written files when the last row fails."""
+    put(tmp_path, rows(10), buckets=1)
+    count = 2 * _FRAGMENT_ROWS + 100_000  # more than the sockets hold, behind two whole files
+    text = f"if(id = {count - 1}, raise_error('no luck'), concat('row ', id)) text"
+    with pytest.raises(Exception, match="no luck"):
+        save(spark.range(0, count, numPartitions=1).selectExpr("id", text), tmp_path)
+    assert ids(tmp_path) == list(range(10))
+    assert load(spark, tmp_path).count() == 10
+
+    def is_swept(age: float) -> bool:
+        for path in (tmp_path / "t").glob("bucket_*/data.lance/data/*"):
+            os.utime(path, (time.time() - age,) * 2)
+        with writer(tmp_path, local_socket=False) as queue:
+            queue.put_batch([])
+            queue.compact()
+        return not unreferenced(tmp_path)
+
+    assert not is_swept(LEFT_SECONDS - 3600)
+    # The task may still write its last file.
+    until_true(lambda: is_swept(LEFT_SECONDS + 60), tries=300)
+    assert ids(tmp_path) == list(range(10))
+    assert is_sound(tmp_path)
 
 
 class TestWriteIds:

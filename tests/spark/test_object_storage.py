@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from support.object_stores import (
 )
 from support.spark.drivers import driver
 
-from persisting.cli.app import run
 from persisting.cli.exit_codes import USAGE
 from persisting.errors import InvalidArgument
 from persisting.queue import read_queue, write_queue
@@ -187,14 +187,9 @@ def test_topics_of_the_store_have_names_in_sql(at_store: SparkSession, root: str
 
 
 @pytest.fixture
-def pipeline(at_store: SparkSession, root: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a pipeline command in this process and in its Spark session."""
-    monkeypatch.setattr(
-        "persisting.spark.session", lambda *args, topics=None, **given: session(topics=topics)
-    )
-    monkeypatch.setattr("persisting.spark.query_errors.silence_logs", lambda spark: None)
-    monkeypatch.setattr(type(at_store), "stop", lambda spark: None)
-    return lambda *words: run(["pipeline", *map(str, words), "-s", root])
+def pipeline(at_store: SparkSession, root: str, run_pipeline: Any) -> Any:
+    """Run a pipeline command on the topics of the store."""
+    return partial(run_pipeline, root)
 
 
 def test_pipeline_commands_copy_topics_of_the_store(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import json
 import logging
 import os
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +23,25 @@ from pyspark.sql.types import LongType, StructField, StructType
 from support.doc_pages import both
 from support.spark import random_queries
 from support.spark.processes import Run
-from support.spark.pruning import explained, make_views, pruned, put_all_types
+from support.spark.pruning import (
+    catalog_of,
+    explained,
+    logged_by_java,
+    make_views,
+    pruned,
+    put_all_types,
+)
 from support.spark.topics import load, put, rows, writer
 
 from persisting.errors import InvalidArgument
-from persisting.spark import batch_reader, install_pruning, jobs, pruning, read_topic
+from persisting.spark import (
+    batch_reader,
+    install_pruning,
+    jobs,
+    pruning,
+    read_topic,
+    session,
+)
 from persisting.spark.batch_reader import SlicePartition, TopicReader
 from persisting.spark.scan_hints import _MARK, HINTS, ScanHints, snapshot_text, take_hints
 from persisting.spark.source import _to_arrow, read_schema
@@ -114,6 +130,69 @@ class TestPlans:
             assert relations(query) == [["id", "text", "score", "even"]]
             assert "pushed" not in explained(query)
             assert query.count() == sum(row["score"] > 5 for row in rows(40))
+
+    @pytest.mark.parametrize("by_name", [False, True], ids=["path", "name"])
+    def test_setting_of_a_session_turns_pruning_off_and_on_again(
+        self, spark: SparkSession, tmp_path: Path, by_name: bool
+    ) -> None:
+        put(tmp_path, rows(10))
+        catalog = catalog_of(spark, tmp_path)
+
+        def plans() -> list[str]:
+            frame = spark.table(f"{catalog}.t") if by_name else load(spark, tmp_path)
+            query = frame.where("score > 1").select("id")
+            assert sorted(row["id"] for row in query.collect()) == [5, 6, 7, 8, 9]
+            total = frame.selectExpr("sum(id)")
+            assert total.collect() == [(45,)]
+            columns = "; ".join(", ".join(names) for names in relations(query) + relations(total))
+            return [columns, str("pushed" in explained(query) or "aggregated" in explained(total))]
+
+        assert session(conf={"spark.persisting.pruning": "false"}) is spark
+        try:
+            assert plans() == ["id, text, score, even; id, text, score, even", "False"]
+        finally:
+            session(conf={"spark.persisting.pruning": "true"})
+        assert plans() == ["id, score; id", "True"]
+
+    def test_metadata_is_read_by_name_where_pruning_is_off(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(4), buckets=1)
+        catalog = catalog_of(spark, tmp_path)
+        with pruned(spark, False):
+            query = spark.sql(f"SELECT _offset FROM {catalog}.t WHERE id > 1 AND _bucket = 0")
+            assert [row["_offset"] for row in query.collect()] == [2, 3]
+            assert relations(query) == [["id", "text", "score", "even", "_bucket", "_offset"]]
+
+    @pytest.mark.parametrize("by_name", [False, True], ids=["path", "name"])
+    def test_fields_that_differ_only_in_case_are_all_read_and_reported_once(
+        self, spark: SparkSession, tmp_path: Path, by_name: bool
+    ) -> None:
+        put(tmp_path, [{"id": n, "st": {"b": n, "B": n}, "a": n, "A": 10 * n} for n in range(5)])
+        catalog = catalog_of(spark, tmp_path)
+
+        def loaded() -> DataFrame:
+            return spark.table(f"{catalog}.t") if by_name else load(spark, tmp_path)
+
+        with logged_by_java(spark) as log:
+            renamed = loaded().toDF("id", "st", "small", "large")
+            query = renamed.where("large > 10").select("small")
+            assert relations(query) == [["id", "st", "a", "A"]]
+            assert "pushed" not in explained(query)
+            assert sorted(row["small"] for row in query.collect()) == [2, 3, 4]
+            assert "aggregated" not in explained(renamed.selectExpr("sum(large)"))
+            assert renamed.selectExpr("sum(small)", "sum(large)").collect() == [(10, 100)]
+            assert str(log.toString()).count("differ only in case") == 1
+        with pytest.raises(Exception, match="AMBIGUOUS_REFERENCE"):
+            loaded().select("a")
+        spark.conf.set("spark.sql.caseSensitive", "true")
+        try:
+            query = loaded().where("A > 10").select("a")
+            assert relations(query) == [["a", "A"]]
+            assert "pushed" in explained(query)
+            assert sorted(row["a"] for row in query.collect()) == [2, 3, 4]
+        finally:
+            spark.conf.unset("spark.sql.caseSensitive")
 
     def test_count_reads_no_column(self, spark: SparkSession, tmp_path: Path) -> None:
         put(tmp_path, rows(40))
@@ -230,29 +309,94 @@ class TestOwnReaders:
 
 
 class TestStreams:
-    def test_stream_reads_only_the_columns_that_it_uses(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
-        put(tmp_path, rows(30), "raw")
-        stream = spark.readStream.format("persisting").load(str(tmp_path / "raw"))
+    @pytest.fixture(params=[False, True], ids=["path", "name"])
+    def stream(
+        self, request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
+    ) -> Callable[[str], DataFrame]:
+        """Open a stream of a topic, by its path or by its name."""
+
+        def opened(topic: str) -> DataFrame:
+            if request.param:
+                return spark.readStream.table(f"{catalog_of(spark, tmp_path)}.{topic}")
+            return spark.readStream.format("persisting").load(str(tmp_path / topic))
+
+        return opened
+
+    @staticmethod
+    def read(df: DataFrame, checkpoint: Path) -> tuple[list[Any], list[str]]:
+        """Run a stream to its end; return its rows and the columns that its scan of a topic has."""
+        name = f"stream_{checkpoint.parent.name}"
         query = (
-            stream.where("even")
-            .selectExpr("id", "id * 2 AS twice")
-            .writeStream.format("memory")
-            .queryName("pruned_stream")
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            df.writeStream.format("memory")
+            .queryName(name)
+            .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
             .start()
         )
         jobs.watch(query)
-        last = query._jsq.streamingQuery().lastExecution()
-        found = sorted(tuple(row) for row in spark.table("pruned_stream").collect())
+        leaves = query._jsq.streamingQuery().logicalPlan().collectLeaves()
+        leaf = next(
+            leaf
+            for leaf in (leaves.apply(place) for place in range(leaves.size()))
+            if leaf.getClass().getSimpleName() == "StreamingDataSourceV2ScanRelation"
+        )
+        columns = [str(name) for name in leaf.scan().readSchema().fieldNames()]
+        shown = [str(leaf.output().apply(place).name()) for place in range(leaf.output().size())]
+        assert shown == columns
+        return sorted(tuple(row) for row in df.sparkSession.table(name).collect()), columns
+
+    def test_stream_reads_only_the_columns_that_it_uses(
+        self, stream: Callable[[str], DataFrame], tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(30), "raw")
+        used = stream("raw").where("even").selectExpr("id", "id * 2 AS twice")
+        found, columns = self.read(used, tmp_path / "checkpoint")
         assert found == [(n, 2 * n) for n in range(0, 30, 2)]
-        plan = last.executedPlan().treeString()
-        scan = next(line for line in plan.splitlines() if "MicroBatchScan" in line)
-        assert "even#" in scan
-        assert "text#" not in scan
-        assert "score#" not in scan
+        assert columns == ["id", "even"]
+
+    def test_stream_joined_with_a_table_reads_only_the_columns_that_it_uses(
+        self, spark: SparkSession, stream: Callable[[str], DataFrame], tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(30), "raw")
+        put(tmp_path, [{"id": n, "label": f"label {n}", "more": n} for n in range(0, 40, 10)], "by")
+        labels = load(spark, tmp_path, "by").select("id", "label")
+        joined = stream("raw").where("score >= 2").join(labels, "id").select("text", "label")
+        found, columns = self.read(joined, tmp_path / "checkpoint")
+        assert found == [("row 10", "label 10"), ("row 20", "label 20")]
+        assert columns == ["id", "text", "score"]
+
+    def test_stream_with_a_watermark_aggregates_only_the_columns_that_it_uses(
+        self, stream: Callable[[str], DataFrame], tmp_path: Path
+    ) -> None:
+        noon = dt.datetime(2026, 1, 31, 12, tzinfo=dt.timezone.utc)
+        put(
+            tmp_path,
+            [
+                {"id": n, "at": noon + dt.timedelta(seconds=10 * n), "text": "x", "score": n / 2}
+                for n in range(30)
+            ],
+            "raw",
+        )
+        counted = (
+            stream("raw")
+            .withWatermark("at", "0 seconds")
+            .groupBy(functions.window("at", "1 minute"))
+            .agg(functions.sum("id").alias("total"))
+            .selectExpr("minute(window.start) AS minute", "total")
+        )
+        found, columns = self.read(counted, tmp_path / "checkpoint")
+        # The last window is open: the watermark, the time of the last row, lies in it.
+        assert found == [(n, sum(range(6 * n, 6 * n + 6))) for n in range(4)]
+        assert columns == ["id", "at"]
+
+    def test_stream_by_name_reads_metadata_with_the_columns_that_it_uses(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, rows(6), "raw", buckets=1)
+        raw = spark.readStream.table(f"{catalog_of(spark, tmp_path)}.raw")
+        found, columns = self.read(raw.select("text", "_offset"), tmp_path / "checkpoint")
+        assert found == [(f"row {n}", n) for n in range(6)]
+        assert columns == ["text", "_offset"]
 
     def test_stream_keeps_columns_of_operators_that_use_all(
         self, spark: SparkSession, tmp_path: Path
@@ -587,6 +731,20 @@ class TestRandomQueries:
         self, spark: SparkSession, views: tuple[str, str]
     ) -> None:
         assert random_queries.compare(spark, *views, seed=1, count=100) > 50
+
+    def test_random_queries_on_names_return_the_rows_of_parquet(
+        self, spark: SparkSession, folder: Path, views: tuple[str, str]
+    ) -> None:
+        name = f"{catalog_of(spark, folder.parent)}.{folder.name}"
+        assert random_queries.compare(spark, name, views[1], seed=12, count=20) > 10
+
+    @pytest.mark.nightly
+    @pytest.mark.timeout(3600)
+    def test_hundred_random_queries_on_names_return_the_rows_of_parquet(
+        self, spark: SparkSession, folder: Path, views: tuple[str, str]
+    ) -> None:
+        name = f"{catalog_of(spark, folder.parent)}.{folder.name}"
+        assert random_queries.compare(spark, name, views[1], seed=13, count=100) > 50
 
     @pytest.mark.nightly
     @pytest.mark.timeout(3600)

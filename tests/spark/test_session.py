@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -224,6 +225,16 @@ class TestSessionInANewProcess:
         assert alone.result["arrow"] == "true"
         assert alone.result["conf"]["spark.ui.enabled"] == "false"
         assert alone.result["conf"]["spark.driver.host"] in ("localhost", "127.0.0.1")
+
+    def test_new_session_whose_pruning_is_off_reads_all_columns(self, alone: Run) -> None:
+        by_path, by_name = alone.result["plans"]
+        assert re.search(r"RelationV2\[id#\d+L, text#\d+\] persisting\n", by_path)
+        assert re.search(r"RelationV2\[id#\d+L, text#\d+\] persisting\.t\n", by_name)
+
+    def test_new_session_has_our_daemon_and_unix_sockets(self, alone: Run) -> None:
+        conf = alone.result["conf"]
+        assert conf["spark.python.daemon.module"] == "persisting.spark.worker_daemon"
+        assert conf["spark.python.unix.domain.socket.enabled"] == "true"
 
     def test_new_session_does_not_change_the_environment(self, alone: Run) -> None:
         assert alone.result["environ"] == []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from persisting.spark import pruning, read_topic
 from support.spark import random_queries
@@ -23,6 +24,38 @@ def pruned(spark: SparkSession, on: bool) -> Iterator[None]:
         yield
     finally:
         spark.conf.unset(pruning.SETTING)
+
+
+def catalog_of(spark: SparkSession, home: Path) -> str:
+    """Give the topics of a folder names in SQL; return the name of their catalog."""
+    name = f"catalog_{hashlib.sha256(str(home).encode()).hexdigest()[:16]}"
+    spark.conf.set(f"spark.sql.catalog.{name}", "persisting.spark.TopicCatalog")
+    spark.conf.set(f"spark.sql.catalog.{name}.path", str(home))
+    return name
+
+
+@contextmanager
+def logged_by_java(spark: SparkSession) -> Iterator[Any]:
+    """Collect what our Java classes say once at debug level; forget that they have said it."""
+    logger = "persisting.spark.Pruning"
+    jvm: Any = spark.sparkContext._jvm
+    log4j = jvm.org.apache.logging.log4j
+    said = pruning._loader().loadClass("persisting.spark.Fallback").getDeclaredField("reported")
+    said.setAccessible(True)
+    said.setBoolean(None, False)
+    writer = jvm.java.io.StringWriter()
+    layout = log4j.core.layout.PatternLayout.createDefaultLayout()
+    appender = log4j.core.appender.WriterAppender.createAppender(
+        layout, None, writer, "test", False, True
+    )
+    appender.start()
+    log4j.core.config.Configurator.setLevel(logger, log4j.Level.DEBUG)
+    log4j.LogManager.getLogger(logger).addAppender(appender)
+    try:
+        yield writer
+    finally:
+        log4j.LogManager.getLogger(logger).removeAppender(appender)
+        log4j.core.config.Configurator.setLevel(logger, log4j.Level.ERROR)
 
 
 def explained(df: DataFrame) -> str:

@@ -30,9 +30,9 @@ public class CatalogTopic extends TopicTable implements SupportsWrite, SupportsM
   private final StructType readable;
   private final boolean metadata;
 
-  private CatalogTopic(String title, Map place, Map version, PythonDataSourceV2 source, StructType readable,
-      boolean metadata) {
-    super(source, fields(readable, metadata), capabilities(version.isEmpty()));
+  private CatalogTopic(String title, Map place, Map version, PythonDataSourceV2 source, StructType schema,
+      StructType readable, boolean metadata) {
+    super(source, schema, capabilities(version.isEmpty()));
     this.title = title;
     this.place = place;
     this.version = version;
@@ -55,7 +55,7 @@ public class CatalogTopic extends TopicTable implements SupportsWrite, SupportsM
   private static CatalogTopic open(String title, Map place, Map version, boolean metadata) {
     PythonDataSourceV2 source = newSource();
     StructType readable = source.inferSchema(options(place, version, metadata, null));
-    return new CatalogTopic(title, place, version, source, readable, metadata);
+    return new CatalogTopic(title, place, version, source, fields(readable, metadata), readable, metadata);
   }
 
   /** The same error, with the line of it that says why, if it is one of ours. */
@@ -130,10 +130,15 @@ public class CatalogTopic extends TopicTable implements SupportsWrite, SupportsM
     return new HashMap(place);
   }
 
+  /** The same topic with a source of its own and these columns only. */
+  CatalogTopic narrowedTo(StructType columns) {
+    return new CatalogTopic(title, place, version, newSource(), columns, readable, metadata);
+  }
+
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap given) {
     // A source keeps the options that it was first used with, which are those of the catalog.
     CatalogTopic table = given.isEmpty() ? this
-        : new CatalogTopic(title, place, version, newSource(), readable, metadata);
+        : narrowedTo(schema());
     return new TopicScanBuilder(table, options(place, version, metadata, given.asCaseSensitiveMap()));
   }
 

@@ -4,6 +4,7 @@ import java.util.ArrayList;
 import java.util.List;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.AttributeSet;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.EventTimeWatermark;
 import org.apache.spark.sql.catalyst.plans.logical.Filter;
@@ -15,7 +16,7 @@ import org.apache.spark.sql.catalyst.rules.Rule;
 import org.apache.spark.sql.catalyst.streaming.StreamingRelationV2;
 import org.apache.spark.sql.catalyst.streaming.WriteToStream;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
-import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
+import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
@@ -50,7 +51,25 @@ public class StreamColumns extends Rule {
     if (!uses(plan)) {
       return plan;
     }
-    return (LogicalPlan) plan.mapChildren(new Narrow(used.$plus$plus(plan.references())));
+    LogicalPlan narrow = plan instanceof Project ? narrowed((Project) plan, used) : plan;
+    return (LogicalPlan) narrow.mapChildren(new Narrow(used.$plus$plus(narrow.references())));
+  }
+
+  /** Leaves out what nobody uses. Spark puts all columns into the projections that it makes for windows and joins. */
+  private static Project narrowed(Project project, AttributeSet used) {
+    ArrayBuffer kept = new ArrayBuffer();
+    for (int number = 0; number < project.projectList().size(); number++) {
+      NamedExpression expression = (NamedExpression) project.projectList().apply(number);
+      if (used.contains(expression)) {
+        kept.append(expression);
+      }
+    }
+    if (kept.isEmpty() || kept.size() == project.projectList().size()) {
+      return project;
+    }
+    Project narrow = new Project(kept.toSeq(), (LogicalPlan) project.child());
+    narrow.copyTagsFrom(project);
+    return narrow;
   }
 
   /** Whether an operator uses only the attributes that it or those above it refer to. Distinct, for example, uses all. */
@@ -60,7 +79,8 @@ public class StreamColumns extends Rule {
   }
 
   private static LogicalPlan narrowed(StreamingRelationV2 relation, AttributeSet used) {
-    if (!(relation.table() instanceof PythonTable) || !TopicRelations.FORMAT.equals(relation.table().name())) {
+    boolean named = relation.table() instanceof CatalogTopic;
+    if (!named && !(relation.table() instanceof PythonTable && TopicRelations.FORMAT.equals(relation.table().name()))) {
       return relation;
     }
     ArrayBuffer output = new ArrayBuffer();
@@ -76,9 +96,8 @@ public class StreamColumns extends Rule {
       return relation;
     }
     StructType schema = new StructType((StructField[]) fields.toArray(new StructField[0]));
-    PythonDataSourceV2 source = new PythonDataSourceV2();
-    source.setShortName(TopicRelations.FORMAT);
-    PythonTable table = new PythonTable(source, TopicRelations.FORMAT, schema);
+    Table table = named ? (Table) ((CatalogTopic) relation.table()).narrowedTo(schema)
+        : new PythonTable(CatalogTopic.newSource(), TopicRelations.FORMAT, schema);
     return relation.copy(relation.source(), relation.sourceName(), table, relation.extraOptions(), output.toSeq(),
         relation.catalog(), relation.identifier(), relation.v1Relation(), relation.sourceIdentifyingName());
   }

@@ -33,10 +33,12 @@ public class TopicRelations extends Rule {
   LogicalPlan replace(LogicalPlan plan) {
     if (plan instanceof DataSourceV2Relation) {
       DataSourceV2Relation relation = (DataSourceV2Relation) plan;
-      if (relation.table() instanceof PythonTable && FORMAT.equals(relation.table().name())
-          && areDistinct(relation.schema())) {
+      if (relation.table() instanceof PythonTable && FORMAT.equals(relation.table().name())) {
         try {
           TopicTable table = TopicTable.of((PythonTable) relation.table());
+          if (!table.isPrunable()) {
+            return plan;
+          }
           LogicalPlan replaced = relation.copy(table, relation.output(), relation.catalog(), relation.identifier(),
               relation.options(), relation.timeTravelSpec());
           replaced.copyTagsFrom(plan);

@@ -59,7 +59,7 @@ public class TopicScan implements Scan, SupportsMetadata {
   }
 
   boolean canAggregate() {
-    return aggregates == null && conditions.isEmpty();
+    return aggregates == null && conditions.isEmpty() && table.isPrunable();
   }
 
   boolean hasConditions() {

@@ -1,6 +1,7 @@
 package persisting.spark;
 
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
@@ -13,11 +14,12 @@ import scala.collection.immutable.Seq;
 
 /**
  * Collects what one scan needs. Spark evaluates every condition again, so a pushed condition only has to keep all rows for
- * which Spark's is true.
+ * which Spark's is true. Where push-down is off, or cannot tell the fields apart, the scan has all columns and no conditions.
  */
 public class TopicScanBuilder implements SupportsPushDownRequiredColumns, SupportsPushDownCatalystFilters {
   private final TopicTable table;
   private final CaseInsensitiveStringMap options;
+  private final boolean pushes;
   private StructType columns;
   private final List conditions = new ArrayList();
   private final List shown = new ArrayList();
@@ -26,14 +28,27 @@ public class TopicScanBuilder implements SupportsPushDownRequiredColumns, Suppor
     this.table = table;
     this.options = options;
     this.columns = table.schema();
+    this.pushes = TopicRelations.isOn() && table.isPrunable();
   }
 
   public void pruneColumns(StructType required) {
-    this.columns = required;
+    columns = pushes ? required : withMetadata(required);
+  }
+
+  /** All columns of the table, and those of metadata that a query selects. */
+  private StructType withMetadata(StructType required) {
+    StructType all = table.schema();
+    List names = Arrays.asList(all.fieldNames());
+    for (int number = 0; number < required.fields().length; number++) {
+      if (!names.contains(required.fields()[number].name())) {
+        all = all.add(required.fields()[number]);
+      }
+    }
+    return all;
   }
 
   public Seq pushFilters(Seq filters) {
-    for (int number = 0; number < filters.size(); number++) {
+    for (int number = 0; pushes && number < filters.size(); number++) {
       Expression filter = (Expression) filters.apply(number);
       try {
         Object condition = Conditions.translate(filter, false);

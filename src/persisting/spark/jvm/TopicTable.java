@@ -41,6 +41,15 @@ public class TopicTable implements Table, SupportsRead {
     return schema;
   }
 
+  /** Whether Spark's push-down can tell the fields apart; if not, all columns are read. */
+  boolean isPrunable() {
+    if (TopicRelations.areDistinct(readable())) {
+      return true;
+    }
+    Fallback.report("a topic whose fields differ only in case is read without push-down", null);
+    return false;
+  }
+
   public Set capabilities() {
     return capabilities;
   }

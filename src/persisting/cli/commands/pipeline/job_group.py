@@ -34,8 +34,8 @@ _ARGUMENT = re.compile(rf"\b({'|'.join(_OPTIONS)})=(?!\w)")
 def pipeline() -> None:
     """Run Spark jobs on whole topics, locally or on a cluster.
 
-    persisting[spark] provides Java if the machine has none. A job that writes to a topic needs it
-    closed in all other processes.
+    persisting[spark] provides Java if the machine has none. Other processes may have the topics
+    open, except for the jobs compact and index.
 
     \b
     Examples:
