@@ -47,7 +47,14 @@ from persisting.bucket.table_writer import TableWriter
 from persisting.bucket.waiters import Waiters
 from persisting.concurrency import timer
 from persisting.concurrency.coalesced import weak_callback
-from persisting.errors import BucketClosed, InvalidArgument, SchemaError, StorageError, WALError
+from persisting.errors import (
+    BucketClosed,
+    InvalidArgument,
+    SchemaError,
+    StorageError,
+    TableError,
+    WALError,
+)
 from persisting.lock import BucketLock
 from persisting.metrics import NO_METRICS, BucketMetrics
 from persisting.options import BucketOptions
@@ -671,7 +678,12 @@ class Bucket:
         self.check_open()
         dataset = self.table.view.dataset
         if dataset is not None:
-            view = self.table.at(versions.resolve(dataset, version))
+            number = versions.resolve(dataset, version)
+            try:
+                view = self.table.at(number)
+            except TableError:
+                versions.resolve(dataset, version)  # raises if it was removed meanwhile
+                raise
         elif version == versions.NOTHING or isinstance(version, dt.datetime):
             view = self.table.at(versions.NOTHING)
         else:
