@@ -613,7 +613,7 @@ async def test_reader_of_another_process_sees_what_is_acknowledged(
     options = {"flush_interval": None, "lease": LEASE}
     writer = await write(backend_options=options)
     monkeypatch.setattr("persisting.topic.open_store.live_in_store", lambda address: None)
-    monkeypatch.setattr("persisting.topic.open_store.live_bucket", lambda *place: None)
+    monkeypatch.setattr("persisting.topic.readonly.live_bucket", lambda *place, **how: None)
     seen: list[dict[str, Any]] = []
 
     async def reaches(count: int) -> None:
