@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.logger import PySparkLogger
 from support.spark.processes import Run, path_without_java
 from support.spark.topics import put
 
@@ -35,7 +35,7 @@ def run_pipeline(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callab
     )
     monkeypatch.setattr(query_errors, "silence_logs", lambda spark: None)
     for name in query_errors._QUERY_LOGS:  # PySpark's, which the command silences for good
-        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
+        monkeypatch.setattr(PySparkLogger.getLogger(name), "disabled", True)
     monkeypatch.setattr(type(spark), "stop", lambda spark: None)
     return lambda place, *words: run(["pipeline", *map(str, words), "-s", str(place)])
 

@@ -254,7 +254,8 @@ async def test_verify_checks_the_log_of_a_topic_in_an_object_store(
         assert (log["bucket"], log["buckets"]) == (None, [0, 1])
         assert log["path"].startswith(f"{shell.root}/busy/log/")
         store = open_store(parse(f"{shell.root}/busy"), StorageOptions())
-        slot = sorted(store.list(log["path"].removeprefix(f"{shell.root}/busy/")))[damaged]
+        keys = store.list(log["path"].removeprefix(f"{shell.root}/busy/"))
+        slot = sorted(key for key in keys if "/slots/" in key)[damaged]
         found = store.get(slot)
         assert found is not None
         version = store.swap(slot, found.data[:-20] + b"x" * 20, found.version)

@@ -47,9 +47,11 @@ class SparkTrace(Exception):
 
 def silence_logs(spark: SparkSession) -> None:
     """Turn off Spark's logs: every error is raised, and need not be printed a second time."""
+    from pyspark.logger import PySparkLogger
+
     spark.sparkContext.setLogLevel("OFF")
-    for name in _QUERY_LOGS:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in _QUERY_LOGS:  # a logger of the usual class would not take what Spark logs
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def readable_errors(function: _F) -> _F:
