@@ -107,6 +107,17 @@ async def _use(folder: Path, run: Run) -> dict[str, float]:
     return found
 
 
+async def _fail_over(folder: Path, owner: subprocess.Popen[str]) -> float:
+    """Return the milliseconds from ``kill -9`` of the owner until the next put is acknowledged."""
+    async with await write_queue(storage_path=str(folder), **TOPIC) as writer:
+        for record in records.stream(1000):
+            await writer.put(record)
+        owner.kill()
+        started = time.perf_counter()
+        await writer.put(next(iter(records.stream(1))))
+        return (time.perf_counter() - started) * 1e3
+
+
 def _best(measured: list[dict[str, float]]) -> dict[str, float]:
     return {
         name: (min if name == "single" else max)(found[name] for found in measured)
@@ -122,6 +133,10 @@ def measure(run: Run) -> None:
             embedded.append(asyncio.run(_use(folder, run)))
         with run.scratch() as folder, _started(["own", folder]):
             socket.append(asyncio.run(_use(folder, run)))
+    fail_overs = []
+    for _ in range(run.repeat):
+        with run.scratch() as folder, _started(["own", folder]) as (owner,):
+            fail_overs.append(asyncio.run(_fail_over(folder, owner)))
     here, there = _best(embedded), _best(socket)
     group = "socket"
     most = max(1.3, (here["single"] + 150) / here["single"])
@@ -146,6 +161,13 @@ def measure(run: Run) -> None:
     for name, title in (("stream", "stream"), ("arrow", "get_arrow")):
         target = Target("value", at_least=500_000) if name == "stream" else None
         run.add(group, title, there[name], "rec/s", EMBEDDED, here[name], target)
+    run.add(
+        group,
+        "kill -9 of the owner until the next put, slowest",
+        max(fail_overs),
+        "ms",
+        target=Target("value", at_most=1000),
+    )
     # Long enough that it does not matter which of the processes begins first.
     count = max(100, run.records // 300)
     several, one, other = [], [], []

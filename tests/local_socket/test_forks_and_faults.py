@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from support.owner_process import OwnerProcess
+from support.small_disk import SmallDisk
 from support.topic_places import WAL, ids, numbered
+from support.waiting import until
 
 from persisting.errors import StorageError
 from persisting.local_socket import connection
-from persisting.queue import read_queue, write_queue
+from persisting.queue import QueueWriter, read_queue, write_queue
 
 LOGGED: dict[str, Any] = {"backend": "persisting", "backend_options": WAL, "num_buckets": 2}
 
@@ -148,6 +150,36 @@ async def test_puts_continue_while_an_owner_exits_without_closing(tmp_path: Path
             assert await asyncio.to_thread(child.wait) == 0
             await writer.put({"id": 120})
     assert await everything(tmp_path) == list(range(121))
+
+
+@pytest.mark.nightly  # mounts a file system, which needs root
+async def test_owner_without_space_says_so_and_stores_again_when_there_is_room(
+    tmp_path: Path, owner: OwnerProcess
+) -> None:
+    disk = SmallDisk(tmp_path / "disk", 64)
+    try:
+        await owner.own(disk.folder, **LOGGED)
+        writer = await write_queue(topic="t", storage_path=str(disk.folder))
+        await writer.put(numbered(10))
+        disk.fill()
+        with pytest.raises(StorageError, match="No space left"):
+            await writer.put([{"id": 1, "text": "x" * 100_000}])
+        disk.make_room()
+        await until(lambda: put_again(writer))
+        await writer.close()
+        assert await everything(disk.folder) == list(range(20))
+    finally:
+        owner.close()
+        disk.close()
+
+
+async def put_again(writer: QueueWriter) -> bool:
+    """Whether the records 10 to 19 could be stored; a failed put stores none."""
+    try:
+        await writer.put(numbered(10, 10))
+    except StorageError:
+        return False
+    return True
 
 
 async def test_full_disk_of_the_owner_is_reported_to_the_caller(

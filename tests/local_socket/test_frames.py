@@ -64,6 +64,21 @@ def test_announced_bytes_take_no_memory_before_they_arrive() -> None:
     assert len(buffer.space()) < 10_000_000
 
 
+@given(st.data())
+def test_damaged_answer_is_read_or_refused(data: st.DataObject) -> None:
+    """What an owner sends, or another program in its place, never breaks a caller otherwise."""
+    replies = [Reply("stored"), Reply(rows=[b"rows"]), None]
+    answer = AnswerFrame(3, data.draw(st.sampled_from(replies)), True)
+    body = bytearray(frames.encoded(answer)[4:])
+    for _ in range(data.draw(st.integers(0, 6))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    body = body[: data.draw(st.integers(0, len(body)))]
+    decoder = FrameDecoder(AnswerFrame)
+    assert decoder.decode(frames.GREETING) is None
+    with suppress(BadFrame):
+        assert isinstance(decoder.decode(bytes(body)), AnswerFrame)
+
+
 def test_calls_and_answers_survive_the_wire() -> None:
     call = CallFrame(3, 1, Request("put", {"mark": ["w", 1]}, [b"rows"]), 4)
     answer = AnswerFrame(3, Reply("stored"), True)
