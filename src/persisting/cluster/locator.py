@@ -135,10 +135,10 @@ class OwnerLocator(ABC):
         await self._find(Patience())
 
     async def _find(self, patience: Patience) -> Connection:
-        """Return the owner. One call searches; the others wait for it, and go on in their order.
+        """Return the owner. One call searches; the others wait for it and continue in their order.
 
         If the search fails, so do the calls that have waited for at least half of it: each would
-        search as long in vain, one after the other.
+        search for as long, one after the other.
         """
         while self._owner is None:
             if self._is_searching:

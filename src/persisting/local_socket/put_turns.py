@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class PutTurns:
-    """Lets the puts of one event loop go on in the order of their calls.
+    """Lets the puts of one event loop continue in the order of their calls.
 
     A put that must find an owner first would be overtaken by one that is called when the owner has
     just been found: the event loop resumes the first put only later.
@@ -27,9 +27,9 @@ class PutTurns:
     async def after(
         self, found: Awaitable[object], buckets: Collection[int]
     ) -> AsyncGenerator[None]:
-        """Wait until the owners are ``found`` and all earlier puts to these buckets have gone on.
+        """Wait until the owners are ``found`` and no earlier put to these buckets waits.
 
-        The caller's put goes on with what it does after the context before its next await.
+        The caller must queue its put after the context without another await.
         """
         turn = _Turn(set(buckets))
         for bucket in turn.buckets:

@@ -110,7 +110,7 @@ class SharedTopic(ConfiguredTopic):
         return self.is_direct(bucket)
 
     async def find_for_put(self, buckets: list[int]) -> bool:
-        """Find the owners of buckets for a put, which goes on behind those that waited before.
+        """Find the owners of buckets for a put, which continues behind those that waited before it.
 
         Buckets without an owner are opened here. Return whether this process owns all of them.
         """
