@@ -41,7 +41,7 @@ _BRIEF_WAIT = 10.0
 _NOTE_WAIT = 1.0
 """Seconds to wait for a new owner to write its note."""
 _PAUSE = 0.01
-_NOT_DESCRIBED = ("pid", "host", "clean", "passing", "socket")
+_NOT_DESCRIBED = ("pid", "host", "clean", "passing", "socket", "unlogged")
 _brief: ContextVar[bool] = ContextVar("brief", default=False)
 _noted: ContextVar[dict[str, Any] | None] = ContextVar("noted", default=None)
 
@@ -100,8 +100,11 @@ os.register_at_fork(
 class BucketLock:
     """The exclusive right to write to one bucket folder."""
 
-    def __init__(self, folder: Path, **owner: Any) -> None:
-        """Take the lock, or raise :class:`BucketLocked`; ``owner`` is added to the note."""
+    def __init__(self, folder: Path, *, unlogged: bool = False, **owner: Any) -> None:
+        """Take the lock, or raise :class:`BucketLocked`; ``owner`` is added to the note.
+
+        ``unlogged``: the owner acknowledges records that are in no log and not flushed yet.
+        """
         self._path = folder / LOCK_FILE
         self._pid = os.getpid()
         try:
@@ -124,7 +127,11 @@ class BucketLock:
         self.note = _read(self._file.fd)
         """The last owner's note; it counts only if that owner left cleanly."""
         self.left_clean = self.note.get("clean") is True
+        self.may_lack_records = not self.left_clean and self.note.get("unlogged") is True
+        """Whether the last owner died and may have acknowledged records that are stored nowhere."""
         self._owner = {**this_process(), **owner, **(_noted.get() or {})}
+        if unlogged or self.may_lack_records:  # this opening may fail before that is acted on
+            self._owner["unlogged"] = True
         if _brief.get():
             self._owner["passing"] = True
         try:

@@ -124,6 +124,11 @@ class BucketOptions:
                 raise InvalidArgument(f"{name} must be a path, got {path!r}")
         _boolean("read_only", self.read_only)
 
+    @property
+    def is_logged(self) -> bool:
+        """Whether records are logged before they are acknowledged."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class PersistingOptions(BucketOptions):
@@ -184,6 +189,10 @@ class PersistingOptions(BucketOptions):
                 "schema_defaults must map field names to values, "
                 f"got {type(self.schema_defaults).__name__}"
             )
+
+    @property
+    def is_logged(self) -> bool:
+        return self.enable_wal
 
 
 def storage_folder(path: Any) -> Path:

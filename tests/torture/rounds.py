@@ -205,10 +205,12 @@ class Follower:
         if errors and not failed_calls:
             raise PromiseBroken(f"a reader without the lock raised {errors[0]}")
 
-    async def catch_up(self, contents: dict[int, Content], records: dict[str, Record]) -> None:
+    async def catch_up(
+        self, contents: dict[int, Content], records: dict[str, Record], *, lossy: bool
+    ) -> None:
         """Return when the reader was shown everything; raise if it is not soon."""
         deadline = time.monotonic() + CATCH_UP_SECONDS
-        while reason := self._model.behind(contents):
+        while reason := self._model.behind(contents, lossy=lossy):
             if time.monotonic() > deadline:
                 raise PromiseBroken(f"a reader without the lock does not continue: {reason}")
             await asyncio.sleep(0.01)
@@ -255,14 +257,15 @@ async def play(
     tally["calls that failed"] += child.failed_calls
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about options that changed
-        lossy = power_lost and not round_.logged
-        if lossy:  # a torn table cannot be read before its next owner repairs it
+        lossy = (power_lost or killed) and not round_.logged
+        is_torn = power_lost and not round_.logged
+        if is_torn:  # a torn table cannot be read before its next owner repairs it
             await check(workspace, round_, model)
         contents = await _read_without_lock(workspace.queues, round_.num_buckets)
         if power_lost:
             follower.restart()
-        await follower.catch_up(contents, model.records)
-        if not lossy:
+        await follower.catch_up(contents, model.records, lossy=lossy)
+        if not is_torn:
             await check(workspace, round_, model)
     _check_recovered(contents, model)
     follower.check_errors(child.failed_calls)

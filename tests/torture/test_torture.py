@@ -351,8 +351,7 @@ def check_shown(
 ) -> None:
     """Check the reader of a bucket that holds these records at last."""
     contents = {0: Content(epoch, (start, list(ids)))}
-    if not lossy:
-        assert follower.behind(contents) is None
+    assert follower.behind(contents, lossy=lossy) is None
     follower.check(contents, lossy=lossy)
 
 
@@ -399,9 +398,29 @@ def test_checker_reports_shown_records_that_vanished_or_moved(follower: Follower
 
 
 def test_checker_reports_a_reader_that_was_not_shown_everything(follower: FollowerModel) -> None:
-    behind = follower.behind({0: Content(0, (0, ["a", "b", "c", "d"]))})
+    for lossy in (False, True):
+        behind = follower.behind({0: Content(0, (0, ["a", "b", "c", "d"]))}, lossy=lossy)
+        assert behind is not None
+        assert "ends at offset 4 of epoch 0, the reader is at offset 3" in behind
+
+
+def test_checker_reports_a_reader_beyond_the_end_unless_records_may_be_lost(
+    follower: FollowerModel,
+) -> None:
+    contents = {0: Content(0, (0, ["a", "b"]))}
+    behind = follower.behind(contents, lossy=False)
     assert behind is not None
-    assert "ends at offset 4 of epoch 0, the reader is at offset 3" in behind
+    assert "ends at offset 2 of epoch 0, the reader is at offset 3" in behind
+    assert follower.behind(contents, lossy=True) is None
+
+
+def test_checker_follows_a_reader_over_a_loss(follower: FollowerModel) -> None:
+    check_shown(follower, 0, "a", "b", lossy=True)
+    with pytest.raises(PromiseBroken, match="without notice"):
+        show(follower, 3, "f", epoch=1)
+    follower.follow({"restored": 0, "epoch": 1, "offset": 2}, {})
+    show(follower, 2, "d", "e", epoch=1)
+    check_shown(follower, 0, "a", "b", "d", "e", epoch=1)
 
 
 def test_checker_accepts_loss_of_shown_records_only_if_it_is_lossy(follower: FollowerModel) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.bucket import Bucket
-from persisting.bucket.owner_log import is_logged
+from persisting.bucket.log_note import is_logged
 from persisting.errors import StorageError
 from persisting.options import BucketOptions, storage_folder, take_known
 from persisting.records import Rules

@@ -11,7 +11,8 @@ from persisting import metrics
 from persisting.backends.table_backend import TableBackend
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.group_commit import GroupCommit
-from persisting.bucket.log_recovery import has_log, recover
+from persisting.bucket.log_note import has_log
+from persisting.bucket.log_recovery import recover
 from persisting.bucket.owner_log import OwnerLog, recover_noted
 from persisting.bucket.store_bucket import StoreBucket
 from persisting.bucket.store_owner_log import StoreOwnerLog

@@ -35,6 +35,7 @@ from persisting.bucket.delays import (
 from persisting.bucket.flusher import Flusher, FlushTurns
 from persisting.bucket.folder_notes import FolderNotes
 from persisting.bucket.group_commit import GroupCommit
+from persisting.bucket.log_note import is_logged
 from persisting.bucket.log_view import LogView
 from persisting.bucket.maintenance import Maintenance
 from persisting.bucket.pending_puts import PendingPut, Waiter
@@ -60,7 +61,7 @@ from persisting.metrics import NO_METRICS, BucketMetrics
 from persisting.options import BucketOptions
 from persisting.records import RecordEncoder, Rules
 from persisting.records.arrow import beyond_float, check_defaults, merge
-from persisting.table import leftovers, versions
+from persisting.table import leftovers, operations, versions
 from persisting.table.repair import SIGNATURE
 from persisting.table.table import Table
 from persisting.table.versions import Version
@@ -232,13 +233,17 @@ class Bucket:
             timer.start_timer()
         except RuntimeError as exc:
             raise StorageError(f"cannot open {folder}: no thread for the timer ({exc})") from exc
-        self._lock = BucketLock(folder, bucket=self.options.bucket_id)
+        self._lock = BucketLock(
+            folder, unlogged=not self.options.is_logged, bucket=self.options.bucket_id
+        )
         self._unlock = weakref.finalize(self, self._lock.release, clean=False)
         exit_flush.register(self)
         if self._lock.left_clean:
             self.table.check_signature(self._lock.note)
         self.table.open(left_clean=self._lock.left_clean)
         self.table.set_compression()
+        if self._lock.may_lack_records and not is_logged(folder):
+            operations.begin_epoch_after_loss(self.table)
         self.maintenance.start()
 
     def abandon(self) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from persisting import json_files
+from persisting import json_files, wal
 from persisting.errors import WALError
 from persisting.fs import FileSystem, os_errors_as
 
@@ -37,6 +37,17 @@ class LogNote(NamedTuple):
 
     folder: Path
     bucket: int
+
+
+def has_log(bucket: Path) -> bool:
+    """Whether the folder of a bucket holds log segments of its own."""
+    path = bucket / wal.FOLDER
+    return path.is_dir() and any(name.suffix == ".wal" for name in path.iterdir())
+
+
+def is_logged(bucket: Path) -> bool:
+    """Whether a log may hold records that the bucket's table lacks."""
+    return has_log(bucket) or (bucket / FILE).exists()
 
 
 def is_log_name(name: str) -> bool:

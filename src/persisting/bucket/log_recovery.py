@@ -39,12 +39,6 @@ log = logging.getLogger("persisting")
 _JOINED_BYTES = 16 * 1024 * 1024
 
 
-def has_log(folder: Path) -> bool:
-    """Whether a bucket folder holds log segments of its own."""
-    path = folder / FOLDER
-    return path.is_dir() and any(name.suffix == ".wal" for name in path.iterdir())
-
-
 def recover(bucket: Bucket, max_log_bytes: int) -> Log:
     """Replay the log in the bucket's folder, each record once; return the log to append to."""
     folder = bucket.options.storage_path / FOLDER

@@ -367,7 +367,7 @@ class Maintenance:
         token = token or uuid.uuid4().hex
         with bucket.quiesced(), self._exclusive_table() as view:
             before, encoder = view.end, self._schema.encoder_for(view)
-            if not table.restores or table.restores[-1].token != token:
+            if all(restored.token != token for restored in table.restores):
                 if view.dataset is not None:
                     number = versions.resolve(view.dataset, version)
                     if number != versions.NOTHING:  # an empty table keeps today's fields

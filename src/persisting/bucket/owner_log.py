@@ -22,7 +22,7 @@ from persisting import fs as filesystem
 from persisting.bucket import log_index, log_note
 from persisting.bucket.group_commit import GroupCommit
 from persisting.bucket.log_positions import POSITIONS_FILE, PositionsFile
-from persisting.bucket.log_recovery import Replay, has_log
+from persisting.bucket.log_recovery import Replay
 from persisting.bucket.schema_state import SchemaState
 from persisting.bucket.shared_schema import SharedSchema
 from persisting.errors import StorageError, WALError
@@ -149,11 +149,6 @@ def _let_go(close_files: Callable[[], None], positions: PositionsFile, lock: Loc
 
 
 # Logs of owners that died
-
-
-def is_logged(bucket: Path) -> bool:
-    """Whether a log may hold records that the bucket's table lacks."""
-    return has_log(bucket) or (bucket / log_note.FILE).exists()
 
 
 def recover_noted(bucket: Bucket) -> None:

@@ -100,11 +100,15 @@ class FollowedStream:
         """Read the next records of a bucket; raise if records were lost or taken back."""
         offset = self._offsets[bucket]
         read: LiveRead = self._live.get().read(bucket, offset, self._options.batch_size)
-        if read.epoch != self._epochs.setdefault(bucket, read.epoch):
-            raise StorageError(
-                f"bucket {bucket} of {self._place} was restored to an older version since the "
-                "stream has read it; its offsets mean other records now. Start with a new stream"
-            )
+        epoch = self._epochs.setdefault(bucket, read.epoch)
+        if read.epoch != epoch:
+            if self._live.get().unchanged_until(bucket, epoch, read.epoch) < offset:
+                raise StorageError(
+                    f"bucket {bucket} of {self._place} was restored to an older version since the "
+                    "stream has read it, or lost records that were not flushed; its offsets mean "
+                    "other records now. Start with a new stream"
+                )
+            self._epochs[bucket] = read.epoch
         if offset and read.start > offset:
             raise OffsetOutOfRange(
                 f"offsets {offset} to {read.start - 1} of bucket {bucket} of {self._place} were "

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from persisting.backends.table_backend import TableBackend
+from persisting.bucket.bucket import Bucket
 from persisting.bucket.snapshot import Snapshot
 from persisting.bucket.snapshot_search import laid_out
 from persisting.data.place import Place
@@ -26,7 +27,7 @@ class LiveRead(NamedTuple):
     """What a read of a bucket has found."""
 
     epoch: int
-    """How often the bucket was restored to an older version."""
+    """How often the end of the bucket may have gone back: see :meth:`LiveRows.unchanged_until`."""
     start: int
     """The first offset that retention has left."""
     end: int
@@ -34,6 +35,16 @@ class LiveRead(NamedTuple):
     reached: int
     """The offset after the last record that was read; not all of them may have matched."""
     rows: pa.RecordBatch
+
+
+def _owned(bucket: int, live: LocalTopic | None) -> Bucket | None:
+    """Return the bucket itself if this process owns it."""
+    if live is None or live.is_lost(bucket):
+        return None
+    backend = live.open_backend(bucket)
+    if isinstance(backend, TableBackend) and not backend.bucket.closed:
+        return backend.bucket
+    return None
 
 
 class LiveRows:
@@ -67,11 +78,18 @@ class LiveRows:
 
     def _snapshot(self, bucket: int, live: LocalTopic | None) -> Snapshot:
         """Ask the owner of a bucket if that is this process, else read the files."""
-        is_owned = live is not None and not live.is_lost(bucket)
-        backend = live.open_backend(bucket) if live is not None and is_owned else None
-        if isinstance(backend, TableBackend) and not backend.bucket.closed:
-            return backend.bucket.snapshot()
-        return self._topic.snapshot(bucket)
+        owned = _owned(bucket, live)
+        return self._topic.snapshot(bucket) if owned is None else owned.snapshot()
+
+    def unchanged_until(self, bucket: int, before: int, epoch: int) -> int:
+        """Return the offset up to which the records of ``epoch`` are those of the epoch ``before``.
+
+        The bucket was restored to older versions meanwhile, or lost records that were not flushed.
+        """
+        owned = _owned(bucket, self._live())
+        table = self._topic.table(bucket) if owned is None else owned.table
+        ends = [restored.end for restored in table.restores[before:epoch]]
+        return min(ends) if 0 <= before < epoch and ends else 0
 
     def read(self, bucket: int, offset: int, limit: int) -> LiveRead:
         """Return the records from ``offset`` on, at most ``limit`` of them."""

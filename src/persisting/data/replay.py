@@ -438,10 +438,14 @@ class ReplayBuffer:
         """Raise if the records are not those that a state is about."""
         for bucket, snapshot in enumerate(snapshots):
             if snapshot.epoch != epochs[bucket]:
-                raise StorageError(
-                    f"bucket {bucket} of {self._folder} was restored to an older version: its "
-                    "records are not those that this buffer knows. Create a new buffer"
-                )
+                unchanged = self._live.unchanged_until(bucket, epochs[bucket], snapshot.epoch)
+                if unchanged < regions[bucket].end:
+                    raise StorageError(
+                        f"bucket {bucket} of {self._folder} was restored to an older version, or "
+                        "lost records that were not flushed: its records are not those that this "
+                        "buffer knows. Create a new buffer"
+                    )
+                epochs[bucket] = snapshot.epoch
             if snapshot.end < regions[bucket].end:
                 raise StorageError(
                     f"bucket {bucket} of {self._folder} ends at offset {snapshot.end}, and the "

@@ -17,7 +17,14 @@ from persisting.table import compaction, indexes, properties, versions
 from persisting.table.compaction import Limit
 from persisting.table.indexes import IndexSpec
 from persisting.table.lance_errors import translated
-from persisting.table.properties import RESTORES, SEQUENCE, START, Restored, encode_restores
+from persisting.table.properties import (
+    LOSS,
+    RESTORES,
+    SEQUENCE,
+    START,
+    Restored,
+    encode_restores,
+)
 from persisting.table.table import Table
 from persisting.table.view import TableView
 
@@ -72,6 +79,22 @@ def checkpoint(table: Table) -> None:
         own = properties.own(view.dataset, view.version)
     if own is None:
         table.committer.checkpoint()
+
+
+def begin_epoch_after_loss(table: Table) -> None:
+    """Raise the epoch, since readers may have seen rows beyond the end that are lost.
+
+    A table that does not exist yet keeps this in memory; its first commit stores it.
+    """
+    committer, before = table.committer, table.properties
+    restores = [*table.restores, Restored(table.view.end, LOSS)]
+    committer.properties = {**before, RESTORES: encode_restores(restores)}
+    if table.view.dataset is not None:
+        try:
+            committer.checkpoint()
+        except BaseException:
+            committer.properties = before
+            raise
 
 
 def restore(table: Table, version: int, token: str) -> TableView:

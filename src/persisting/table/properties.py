@@ -27,8 +27,7 @@ START = "persisting.start"
 """The offset of the first row; absent means 0."""
 
 RESTORES = "persisting.restores"
-"""The restores of the bucket so far, oldest first, as JSON; their count is the epoch."""
-
+"""The restores and losses of the bucket so far, oldest first, as JSON; their count is the epoch."""
 
 TERM = "persisting.term"
 """In an object store: the number of the ownership under which the version was committed."""
@@ -45,8 +44,13 @@ SEAL = "persisting.seal"
 """A checksum of the other properties: a flipped bit would lose or duplicate records."""
 
 
+LOSS = "loss"
+"""The token of an entry that is no restore: an owner without a log died, and the records that it
+had acknowledged and not flushed are lost."""
+
+
 class Restored(msgspec.Struct, frozen=True):
-    """A restore of the table to an older version."""
+    """A restore of the table to an older version, or a loss of its last records."""
 
     end: int
     """The first offset whose rows differ before and after the restore. Usually the end of the

@@ -20,8 +20,9 @@ _LOSS_CHECK_SECONDS = 1.0
 class Cursor:
     """The next offset to read in each bucket, and the epoch of the bucket that it belongs to.
 
-    A restore to an older version raises a bucket's epoch: offsets of the epoch before may mean
-    other records. Epochs and offsets therefore change together, without an ``await`` in between.
+    A restore to an older version raises a bucket's epoch, and so does a crash that may have taken
+    records which were in no log: offsets of the epoch before may mean other records. Epochs and
+    offsets therefore change together, without an ``await`` in between.
     """
 
     def __init__(self, topic: Topic, positions: Mapping[int, int]) -> None:
@@ -146,14 +147,15 @@ class Cursor:
     async def _offset_after_restore(
         self, bucket: int, offset: int, epoch: int, epochs: dict[int, int]
     ) -> int:
-        """Return where to continue a bucket that was restored to an older version."""
+        """Return where to continue a bucket whose epoch has changed."""
         ends = await self._topic.bucket(bucket).call(Restores())
         remaining = Committed(offset, epoch=epochs.get(bucket, 0)).now(ends)
         epochs[bucket] = epoch
         if remaining != offset:
             log.warning(
-                "topic %r: bucket %d was restored to an older version that ends at offset %d; "
-                "reading continues there instead of at %d",
+                "topic %r: bucket %d was restored to an older version, or lost records that were "
+                "neither logged nor flushed: it ended at offset %d, and reading continues there "
+                "instead of at %d",
                 self._topic.name,
                 bucket,
                 remaining,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from persisting import fs as filesystem
 from persisting.bucket.handover_notes import note_names
-from persisting.bucket.log_recovery import has_log
-from persisting.bucket.owner_log import is_logged, remove_unused
+from persisting.bucket.log_note import has_log, is_logged
+from persisting.bucket.owner_log import remove_unused
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
 from persisting.errors import BucketLocked, StorageError
 from persisting.lock import briefly, owner_of

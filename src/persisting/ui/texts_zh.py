@@ -14,7 +14,7 @@ CHINESE = {
     "Backend": "后端",
     "Batches": "批次",
     "Bucket": "bucket",
-    "Bucket {bucket} was restored to an earlier state.": "bucket {bucket} 已回退到较早的状态。",
+    "Bucket {bucket} has gone back to an earlier state.": "bucket {bucket} 已回到较早的状态。",
     "Buckets": "bucket",
     "Cancel": "取消",
     "Cancelled.": "已取消。",

@@ -140,13 +140,18 @@ def _change_in(source: TopicFolder, buckets: Iterable[int]) -> Iterator[threadin
 def _new_records(
     source: TopicFolder, positions: dict[int, tuple[int, int]], columns: list[str] | None
 ) -> Iterator[Found]:
-    """Yield the records since the last call and advance ``positions`` (offset, restores)."""
+    """Yield the records since the last call and advance ``positions`` (offset, epoch)."""
     for number, (offset, restores) in positions.items():
         snapshot = source.snapshot(number)
         if snapshot.epoch > restores:
             ends = [restore.end for restore in source.table(number).restores]
-            offset = min([offset, *ends[restores : snapshot.epoch]])
-            output.say(f"bucket {number} was restored to an older version that ends at {offset}")
+            least = min([offset, *ends[restores : snapshot.epoch]])
+            if least < offset:
+                output.say(
+                    f"bucket {number} was restored to an older version, or lost records that were "
+                    f"not flushed; it ended at {least} again"
+                )
+            offset = least
         first = max(offset, snapshot.start)
         count = max(0, min(_FOLLOW_ROWS, snapshot.end - first))
         if count:
