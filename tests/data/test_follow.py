@@ -208,6 +208,20 @@ def test_restore_to_an_older_version_is_reported(tmp_path: Path) -> None:
         list(resumed)
 
 
+def test_restore_that_removes_nothing_that_was_read_is_survived(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, 100)
+    stream = followed(folder)
+    found = ids(stream)
+    state = stream.state_dict()
+    add_rows(folder, range(100, 200))
+    asyncio.run(_change(folder, "restore"))
+    add_rows(folder, range(300, 350))
+    resumed = followed(folder)
+    resumed.load_state_dict(state)
+    assert sorted(found + ids(resumed)) == [*range(100), *range(300, 350)]
+    assert sorted(ids(stream)) == list(range(300, 350))
+
+
 def test_bucket_that_was_restored_before_the_stream_began_is_resumed(tmp_path: Path) -> None:
     folder = make_topic(tmp_path, 100)
     add_rows(folder, range(100, 200))

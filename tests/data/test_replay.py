@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from support import children
 from support.faults import FaultyFileSystem
-from support.training_topics import make_topic
+from support.training_topics import add_rows, make_topic
 
 from persisting import fs as filesystem
 from persisting.data import ReplayBuffer, Sample
@@ -59,6 +59,28 @@ def test_records_are_durable_and_found_by_the_next_buffer(tmp_path: Path) -> Non
         buffer.add([record(n) for n in range(50)])
     with ReplayBuffer(tmp_path / "replay") as buffer:
         assert sorted(ids(buffer.sample(50, replacement=False))) == list(range(50))
+
+
+def test_restore_matters_only_if_it_removes_records_that_the_buffer_knows(tmp_path: Path) -> None:
+    folder = make_topic(tmp_path, 50)
+    with ReplayBuffer(folder) as buffer:
+        assert sorted(ids(buffer.sample(50, replacement=False))) == list(range(50))
+        add_rows(folder, range(50, 80))
+        asyncio.run(_restore(folder, "v1"))
+        add_rows(folder, range(100, 110))
+        expected = [*range(50), *range(100, 110)]
+        while len(buffer) < len(expected):  # it looks for records from time to time
+            time.sleep(0.01)
+        assert sorted(ids(buffer.sample(60, replacement=False))) == expected
+        asyncio.run(_restore(folder, "v1"))
+        with pytest.raises(StorageError, match="not those that this buffer knows"):
+            while True:
+                buffer.sample(1)
+
+
+async def _restore(folder: Path, tag: str) -> None:
+    async with await write_queue(topic=folder.name, storage_path=str(folder.parent)) as writer:
+        await writer.restore(tag)
 
 
 def test_uniform_sample_has_equal_chances_and_weights(buffer: ReplayBuffer) -> None:
