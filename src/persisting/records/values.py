@@ -80,7 +80,7 @@ class Values:
         if _is_numpy(value):
             return self._describe_numpy(value, path, top, depth)
         raise SchemaError(
-            f"field {path!r} holds a {type(value).__name__}, which cannot be stored; "
+            f"field {path!r} holds a value of type {type(value).__name__}, which cannot be stored; "
             "convert it to a number, text, bytes, time, list or dict"
         )
 
@@ -393,10 +393,14 @@ def _python_scalar(scalar: Any, path: str) -> Any:
     if isinstance(scalar, (np.datetime64, np.timedelta64)):
         return _numpy_time(scalar, path)
     if isinstance(scalar, np.floating) and scalar.dtype.itemsize > 8:
-        raise SchemaError(f"field {path!r} holds a {scalar.dtype}; floats have 64 bits at most")
+        raise SchemaError(
+            f"field {path!r} holds a value of type {scalar.dtype}; floats have 64 bits at most"
+        )
     value = scalar.item()
     if _is_numpy(value) or isinstance(value, complex):
-        raise SchemaError(f"field {path!r} holds a {scalar.dtype} value, which cannot be stored")
+        raise SchemaError(
+            f"field {path!r} holds a value of type {scalar.dtype}, which cannot be stored"
+        )
     return value
 
 
