@@ -130,12 +130,14 @@ class Ownership:
         record = held.content
         if record.deleted and not self._has_definition():
             raise NoSuchTopic(f"the topic at {self._store.address} was deleted")
+        lease = None
         if record.owner not in (FREE, self._name):  # an attempt of this process may have failed
-            sealing.wait_for_owner(self._store, record.owner)
+            lease = sealing.wait_for_owner(self._store, record.owner)
         # Before the swap: after it the log of the former owner is known to be final.
         sealed = None
         if record.log != FREE:
-            sealed = sealing.seal(self._store, record.log, self._name)
+            seen = lease if record.log == record.owner else None
+            sealed = sealing.seal(self._store, record.log, self._name, seen)
         taken = self._register.swap(
             held, OwnerRecord(term=record.term + 1, owner=self._name, log=record.log)
         )

@@ -304,6 +304,11 @@ class LeaseWatch:
         with self._guard:
             return max(0.0, self._last_read_began - self._first_read)
 
+    def expires_in(self, seconds: float) -> float:
+        """In how many seconds a lease of ``seconds`` expires unless there is a heartbeat."""
+        with self._guard:
+            return max(0.0, self._first_read + seconds - time.monotonic())
+
 
 def _reset_after_fork() -> None:
     """A forked process has no leases."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from persisting.concurrency.pool import request_pool
 from persisting.errors import BucketLocked, WALError
 from persisting.store.object_store import ObjectChanged, ObjectExists, ObjectStore
 from persisting.store.register import Held
@@ -50,21 +51,24 @@ class SealedLog(NamedTuple):
 
 def wait_for_owner(
     store: ObjectStore, name: str, wait: Callable[[float], None] = time.sleep
-) -> None:
-    """Return when the lease of a log has expired, by the clock of this process.
+) -> Held[LeaseRecord] | None:
+    """Return the lease of a log when it has expired, by the clock of this process; None if this
+    process has ended the log itself.
 
     Raises :class:`BucketLocked` at the first heartbeat of the owner.
     """
     if has_ended_here(name):
-        return
+        return None
     watch = _watch_of(store, name)
-    first = _present(watch.look(store), store, name)
-    while not first.content.taken_by and watch.unchanged_for < first.content.seconds:
-        wait(first.content.seconds / _LOOKS_PER_LEASE)
+    last = _present(watch.look(store), store, name)
+    while not last.content.taken_by and watch.unchanged_for < last.content.seconds:
+        step = last.content.seconds / _LOOKS_PER_LEASE
+        wait(min(step, watch.expires_in(last.content.seconds)))
         now = _present(watch.look(store), store, name)
-        if is_beat(first, now) and not now.content.taken_by:
+        if is_beat(last, now) and not now.content.taken_by:
             raise _locked(now.content)
-        first = now
+        last = now
+    return last
 
 
 def look_at_owner(store: ObjectStore, name: str) -> LeaseRecord | None:
@@ -103,23 +107,31 @@ def _watch_of(store: ObjectStore, name: str) -> LeaseWatch:
         return _watches.setdefault(key, LeaseWatch(name))
 
 
-def seal(store: ObjectStore, name: str, claimant: str) -> SealedLog:
+def seal(
+    store: ObjectStore, name: str, claimant: str, seen: Held[LeaseRecord] | None = None
+) -> SealedLog:
     """End a log whose owner is taken for dead; ``claimant`` is the log of this process.
 
-    Several processes may do it at once, for different buckets: one claim serves all.
+    ``seen`` is the lease as it was read last: if the owner has not changed it since, it is not read
+    once more. Several processes may end a log at once, for different buckets: one claim serves all.
     """
-    lease = _take_lease(store, name, claimant)
+    held = seen or _present(lease_register(store, name).read(), store, name)
+    # The listing is only a hint where to begin: what decides is which object can be created. So it
+    # need not wait until the lease is taken.
+    listing = request_pool().submit(_slots_behind, store, name, held.content.released)
+    lease = _take_lease(store, name, claimant, held)
+    used = listing.result()
+    if lease.taken_by != claimant:
+        # Whoever ended the log before may remove it now. Deletions are announced in the lease, so
+        # one that is read after the listing names all slots that the listing lacks for that reason.
+        lease = _present(lease_register(store, name).read(), store, name).content
     released = lease.released
-    listed = store.list(
-        slots_prefix(name), after=slot_key(name, released) if released >= 0 else None
-    )
-    # The listing is only a hint where to begin: what decides is which object can be created.
-    used = {slot_of(key) for key in listed}
     end = first_free(used, released + 1)
     # Slots that the owner was storing may lie behind a claim; they were never acknowledged.
     before = lease.released_through
-    for slot in range(max(released + 1, end - MOST_UNDER_WAY), end):
-        found = store.get(slot_key(name, slot))
+    last = range(max(released + 1, end - MOST_UNDER_WAY), end)
+    objects = request_pool().map(lambda slot: store.get(slot_key(name, slot)), last)
+    for slot, found in zip(last, objects, strict=True):
         if found is not None and is_claim(found.data):
             return SealedLog(name, range(released + 1, slot))
         if found is not None and slot == end - 1:
@@ -134,6 +146,12 @@ def seal(store: ObjectStore, name: str, claimant: str) -> SealedLog:
                 end += 1  # the owner was faster; its put is acknowledged, or may be, and counts
                 continue
         return SealedLog(name, range(released + 1, end))
+
+
+def _slots_behind(store: ObjectStore, name: str, released: int) -> set[int]:
+    """Return the slots in use behind those that were released."""
+    after = slot_key(name, released) if released >= 0 else None
+    return {slot_of(key) for key in store.list(slots_prefix(name), after=after)}
 
 
 def check_nothing_is_missing(
@@ -154,10 +172,11 @@ def check_nothing_is_missing(
             raise _missing(store, slot_key(name, free))
 
 
-def _take_lease(store: ObjectStore, name: str, claimant: str) -> LeaseRecord:
+def _take_lease(
+    store: ObjectStore, name: str, claimant: str, held: Held[LeaseRecord]
+) -> LeaseRecord:
     """Have the owner announce nothing more; return what it has announced."""
     register = lease_register(store, name)
-    held = _present(register.read(), store, name)
     while not held.content.taken_by:
         taken = msgspec.structs.replace(held.content, taken_by=claimant)
         try:
@@ -203,8 +222,7 @@ def present_slots(store: ObjectStore, name: str) -> list[bytes] | None:
     if lease is None:
         return None
     released = lease.content.released
-    after = slot_key(name, released) if released >= 0 else None
-    used = {slot_of(key) for key in store.list(slots_prefix(name), after=after)}
+    used = _slots_behind(store, name, released)
     slots = range(released + 1, first_free(used, released + 1))
     with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="persisting-slots") as threads:
         found = list(threads.map(lambda slot: store.get(slot_key(name, slot)), slots))
