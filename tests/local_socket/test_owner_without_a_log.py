@@ -144,6 +144,35 @@ async def test_loss_before_the_first_flush_raises_the_epoch(
     assert await epoch(tmp_path) == 1
 
 
+async def test_two_losses_before_the_first_flush_raise_the_epoch_twice(
+    tmp_path: Path, owner: OwnerProcess
+) -> None:
+    await owner.own(tmp_path, **UNLOGGED)
+    owner.kill()
+    second = OwnerProcess()
+    try:
+        await second.own(tmp_path, **UNLOGGED)
+        await second.ask("put", args=[numbered(3, 50)])
+        async with await reading(tmp_path) as reader:
+            assert ids(await reader.get(None)) == [50, 51, 52]
+            second.close()
+            async with await writing(tmp_path) as writer:
+                await writer.put(numbered(7, 100))
+                assert ids(await reader.get(None, wait=True)) == list(range(100, 107))
+    finally:
+        second.close()
+    assert await epoch(tmp_path) == 2
+
+
+async def test_epoch_after_a_loss_outlives_an_owner_that_stores_nothing(
+    tmp_path: Path, owner: OwnerProcess
+) -> None:
+    await owner.own(tmp_path, **UNLOGGED)
+    await owner.ask("put", args=[{"id": 1}])
+    owner.kill()
+    assert [await epoch(tmp_path), await epoch(tmp_path)] == [1, 1]
+
+
 @pytest.mark.parametrize("end", ["close", "kill"])
 async def test_owner_that_loses_nothing_leaves_the_epoch_as_it_is(
     tmp_path: Path, owner: OwnerProcess, end: str

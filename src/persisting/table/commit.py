@@ -108,11 +108,11 @@ class Committer:
         repair.note_newest(self.root, self.fs, self.view.version)
         self.properties = kept
 
-    def create(self, physical: pa.Schema) -> None:
-        """Commit the first version, of a table without rows."""
+    def create(self, physical: pa.Schema, beside: Mapping[str, str]) -> None:
+        """Commit the first version, of a table without rows, with properties ``beside``."""
         import lance
 
-        first = {SEQUENCE: "0"}
+        first = {SEQUENCE: "0", **beside}
         transaction = lance.Transaction(
             0,
             lance.LanceOperation.Overwrite(physical, []),

@@ -465,7 +465,7 @@ class FencedCommitter(Committer):
 
     # What folders need
 
-    def create(self, physical: pa.Schema) -> None:
+    def create(self, physical: pa.Schema, beside: Mapping[str, str]) -> None:
         """The fence has created the table."""
 
     def drop_untrusted_indexes(self) -> None:

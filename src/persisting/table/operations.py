@@ -13,6 +13,7 @@ from typing import Any
 
 from persisting.errors import TableError
 from persisting.fs import FileSystem
+from persisting.records import EMPTY
 from persisting.table import compaction, indexes, properties, versions
 from persisting.table.compaction import Limit
 from persisting.table.indexes import IndexSpec
@@ -82,19 +83,21 @@ def checkpoint(table: Table) -> None:
 
 
 def begin_epoch_after_loss(table: Table) -> None:
-    """Raise the epoch, since readers may have seen rows beyond the end that are lost.
+    """Commit a new epoch, since readers may have seen rows beyond the end that are lost.
 
-    A table that does not exist yet keeps this in memory; its first commit stores it.
+    A table that does not exist yet is created for it: the next owner may die without a flush, too.
     """
     committer, before = table.committer, table.properties
-    restores = [*table.restores, Restored(table.view.end, LOSS)]
-    committer.properties = {**before, RESTORES: encode_restores(restores)}
-    if table.view.dataset is not None:
-        try:
-            committer.checkpoint()
-        except BaseException:
-            committer.properties = before
-            raise
+    raised = {RESTORES: encode_restores([*table.restores, Restored(table.view.end, LOSS)])}
+    if table.view.dataset is None:
+        table.create(EMPTY, raised)
+        return
+    committer.properties = {**before, **raised}
+    try:
+        committer.checkpoint()
+    except BaseException:
+        committer.properties = before
+        raise
 
 
 def restore(table: Table, version: int, token: str) -> TableView:

@@ -47,9 +47,9 @@ class StoreTable(Table):
     def bulk_files(self) -> StoreBulkFiles:
         return StoreBulkFiles(self.committer.root, self.committer.options)
 
-    def create(self, schema: pa.Schema) -> None:
+    def create(self, schema: pa.Schema, beside: Mapping[str, str] | None = None) -> None:
         with self.committer.fenced_after_failure():
-            super().create(schema)
+            super().create(schema, beside)
 
     def take(self, term: int) -> None:
         """Open for writing: fence the table, so that former owners can no longer commit."""

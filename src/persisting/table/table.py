@@ -240,13 +240,14 @@ class Table:
             changed = {SEQUENCE: str(sequence), **(beside or {})}
             self.committer.append(transaction, schema, changed)
 
-    def create(self, schema: pa.Schema) -> None:
-        """Create the table, without rows, for records of ``schema``; if it exists, evolve it."""
+    def create(self, schema: pa.Schema, beside: Mapping[str, str] | None = None) -> None:
+        """Create the table, without rows, for records of ``schema``, with the properties
+        ``beside``; if it exists, evolve it."""
         if self.view.dataset is not None:
             self.evolve(schema)
             return
         with translated("create", self.root):
-            self.committer.create(self.physical(schema))
+            self.committer.create(self.physical(schema), beside or {})
 
     def evolve(self, schema: pa.Schema) -> None:
         """Bring the columns to a changed schema of the records."""
