@@ -130,6 +130,28 @@ def test_claim_and_lease_outlive_the_log(store: ObjectStore) -> None:
         append(log, b"two")
 
 
+def test_log_that_is_removed_while_it_is_listed_keeps_its_only_claim(
+    patient: ObjectStore, store: ObjectStore, proxy: FaultProxy
+) -> None:
+    log = new_log(store)
+    for text in (b"one", b"two"):
+        append(log, text)
+    sealed = sealing.seal(store, log.name, "other")
+    removed = threading.Event()
+    listing = proxy.add("LIST", also="/slots/", until=removed, times=1)
+
+    def remove() -> None:
+        assert listing.reached.wait(60)
+        sealing.remove(store, sealed)
+        removed.set()
+
+    removing = threading.Thread(target=remove)
+    removing.start()
+    assert sealing.seal(patient, log.name, "third").slots == range(2, 2)
+    removing.join()
+    assert slots_of(store, log) == [2]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("arrives", [True, False], ids=["arrives", "is-lost"])
 def test_next_owner_decides_about_a_put_of_unknown_outcome(
