@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.cluster_nodes import Cluster
-from support.handover import files_of_handovers, hand_over, texts
-from support.waiting import until
+from support.cluster_traffic import Traffic, starting_traffic
+from support.handover import OWNER_POINTS, POINTS, files_of_handovers, hand_over, texts
+from support.handover_kills import points
+from support.held_process import Points
+from support.topic_places import ids, streamed
+from support.waiting import until, until_true
 
 from persisting.queue import read_queue, write_queue
 from persisting.topic import handover
@@ -58,3 +64,49 @@ async def test_nodes_adopt_files_flush_on_request_and_may_die(
     await until(is_clean)
     for queue in (reader, fresh, writer):
         await queue.close()
+
+
+@pytest.fixture
+def owner_points(tmp_path: Path) -> Points:
+    """The points of a hand-over at which a node of ``held_cluster`` waits."""
+    return Points(tmp_path, POINTS)
+
+
+@pytest.fixture
+def held_cluster(owner_points: Points) -> Iterator[Cluster]:
+    cluster = Cluster(variables=owner_points.environment)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+async def traffic(tmp_path: Path) -> AsyncIterator[Any]:
+    async with starting_traffic(tmp_path) as start:
+        yield start
+
+
+@pytest.mark.parametrize("point", points(OWNER_POINTS, ("owner-committed",)))
+async def test_node_killed_during_a_hand_over_loses_and_doubles_nothing(
+    held_cluster: Cluster, owner_points: Points, join: Any, traffic: Any, point: str, tmp_path: Path
+) -> None:
+    """The other node, or the driver, stores what is left; producers and consumers continue."""
+    held_cluster.start(2)
+    system = await join(held_cluster)
+    flow: Traffic = await traffic(system, num_buckets=4)
+    await flow.progress()
+    owner_points.arm(point)
+    handed = texts(1_000_000, 300)
+    driver = asyncio.create_task(asyncio.to_thread(hand_over, tmp_path / "t", handed))
+    await asyncio.to_thread(until_true, lambda: owner_points.held_at(point) or driver.done())
+    (pid,) = owner_points.held_at(point)
+    next(node for node in held_cluster.nodes if node.popen.pid == pid).kill()
+    assert await driver > 0
+    await flow.progress()
+    await flow.check()
+    for seen in (flow.consumed, ids(await streamed(await read(system, tmp_path)))):
+        assert sorted(i for i in seen if i >= 1_000_000) == [record["id"] for record in handed]
+    assert await asyncio.to_thread(hand_over, tmp_path / "t", handed) == 0
+
+
+async def read(system: Any, folder: Path) -> Any:
+    return await read_queue(system, topic="t", storage_path=str(folder))

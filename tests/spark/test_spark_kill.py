@@ -126,6 +126,20 @@ def sizes(folder: Path) -> list[int]:
     return [len(some) for some in content(folder, "out").values()]
 
 
+def write_with_a_killed_executor(folder: Path) -> None:
+    """Run the batch on two executors; kill one, with its Python processes, when a task of it has
+    written its files."""
+    given = ("local-cluster[2,1,1024]", "append")
+    home = str(spark_home(folder / "spark"))
+    with driver(folder, BATCH, *given, hold="written", SPARK_HOME=home) as made:
+        worker = made.until_held("written")
+        daemon = parent(worker)
+        executor = parent(daemon)
+        assert "ExecutorBackend" in Path(f"/proc/{executor}/cmdline").read_text()
+        end([executor, daemon, worker])
+        made.finish()
+
+
 class TestStreamWithKilledDriver:
     def test_killed_stream_loses_and_repeats_nothing(
         self, spark: SparkSession, tmp_path: Path
@@ -291,15 +305,7 @@ class TestKilledTask:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         put(tmp_path, [], "out", buckets=3)
-        given = ("local-cluster[2,1,1024]", "append")
-        home = str(spark_home(tmp_path / "spark"))
-        with driver(tmp_path, BATCH, *given, hold="written", SPARK_HOME=home) as made:
-            worker = made.until_held("written")
-            daemon = parent(worker)
-            executor = parent(daemon)
-            assert "ExecutorBackend" in Path(f"/proc/{executor}/cmdline").read_text()
-            end([executor, daemon, worker])
-            made.finish()
+        write_with_a_killed_executor(tmp_path)
         check(spark, tmp_path, list(range(1000)))
 
 
@@ -414,6 +420,16 @@ class TestBesideALiveQueue:
             with driver(tmp_path, *given, hold="written") as made:
                 end([made.until_held("written")])
                 made.finish()
+            queue.put_batch(rows(20, 5020))
+        check(spark, tmp_path, [*range(1000), *range(5000, 5040)])
+
+    def test_killed_executor_loses_and_repeats_nothing(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        put(tmp_path, [], "out", buckets=3)
+        with writer(tmp_path, "out") as queue:
+            queue.put_batch(rows(20, 5000))
+            write_with_a_killed_executor(tmp_path)
             queue.put_batch(rows(20, 5020))
         check(spark, tmp_path, [*range(1000), *range(5000, 5040)])
 

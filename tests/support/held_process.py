@@ -45,6 +45,35 @@ def held(module, name, before=None, after=None, when=lambda *args: True):
 function."""
 
 
+class Points:
+    """Named points of the work of Python programs. The first process that reaches an armed point
+    waits there."""
+
+    def __init__(self, folder: Path, code: str) -> None:
+        """``code`` calls ``held``, see :data:`HOLD`; programs with :attr:`environment` run it."""
+        self._folder = folder / "holds"
+        self._folder.mkdir(exist_ok=True)
+        (self._folder / "sitecustomize.py").write_text(HOLD + code)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = [str(self._folder), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {"PYTHONPATH": os.pathsep.join(path), "HOLDS": str(self._folder)}
+
+    def arm(self, point: str) -> None:
+        for old in self._folder.glob(f"{point}*"):
+            old.unlink()
+        (self._folder / point).touch()
+
+    def held_at(self, point: str) -> list[int]:
+        """Return the pid of the process that is held at a point, if there is one."""
+        suffixes = [path.suffix[1:] for path in self._folder.glob(f"{point}.*")]
+        return [int(suffix) for suffix in suffixes if suffix.isdigit()]
+
+    def let_go(self, point: str) -> None:
+        (self._folder / f"{point}.go").touch()
+
+
 class HeldProcess:
     """A program with points; it waits at the point ``hold``, if it is given. As a context manager
     it is killed at the end."""
@@ -62,23 +91,16 @@ class HeldProcess:
         environ: Mapping[str, str] | None = None,
         new_session: bool = False,
     ) -> None:
-        """``points`` is code that calls ``held``, see :data:`HOLD`."""
-        self.folder = folder / "holds"
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / "sitecustomize.py").write_text(HOLD + points)
+        self._points = Points(folder, points)
         if hold:
-            for old in self.folder.glob(f"{hold}*"):
-                old.unlink()
-            (self.folder / hold).touch()
-        path = [str(self.folder), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+            self._points.arm(hold)
         self._output = folder / f"{hold or 'process'}.{time.time_ns()}.txt"
         with self._output.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code, str(folder), *map(str, args)],
                 env={
                     **(os.environ if environ is None else environ),
-                    "PYTHONPATH": os.pathsep.join(path),
-                    "HOLDS": str(self.folder),
+                    **self._points.environment,
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -108,20 +130,16 @@ class HeldProcess:
         until_true(true_while_alive, lambda: self.output, self.tries)
 
     def is_held(self, point: str) -> bool:
-        return bool(self._held_at(point))
+        return bool(self._points.held_at(point))
 
     def until_held(self, point: str) -> int:
         """Wait until a process is held at a point; return its pid."""
-        self.until(lambda: self._held_at(point))
-        (pid,) = self._held_at(point)
+        self.until(lambda: self._points.held_at(point))
+        (pid,) = self._points.held_at(point)
         return pid
 
-    def _held_at(self, point: str) -> list[int]:
-        suffixes = [path.suffix[1:] for path in self.folder.glob(f"{point}.*")]
-        return [int(suffix) for suffix in suffixes if suffix.isdigit()]
-
     def let_go(self, point: str) -> None:
-        (self.folder / f"{point}.go").touch()
+        self._points.let_go(point)
 
     def kill(self) -> None:
         self.process.kill()
