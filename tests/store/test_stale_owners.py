@@ -20,6 +20,7 @@ from persisting.table import operations
 from persisting.table.fenced_commit import FencedCommitter
 from persisting.table.indexes import IndexSpec
 from persisting.table.retention import Limits
+from persisting.table.store_table import LoadedAhead
 from persisting.wal.object_log import BegunSlot
 
 LEASE = 0.6
@@ -118,6 +119,71 @@ async def test_paused_owner_that_cleans_up_does_not_pass_the_fence_afterwards(
     held_recovery.go_on.set()
     owner = await taking_over
     assert await numbers(owner) == [0, 1, 2]
+    await owner.close()
+    await paused.close()
+
+
+async def test_commit_that_lands_after_the_table_was_loaded_counts(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new owner loads the table before it fences it; a paused owner flushes in between."""
+    log, loop = new_log(store), asyncio.get_running_loop()
+    paused = opened(store, log)
+    await paused.put({"n": 0})
+    await paused.flush()
+    await paused.put({"n": 1})
+    log.abandon()
+    result = LoadedAhead.result
+
+    def flush_afterwards(loaded: LoadedAhead) -> Any:
+        found = result(loaded)
+        assert found is not None and found.view.rows == 1
+        flush = asyncio.run_coroutine_threadsafe(paused.flush(), loop)
+        assert isinstance(flush.exception(60), OwnershipLost | None)
+        return found
+
+    monkeypatch.setattr(LoadedAhead, "result", flush_afterwards)
+    owner = await asyncio.to_thread(opened, store)
+    assert await numbers(owner) == [0, 1]
+    await owner.close()
+    await paused.close()
+
+
+async def test_first_flush_of_a_paused_owner_replaces_nothing(store: ObjectStore) -> None:
+    """The first flush gives the table its columns: it replaces the empty table."""
+    log = new_log(store)
+    paused = opened(store, log)
+    await paused.put({"n": 0, "paused": True})
+    log.abandon()
+    owner = await asyncio.to_thread(opened, store)
+    await owner.put({"n": 1, "later": "x"})
+    await owner.flush()
+    with pytest.raises(OwnershipLost):
+        await paused.flush()
+    await owner.close()
+    third = await asyncio.to_thread(opened, store)
+    assert await third.get() == [
+        {"n": 0, "paused": True, "later": None},
+        {"n": 1, "paused": None, "later": "x"},
+    ]
+    await third.close()
+    await paused.close()
+
+
+async def test_first_flush_behind_the_fence_of_another_owner_is_refused(
+    store: ObjectStore, held_recovery: HeldRecovery
+) -> None:
+    log = new_log(store)
+    paused = opened(store, log)
+    await paused.put({"n": 0})
+    log.abandon()
+    taking_over = asyncio.create_task(asyncio.to_thread(opened, store))
+    assert await asyncio.to_thread(held_recovery.reached.wait, 60)
+    with pytest.raises(OwnershipLost):
+        await paused.flush()
+    held_recovery.go_on.set()
+    owner = await taking_over
+    assert await numbers(owner) == [0]
     await owner.close()
     await paused.close()
 

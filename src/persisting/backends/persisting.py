@@ -23,6 +23,7 @@ from persisting.records import EMPTY, RecordEncoder, Rules
 from persisting.records.values import vector_item
 from persisting.store.object_store import ObjectStore
 from persisting.store_address import StoreAddress
+from persisting.table.store_table import LoadedAhead
 
 
 class PersistingBackend(TableBackend):
@@ -211,7 +212,9 @@ def _open(options: PersistingOptions) -> Bucket:
 def _open_in_store(options: PersistingOptions, bucket_metrics: metrics.BucketMetrics) -> Bucket:
     owner_log: StoreOwnerLog = options.owner_log
     try:
-        ownership = owner_log.own(options.bucket_id)
+        address: Any = options.storage_path
+        table = LoadedAhead(address, owner_log.store.options)
+        ownership = owner_log.own(options.bucket_id, table.begin)
         try:
             schema = owner_log.schema_state
             bucket = StoreBucket(
@@ -222,6 +225,7 @@ def _open_in_store(options: PersistingOptions, bucket_metrics: metrics.BucketMet
                 schema,
                 bucket_metrics,
                 owner_log.handovers,
+                table.result,
             )
             try:
                 owner_log.attach(bucket)

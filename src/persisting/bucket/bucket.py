@@ -134,7 +134,7 @@ class Bucket:
             view = self.table.view
             # Readers skip this read, so that a damaged table can still be inspected.
             has_last = view.rows and not options.read_only
-            encoder = schema.encoder_for(view)
+            encoder = schema.encoder_for(view, self._topic_schema)
             self._buffer = Buffer(
                 view,
                 len(self.table.restores),
@@ -183,6 +183,10 @@ class Bucket:
         return Maintenance(
             self, self.table_writer, self.schema_state, self.options, self.metrics, self.fs
         )
+
+    def _topic_schema(self) -> pa.Schema | None:
+        """Return the schema of the topic for the opening of this bucket. Blocking."""
+        return self.schema_state.topic_schema()
 
     def check_defaults(self) -> None:
         """Raise if a default does not have the type of its field."""

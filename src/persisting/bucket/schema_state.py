@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -37,11 +38,14 @@ class SchemaState:
 
     # Opening
 
-    def encoder_for(self, view: TableView) -> RecordEncoder:
-        """Return an encoder for a table and the schema of its topic. Blocking."""
+    def encoder_for(
+        self, view: TableView, topic_schema: Callable[[], pa.Schema | None] | None = None
+    ) -> RecordEncoder:
+        """Return an encoder for a table and the schema of its topic, which ``topic_schema`` reads.
+        Blocking."""
         # A table in an object store exists before its first record.
         schema, defined = view.schema, view.dataset is not None and bool(view.schema or view.rows)
-        shared = self.topic_schema()
+        shared = (topic_schema or self.topic_schema)()
         if shared is not None:
             schema, defined = merge(shared, schema, EVOLVING), True
         return RecordEncoder(schema, self.rules, defined=defined)

@@ -7,9 +7,11 @@ the table is committed (under a fence), and that everything acknowledged is dura
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
+
+import pyarrow as pa
 
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.maintenance import Maintenance
@@ -18,6 +20,7 @@ from persisting.bucket.store_maintenance import StoreMaintenance
 from persisting.bucket.store_notes import StoreHandovers, StoreNotes
 from persisting.bucket.store_ownership import Ownership
 from persisting.concurrency import timer
+from persisting.concurrency.pool import begin_request
 from persisting.errors import OwnershipLost, StorageError
 from persisting.metrics import NO_METRICS, BucketMetrics
 from persisting.options import BucketOptions
@@ -25,6 +28,7 @@ from persisting.records import Rules
 from persisting.store.object_store import ObjectStore
 from persisting.store_address import StoreAddress
 from persisting.table import files
+from persisting.table.fenced_commit import NewerView
 from persisting.table.store_table import StoreTable
 
 log = logging.getLogger("persisting")
@@ -59,12 +63,18 @@ class StoreBucket(Bucket):
         schema: SchemaState,
         metrics: BucketMetrics = NO_METRICS,
         handovers: StoreHandovers | None = None,
+        load_table: Callable[[], NewerView | None] | None = None,
     ) -> None:
-        """``store`` is that of the topic; without ``handovers`` nothing is handed over."""
-        self._store, self.ownership = store, ownership
+        """``store`` is that of the topic; without ``handovers`` nothing is handed over.
+        ``load_table`` returns what was found of the table while the bucket was taken over."""
+        self._store, self.ownership, self._load_table = store, ownership, load_table
+        # While the table is fenced. The schema of the topic only grows, and drivers rely on this
+        # process to find their notes once they have seen its ownership.
+        self._read_topic_schema = begin_request(schema.topic_schema)
         self._notes: StoreNotes | None = None
         if handovers is not None:
             self._notes = StoreNotes(handovers, options.bucket_id, ownership.term)
+            self._find_notes = begin_request(self._notes.find)
         self._lost: OwnershipLost | None = None
         self.log_state: LogState | None = None
         """The log, once the bucket is attached to it."""
@@ -87,8 +97,7 @@ class StoreBucket(Bucket):
     def _writers_of_notes(self) -> Iterable[str]:
         if self._notes is None:
             return ()
-        # Only now: drivers rely on it to find their notes once they have seen its ownership.
-        self._notes.find()
+        self._find_notes()
         return self._notes.writers()
 
     @property
@@ -124,9 +133,12 @@ class StoreBucket(Bucket):
             raise StorageError(
                 f"cannot open {self.options.storage_path}: no thread for the timer ({exc})"
             ) from exc
-        self.table.take(self.ownership.term)
+        self.table.take(self.ownership.term, self._load_table)
         self.table.set_compression()
         self.maintenance.start()
+
+    def _topic_schema(self) -> pa.Schema | None:
+        return self._read_topic_schema()
 
     def flush_at_exit(self) -> None:
         """Everything acknowledged is in the log."""

@@ -16,9 +16,15 @@ from persisting.bucket.log_recovery import Replay
 from persisting.bucket.schema_state import SchemaState
 from persisting.bucket.store_bucket import StoreBucket
 from persisting.bucket.store_notes import StoreHandovers
-from persisting.bucket.store_ownership import PATIENCE_SECONDS, Ownership, owner_register
+from persisting.bucket.store_ownership import (
+    PATIENCE_SECONDS,
+    Ownership,
+    do_nothing,
+    owner_register,
+)
 from persisting.bucket.store_schema import StoreSchema
 from persisting.concurrency.coalesced import weak_callback
+from persisting.concurrency.pool import begin_request
 from persisting.errors import BucketLocked, StorageError, WALError
 from persisting.options import PersistingOptions
 from persisting.records import Rules
@@ -85,6 +91,10 @@ class StoreOwnerLog:
         """Whether an owner object may still name this log after its bucket was closed."""
         self._retired = False
         self._last_index: tuple[SealedLog, LogIndex] | None = None
+        self._reading: tuple[SealedLog, Callable[[], list[bytes]]] | None = None
+        """A log of a former owner that is being read."""
+        self._removing: list[Callable[[], None]] = []
+        """How to wait for the removal of logs of former owners."""
         self._guard = threading.Lock()
         self._indexing = threading.Lock()
 
@@ -98,13 +108,23 @@ class StoreOwnerLog:
         """Why another process may have taken over unnoticed; empty while that cannot be."""
         return self._lease.overdue
 
-    def own(self, bucket: int) -> Ownership:
-        """Take a bucket over for this process. Blocking."""
+    def own(self, bucket: int, on_free: Callable[[], None] = do_nothing) -> Ownership:
+        """Take a bucket over for this process. Blocking.
+
+        ``on_free`` is called when nobody else owns it any more; see :class:`Ownership`.
+        """
         with self._guard:
             self._check_not_retired()
             self._opening.add(bucket)
         try:
-            return Ownership(self.store, bucket, self.name, self._patience)
+            return Ownership(
+                self.store,
+                bucket,
+                self.name,
+                self._patience,
+                on_free=on_free,
+                on_sealed=self._begin_reading,
+            )
         except BaseException as exc:
             if not isinstance(exc, BucketLocked):
                 self._is_noted = True  # the answer may have been lost
@@ -144,7 +164,7 @@ class StoreOwnerLog:
         with self._guard:
             self._opening.discard(bucket.number)
         if left is not None and left.slots:
-            self._remove_if_unused(left)
+            self._removing.append(begin_request(self._remove_if_unused, left))
         bucket.log_state = self
         bucket.attach(self.group_commit, lambda: self._forget(bucket))
 
@@ -158,13 +178,23 @@ class StoreOwnerLog:
         replay.finish()
         bucket.flush_recovered()
 
+    def _begin_reading(self, left: SealedLog) -> None:
+        """Read a log while its bucket is taken over, unless that was done for another bucket."""
+        with self._guard:
+            known = self._last_index, self._reading
+            if all(one is None or one[0] != left for one in known):
+                self._reading = left, sealing.begin_reading(self.store, left)
+
     def _index_of(self, left: SealedLog) -> LogIndex:
         """Return the index of a log, which is read once for all its buckets."""
         with self._indexing:
             if self._last_index is None or self._last_index[0] != left:
+                with self._guard:
+                    reading, self._reading = self._reading, None
+                if reading is None or reading[0] != left:
+                    reading = left, sealing.begin_reading(self.store, left)
                 place = str(self.store.address / slots_prefix(left.name))
-                contents = sealing.read_slots(self.store, left)
-                self._last_index = left, slot_files.index_slots(place, contents)
+                self._last_index = left, slot_files.index_slots(place, reading[1]())
             return self._last_index[1]
 
     def _remove_if_unused(self, left: SealedLog) -> None:
@@ -196,6 +226,8 @@ class StoreOwnerLog:
         """Close and remove the log once no bucket is attached to it."""
         with self._guard:
             self._retired = True
+        for wait in self._removing:
+            wait()
         self._close_if_unused()
 
     def abandon(self) -> None:

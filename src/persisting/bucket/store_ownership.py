@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
-from persisting.errors import BucketLocked, NoSuchTopic, OwnershipLost, WALError
+from persisting.errors import BucketLocked, NoSuchTopic, OwnershipLost, StorageError, WALError
 from persisting.store.object_store import ObjectChanged, ObjectExists, ObjectStore, StoreError
 from persisting.store.register import Held, Register
 from persisting.wal import sealing
@@ -83,19 +85,44 @@ def check_free(store: ObjectStore, bucket: int, name: str) -> None:
             held = now
 
 
+def look_at_an_owner(store: ObjectStore) -> None:
+    """Read the lease of the process that owns the first bucket, and often all others, too: if that
+    process is dead, the time until its lease expires counts from now."""
+    with suppress(StorageError):  # who opens a bucket reports it
+        held = owner_register(store, 0).read()
+        if held is not None and held.content.owner != FREE:
+            sealing.look_at_owner(store, held.content.owner)
+
+
+def do_nothing(*_: object) -> None:
+    """Return at once, whatever is passed."""
+
+
 class Ownership:
     """The ownership of one bucket by this process."""
 
     def __init__(
-        self, store: ObjectStore, bucket: int, name: str, patience: float = PATIENCE_SECONDS
+        self,
+        store: ObjectStore,
+        bucket: int,
+        name: str,
+        patience: float = PATIENCE_SECONDS,
+        *,
+        on_free: Callable[[], None] = do_nothing,
+        on_sealed: Callable[[SealedLog], None] = do_nothing,
     ) -> None:
         """Take over the bucket; ``name`` is the log of this process. Blocking.
 
         Waits until the lease of the owner expires, and raises :class:`BucketLocked` if the owner
         sends a heartbeat. If the owner needs the bucket only briefly, this waits up to ``patience``
         seconds for it.
+
+        ``on_free`` is called when nobody else owns the bucket any more, and ``on_sealed`` when the
+        log of a former owner is final: what follows can begin while this takes the bucket over.
+        They must be quick, and may be called more than once.
         """
         self._store, self._name, self._patience = store, name, patience
+        self._on_free, self._on_sealed = on_free, on_sealed
         self.bucket = bucket
         self._register = owner_register(store, bucket)
         self.left_log: SealedLog | None = None
@@ -111,6 +138,7 @@ class Ownership:
         while True:
             try:
                 if held is None:
+                    self._on_free()
                     return self._register.create(OwnerRecord(term=1, owner=self._name))
                 return self._take_from(held)
             except (ObjectExists, ObjectChanged) as exc:
@@ -133,11 +161,13 @@ class Ownership:
         lease = None
         if record.owner not in (FREE, self._name):  # an attempt of this process may have failed
             lease = sealing.wait_for_owner(self._store, record.owner)
+        self._on_free()
         # Before the swap: after it the log of the former owner is known to be final.
         sealed = None
         if record.log != FREE:
             seen = lease if record.log == record.owner else None
             sealed = sealing.seal(self._store, record.log, self._name, seen)
+            self._on_sealed(sealed)
         taken = self._register.swap(
             held, OwnerRecord(term=record.term + 1, owner=self._name, log=record.log)
         )

@@ -33,13 +33,18 @@ def pool() -> ThreadPoolExecutor:
 
 
 def request_pool() -> ThreadPoolExecutor:
-    """Return the process's pool for single requests to object stores that nobody may delay. Its
-    jobs never wait for others."""
+    """Return the process's pool for short series of requests to object stores that nobody may
+    delay. Its jobs never wait for jobs that have not begun."""
     global _request_pool
     with _pool_lock:
         if _request_pool is None:
             _request_pool = ThreadPoolExecutor(_REQUEST_THREADS, "persisting-request")
         return _request_pool
+
+
+def begin_request(call: Callable[..., _R], *args: Any) -> Callable[[], _R]:
+    """Begin requests to an object store; the returned function waits for their result."""
+    return request_pool().submit(call, *args).result
 
 
 async def in_thread(call: Callable[..., _R], *args: Any) -> _R:

@@ -24,13 +24,16 @@ _obeying: set[tuple[object, object]] = set()
 _guard = threading.Lock()
 
 
+def is_probed(store: ObjectStore) -> bool:
+    """Whether this process knows that the store obeys conditions."""
+    with _guard:
+        return _key(store) in _obeying
+
+
 def probe(store: ObjectStore) -> None:
     """Raise :class:`StoreError` unless the store obeys conditions. 7 requests, once a process."""
-    address = store.address
-    key = ((address.scheme, address.bucket), store.options)
-    with _guard:
-        if key in _obeying:
-            return
+    if is_probed(store):
+        return
     name = f"{FOLDER}/{secrets.token_hex(16)}"
     try:
         _probe(store, name)
@@ -40,7 +43,11 @@ def probe(store: ObjectStore) -> None:
         raise
     store.delete([name])
     with _guard:
-        _obeying.add(key)
+        _obeying.add(_key(store))
+
+
+def _key(store: ObjectStore) -> tuple[object, object]:
+    return (store.address.scheme, store.address.bucket), store.options
 
 
 def _probe(store: ObjectStore, name: str) -> None:

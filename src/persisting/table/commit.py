@@ -60,6 +60,11 @@ class Committer:
 
     # Appending
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether the first append is still to come, which gives the table its columns, too."""
+        return self.view.dataset is None
+
     def write(self, batches: Iterable[Batch], physical: pa.Schema) -> Any:
         """Write and sync data files; return the transaction to :meth:`append`.
 

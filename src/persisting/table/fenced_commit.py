@@ -113,9 +113,9 @@ class FencedCommitter(Committer):
             with self._translated("open"):
                 if dataset.latest_version == dataset.version:
                     return None
-        return self._load_newest()
+        return self.load_newest()
 
-    def _load_newest(self) -> NewerView | None:
+    def load_newest(self) -> NewerView | None:
         """Load the newest version and its properties; None if there is no table."""
         newest = self.load()
         if newest is None:
@@ -132,19 +132,23 @@ class FencedCommitter(Committer):
         self.view, self.properties = newer.view, newer.properties
         return True
 
-    def take(self, term: int) -> None:
-        """Fence the table for this ownership; a table that does not exist is created."""
-        self.term = term
-        self._fence()
+    def take(self, term: int, load: Callable[[], NewerView | None] | None = None) -> None:
+        """Fence the table for this ownership; a table that does not exist is created.
 
-    def _fence(self) -> None:
+        ``load`` returns what :meth:`load_newest` has returned earlier: if it is no longer the
+        newest version, the fence is refused, and that version is loaded.
+        """
+        self.term = term
+        self._fence(load)
+
+    def _fence(self, load: Callable[[], NewerView | None] | None = None) -> None:
         """Commit a fence behind the newest version, and show that.
 
         Versions of a later owner are never shown: a commit behind its fence would pass it.
         """
         self._must_fence = True
         for _ in range(_FENCES):
-            newest = self._load_newest()
+            newest, load = (load or self.load_newest)(), None
             if newest is None:
                 self._create_empty()
                 continue
@@ -254,8 +258,17 @@ class FencedCommitter(Committer):
                 self.complete_undo()
             raise
 
+    @property
+    def is_bare(self) -> bool:
+        view = self.view
+        never_written = not self.sequence and not self.properties.keys() & {START, RESTORES}
+        return never_written and not view.rows and len(view.schema) == 0
+
     def write(self, batches: Iterable[Batch], physical: pa.Schema) -> Any:
         """Write data files; return the transaction to :meth:`append`.
+
+        That of the first append replaces the columns of the empty table. Lance refuses such a
+        transaction if anything was committed since the version that it read.
 
         If this fails, its files stay: only names that a commit does not use may be deleted, and
         cleaning does that.
@@ -267,7 +280,7 @@ class FencedCommitter(Committer):
         return lance.fragment.write_fragments(
             reader,
             own_handle(self.view.dataset),
-            mode="append",
+            mode="overwrite" if self.is_bare else "append",
             return_transaction=True,
             storage_options=self.options.for_lance,
         )
@@ -293,9 +306,12 @@ class FencedCommitter(Committer):
     def _commit(self, transaction: Any) -> Any:
         import lance
 
-        return lance.LanceDataset.commit(
-            own_handle(self.view.dataset), transaction, enable_stable_row_ids=True
-        )
+        handle = own_handle(self.view.dataset)
+        if isinstance(transaction.operation, lance.LanceOperation.Overwrite):
+            return lance.LanceDataset.commit(
+                handle, transaction, enable_stable_row_ids=True, max_retries=0
+            )
+        return lance.LanceDataset.commit(handle, transaction, enable_stable_row_ids=True)
 
     def _resolve(self, failure: BaseException, sequence: int) -> None:
         """Find out whether an append has landed: return if it has, else raise.

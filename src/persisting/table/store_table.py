@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
 
+from persisting.concurrency.pool import begin_request
 from persisting.errors import StorageError
 from persisting.records import EMPTY
 from persisting.store.storage_options import StorageOptions
@@ -51,9 +53,12 @@ class StoreTable(Table):
         with self.committer.fenced_after_failure():
             super().create(schema, beside)
 
-    def take(self, term: int) -> None:
-        """Open for writing: fence the table, so that former owners can no longer commit."""
-        self.committer.take(term)
+    def take(self, term: int, load: Callable[[], NewerView | None] | None = None) -> None:
+        """Open for writing: fence the table, so that former owners can no longer commit.
+
+        ``load`` returns what was loaded earlier, see :class:`LoadedAhead`.
+        """
+        self.committer.take(term, load)
         with self.committer.fenced_after_failure():
             schema_change.finish(self.committer)
 
@@ -91,3 +96,21 @@ class StoreTable(Table):
         if version == NOTHING:
             return TableView(None, EMPTY)
         return snapshot_of(self.committer, version)
+
+
+class LoadedAhead:
+    """The newest version of a bucket's table, which is loaded while the bucket is taken over."""
+
+    def __init__(self, bucket: StoreAddress, options: StorageOptions) -> None:
+        self._committer = FencedCommitter(bucket / FOLDER, options.for_scheme(bucket.scheme))
+        self._loading: Callable[[], NewerView | None] | None = None
+        begin_request(import_module, "lance")  # takes as long as some requests
+
+    def begin(self) -> None:
+        """Load it, in the background; once."""
+        if self._loading is None:
+            self._loading = begin_request(self._committer.load_newest)
+
+    def result(self) -> NewerView | None:
+        """Return the version, None if there was no table."""
+        return (self._loading or self._committer.load_newest)()

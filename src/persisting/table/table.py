@@ -228,7 +228,7 @@ class Table:
         self.committer.complete_undo()
         batches = list(batches)
         with translated("write to", self.root):
-            if self.view.dataset is not None:
+            if not self.committer.is_bare:
                 self.evolve(schema)
             try:
                 transaction = self.committer.write(batches, self.physical(schema))

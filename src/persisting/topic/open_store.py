@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from persisting import store_address
 from persisting.backends.table_backend import TableBackend
+from persisting.bucket.store_ownership import look_at_an_owner
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketLocked, InvalidArgument, NoSuchTopic
 from persisting.store.object_store import ObjectStore, open_store
-from persisting.store.probe import probe
+from persisting.store.probe import is_probed, probe
 from persisting.store.storage_options import StorageOptions
 from persisting.topic import store_config, store_files
 from persisting.topic.address import TopicAddress
@@ -70,7 +72,8 @@ async def open_store_topic(
             f"a topic at {store.address} needs the backend 'persisting' by its name, got {cls!r}"
         )
     wanted.check()
-    await in_thread(probe, store)
+    if not is_probed(store):
+        await asyncio.gather(in_thread(probe, store), in_thread(look_at_an_owner, store))
     return await open_for_writing(wanted, None, None, listening, store)
 
 

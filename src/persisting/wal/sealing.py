@@ -190,8 +190,9 @@ def _take_lease(
     return held.content
 
 
-def read_slots(store: ObjectStore, sealed: SealedLog) -> list[bytes]:
-    """Return the group commits of a sealed log, in order and checked. Reads many at once."""
+def begin_reading(store: ObjectStore, sealed: SealedLog) -> Callable[[], list[bytes]]:
+    """Begin to read the group commits of a sealed log, many at once; the returned function waits
+    for them, and returns them in order and checked."""
 
     def read(slot: int) -> bytes:
         key = slot_key(sealed.name, slot)
@@ -202,10 +203,15 @@ def read_slots(store: ObjectStore, sealed: SealedLog) -> list[bytes]:
         check_slot(found.data, place)
         return found.data
 
-    if len(sealed.slots) <= 1:
-        return [read(slot) for slot in sealed.slots]
-    with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="persisting-slots") as threads:
-        return list(threads.map(read, sealed.slots))
+    threads = ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="persisting-slots")
+    reading = [threads.submit(read, slot) for slot in sealed.slots]
+    threads.shutdown(wait=False)
+    return lambda: [one.result() for one in reading]
+
+
+def read_slots(store: ObjectStore, sealed: SealedLog) -> list[bytes]:
+    """Return the group commits of a sealed log, in order and checked."""
+    return begin_reading(store, sealed)()
 
 
 def has_lease(store: ObjectStore, name: str) -> bool:
