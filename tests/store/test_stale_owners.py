@@ -137,7 +137,8 @@ async def test_commit_that_lands_after_the_table_was_loaded_counts(
 
     def flush_afterwards(loaded: LoadedAhead) -> Any:
         found = result(loaded)
-        assert found is not None and found.view.rows == 1
+        assert found is not None
+        assert found.view.rows == 1
         flush = asyncio.run_coroutine_threadsafe(paused.flush(), loop)
         assert isinstance(flush.exception(60), OwnershipLost | None)
         return found
