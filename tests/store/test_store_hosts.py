@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.cluster_nodes import HERE, Node, Process
-from support.network_hosts import Host, HostedSeaweedFS, Network
+from support.network_hosts import Host, HostedFaultProxy, HostedSeaweedFS, Network
 from support.object_stores import environment_of, fresh_prefix, url
 from support.small_disk import SmallDisk
 from support.store_client import BUCKETS, ONCE, WRITERS
@@ -33,6 +33,7 @@ class Machines:
         self.network = Network()
         self.store_host = self.network.add_host()
         self.store = HostedSeaweedFS(folder / "store", self.store_host)
+        self.proxy: HostedFaultProxy | None = None
         self.hosts = [self.network.add_host() for _ in range(nodes)]
         self.folders = [folder / f"host-{number}" for number in range(nodes)]
         self.client_host = self.network.add_host()
@@ -48,6 +49,14 @@ class Machines:
         self.client = self._run(self.client_host, "write")
         self.progress()
 
+    def use_proxy(self) -> HostedFaultProxy:
+        """Reach the store through a proxy on its host; called before :meth:`start`."""
+        self.proxy = HostedFaultProxy(self.store, self.store_host)
+        return self.proxy
+
+    def _store_options(self) -> dict[str, str]:
+        return (self.proxy or self.store).options()
+
     def start_node(self, number: int) -> None:
         """Start the node of a host, which has its own folder and its own credentials."""
         host, folder = self.hosts[number], self.folders[number]
@@ -59,7 +68,7 @@ class Machines:
             *("--storage", self.url),
             cwd=folder,
             prefix=host.prefix,
-            variables=environment_of(self.store.options()),
+            variables=environment_of(self._store_options()),
         ).ready()
 
     def _run(self, host: Host, mode: str) -> Process:
@@ -69,7 +78,7 @@ class Machines:
             *("--seeds", *seeds, "--passphrase", PASSPHRASE),
             *("--url", self.url, "--lease", str(LEASE)),
             prefix=host.prefix,
-            variables=environment_of(self.store.options()),
+            variables=environment_of(self._store_options()),
         )
 
     def kill_node(self, number: int) -> None:
@@ -146,6 +155,8 @@ class Machines:
         processes: list[Any] = [*self.nodes.values(), *self._ended]
         for process in [*processes, *([self.client] if self.client else [])]:
             process.close()
+        if self.proxy is not None:
+            self.proxy.close()
         self.store.kill()
         self.network.close()
 
@@ -159,13 +170,17 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
+def new_machines(tmp_path: Path) -> Iterator[Machines]:
+    """Machines that run nothing yet."""
     made = Machines(tmp_path, nodes=3)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def machines(new_machines: Machines) -> Machines:
+    new_machines.start()
+    return new_machines
 
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -225,5 +240,44 @@ def test_writers_go_on_after_the_disk_of_the_store_was_full_and_an_error_named_i
     machines.store.kill()  # its own journal refuses writes until it is started again
     small_disk.make_room()
     machines.store.start()
+    machines.progress()
+    machines.check()
+
+
+TIMEOUT_SECONDS = 10.0
+"""How long a client waits for an answer."""
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "409": {"answer": 409},
+    "412": {"answer": 412},
+    "429": {"answer": 429},
+    "500": {"answer": 500},
+    "503": {"answer": 503},
+    "answer after the client has given up": {"hold": TIMEOUT_SECONDS + 2, "share": 0.02},
+    "answer lost after the request was carried out": {"lose": True},
+    "connection closed before the request was carried out": {"drop": True},
+}
+
+
+def test_nothing_is_lost_doubled_or_reordered_when_the_store_answers_with_errors(
+    new_machines: Machines,
+) -> None:
+    """Every fault meets some requests of every kind, from all hosts; then all faults at once."""
+    machines, proxy = new_machines, new_machines.use_proxy()
+    machines.start()
+    rounds = [[fault] for fault in FAULTS.values()] + [list(FAULTS.values())]
+    for faults in rounds:
+        share = 0.1 / len(faults)
+        proxy.replace_faults(*({"match": "", "share": share, **fault} for fault in faults))
+        machines.progress(puts=20)
+        assert proxy.replace_faults() > 0
+        machines.progress()
+    for number in (0, 1):
+        proxy.replace_faults(*({"match": "", "share": 0.02, **one} for one in FAULTS.values()))
+        machines.kill_node(number)
+        machines.progress()
+        machines.start_node(number)
+        machines.progress()
+    proxy.replace_faults()
     machines.progress()
     machines.check()

@@ -52,10 +52,10 @@ class Fault:
 
 
 class FaultProxy:
-    """A running proxy."""
+    """A running proxy; it listens on the address of its server."""
 
-    def __init__(self, target: int) -> None:
-        self._target = target
+    def __init__(self, target: int, address: str = "127.0.0.1", port: int = 0) -> None:
+        self._target, self._address, self._wanted_port = target, address, port
         self.delay = 0.0
         """Seconds added to every request."""
         self.counts: Counter[str] = Counter()
@@ -98,7 +98,9 @@ class FaultProxy:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_LIMIT, backlog=512)
+            asyncio.start_server(
+                self._serve, self._address, self._wanted_port, limit=_LIMIT, backlog=512
+            )
         )
         self.port = server.sockets[0].getsockname()[1]
         self._started.set()
@@ -130,7 +132,7 @@ class FaultProxy:
                     continue
                 if upstream is None:
                     upstream = await asyncio.open_connection(
-                        "127.0.0.1", self._target, limit=_LIMIT
+                        self._address, self._target, limit=_LIMIT
                     )
                 raw = _EXPECT.sub(b"", raw)
                 if fault.strip:

@@ -6,14 +6,16 @@ network changes, and no packet leaves it. Needs root and the program ``ip``.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from support.object_stores import SeaweedFS
+from support.object_stores import SeaweedFS, free_ports
 
 _PREPARE = """
 import sys, urllib.error, urllib.request
@@ -23,6 +25,18 @@ for method, url in (("POST", sys.argv[1]), ("GET", sys.argv[2])):
     except urllib.error.HTTPError as answer:
         if answer.code >= 500:
             raise
+"""
+
+_PROXY = """
+import json, sys
+from support.fault_proxy import FaultProxy
+
+proxy, faults = FaultProxy(int(sys.argv[1]), sys.argv[2], int(sys.argv[3])), []
+for line in sys.stdin:
+    proxy.heal()
+    met = sum(fault.met for fault in faults)
+    faults = [proxy.add(**fault) for fault in json.loads(line)]
+    print(met, flush=True)
 """
 
 
@@ -119,6 +133,40 @@ class HostedSeaweedFS(SeaweedFS):
     def options(self, **more: str) -> dict[str, str]:
         endpoint = f"http://{self._host.address}:{self.port}"
         return {**super().options(**more), "aws_endpoint": endpoint}
+
+
+class HostedFaultProxy:
+    """A :class:`~support.fault_proxy.FaultProxy` on the host of a server."""
+
+    def __init__(self, server: HostedSeaweedFS, host: Host) -> None:
+        (self.port,) = free_ports(1)
+        self._endpoint = f"http://{host.address}:{self.port}"
+        self._server = server
+        command = [sys.executable, "-c", _PROXY]
+        self._child = subprocess.Popen(
+            [*host.prefix, *command, str(server.port), host.address, str(self.port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        )
+        self.replace_faults()
+
+    def replace_faults(self, *faults: dict[str, Any]) -> int:
+        """Have these faults from now on; return how many requests have met the former ones."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(json.dumps(faults) + "\n")
+        self._child.stdin.flush()
+        return int(self._child.stdout.readline())
+
+    def options(self) -> dict[str, str]:
+        """Return the options that reach the server through the proxy."""
+        return {**self._server.options(), "aws_endpoint": self._endpoint}
+
+    def close(self) -> None:
+        self._child.kill()
+        self._child.communicate()
 
 
 def _ip(*arguments: str) -> None:
