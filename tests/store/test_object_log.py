@@ -57,6 +57,20 @@ def test_claimed_log_refuses_its_owner(store: ObjectStore) -> None:
     assert [is_claim(data) for data in sealing.read_slots(store, sealed)] == [False]
 
 
+def test_claimed_log_accepts_nothing_whatever_its_lease_says(store: ObjectStore) -> None:
+    """The slots behind a claim are free: an owner that tried them would acknowledge what nobody
+    reads."""
+    log = new_log(store)
+    append(log, b"one")
+    sealing.seal(store, log.name, "other")
+    with pytest.raises(OwnershipLost):
+        append(log, b"two")
+    log._lease.lost = ""
+    with pytest.raises(WALError, match="holds the claim of another process"):
+        append(log, b"three")
+    assert slots_of(store, log) == [0, 1]
+
+
 def test_put_that_arrives_after_the_claim_is_refused(
     patient: ObjectStore, store: ObjectStore, proxy: FaultProxy
 ) -> None:

@@ -169,6 +169,8 @@ class ObjectLog:
             self._store.create(key, data)
         except ObjectExists as exc:
             if is_claim(exc.found.data):
+                # Not only the lease ends: slots behind a claim are free, and do not count.
+                self._failure = f"{key} holds the claim of another process"
                 self._lease.give_up("another process claimed it")
                 self._lease.check()
             self._failure = f"{key} holds an object that this process did not write"
