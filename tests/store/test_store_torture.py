@@ -12,7 +12,7 @@ from support.object_stores import SeaweedFS
 from torture import store
 from torture.store_owner import MUTATIONS
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 BY_DAY = {"no fence", "claims deleted"}
 DECIDED_BY_DAY = [
