@@ -33,6 +33,7 @@ from persisting.work.group_values import (
     agreed_settings,
     lost_lease,
 )
+from persisting.work.journal import JournalEntry
 from persisting.work.members import Members
 from persisting.work.open_records import NEVER
 from persisting.work.state import MOST_DYING, Operation
@@ -171,7 +172,8 @@ class Keeper:
                 self._written += len(operations)
             error: StorageError | None = None
             try:
-                self._storage.write(first, operations, self.clock.now(), self._snapshot)
+                entry = JournalEntry(first, operations, self.clock.now(), self._snapshot)
+                self._storage.write(entry)
             except WALError as exc:
                 error = exc
             except OwnershipLost as exc:  # nothing was stored: the next keeper may be asked instead
