@@ -183,6 +183,13 @@ bucket_column = click.option(
     metavar="FIELD",
     help="Field that decides the bucket of a record in a new topic.  [default: id]",
 )
+metric = click.option(
+    "--metric",
+    type=click.Choice(["l2", "cosine", "dot"]),
+    default="l2",
+    show_default=True,
+    help="Distance between vectors.",
+)
 bucket = click.option("--bucket", "-b", type=click.IntRange(0), help="Use only this bucket.")
 
 
