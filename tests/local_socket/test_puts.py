@@ -15,7 +15,7 @@ from persisting.bucket import group_commit
 from persisting.bucket.group_commit import GroupCommit
 from persisting.errors import BucketLocked, SchemaError, StorageError
 from persisting.local_socket.loop_topic import LoopTopic
-from persisting.local_socket.owner_notes import FolderNotes
+from persisting.local_socket.owner_notes import FolderOwnerNotes
 from persisting.local_socket.quick_puts import QuickPuts
 from persisting.local_socket.shared_topic import SharedTopic
 from persisting.queue import QueueWriter, read_queue, write_queue
@@ -36,7 +36,7 @@ async def everything(folder: Path, **given: Any) -> list[dict[str, Any]]:
 def peer_of(writer: QueueWriter) -> LoopTopic:
     """Return the topic of a writer as another process reaches it."""
     topic: Any = writer._topic
-    return LoopTopic(FolderNotes(topic.folder), topic.config)
+    return LoopTopic(FolderOwnerNotes(topic.folder), topic.config)
 
 
 async def test_single_puts_keep_the_order_of_each_producer(

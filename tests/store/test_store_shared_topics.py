@@ -21,7 +21,7 @@ from support.waiting import until_true
 from persisting.bucket.store_ownership import owner_register
 from persisting.errors import BucketLocked, OwnershipLost, StorageError
 from persisting.local_socket import connection
-from persisting.local_socket.owner_notes import StoreNotes
+from persisting.local_socket.owner_notes import StoreOwnerNotes
 from persisting.queue import read_queue, write_queue
 from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
@@ -60,7 +60,7 @@ def topic_store(where: dict[str, Any]) -> ObjectStore:
 
 def owner_pids(where: dict[str, Any]) -> set[int | None]:
     """Return which processes own the buckets."""
-    notes = StoreNotes(topic_store(where))
+    notes = StoreOwnerNotes(topic_store(where))
     return {(notes.read(bucket) or {}).get("pid") for bucket in range(BUCKETS)}
 
 

@@ -18,7 +18,7 @@ from persisting.cluster.locator import Patience
 from persisting.errors import BucketClosed, BucketLocked, StorageError
 from persisting.local_socket.forwarding_client import ForwardingClient
 from persisting.local_socket.loop_topic import LoopTopic, LoopTopics
-from persisting.local_socket.owner_notes import FolderNotes
+from persisting.local_socket.owner_notes import FolderOwnerNotes
 from persisting.local_socket.socket_locator import NoOwner
 from persisting.lock import LOCK_FILE
 from persisting.topic.address import TopicAddress
@@ -44,7 +44,7 @@ class SharedReaderTopic(ConfiguredTopic):
         self.address = TopicAddress.in_folder(folder)
         self.files = ReadonlyTopic(folder, config)
         self._clients: dict[int, SharedReaderClient] = {}
-        self._loops = LoopTopics(partial(LoopTopic, FolderNotes(folder), config))
+        self._loops = LoopTopics(partial(LoopTopic, FolderOwnerNotes(folder), config))
 
     @property
     def config(self) -> TopicConfig:

@@ -13,7 +13,7 @@ from persisting.cluster.locator import Patience
 from persisting.errors import BucketLocked, OwnershipLost
 from persisting.local_socket.forwarding_client import ForwardingClient
 from persisting.local_socket.loop_topic import LoopTopic, LoopTopics
-from persisting.local_socket.owner_notes import FolderNotes, OwnerNotes, StoreNotes
+from persisting.local_socket.owner_notes import FolderOwnerNotes, OwnerNotes, StoreOwnerNotes
 from persisting.store.object_store import ObjectStore
 from persisting.topic.bucket_client import BucketClient, ProducerSequence, Rows
 from persisting.topic.configured import ConfiguredTopic
@@ -208,6 +208,6 @@ def as_shared(handle: LocalHandle) -> SharedTopic | LocalHandle:
 def notes_of(handle: LocalHandle) -> OwnerNotes:
     """Return where it is noted who owns the buckets of a topic."""
     if handle.store is not None:
-        return StoreNotes(handle.store)
+        return StoreOwnerNotes(handle.store)
     assert handle.folder is not None
-    return FolderNotes(handle.folder)
+    return FolderOwnerNotes(handle.folder)
