@@ -19,7 +19,7 @@ import msgspec
 from persisting.errors import StorageError
 from persisting.topic.work_status import WorkCounts
 from persisting.work.bucket_state import BucketState, delay_run
-from persisting.work.group_values import Dying, Lease, Letter, Position, Settings, lost_lease
+from persisting.work.group_values import Dying, Letter, Position, RecordLease, Settings, lost_lease
 from persisting.work.letter_numbers import has_number, with_numbers
 from persisting.work.numbered_claims import NumberedClaims
 from persisting.work.open_records import NEVER, OpenRecords
@@ -69,7 +69,7 @@ class _Claim(NamedTuple):
     """At most so many records."""
     lease: int
     member: str
-    leases: list[Lease]
+    leases: list[RecordLease]
     """What it gets; filled bucket by bucket."""
 
 
@@ -122,13 +122,13 @@ class GroupState:
 
     def claim(
         self, now: int, count: int, lease: int, member: str, ends: Mapping[int, tuple[int, int]]
-    ) -> list[Lease]:
+    ) -> list[RecordLease]:
         """Lease up to ``count`` records to a member.
 
         ``ends`` has the first and the end offset of every bucket: what may be delivered. Records
         that come again precede those that were never delivered.
         """
-        leases: list[Lease] = []
+        leases: list[RecordLease] = []
         claim = _Claim(now, count, lease, member, leases)
         in_turn = self._turns.order(now, member, count, sorted(ends))
         if self.settings.priority is None:
@@ -151,7 +151,9 @@ class GroupState:
             self._claim_new(claim, number, count - len(leases), ends[number])
         return leases
 
-    def number_claim(self, member: str, number: int, answered: int, leases: list[Lease]) -> None:
+    def number_claim(
+        self, member: str, number: int, answered: int, leases: list[RecordLease]
+    ) -> None:
         """Remember what a claim got under its number, so that it can be repeated.
 
         The member has the answers to all its claims below ``answered``: they are forgotten.
@@ -161,7 +163,7 @@ class GroupState:
             first = min(tokens)
             self._do((NUMBER, member, number, answered, first, max(tokens) - first + 1))
 
-    def repeat_claim(self, now: int, lease: int, member: str, number: int) -> list[Lease]:
+    def repeat_claim(self, now: int, lease: int, member: str, number: int) -> list[RecordLease]:
         """Return what a claim has whose answer was lost, with new leases.
 
         That is nothing if this is its first time, or if it was cancelled or others got the records
@@ -170,7 +172,7 @@ class GroupState:
         tokens = self._claims.find(member, number)
         if tokens is None:
             return []
-        repeated: list[Lease] = []
+        repeated: list[RecordLease] = []
         for bucket_number, bucket in self.buckets.items():
             for row in bucket.records.held_rows(*tokens):
                 self._do((EXTEND, bucket_number, bucket.records.offset[row], now + lease))
@@ -189,7 +191,7 @@ class GroupState:
             ends = now + claim.lease
             self._do((CLAIM, number, first, run, token, now, ends, claim.member))
             claim.leases.extend(
-                Lease(number, first + i, token + i, 1, now, now, ends, -1, bucket.epoch, end)
+                RecordLease(number, first + i, token + i, 1, now, now, ends, -1, bucket.epoch, end)
                 for i in range(run)
             )
             count -= run
@@ -245,9 +247,9 @@ class GroupState:
     def _next_token(self, now: int) -> int:
         return max(self._token + 1, now)
 
-    def _lease(self, number: int, bucket: BucketState, row: int) -> Lease:
+    def _lease(self, number: int, bucket: BucketState, row: int) -> RecordLease:
         records = bucket.records
-        return Lease(
+        return RecordLease(
             number,
             records.offset[row],
             records.token[row],
