@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.cluster_nodes import Cluster
-from support.cluster_work import BUCKETS, run
+from support.cluster_work import kill_keeper_during_deliveries, run
 from support.waiting import until
 from support.work_places import WorkPlace
 
@@ -65,17 +65,7 @@ async def test_killed_owners_store_every_dead_letter_once(
 async def test_a_member_in_flight_keeps_its_lease_when_the_keeper_dies(
     cluster: Cluster, place: WorkPlace
 ) -> None:
-    writer = await place.writer(4, num_buckets=BUCKETS)
-    member = await place.member(lease=120.0)
-    deliveries = await member.fetch(4)
-    await deliveries[0].ack()
-    cluster.owner((await writer.stats())["buckets"][0]).kill()
-    await deliveries[0].ack()  # repeated, as after a lost answer
-    await member.ack(deliveries[1:3])
-    assert await member.fetch(4) == []
-    await deliveries[3].reject("broken")
-    stats = await member.stats()
-    assert (stats["acknowledged"], stats["dead"], stats["unacknowledged"]) == (3, 1, 0)
+    await kill_keeper_during_deliveries(place, cluster)
 
 
 async def test_a_group_moves_while_its_dead_letters_have_no_owner(

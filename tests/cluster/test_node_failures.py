@@ -17,9 +17,11 @@ from support.cluster_traffic import (
     GROUP_MEMBER,
     SYNCED,
     assert_once,
+    kill_owner,
     owners,
     preferred_owners,
     starting_traffic,
+    stop_owner,
     synced_writer,
 )
 from support.topic_places import ids, numbered, streamed
@@ -45,12 +47,7 @@ async def test_a_killed_owner_is_replaced_and_nothing_is_lost_or_duplicated(
 ) -> None:
     cluster.start(3)
     flow = await traffic(await join(cluster), backend_options=options)
-    await flow.progress()
-    victim = cluster.owner((await flow.writer.stats())["buckets"][0])
-    victim.kill()
-    await flow.progress()
-    assert victim.id not in owners(await flow.writer.stats())
-    await flow.check()
+    await kill_owner(flow, cluster)
 
 
 @pytest.mark.nightly
@@ -122,8 +119,7 @@ async def test_streams_resume_when_a_paused_owner_continues(
 ) -> None:
     cluster.start(2)
     flow = await traffic(await join(cluster), num_buckets=2)
-    await flow.progress()
-    owner = cluster.owner((await flow.writer.stats())["buckets"][0])
+    owner = await flow.owner(cluster)
     owner.signal(signal.SIGSTOP)
     await flow.run_for(3)
     owner.signal(signal.SIGCONT)
@@ -167,11 +163,7 @@ async def test_a_leaving_node_hands_over_its_buckets_during_writes(
 ) -> None:
     cluster.start(3)
     flow = await traffic(await join(cluster), backend="lance", backend_options=None, num_buckets=6)
-    await flow.progress()
-    leaver = cluster.owner((await flow.writer.stats())["buckets"][0])
-    leaver.signal(signal.SIGTERM)
-    assert await leaver.ended() == 0, leaver.output
-    await flow.progress()
+    leaver = await stop_owner(flow, cluster)
     assert leaver.id not in owners(await flow.writer.stats())
     await flow.check()
 

@@ -35,7 +35,7 @@ from support.crash.checks import (
 )
 from support.crash.failing_disk import ERRORS, FaultyFileSystem
 from support.crash.recording import QuickFileSystem
-from support.crash.workloads import lance, no_log, wal
+from support.crash.workloads import lance, leave_table_and_log, no_log, wal
 
 from persisting import codec, fs
 from persisting.errors import StorageError
@@ -230,14 +230,7 @@ async def test_process_that_dies_at_the_fault_loses_nothing(
 
 async def left_behind(folder: Path) -> ExpectedRecords:
     """Create a bucket with a table and a log with a torn tail."""
-    expected = ExpectedRecords()
-    handle = CrashableBucket(folder, wal())
-    for number in range(4):
-        expected.add(record(number))
-        await handle.backend.put(expected.records[-1])
-        if number == 1:
-            await handle.backend.flush()
-    await handle.drop()
+    expected = await leave_table_and_log(folder)
     (segment,) = folder.glob("wal/*.wal")
     segment.write_bytes(segment.read_bytes() + b"torn")
     return expected

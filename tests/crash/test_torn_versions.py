@@ -22,7 +22,7 @@ from support.crash.checks import (
     read_checked,
 )
 from support.crash.disk_model import SECTOR
-from support.crash.workloads import lance, no_log, wal
+from support.crash.workloads import lance, leave_table_and_log, no_log, wal
 
 from persisting.errors import StorageError, TableError
 from persisting.queue import LanceBackend
@@ -378,14 +378,7 @@ async def test_lance_backend_refuses_a_leftover_log_and_names_the_remedy(tmp_pat
 
 async def test_leftover_log_is_recovered_even_with_logging_disabled(tmp_path: Path) -> None:
     folder = tmp_path / "bucket"
-    expected = ExpectedRecords()
-    handle = CrashableBucket(folder, wal())
-    for number in range(4):
-        expected.add(record(number))
-        await handle.backend.put(expected.records[-1])
-        if number == 1:
-            await handle.backend.flush()
-    await handle.drop()
+    expected = await leave_table_and_log(folder)
     handle = CrashableBucket(folder, no_log())
     check_records(await read_checked(handle.backend), expected, 4)
     assert list((folder / "wal").glob("*.wal")) == []

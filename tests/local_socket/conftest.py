@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.open_topics import no_open_topics
 from support.owner_process import OwnerProcess
+from support.socket_places import SocketHome, SocketPlace
 from support.topic_homes import Home
 from support.topic_places import Place
-
-from persisting.queue import QueueWriter
 
 
 @pytest.fixture(autouse=True)
@@ -36,33 +34,6 @@ def shared_owner() -> Iterator[OwnerProcess]:
     process = OwnerProcess()
     yield process
     process.close()
-
-
-class SocketPlace(Place):
-    """A place whose buckets belong to another process, so that every call goes through its
-    socket."""
-
-    def __init__(self, kind: str, folder: Path, owner: OwnerProcess) -> None:
-        super().__init__(kind, folder)
-        self._owner = owner
-        self._owned: set[str] = set()
-
-    async def write(self, **given: Any) -> QueueWriter:
-        writer = await super().write(**given)
-        topic = given.get("topic", self.topic)
-        if topic not in self._owned:
-            self._owned.add(topic)
-            await self._owner.own(Path(given.get("storage_path", self.folder)), topic)
-        return writer
-
-    async def close(self) -> None:
-        await super().close()
-        for topic in self._owned:
-            await self._owner.ask("close", topic)
-
-
-class SocketHome(SocketPlace, Home):
-    """Tables that belong to another process."""
 
 
 @pytest.fixture(params=["persisting", pytest.param("lance", marks=pytest.mark.nightly)])

@@ -33,6 +33,13 @@ async def writing(folder: Path, **given: Any) -> QueueWriter:
     return await write_queue(topic="t", storage_path=str(folder), **{**UNLOGGED, **given})
 
 
+async def check_puts_after_a_loss(folder: Path, reader: QueueReader, count: int) -> None:
+    """Put records as the next owner; check that the reader is delivered exactly those."""
+    async with await writing(folder) as writer:
+        await writer.put(numbered(count, 100))
+        assert ids(await reader.get(None, wait=True)) == list(range(100, 100 + count))
+
+
 async def take(stream: Any, count: int) -> list[Any]:
     return ids([await anext(stream) for _ in range(count)])
 
@@ -59,9 +66,7 @@ async def test_get_delivers_all_that_is_put_after_the_loss(
     async with await reading(tmp_path) as reader:
         assert ids(await reader.get(None)) == list(range(15))
         owner.kill()
-        async with await writing(tmp_path) as writer:
-            await writer.put(numbered(20, 100))
-            assert ids(await reader.get(None, wait=True)) == list(range(100, 120))
+        await check_puts_after_a_loss(tmp_path, reader, 20)
 
 
 async def test_waiting_get_returns_what_is_put_after_the_loss(
@@ -138,9 +143,7 @@ async def test_loss_before_the_first_flush_raises_the_epoch(
     async with await reading(tmp_path) as reader:
         assert ids(await reader.get(None)) == list(range(5))
         owner.kill()
-        async with await writing(tmp_path) as writer:
-            await writer.put(numbered(7, 100))
-            assert ids(await reader.get(None, wait=True)) == list(range(100, 107))
+        await check_puts_after_a_loss(tmp_path, reader, 7)
     assert await epoch(tmp_path) == 1
 
 
@@ -156,9 +159,7 @@ async def test_two_losses_before_the_first_flush_raise_the_epoch_twice(
         async with await reading(tmp_path) as reader:
             assert ids(await reader.get(None)) == [50, 51, 52]
             second.close()
-            async with await writing(tmp_path) as writer:
-                await writer.put(numbered(7, 100))
-                assert ids(await reader.get(None, wait=True)) == list(range(100, 107))
+            await check_puts_after_a_loss(tmp_path, reader, 7)
     finally:
         second.close()
     assert await epoch(tmp_path) == 2

@@ -14,7 +14,8 @@ from support.topic_places import WAL, ids, numbered
 from persisting.bucket import group_commit
 from persisting.bucket.group_commit import GroupCommit
 from persisting.errors import BucketLocked, SchemaError, StorageError
-from persisting.local_socket.owner_notes import FolderNotes
+from persisting.local_socket.loop_topic import LoopTopic
+from persisting.local_socket.owner_notes import FolderOwnerNotes
 from persisting.local_socket.quick_puts import QuickPuts
 from persisting.local_socket.shared_topic import SharedTopic
 from persisting.queue import QueueWriter, read_queue, write_queue
@@ -30,6 +31,12 @@ async def writing(folder: Path, **given: Any) -> QueueWriter:
 async def everything(folder: Path, **given: Any) -> list[dict[str, Any]]:
     async with await read_queue(topic="t", storage_path=str(folder), **given) as reader:
         return await reader.get(None)
+
+
+def peer_of(writer: QueueWriter) -> LoopTopic:
+    """Return the topic of a writer as another process reaches it."""
+    topic: Any = writer._topic
+    return LoopTopic(FolderOwnerNotes(topic.folder), topic.config)
 
 
 async def test_single_puts_keep_the_order_of_each_producer(
@@ -219,8 +226,6 @@ async def test_put_that_cannot_be_queued_at_once_is_stored_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restore, a flush that is due or a new schema: a task waits for them."""
-    from persisting.local_socket.loop_topic import LoopTopic
-
     asked: list[bool] = []
     enqueue = QuickPuts.enqueue
 
@@ -231,8 +236,7 @@ async def test_put_that_cannot_be_queued_at_once_is_stored_too(
     monkeypatch.setattr(QuickPuts, "enqueue", sometimes)
     async with await writing(tmp_path, **LOGGED) as writer:
         await writer.put([{"id": -1, "n": 0}, {"id": -2, "n": 0}])
-        # The same process, as another one reaches it.
-        other = LoopTopic(FolderNotes(tmp_path / "t"), writer._topic.config)  # type: ignore[attr-defined]
+        other = peer_of(writer)
         for number in range(40):
             await other.put_parts([(number % 2, [{"id": number, "n": number}])])
         await other.close()
@@ -244,8 +248,6 @@ async def test_put_that_cannot_be_queued_at_once_is_stored_too(
 async def test_lists_are_queued_without_a_task_and_keep_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from persisting.local_socket.loop_topic import LoopTopic
-
     queued: list[bool] = []
     enqueue = QuickPuts.enqueue
 
@@ -256,8 +258,7 @@ async def test_lists_are_queued_without_a_task_and_keep_their_order(
     monkeypatch.setattr(QuickPuts, "enqueue", noted)
     expected: list[list[dict[str, Any]]] = [[], []]
     async with await writing(tmp_path, **LOGGED) as writer:
-        # The same process, as another one reaches it.
-        other = LoopTopic(FolderNotes(tmp_path / "t"), writer._topic.config)  # type: ignore[attr-defined]
+        other = peer_of(writer)
         lists = [[{"id": -1, "text": "first", "f": 0.5, "b": True}]]
         for number in range(12):
             made = [{"id": n, "text": f"日 {n}", "f": n / 3, "b": n % 2 == 0} for n in range(300)]
@@ -282,8 +283,6 @@ async def test_lists_are_queued_without_a_task_and_keep_their_order(
 async def test_socket_writes_the_log_itself_for_a_lone_peer_unless_syncs_are_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from persisting.local_socket.loop_topic import LoopTopic
-
     writers: list[str] = []
     write = GroupCommit._write_queue
 
@@ -295,8 +294,7 @@ async def test_socket_writes_the_log_itself_for_a_lone_peer_unless_syncs_are_slo
     async with await writing(tmp_path, **LOGGED) as writer:
         await writer.put([{"id": -1, "n": 0}, {"id": -2, "n": 0}])
         monkeypatch.setattr(GroupCommit, "_write_queue", noted)
-        # The same process, as another one reaches it.
-        peers = [LoopTopic(FolderNotes(tmp_path / "t"), writer._topic.config) for _ in range(2)]  # type: ignore[attr-defined]
+        peers = [peer_of(writer) for _ in range(2)]
 
         async def put(numbers: range, peer: int = 0) -> set[str]:
             """Return the kinds of threads that write."""

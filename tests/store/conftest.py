@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.azurite import Azurite
+from support.cluster_nodes import Cluster
 from support.fault_proxy import FaultProxy
-from support.object_stores import SeaweedFS, fresh_prefix, running_seaweedfs, storage_options, url
+from support.object_stores import (
+    SeaweedFS,
+    environment_of,
+    fresh_prefix,
+    running_seaweedfs,
+    storage_options,
+    url,
+)
+from support.open_topics import no_open_topics
 
 from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
@@ -113,6 +122,21 @@ def long_lease(monkeypatch: pytest.MonkeyPatch) -> float:
     monkeypatch.setattr(lease, "_BEATS_PER_LEASE", 600)
     monkeypatch.setattr(sealing, "_LOOKS_PER_LEASE", 1000)
     return 120.0
+
+
+@pytest.fixture
+def cluster(server: SeaweedFS) -> Iterator[Cluster]:
+    """A cluster of the test's own, whose nodes have credentials in their environment."""
+    cluster = Cluster(variables=environment_of(server.options()))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+async def no_topic_is_left_open() -> AsyncIterator[None]:
+    """Fail a test that leaves a topic open."""
+    with no_open_topics():
+        yield
 
 
 OpenStore = Callable[..., ObjectStore]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from support.cluster_join import joining
 from support.cluster_nodes import Cluster
-from support.cluster_traffic import Traffic, owners, starting_traffic
+from support.cluster_traffic import Traffic, kill_owner, owners, starting_traffic, stop_owner
 from support.fault_proxy import FaultProxy
 from support.object_stores import KEY, SECRET, SeaweedFS, environment_of, storage_options, url
 from support.topic_places import ids, numbered, streamed
@@ -33,14 +33,6 @@ from persisting.wal.lease import lease_register
 
 LEASE = 2.0
 LOGGED = {"enable_wal": True, "lease": LEASE, "flush_interval": 0.5}
-
-
-@pytest.fixture
-def cluster(server: SeaweedFS) -> Iterator[Cluster]:
-    """A cluster of the test's own, whose nodes have credentials in their environment."""
-    cluster = Cluster(variables=environment_of(server.options()))
-    yield cluster
-    cluster.close()
 
 
 @pytest.fixture
@@ -81,12 +73,7 @@ async def test_killed_owner_in_a_store_is_replaced_and_every_record_is_there_onc
 ) -> None:
     cluster.start(2)
     flow = await traffic(await join(cluster), num_buckets=3)
-    await flow.progress()
-    victim = cluster.owner((await flow.writer.stats())["buckets"][0])
-    victim.kill()
-    await flow.progress()
-    assert victim.id not in owners(await flow.writer.stats())
-    await flow.check()
+    await kill_owner(flow, cluster)
 
 
 @pytest.mark.timeout(300)
@@ -95,8 +82,7 @@ async def test_paused_owner_in_a_store_is_replaced_and_answers_nothing_when_it_w
 ) -> None:
     cluster.start(2)
     flow = await traffic(await join(cluster), num_buckets=2)
-    await flow.progress()
-    paused = cluster.owner((await flow.writer.stats())["buckets"][0])
+    paused = await flow.owner(cluster)
     paused.signal(signal.SIGSTOP)
     await flow.progress()
     assert paused.id not in owners(await flow.writer.stats())
@@ -113,11 +99,7 @@ async def test_leaving_node_hands_over_without_waiting_for_a_lease(
     cluster.start(2)
     options = {**LOGGED, "lease": 300.0}
     flow = await traffic(await join(cluster), num_buckets=3, backend_options=options)
-    await flow.progress()
-    leaver = cluster.owner((await flow.writer.stats())["buckets"][0])
-    leaver.signal(signal.SIGTERM)
-    assert await leaver.ended() == 0, leaver.output
-    await flow.progress()
+    await stop_owner(flow, cluster)
     await flow.check()
 
 

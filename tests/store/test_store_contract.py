@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 from support.object_stores import Server
-from support.open_topics import no_open_topics
 from support.table_contract import MaintenanceContract, bucket_of, sound_topic
 from support.topic_contract import TopicContract
 from support.topic_homes import BUCKETS, Home
@@ -18,7 +17,7 @@ from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
 
-pytestmark = pytest.mark.usefixtures("frequent_looks")
+pytestmark = pytest.mark.usefixtures("frequent_looks", "no_topic_is_left_open")
 
 _TABLE = "bucket_1/data.lance/"
 GROUP_LEASE = 20.0
@@ -46,13 +45,6 @@ class StorePlace(Home):
     def _where(self) -> dict[str, Any]:
         where = self._server.url(self._prefix)
         return {"storage_path": where, "storage_options": self._server.options()}
-
-
-@pytest.fixture(autouse=True)
-async def no_topic_is_left_open() -> AsyncIterator[None]:
-    """Fail a test that leaves a topic open."""
-    with no_open_topics():
-        yield
 
 
 @pytest.fixture(params=["server", pytest.param("azurite", marks=pytest.mark.nightly)])

@@ -37,7 +37,7 @@ from support.waiting import until_true
 
 from persisting.bucket import bulk_import, store_notes
 from persisting.bucket.handover_notes import READY, Answer, Note
-from persisting.bucket.store_notes import DECIDED, SENT, VOID, State, StoredAnswer
+from persisting.bucket.store_notes import DECIDED, SENT, VOID, HandoverState, StoredAnswer
 from persisting.errors import BucketLocked, StorageError
 from persisting.store.object_store import ObjectStore, StoreError, open_store
 from persisting.store.storage_options import StorageOptions
@@ -93,7 +93,7 @@ def leave_notes(
 
 def send_and_die(store: ObjectStore, notes: dict[int, Note], state: str = DECIDED) -> str:
     name = store_notes.new_name(store)
-    store_notes.state_register(store, name).create(State(state=state, seconds=LEASE))
+    store_notes.state_register(store, name).create(HandoverState(state=state, seconds=LEASE))
     for bucket, note in notes.items():
         store_notes.write_note(store, name, bucket, note)
     return name

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 from support.fault_proxy import FaultProxy
 from support.object_stores import SeaweedFS, storage_options, url
-from support.open_topics import no_open_topics
 from support.owner_process import OwnerProcess
 from support.topic_places import ids, is_in_order, numbered
 from support.waiting import until_true
@@ -22,7 +21,7 @@ from support.waiting import until_true
 from persisting.bucket.store_ownership import owner_register
 from persisting.errors import BucketLocked, OwnershipLost, StorageError
 from persisting.local_socket import connection
-from persisting.local_socket.owner_notes import StoreNotes
+from persisting.local_socket.owner_notes import StoreOwnerNotes
 from persisting.queue import read_queue, write_queue
 from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
@@ -33,14 +32,7 @@ from persisting.wal.lease import lease_register
 LEASE = 1.5
 BUCKETS = 2
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(autouse=True)
-async def no_topic_is_left_open() -> AsyncIterator[None]:
-    """Fail a test that leaves a topic open."""
-    with no_open_topics():
-        yield
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("no_topic_is_left_open")]
 
 
 @pytest.fixture
@@ -68,7 +60,7 @@ def topic_store(where: dict[str, Any]) -> ObjectStore:
 
 def owner_pids(where: dict[str, Any]) -> set[int | None]:
     """Return which processes own the buckets."""
-    notes = StoreNotes(topic_store(where))
+    notes = StoreOwnerNotes(topic_store(where))
     return {(notes.read(bucket) or {}).get("pid") for bucket in range(BUCKETS)}
 
 

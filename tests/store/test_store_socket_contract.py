@@ -8,35 +8,28 @@ from typing import Any
 
 import pytest
 from support.object_stores import SeaweedFS, url
-from support.open_topics import no_open_topics
 from support.owner_process import OwnerProcess
 from support.queue_contract import QueueContract
-from support.topic_homes import Home
+from support.socket_places import SocketHome
 
-from persisting.queue import QueueReader, QueueWriter
+from persisting.queue import QueueReader
 
-pytestmark = pytest.mark.usefixtures("frequent_looks")
+pytestmark = pytest.mark.usefixtures("frequent_looks", "no_topic_is_left_open")
 
 GROUP_LEASE = 20.0
 """Members of a group are not taken for dead if the machine stops for a while."""
 
 
-class StoreSocketPlace(Home):
+class StoreSocketPlace(SocketHome):
     """Opens topics below one prefix of an object store, whose buckets another process owns."""
 
     def __init__(self, server: SeaweedFS, prefix: str, owner: OwnerProcess) -> None:
-        super().__init__("persisting", Path(prefix))
+        super().__init__("persisting", Path(prefix), owner)
         self.options = {**(self.options or {}), "lease": GROUP_LEASE}
-        self._server, self._prefix, self._owner = server, prefix, owner
-        self._owned: set[str] = set()
+        self._server, self._prefix = server, prefix
 
-    async def write(self, **given: Any) -> QueueWriter:
-        writer = await super().write(**given)
-        topic = given.get("topic", self.topic)
-        if topic not in self._owned:
-            self._owned.add(topic)
-            await self._owner.ask("own", topic, {"topic": topic, **self._where()})
-        return writer
+    async def _give(self, topic: str, given: dict[str, Any]) -> None:
+        await self._owner.ask("own", topic, {"topic": topic, **self._where()})
 
     async def read(self, **given: Any) -> QueueReader:
         if given.get("storage_path", "") is None:  # an open topic is found without its place
@@ -45,18 +38,6 @@ class StoreSocketPlace(Home):
 
     def _where(self) -> dict[str, Any]:
         return {"storage_path": url(self._prefix), "storage_options": self._server.options()}
-
-    async def close(self) -> None:
-        await super().close()
-        for topic in self._owned:
-            await self._owner.ask("close", topic)
-
-
-@pytest.fixture(autouse=True)
-async def no_topic_is_left_open() -> AsyncIterator[None]:
-    """Fail a test that leaves a topic open."""
-    with no_open_topics():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -475,9 +475,8 @@ async def test_credentials_that_the_server_repeats_are_in_no_error(
         assert secret not in "".join(shown) + caplog.text
 
 
-async def test_requests_of_puts_are_those_of_the_price_table(
-    proxy: FaultProxy, prefix: str
-) -> None:
+async def counted_writer(proxy: FaultProxy, prefix: str) -> QueueWriter:
+    """Return a writer of a topic whose buckets are open; its requests are counted from here on."""
     writer = await write_queue(
         topic="t",
         storage_path=url(prefix),
@@ -488,6 +487,13 @@ async def test_requests_of_puts_are_those_of_the_price_table(
     )
     await writer.put([{"id": number} for number in range(100)])
     proxy.reset_counts()
+    return writer
+
+
+async def test_requests_of_puts_are_those_of_the_price_table(
+    proxy: FaultProxy, prefix: str
+) -> None:
+    writer = await counted_writer(proxy, prefix)
     await writer.put([{"id": number} for number in range(100)])
     assert proxy.counts == {"PUT-if-absent": 1}  # one object for four buckets
     await writer.flush()
@@ -568,16 +574,7 @@ async def test_owner_makes_one_request_for_each_of_three_beats_per_lease(
     planned: list[tuple[float, Callable[[], None]]] = []
     hand = SimpleNamespace(after=lambda seconds, call: planned.append((seconds, call)))
     monkeypatch.setattr(lease, "timer", hand)
-    writer = await write_queue(
-        topic="t",
-        storage_path=url(prefix),
-        durable=True,
-        num_buckets=4,
-        backend_options={"lease": 300.0, "flush_interval": None},
-        storage_options=storage_options(proxy.port),
-    )
-    await writer.put([{"id": number} for number in range(100)])
-    proxy.reset_counts()
+    writer = await counted_writer(proxy, prefix)
     for beats in range(1, 4):
         # One lease for all buckets. Leases of other tests may be sending heartbeats, too.
         (beat,) = [call for seconds, call in planned if seconds == 300.0 / 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 from persisting.cluster.placement import bucket_key, ranked
 from persisting.queue import read_queue, write_queue
-from support.cluster_nodes import Cluster
+from support.cluster_nodes import Cluster, Node
 
 SYNCED = {"enable_wal": True, "wal_sync_interval": 0.0}
 GROUP_MEMBER = """
@@ -117,6 +118,11 @@ class Traffic:
             if task.done():
                 task.result()
 
+    async def owner(self, cluster: Cluster) -> Node:
+        """Wait for progress; return the node that owns bucket 0 then."""
+        await self.progress()
+        return cluster.owner((await self.writer.stats())["buckets"][0])
+
     async def check(self) -> None:
         """Stop, and check that every acknowledged record is stored and was consumed once."""
         self._stop = True
@@ -153,6 +159,24 @@ async def starting_traffic(
     yield start
     for flow in running:
         await flow.close()
+
+
+async def kill_owner(flow: Traffic, cluster: Cluster) -> None:
+    """Kill the owner of bucket 0; check that another node replaces it and nothing is lost."""
+    victim = await flow.owner(cluster)
+    victim.kill()
+    await flow.progress()
+    assert victim.id not in owners(await flow.writer.stats())
+    await flow.check()
+
+
+async def stop_owner(flow: Traffic, cluster: Cluster) -> Node:
+    """Have the owner of bucket 0 leave; return it when others go on without it."""
+    leaver = await flow.owner(cluster)
+    leaver.signal(signal.SIGTERM)
+    assert await leaver.ended() == 0, leaver.output
+    await flow.progress()
+    return leaver
 
 
 def owners(stats: dict[str, Any]) -> list[str]:

@@ -93,3 +93,18 @@ async def run(
     assert set(workers.delivered) == set(range(count))
     assert workers.late == []
     return workers
+
+
+async def kill_keeper_during_deliveries(place: WorkPlace, cluster: Cluster, **topic: Any) -> None:
+    """Kill the node that keeps a group; check that a member goes on with the leases it has."""
+    writer = await place.writer(4, num_buckets=BUCKETS, **topic)
+    member = await place.member(lease=120.0)
+    deliveries = await member.fetch(4)
+    await deliveries[0].ack()
+    cluster.owner((await writer.stats())["buckets"][0]).kill()
+    await deliveries[0].ack()  # repeated, as after a lost answer
+    await member.ack(deliveries[1:3])
+    assert await member.fetch(4) == []
+    await deliveries[3].reject("broken")
+    stats = await member.stats()
+    assert (stats["acknowledged"], stats["dead"], stats["unacknowledged"]) == (3, 1, 0)

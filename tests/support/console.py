@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pytest
 
@@ -34,6 +34,7 @@ FLAGS = [
 HOSTILE = "<script>hacked=1</script>"
 """A value that sets window.hacked if a page does not escape it."""
 HOSTILE_TOPIC = f"hostile {HOSTILE.replace('/', '')}"
+HOSTILE_PATH = f"/topics/{quote(HOSTILE_TOPIC)}"
 HOSTILE_GROUP = f"readers {HOSTILE.replace('/', '')}"
 NO_BROWSER = (
     "the tests of the console need Chromium and found none: install it with 'apt-get install "

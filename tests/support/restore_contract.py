@@ -13,7 +13,7 @@ import pytest
 
 from persisting.errors import InvalidArgument
 from persisting.topic.routing import route
-from support.topic_homes import BUCKETS, Following, Home, flat, taken
+from support.topic_homes import BUCKETS, Following, Home, flat, taken, with_two_flushes
 from support.topic_places import WAL, drained, ids, numbered, streamed
 
 
@@ -90,12 +90,7 @@ class RestoreContract:
         assert flat(await home.content()) == []
 
     async def test_single_bucket_is_restored_without_the_others(self, home: Home) -> None:
-        writer = await home.open()
-        await writer.put(numbered(30))
-        await writer.flush()
-        content = await home.content()
-        await writer.put(numbered(30, 30))
-        await writer.flush()
+        writer, content = await with_two_flushes(home)
         whole = await home.content()
         versions = await writer.versions()
         first = next(v["version"] for v in versions if v["bucket"] == 1 and v["rows"])

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from persisting.errors import BucketClosed, InvalidArgument, OffsetOutOfRange, SchemaError
-from persisting.queue import QueueReader
+from persisting.queue import QueueReader, QueueWriter
 from persisting.topic.routing import route
-from support.topic_homes import BUCKETS, Home, flat
+from support.topic_homes import BUCKETS, Home, flat, with_two_flushes
 from support.topic_places import drained, ids, numbered
 
 
@@ -159,12 +159,7 @@ class VersionContract:
         assert len(await drained(reader)) == 20
 
     async def test_version_number_is_accepted_by_a_reader_of_one_bucket(self, home: Home) -> None:
-        writer = await home.open()
-        await writer.put(numbered(30))
-        await writer.flush()
-        content = await home.content()
-        await writer.put(numbered(30, 30))
-        await writer.flush()
+        _, content = await with_two_flushes(home)
         alone = await home.read(bucket_id=1)
         first = next(v["version"] for v in await alone.versions() if v["rows"])
         assert await alone.get(None, version=first) == content[1]
@@ -616,6 +611,18 @@ class AccessContract:
         assert await reader.get(None, version="t") == own
 
 
+async def with_a_field_of_one_bucket(home: Home) -> tuple[QueueWriter, list[int]]:
+    """Put a record with the field "a" to a bucket, and one with "b" to another.
+
+    Returns an id for each bucket, those of the two records first.
+    """
+    writer = await home.open()
+    numbers = one_per_bucket()
+    await writer.put({"id": numbers[0], "a": 1})
+    await writer.put({"id": numbers[1], "b": "x"})
+    return writer, numbers
+
+
 class EvolvingContract:
     """Fields that only some buckets know."""
 
@@ -664,13 +671,9 @@ class EvolvingContract:
     async def test_unknown_field_raises_even_with_a_field_only_some_buckets_know(
         self, evolving_home: Home
     ) -> None:
-        home = evolving_home
-        writer = await home.open()
-        first, second, _ = one_per_bucket()
-        await writer.put({"id": first, "a": 1})
-        await writer.put({"id": second, "b": "x"})
+        writer, _ = await with_a_field_of_one_bucket(evolving_home)
         await writer.flush()
-        reader = await home.read()
+        reader = await evolving_home.read()
         for where in ("nope = 1", "b = 'x' AND nope = 1", "nope = 1 OR a = 1"):
             with pytest.raises(InvalidArgument, match="nope"):
                 await reader.query(where)
@@ -678,16 +681,12 @@ class EvolvingContract:
     async def test_index_on_a_field_of_one_bucket_covers_all_buckets(
         self, evolving_home: Home
     ) -> None:
-        home = evolving_home
-        writer = await home.open()
-        first, second, third = one_per_bucket()
-        await writer.put({"id": first, "a": 1})
-        await writer.put({"id": second, "b": "x"})
+        writer, numbers = await with_a_field_of_one_bucket(evolving_home)
         assert (await writer.create_index("b", "scalar"))["column"] == "b"
-        await writer.put([{"id": n, "b": f"b{n}"} for n in (first, second, third)])
+        await writer.put([{"id": n, "b": f"b{n}"} for n in numbers])
         await writer.flush()
-        reader = await home.read()
-        for number in (first, second, third):
+        reader = await evolving_home.read()
+        for number in numbers:
             assert ids(await reader.lookup("b", f"b{number}")) == [number]
 
     async def test_version_before_a_new_field_reads_without_it(self, evolving_home: Home) -> None:

@@ -12,7 +12,7 @@ import pulsing as pul
 
 from persisting.cluster.host import host_here
 from persisting.queue import QueueReader, QueueWriter
-from support.topic_places import Place
+from support.topic_places import Place, numbered
 from support.waiting import SECONDS
 
 BUCKETS = 3
@@ -55,6 +55,17 @@ async def home_in(where: str, kind: str, folder: Path) -> AsyncIterator[Home]:
 
 def flat(content: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [record for bucket in sorted(content) for record in content[bucket]]
+
+
+async def with_two_flushes(home: Home) -> tuple[QueueWriter, dict[int, list[dict[str, Any]]]]:
+    """Flush 30 records, then 30 more; also return the content between the two."""
+    writer = await home.open()
+    await writer.put(numbered(30))
+    await writer.flush()
+    content = await home.content()
+    await writer.put(numbered(30, 30))
+    await writer.flush()
+    return writer, content
 
 
 async def taken(reader: QueueReader, count: int, seconds: float = SECONDS) -> list[Any]:

@@ -10,14 +10,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect
 from support.children import python, wait_for_line
 from support.console import (
     HOSTILE,
-    HOSTILE_TOPIC,
+    HOSTILE_PATH,
     RunningConsole,
     queries_of,
     running_console,
@@ -25,7 +24,6 @@ from support.console import (
     wait_until,
 )
 
-HOSTILE_PATH = f"/topics/{quote(HOSTILE_TOPIC)}"
 SCREENS = [
     "/",
     "/topics/runs",

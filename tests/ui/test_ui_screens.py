@@ -17,6 +17,7 @@ import pytest
 from support.console import (
     HOSTILE,
     HOSTILE_GROUP,
+    HOSTILE_PATH,
     HOSTILE_TOPIC,
     Reply,
     RunningConsole,
@@ -34,7 +35,6 @@ from persisting.ui.queries import Hit, QueryPool, QueryTooLarge, SearchQuery
 from persisting.ui.query_worker import reserved_bytes
 from persisting.ui.runs import records_of_run, step_key
 
-HOSTILE_PATH = f"/topics/{quote(HOSTILE_TOPIC)}"
 SCREENS = [
     "/",
     "/topics/runs",

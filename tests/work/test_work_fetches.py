@@ -13,7 +13,7 @@ from persisting.bucket.snapshot import Page
 from persisting.errors import BucketClosed, OffsetOutOfRange, StorageError
 from persisting.queue import WorkReader, read_queue, write_queue
 from persisting.topic.table_calls import MakeDurable
-from persisting.work.group_values import Lease
+from persisting.work.group_values import RecordLease
 from persisting.work.near_reads import read_near
 from persisting.work.record_cache import (
     FIRST_ROWS,
@@ -56,8 +56,8 @@ class Bucket:
         return {"n": f"{self.epoch}/{offset}", "text": "x" * self.width}
 
 
-def leases(first: int, count: int, *, epoch: int = 0, end: int = 10**6) -> list[Lease]:
-    return [Lease(0, first + i, 1 + i, 1, 0, 0, 0, -1, epoch, end) for i in range(count)]
+def leases(first: int, count: int, *, epoch: int = 0, end: int = 10**6) -> list[RecordLease]:
+    return [RecordLease(0, first + i, 1 + i, 1, 0, 0, 0, -1, epoch, end) for i in range(count)]
 
 
 async def read(cache: BucketCache, bucket: Bucket, *args: int, **more: int) -> list[str]:

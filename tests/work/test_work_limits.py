@@ -10,7 +10,7 @@ from support.filesystems import QuickFileSystem
 from persisting.work import bucket_state, journal
 from persisting.work import state as work_state
 from persisting.work.group_values import Letter, Settings
-from persisting.work.journal import Journal, replay
+from persisting.work.journal import Journal, JournalEntry, replay
 from persisting.work.state import GroupState
 
 LEASE = 10
@@ -70,7 +70,7 @@ def test_the_journal_of_finished_records_stays_small(
         leases = state.claim(first, 1, LEASE, "m", {0: (0, 1 << 40)})
         assert state.ack([lease[:3] for lease in leases]) == []
         state._recent.clear()  # the leases that are remembered have a limit of their own
-        written.write(first, state.take_operations(), first, state.dump)
+        written.write(JournalEntry(first, state.take_operations(), first, state.dump))
         segments += written.size < size
         size = written.size
         largest = max(largest, size)

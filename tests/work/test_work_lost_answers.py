@@ -20,6 +20,7 @@ from persisting.local_socket.connection import Connections
 from persisting.local_socket.shared_reader import SharedReaderClient
 from persisting.topic.table_calls import MakeDurable
 from persisting.work.group_storage import FolderGroup, journal_folder
+from persisting.work.journal import JournalEntry
 from persisting.work.keeper import Keeper, KeeperEnded
 from persisting.work.state import GroupState
 
@@ -300,7 +301,7 @@ class TestKeepers:
         keeper = open_keeper(tmp_path)
         await keeper.claim("m", 1, 60.0, 0)
         first = keeper.state.operations
-        keeper._storage.write(first, operations, 0, keeper.state.dump)
+        keeper._storage.write(JournalEntry(first, operations, 0, keeper.state.dump))
         keeper.close()
         with pytest.raises(WALError, match=message) as raised:
             open_keeper(tmp_path)

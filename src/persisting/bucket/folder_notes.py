@@ -6,8 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from persisting.bucket import handover_notes, handover_watch
-from persisting.bucket.handover_notes import Answer, Note, Status
-from persisting.bucket.handover_watch import Owner
+from persisting.bucket.handover_notes import Answer, Note, Status, Wakeable
 from persisting.fs import FileSystem
 
 
@@ -54,8 +53,8 @@ class FolderNotes:
     def writers(self) -> set[str]:
         return handover_notes.writers(self._folder, self._fs)
 
-    def start(self, owner: Owner) -> None:
+    def start(self, owner: Wakeable) -> None:
         handover_watch.add(self._topic, owner)
 
-    def stop(self, owner: Owner) -> None:
+    def stop(self, owner: Wakeable) -> None:
         handover_watch.remove(self._topic, owner)

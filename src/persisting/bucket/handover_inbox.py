@@ -20,8 +20,7 @@ from typing import NamedTuple, Protocol
 
 from persisting.bucket import bulk_import, handover_notes
 from persisting.bucket.bucket import Bucket
-from persisting.bucket.handover_notes import Answer, Note, Status
-from persisting.bucket.handover_watch import Owner
+from persisting.bucket.handover_notes import Answer, Note, Status, Wakeable
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.concurrency.loop_bridge import NoThread
 from persisting.errors import BucketClosed, SchemaError, StorageError
@@ -71,10 +70,10 @@ class Notes(Protocol):
     def clear(self) -> None:
         """Remove what finished hand-overs left behind."""
 
-    def start(self, owner: Owner) -> None:
+    def start(self, owner: Wakeable) -> None:
         """Wake an owner from now on when there may be notes for it."""
 
-    def stop(self, owner: Owner) -> None:
+    def stop(self, owner: Wakeable) -> None:
         """Stop waking it."""
 
 

@@ -26,7 +26,7 @@ import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -64,6 +64,13 @@ its notes name it."""
 
 _T = TypeVar("_T")
 _LOCK, _SENT, _DECIDED, _NOTE, _ANSWER = ".lock", ".sent", ".decided", ".note", ".answer"
+
+
+class Wakeable(Protocol):
+    """An owner that notes may be addressed to."""
+
+    def wake(self, *, always: bool = False) -> None:
+        """Handle the notes in the background if there are any, or ``always``. Must be quick."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):

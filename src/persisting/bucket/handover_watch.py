@@ -10,21 +10,14 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import Protocol
 
 from persisting.bucket import handover_notes
+from persisting.bucket.handover_notes import Wakeable
 from persisting.bucket.path_watch import ENTRIES, path_watch
 from persisting.concurrency import timer
 
 POLL_SECONDS = 1.0
 """How often an owner looks for notes."""
-
-
-class Owner(Protocol):
-    """An owner that notes may be addressed to."""
-
-    def wake(self, *, always: bool = False) -> None:
-        """Handle the notes in the background if there are any, or ``always``. Must be quick."""
 
 
 class _TopicWatch:
@@ -33,13 +26,13 @@ class _TopicWatch:
     def __init__(self, topic: Path) -> None:
         self._topic = topic
         self._guard = threading.Lock()
-        self._owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+        self._owners: weakref.WeakSet[Wakeable] = weakref.WeakSet()
 
-    def add(self, owner: Owner) -> None:
+    def add(self, owner: Wakeable) -> None:
         with self._guard:
             self._owners.add(owner)
 
-    def discard(self, owner: Owner) -> None:
+    def discard(self, owner: Wakeable) -> None:
         with self._guard:
             self._owners.discard(owner)
 
@@ -78,7 +71,7 @@ class _Topics:
         self._topics: dict[Path, _TopicWatch] = {}
         self._ticking = False
 
-    def add(self, topic: Path, owner: Owner) -> None:
+    def add(self, topic: Path, owner: Wakeable) -> None:
         with self._guard:
             watch = self._topics.get(topic)
             if watch is None:
@@ -90,7 +83,7 @@ class _Topics:
         if start:
             timer.after(POLL_SECONDS, self._tick)
 
-    def remove(self, topic: Path, owner: Owner) -> None:
+    def remove(self, topic: Path, owner: Wakeable) -> None:
         with self._guard:
             watch = self._topics.get(topic)
             if watch is not None:
@@ -111,12 +104,12 @@ class _Topics:
 _topics = _Topics()
 
 
-def add(topic: Path, owner: Owner) -> None:
+def add(topic: Path, owner: Wakeable) -> None:
     """Wake an owner from now on; it is not kept alive."""
     _topics.add(topic, owner)
 
 
-def remove(topic: Path, owner: Owner) -> None:
+def remove(topic: Path, owner: Wakeable) -> None:
     """Stop waking an owner."""
     _topics.remove(topic, owner)
 

@@ -52,7 +52,7 @@ class LostRecords(msgspec.Struct):
     """The last offset that can still be read after the damage."""
 
 
-class LoggedBucket(msgspec.Struct):
+class LoggedBucketReport(msgspec.Struct):
     """What a log holds of one bucket."""
 
     bucket: int
@@ -85,7 +85,7 @@ class OwnerLogReport(msgspec.Struct):
     torn_bytes: int = 0
     pending_frames: int = 0
     """Frames with records that a table lacks."""
-    buckets: list[LoggedBucket] = []
+    buckets: list[LoggedBucketReport] = []
     cut: tuple[str, int] | None = None
     """The segment and the byte where the damage begins; None if no cut repairs it."""
     intact_from: str | None = None
@@ -96,7 +96,7 @@ class OwnerLogReport(msgspec.Struct):
         return sum(segment.size for segment in self.segments)
 
     @property
-    def noting(self) -> list[LoggedBucket]:
+    def noting(self) -> list[LoggedBucketReport]:
         return [bucket for bucket in self.buckets if bucket.noted]
 
 
@@ -165,7 +165,7 @@ def _missing(folder: Path, sequences: Mapping[int, int]) -> OwnerLogReport:
         problem=f"{damage}. Restore the folder from a copy",
         damage=damage,
         buckets=[
-            LoggedBucket(bucket, True, after, lost=LostRecords(after + 1, None))
+            LoggedBucketReport(bucket, True, after, lost=LostRecords(after + 1, None))
             for bucket, after in sequences.items()
         ],
     )
@@ -226,7 +226,7 @@ class _Reading:
     """The sequences of the tables of the buckets that note the log."""
     sequence_of: SequenceOf
     segments: list[SegmentReport] = field(default_factory=list)
-    buckets: dict[int, LoggedBucket] = field(default_factory=dict)
+    buckets: dict[int, LoggedBucketReport] = field(default_factory=dict)
     torn_bytes: int = 0
     pending_frames: int = 0
     problem: WALError | None = None
@@ -239,7 +239,7 @@ class _Reading:
 
     def read(self) -> None:
         for bucket, after in self.sequences.items():
-            self.buckets[bucket] = LoggedBucket(bucket, True, after)
+            self.buckets[bucket] = LoggedBucketReport(bucket, True, after)
         skip = 0
         while True:
             work = _Pass(
@@ -284,7 +284,7 @@ class _Reading:
         bucket = self.buckets.get(section.bucket)
         if bucket is None:
             after = self.sequence_of(section.bucket)
-            bucket = self.buckets[section.bucket] = LoggedBucket(section.bucket, False, after)
+            bucket = self.buckets[section.bucket] = LoggedBucketReport(section.bucket, False, after)
         if not bucket.noted or frame.sequence <= bucket.table_sequence:
             return False
         end = section.offset + section.rows
@@ -298,7 +298,7 @@ class _Reading:
         bucket.end_offset = end
         return True
 
-    def _lost(self, bucket: LoggedBucket, damage: _Damage) -> LostRecords:
+    def _lost(self, bucket: LoggedBucketReport, damage: _Damage) -> LostRecords:
         if bucket.lost is None:
             first = max(damage.first_sequence, bucket.table_sequence + 1)
             last = max(first, damage.last_sequence)
@@ -349,7 +349,7 @@ class _Reading:
         self.intact_from = None
         return self._missing_begin(noting)
 
-    def _missing_begin(self, noting: list[LoggedBucket]) -> tuple[str, str] | None:
+    def _missing_begin(self, noting: list[LoggedBucketReport]) -> tuple[str, str] | None:
         begin = {} if self.first is None else self.first.buckets
         lacking = [b for b in noting if begin.get(b.bucket, 0) > b.table_sequence]
         if not lacking:
@@ -378,7 +378,7 @@ class LogRepair(msgspec.Struct):
     copies: list[Path] = []
 
     @property
-    def lost(self) -> list[LoggedBucket]:
+    def lost(self) -> list[LoggedBucketReport]:
         """The buckets that lose records."""
         if self.report.state == "damaged" and self.report.intact_from is not None:
             return []

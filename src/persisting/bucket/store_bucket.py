@@ -34,7 +34,7 @@ from persisting.table.store_table import StoreTable
 log = logging.getLogger("persisting")
 
 
-class LogState(Protocol):
+class LogOwnership(Protocol):
     """What a bucket asks of the log that it writes to."""
 
     @property
@@ -76,7 +76,7 @@ class StoreBucket(Bucket):
             self._notes = StoreNotes(handovers, options.bucket_id, ownership.term)
             self._find_notes = begin_request(self._notes.find)
         self._lost: OwnershipLost | None = None
-        self.log_state: LogState | None = None
+        self.log_ownership: LogOwnership | None = None
         """The log, once the bucket is attached to it."""
         super().__init__(options, rules, metrics, schema)
 
@@ -150,13 +150,13 @@ class StoreBucket(Bucket):
         """Why this process no longer owns the bucket; empty while it does, as far as it knows."""
         if self._lost is not None:
             return self._lost.summary
-        return "" if self.log_state is None else self.log_state.lost
+        return "" if self.log_ownership is None else self.log_ownership.lost
 
     @property
     def overdue(self) -> str:
         """Why another process may have taken the bucket over unnoticed; empty while that cannot
         be."""
-        return "" if self.log_state is None else self.log_state.overdue
+        return "" if self.log_ownership is None else self.log_ownership.overdue
 
     def check_writable(self) -> None:
         super().check_writable()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from persisting.bucket.log_inspection import (
-    LoggedBucket,
+    LoggedBucketReport,
     OwnerLogReport,
     SequenceOf,
     read_report,
@@ -155,7 +155,7 @@ def _without_lease(
     for bucket in noting:
         held = owner_register(store, bucket).read()
         if held is not None and held.content.log == name:
-            still.append(LoggedBucket(bucket, True, sequence_of(bucket)))
+            still.append(LoggedBucketReport(bucket, True, sequence_of(bucket)))
     if not still:
         return None  # closed meanwhile
     damage = (

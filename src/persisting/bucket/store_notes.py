@@ -29,11 +29,11 @@ import time
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
-from persisting.bucket.handover_notes import ADOPT, DONE, FAILED, Answer, Note, Status
+from persisting.bucket.handover_notes import ADOPT, DONE, FAILED, Answer, Note, Status, Wakeable
 from persisting.bucket.store_ownership import owner_register
 from persisting.concurrency import timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
@@ -60,7 +60,7 @@ _SHORTEST, _LONGEST = 0.05, 1.0
 An owner that knows none does not poll."""
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class HandoverState(msgspec.Struct, frozen=True, kw_only=True):
     """The content of ``state.json``."""
 
     state: str
@@ -79,9 +79,9 @@ class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
 
-def state_register(store: ObjectStore, name: str) -> Register[State]:
+def state_register(store: ObjectStore, name: str) -> Register[HandoverState]:
     """``store`` is that of the topic."""
-    return Register(store, f"{FOLDER}/{name}/{_STATE}", State, FORMAT)
+    return Register(store, f"{FOLDER}/{name}/{_STATE}", HandoverState, FORMAT)
 
 
 def answer_register(store: ObjectStore, name: str, bucket: int) -> Register[StoredAnswer]:
@@ -172,18 +172,11 @@ def decided_buckets(store: ObjectStore) -> set[int]:
 # The owner
 
 
-class Owner(Protocol):
-    """An owner that notes may be addressed to."""
-
-    def wake(self, *, always: bool = False) -> None:
-        """Handle the notes in the background if there are any, or ``always``. Must be quick."""
-
-
 class _Seen:
     """What this process has seen of a hand-over."""
 
     def __init__(self) -> None:
-        self.held: Held[State] | None = None
+        self.held: Held[HandoverState] | None = None
         self.notes: set[int] = set()
         """The buckets whose notes are not known to be removed."""
         self.status = Status(alive=True, decided=False)
@@ -193,7 +186,7 @@ class _Seen:
     def state(self) -> str:
         return "" if self.held is None else self.held.content.state
 
-    def read(self, register: Register[State]) -> bool:
+    def read(self, register: Register[HandoverState]) -> bool:
         """Read the state; return whether it has changed, apart from heartbeats."""
         before, held, began = self.state, self.held, time.monotonic()
         self.held = register.read()
@@ -210,7 +203,7 @@ class _Seen:
         )
         return before != self.state
 
-    def _make_void(self, register: Register[State]) -> None:
+    def _make_void(self, register: Register[HandoverState]) -> None:
         """Let nobody decide any more. If a heartbeat or a decision comes first, the next poll
         continues from there."""
         assert self.held is not None
@@ -236,7 +229,7 @@ class StoreHandovers:
         self._left_over: dict[str, list[str]] = {}
         """Objects of hand-overs without a state, in the last listing."""
         self._buckets: weakref.WeakSet[StoreNotes] = weakref.WeakSet()
-        self._owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+        self._owners: weakref.WeakSet[Wakeable] = weakref.WeakSet()
         self._guard = threading.Lock()
         """Never held during a request: the heartbeats of the lease take it."""
         self._reading = threading.Lock()
@@ -252,13 +245,13 @@ class StoreHandovers:
             self._buckets.add(notes)
         self.find()
 
-    def add(self, owner: Owner) -> None:
+    def add(self, owner: Wakeable) -> None:
         """Wake an owner from now on; it is not kept alive."""
         with self._guard:
             self._owners.add(owner)
         self._tick_later()
 
-    def discard(self, owner: Owner, notes: StoreNotes) -> None:
+    def discard(self, owner: Wakeable, notes: StoreNotes) -> None:
         """Stop waking an owner."""
         with self._guard:
             self._owners.discard(owner)
@@ -504,11 +497,11 @@ class StoreNotes:
             files |= set() if note is None else note.files
         return files
 
-    def start(self, owner: Owner) -> None:
+    def start(self, owner: Wakeable) -> None:
         """Wake an owner from now on when there may be something to do."""
         self._handovers.add(owner)
 
-    def stop(self, owner: Owner) -> None:
+    def stop(self, owner: Wakeable) -> None:
         self._handovers.discard(owner, self)
 
 

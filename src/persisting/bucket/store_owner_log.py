@@ -165,7 +165,7 @@ class StoreOwnerLog:
             self._opening.discard(bucket.number)
         if left is not None and left.slots:
             self._removing.append(begin_request(self._remove_if_unused, left))
-        bucket.log_state = self
+        bucket.log_ownership = self
         bucket.attach(self.group_commit, lambda: self._forget(bucket))
 
     def _recover(self, bucket: StoreBucket, left: SealedLog) -> None:

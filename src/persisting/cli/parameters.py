@@ -8,7 +8,7 @@ import functools
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -16,6 +16,8 @@ from persisting.actions.text_values import parse_duration, parse_size, parse_tim
 from persisting.errors import InvalidArgument
 from persisting.options import local_path
 from persisting.store_address import is_store_address, parse
+
+_T = TypeVar("_T")
 
 
 class ParsedText(click.ParamType):
@@ -31,46 +33,39 @@ class ParsedText(click.ParamType):
         return self.parse(value, lambda message: self.fail(message, param, ctx))
 
 
-class Duration(click.ParamType):
+class Duration(ParsedText):
     """A duration: ``90s``, ``15m``, ``12h``, ``7d``, ``2w``, or a number of seconds."""
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, (int, float)):
-            return float(value)
-        try:
-            return parse_duration(value)
-        except ValueError as exc:
-            self.fail(str(exc), param, ctx)
+    def parse(self, text: str, fail: Callable[[str], NoReturn]) -> float:
+        return _parsed(parse_duration, text, fail)
 
 
-class Size(click.ParamType):
+class Size(ParsedText):
     """A size: ``500k``, ``10MB``, ``2G``, or a number of bytes."""
 
     name = "size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(value)
-        except ValueError as exc:
-            self.fail(str(exc), param, ctx)
+    def parse(self, text: str, fail: Callable[[str], NoReturn]) -> int:
+        return _parsed(parse_size, text, fail)
 
 
-class Timestamp(click.ParamType):
+class Timestamp(ParsedText):
     """An ISO date or time (in the local zone unless it names one), or ``2h`` for 2 hours ago."""
 
     name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, dt.datetime):
-            return value
-        try:
-            return parse_time(value)
-        except ValueError as exc:
-            self.fail(str(exc), param, ctx)
+    def parse(self, text: str, fail: Callable[[str], NoReturn]) -> dt.datetime:
+        return _parsed(parse_time, text, fail)
+
+
+def _parsed(parse: Callable[[str], _T], text: str, fail: Callable[[str], NoReturn]) -> _T:
+    """Return a value, or fail with the message of the error that ``parse`` raises."""
+    try:
+        return parse(text)
+    except ValueError as exc:
+        fail(str(exc))
 
 
 class Json(ParsedText):
@@ -183,6 +178,13 @@ bucket_column = click.option(
     metavar="FIELD",
     help="Field that decides the bucket of a record in a new topic.  [default: id]",
 )
+metric = click.option(
+    "--metric",
+    type=click.Choice(["l2", "cosine", "dot"]),
+    default="l2",
+    show_default=True,
+    help="Distance between vectors.",
+)
 bucket = click.option("--bucket", "-b", type=click.IntRange(0), help="Use only this bucket.")
 
 
@@ -191,6 +193,11 @@ def count(flag: str, default: int, help: str, *, least: int = 0) -> Any:
     return click.option(
         flag, "-n", default=default, show_default=True, type=click.IntRange(least), help=help
     )
+
+
+def duration(flag: str, default: str, help: str) -> Any:
+    """Return an option that takes a duration."""
+    return click.option(flag, type=Duration(), default=default, show_default=True, help=help)
 
 
 def tag(verb: str) -> Any:

@@ -24,7 +24,7 @@ MAX_REQUESTS = 64
 """Threads that wait for an object store to store a log."""
 
 
-class Waiters(Protocol):
+class SupportsWaiting(Protocol):
     """Anything that calls back when its state may have changed."""
 
     def waiting(self, callback: Callable[[], None]) -> AbstractContextManager[None]: ...
@@ -310,7 +310,7 @@ _threads = _Threads()
 
 
 @contextmanager
-def next_wake(waiters: Waiters) -> Iterator[asyncio.Future[None]]:
+def next_wake(waiters: SupportsWaiting) -> Iterator[asyncio.Future[None]]:
     """Yield a future of the next wake, in this loop. Check the state inside, then await it."""
     waiter = LoopWaiter()
     with waiters.waiting(lambda: waiter.sink.deliver([waiter], None)):

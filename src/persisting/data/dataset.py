@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from persisting.data.checks import check_columns, check_fixed_where
 from persisting.data.formats import NUMPY, PYTHON, TORCH, check_format, to_rows
-from persisting.data.isolation import PerProcess, open_rows
+from persisting.data.isolation import OpensPerProcess, PerProcess, open_rows
 from persisting.data.pin import pin_of
 
 
-class TopicDataset:
+class TopicDataset(OpensPerProcess):
     """The rows of a topic by number, for ``torch.utils.data.DataLoader`` and the like.
 
     The rows are fixed when the dataset is created: those of the tag, or without a tag everything
@@ -62,15 +62,6 @@ class TopicDataset:
 
     def _open(self) -> Any:
         return open_rows(self._pin, self._columns, self._where)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        del state["_rows"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._rows = PerProcess(self._open)
 
     @property
     def schema(self) -> pa.Schema:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from persisting.data import loader_state, stream_state
-from persisting.data.isolation import PerProcess, open_live
+from persisting.data.isolation import OpensPerProcess, PerProcess, open_live
 from persisting.data.live_rows import LiveRead
 from persisting.data.pinned_stream import StreamOptions, Worker
 from persisting.data.place import Place
@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.02
 _LONGEST_POLL_SECONDS = 0.2
 
 
-class FollowedStream:
+class FollowedStream(OpensPerProcess):
     """Follows a topic from its first record on, and waits for more.
 
     Each rank reads the buckets whose number is its rank modulo ``world_size``, and each worker some
@@ -30,8 +30,8 @@ class FollowedStream:
     def __init__(self, place: Place, options: StreamOptions, idle_timeout: float | None) -> None:
         self._place, self._options = place, options
         self._idle_timeout = idle_timeout
-        self._live = PerProcess(self._open)
-        live = self._live.get()
+        self._rows = PerProcess(self._open)
+        live = self._rows.get()
         self._topic_id, self._buckets = live.topic_id, live.buckets
         if options.world_size > self._buckets:
             raise InvalidArgument(
@@ -40,15 +40,6 @@ class FollowedStream:
             )
         self._offsets = dict.fromkeys(self._own(None), 0)
         self._epochs: dict[int, int] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        del state["_live"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._live = PerProcess(self._open)
 
     def _open(self) -> Any:
         return open_live(self._place, self._options.columns, self._options.where)
@@ -99,10 +90,10 @@ class FollowedStream:
     def _read(self, bucket: int) -> LiveRead:
         """Read the next records of a bucket; raise if records were lost or taken back."""
         offset = self._offsets[bucket]
-        read: LiveRead = self._live.get().read(bucket, offset, self._options.batch_size)
+        read: LiveRead = self._rows.get().read(bucket, offset, self._options.batch_size)
         epoch = self._epochs.setdefault(bucket, read.epoch)
         if read.epoch != epoch:
-            if self._live.get().unchanged_until(bucket, epoch, read.epoch) < offset:
+            if self._rows.get().unchanged_until(bucket, epoch, read.epoch) < offset:
                 raise StorageError(
                     f"bucket {bucket} of {self._place} was restored to an older version since the "
                     "stream has read it, or lost records that were not flushed; its offsets mean "

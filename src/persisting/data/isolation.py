@@ -185,6 +185,25 @@ class PerProcess(Generic[T]):
         self._value = None
 
 
+class OpensPerProcess:
+    """A base for what reads rows and pickles: the copy in another process opens its own rows."""
+
+    _rows: PerProcess[Any]
+
+    def _open(self) -> Any:
+        """Return the rows, opened for this process."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        del state["_rows"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._rows = PerProcess(self._open)
+
+
 _of_parents: list[Any] = []
 
 

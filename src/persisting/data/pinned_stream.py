@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from persisting.data import loader_state, stream_state
-from persisting.data.isolation import PerProcess, open_rows
+from persisting.data.isolation import OpensPerProcess, PerProcess, open_rows
 from persisting.data.order import Blocks, Order, order_of
 from persisting.data.pin import Pin
 from persisting.data.read_ahead import read_ahead
@@ -49,7 +49,7 @@ class PinnedOptions:
     remainder: str
 
 
-class PinnedStream:
+class PinnedStream(OpensPerProcess):
     """Reads the rows of a pin, epoch by epoch."""
 
     def __init__(self, pin: Pin, options: StreamOptions, pinned: PinnedOptions) -> None:
@@ -61,15 +61,6 @@ class PinnedStream:
         """From a state, whose order must be continued; None: as the rows suggest."""
         self._rows = PerProcess(self._open)
         self._rows.get()
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        del state["_rows"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._rows = PerProcess(self._open)
 
     def _open(self) -> Any:
         return open_rows(self._pin, self._options.columns, self._options.where)

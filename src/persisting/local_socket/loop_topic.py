@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from persisting.cluster.client import RemoteTopic
 from persisting.cluster.locator import Patience
@@ -77,3 +79,38 @@ class LoopTopic(RemoteTopic):
 
     def disconnect(self) -> None:
         self._connections.close()
+
+
+class LoopTopics:
+    """The owners of a topic's buckets, as each event loop reaches them."""
+
+    def __init__(self, new: Callable[[], LoopTopic]) -> None:
+        self._new = new
+        self._topics: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTopic] = WeakKeyDictionary()
+        self._recent: tuple[ref[asyncio.AbstractEventLoop], LoopTopic] | None = None
+        """What was returned last: the lookup is a noticeable part of a put."""
+
+    def here(self) -> LoopTopic:
+        """Return the owners as the running event loop reaches them."""
+        loop, recent = asyncio.get_running_loop(), self._recent
+        if recent is not None and recent[0]() is loop:
+            return recent[1]
+        topic = self._topics.get(loop)
+        if topic is None:
+            topic = self._topics[loop] = self._new()
+        self._recent = ref(loop), topic
+        return topic
+
+    def all(self) -> list[LoopTopic]:
+        return list(self._topics.values())
+
+    async def close(self) -> None:
+        """Finish the puts of the running event loop that are under way; disconnect all loops."""
+        running = asyncio.get_running_loop()
+        for loop, topic in list(self._topics.items()):
+            if loop is running:
+                await topic.close()
+            elif not loop.is_closed():
+                loop.call_soon_threadsafe(topic.disconnect)
+        self._topics.clear()
+        self._recent = None

@@ -44,7 +44,7 @@ class OwnerNotes(Protocol):
         """Return where a bucket is, for messages."""
 
 
-class FolderNotes:
+class FolderOwnerNotes:
     """The notes in the locks of the buckets."""
 
     pause_seconds = 0.02
@@ -63,7 +63,7 @@ class FolderNotes:
         return str(bucket_folder(self._folder, bucket))
 
 
-class StoreNotes:
+class StoreOwnerNotes:
     """The notes in the leases of the logs in an object store.
 
     A killed owner counts as one until its lease has ended; nobody answers on its socket meanwhile.

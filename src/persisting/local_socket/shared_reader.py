@@ -9,15 +9,16 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from persisting.bucket.snapshot import Page
 from persisting.cluster.locator import Patience
 from persisting.errors import BucketClosed, BucketLocked, StorageError
-from persisting.local_socket.loop_topic import LoopTopic
-from persisting.local_socket.owner_notes import FolderNotes
+from persisting.local_socket.forwarding_client import ForwardingClient
+from persisting.local_socket.loop_topic import LoopTopic, LoopTopics
+from persisting.local_socket.owner_notes import FolderOwnerNotes
 from persisting.local_socket.socket_locator import NoOwner
 from persisting.lock import LOCK_FILE
 from persisting.topic.address import TopicAddress
@@ -27,7 +28,6 @@ from persisting.topic.local import LocalBucketClient, live_bucket, live_topic
 from persisting.topic.readonly import ReadonlyTopic
 from persisting.topic.spec import TopicConfig, bucket_folder
 from persisting.topic.stream_position import StreamPosition
-from persisting.topic.table_calls import T, TableCall
 
 _T = TypeVar("_T")
 _PAUSE_SECONDS = 0.01
@@ -44,7 +44,7 @@ class SharedReaderTopic(ConfiguredTopic):
         self.address = TopicAddress.in_folder(folder)
         self.files = ReadonlyTopic(folder, config)
         self._clients: dict[int, SharedReaderClient] = {}
-        self._remote: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTopic] = WeakKeyDictionary()
+        self._loops = LoopTopics(partial(LoopTopic, FolderOwnerNotes(folder), config))
 
     @property
     def config(self) -> TopicConfig:
@@ -57,11 +57,7 @@ class SharedReaderTopic(ConfiguredTopic):
 
     def elsewhere(self) -> LoopTopic:
         """Return the owners of the buckets as the running event loop reaches them."""
-        loop = asyncio.get_running_loop()
-        topic = self._remote.get(loop)
-        if topic is None:
-            topic = self._remote[loop] = LoopTopic(FolderNotes(self.folder), self._config)
-        return topic
+        return self._loops.here()
 
     async def put_parts(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
@@ -69,17 +65,11 @@ class SharedReaderTopic(ConfiguredTopic):
         raise StorageError(f"topic {self.name!r} is open for reading only")
 
     async def close(self) -> None:
-        running = asyncio.get_running_loop()
-        for loop, topic in list(self._remote.items()):
-            if loop is running:
-                await topic.close()
-            elif not loop.is_closed():
-                loop.call_soon_threadsafe(topic.disconnect)
-        self._remote.clear()
+        await self._loops.close()
         await self.files.close()
 
 
-class SharedReaderClient:
+class SharedReaderClient(ForwardingClient):
     """A bucket of this process, of another one that listens, or the files of the bucket."""
 
     def __init__(self, topic: SharedReaderTopic, bucket: int) -> None:
@@ -134,26 +124,6 @@ class SharedReaderClient:
                 if source is self._files and live_topic(self._topic.address) is None:
                     raise
                 await self._left(exc)  # opened or closed by this process just now
-
-    async def read(self, offset: int, limit: int | None) -> Page:
-        return await self._call(lambda bucket: bucket.read(offset, limit))
-
-    async def read_arrow(self, offset: int, limit: int | None) -> Page:
-        return await self._call(lambda bucket: bucket.read_arrow(offset, limit))
-
-    async def call(self, call: TableCall[T]) -> T:
-        return await self._call(lambda bucket: bucket.call(call))
-
-    async def find(self, timestamp: int) -> int:
-        return await self._call(lambda bucket: bucket.find(timestamp))
-
-    async def last_number(self, writer: str) -> int:
-        return await self._call(lambda bucket: bucket.last_number(writer))
-
-    async def stats(self) -> dict[str, Any]:
-        stats = await self._call(lambda bucket: bucket.stats())
-        stats.pop("node", None)
-        return stats
 
     async def wait(self, offset: int, epoch: int = 0) -> None:
         while True:

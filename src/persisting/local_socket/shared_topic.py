@@ -7,20 +7,19 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, ref
 
 from persisting.bucket.snapshot import Page
 from persisting.cluster.locator import Patience
 from persisting.errors import BucketLocked, OwnershipLost
-from persisting.local_socket.loop_topic import LoopTopic
-from persisting.local_socket.owner_notes import FolderNotes, OwnerNotes, StoreNotes
+from persisting.local_socket.forwarding_client import ForwardingClient
+from persisting.local_socket.loop_topic import LoopTopic, LoopTopics
+from persisting.local_socket.owner_notes import FolderOwnerNotes, OwnerNotes, StoreOwnerNotes
 from persisting.store.object_store import ObjectStore
 from persisting.topic.bucket_client import BucketClient, ProducerSequence, Rows
 from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.local import BucketsTaken, LocalHandle
 from persisting.topic.spec import TopicConfig
 from persisting.topic.stream_position import StreamPosition
-from persisting.topic.table_calls import T, TableCall
 
 _T = TypeVar("_T")
 _PAUSE_SECONDS = 0.01
@@ -35,13 +34,11 @@ class SharedTopic(ConfiguredTopic):
 
     def __init__(self, handle: LocalHandle) -> None:
         self._handle, self._local = handle, handle.topic
-        self._notes = notes_of(handle)
         self._clients: dict[int, SharedBucketClient] = {}
         self._sent: set[int] = set()
         """Buckets to which puts may be on their way to another owner, or wait for it."""
-        self._remote: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTopic] = WeakKeyDictionary()
-        self._recent: tuple[ref[asyncio.AbstractEventLoop], LoopTopic] | None = None
-        """The loop that put last, and its owners: the lookup is a noticeable part of a put."""
+        notes, local = notes_of(handle), handle.topic
+        self._loops = LoopTopics(lambda: LoopTopic(notes, handle.config, local))
 
     @property
     def config(self) -> TopicConfig:
@@ -77,13 +74,13 @@ class SharedTopic(ConfiguredTopic):
     def _is_under_way(self, bucket: int) -> bool:
         if self._is_busy(bucket):
             return True
-        if any(topic.is_waited_for(bucket) for topic in list(self._remote.values())):
+        if any(topic.is_waited_for(bucket) for topic in self._loops.all()):
             return True
         self._sent.discard(bucket)
         return False
 
     def _is_busy(self, bucket: int) -> bool:
-        return any(topic.is_busy(bucket) for topic in list(self._remote.values()))
+        return any(topic.is_busy(bucket) for topic in self._loops.all())
 
     async def put_elsewhere(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None
@@ -94,14 +91,7 @@ class SharedTopic(ConfiguredTopic):
 
     def elsewhere(self) -> LoopTopic:
         """Return the owners of the buckets as the running event loop reaches them."""
-        loop, recent = asyncio.get_running_loop(), self._recent
-        if recent is not None and recent[0]() is loop:
-            return recent[1]
-        topic = self._remote.get(loop)
-        if topic is None:
-            topic = self._remote[loop] = LoopTopic(self._notes, self.config, self._local)
-        self._recent = ref(loop), topic
-        return topic
+        return self._loops.here()
 
     async def locate(self, bucket: int) -> bool:
         """Find the owner of a bucket; open it here if it has none. Return :meth:`is_direct`."""
@@ -154,18 +144,11 @@ class SharedTopic(ConfiguredTopic):
 
     async def close(self) -> None:
         """Finish the puts of this event loop that are under way, then release the topic."""
-        running = asyncio.get_running_loop()
-        for loop, topic in list(self._remote.items()):
-            if loop is running:
-                await topic.close()
-            elif not loop.is_closed():
-                loop.call_soon_threadsafe(topic.disconnect)
-        self._remote.clear()
-        self._recent = None
+        await self._loops.close()
         await self._handle.close()
 
 
-class SharedBucketClient:
+class SharedBucketClient(ForwardingClient):
     """A bucket of this process or of another one; which, can change at any time."""
 
     def __init__(self, topic: SharedTopic, handle: LocalHandle, bucket: int) -> None:
@@ -192,31 +175,11 @@ class SharedBucketClient:
                 pass
         return await call(self._topic.elsewhere().bucket(self._bucket))
 
-    async def read(self, offset: int, limit: int | None) -> Page:
-        return await self._call(lambda bucket: bucket.read(offset, limit))
-
-    async def read_arrow(self, offset: int, limit: int | None) -> Page:
-        return await self._call(lambda bucket: bucket.read_arrow(offset, limit))
-
     async def wait(self, offset: int, epoch: int = 0) -> None:
         await self._call(lambda bucket: bucket.wait(offset, epoch))
 
-    async def call(self, call: TableCall[T]) -> T:
-        return await self._call(lambda bucket: bucket.call(call))
-
-    async def find(self, timestamp: int) -> int:
-        return await self._call(lambda bucket: bucket.find(timestamp))
-
-    async def last_number(self, writer: str) -> int:
-        return await self._call(lambda bucket: bucket.last_number(writer))
-
     async def flush(self) -> None:
         await self._call(lambda bucket: bucket.flush())
-
-    async def stats(self) -> dict[str, Any]:
-        stats = await self._call(lambda bucket: bucket.stats())
-        stats.pop("node", None)
-        return stats
 
     async def pages(
         self, offset: int, limit: int | None, block: bool, epoch: int | None = None
@@ -245,6 +208,6 @@ def as_shared(handle: LocalHandle) -> SharedTopic | LocalHandle:
 def notes_of(handle: LocalHandle) -> OwnerNotes:
     """Return where it is noted who owns the buckets of a topic."""
     if handle.store is not None:
-        return StoreNotes(handle.store)
+        return StoreOwnerNotes(handle.store)
     assert handle.folder is not None
-    return FolderNotes(handle.folder)
+    return FolderOwnerNotes(handle.folder)

@@ -29,7 +29,7 @@ _BLOCK = 1 << 20
 _NAMED = re.compile(r"-([0-9a-f]{8})\.lance$")
 
 
-class Damage(NamedTuple):
+class DamagedFile(NamedTuple):
     """A file whose content differs from what was written."""
 
     file: str
@@ -94,7 +94,7 @@ def untrusted_indexes(root: Path, dataset: Any) -> list[str]:
     ]
 
 
-def check(root: Path, dataset: Any, seen: set[str]) -> tuple[list[Damage], int, list[str]]:
+def check(root: Path, dataset: Any, seen: set[str]) -> tuple[list[DamagedFile], int, list[str]]:
     """(damaged files, number of files checked, files without a checksum) of a version.
 
     Files in ``seen`` are skipped; checked files are added to it.
@@ -111,7 +111,7 @@ def check(root: Path, dataset: Any, seen: set[str]) -> tuple[list[Damage], int, 
     for name, crc in unseen.items():
         problem = _problem(root / name, crc, sizes.get(name))
         if problem is not None:
-            damaged.append(Damage(name, problem))
+            damaged.append(DamagedFile(name, problem))
         elif crc is None:
             unchecked.append(name)
     return damaged, len(unseen), unchecked

@@ -8,10 +8,10 @@ rows are in the order of their arrival.
 from __future__ import annotations
 
 from persisting.errors import TableError
-from persisting.table import files, versions
+from persisting.table import files
 from persisting.table.lance_errors import indices_of
 from persisting.table.store_table import StoreTable
-from persisting.table.verify import Report, check_order, same_content
+from persisting.table.verify import Report, check_manifest, check_order, views_in_use
 from persisting.table.view import TableView
 
 
@@ -20,35 +20,18 @@ def verify(table: StoreTable, view: TableView) -> Report:
     report = Report(rows=view.rows, files=0, damaged=[], unchecked=[])
     if view.dataset is None:
         return report
-    views = {view.version: view}
-    for name, version in versions.tags(view.dataset).items():
-        try:
-            views.setdefault(version, table.at(version))
-        except TableError as exc:
-            report.add(f"tag {name}", str(exc))
-    _check_manifest(table, view, report)
+    views = views_in_use(table, view, report)
+    check_manifest(table, view, files.manifest_name(view.version), report)
     sizes = table.committer.object_sizes(files.DATA)
     indexes = table.committer.object_sizes(files.INDICES)
     seen: set[str] = set()
-    for checked in views.values():
+    for checked in views:
         before = len(report.damaged)
         _check_data(checked, sizes, report, seen)
         _check_indexes(checked, set(indexes), report, seen)
         if len(report.damaged) == before:  # else reading the rows would fail on the same damage
             _check_rows(checked, report)
     return report
-
-
-def _check_manifest(table: StoreTable, view: TableView, report: Report) -> None:
-    """Compare the manifest in the store with its content when it was read or written."""
-    file = files.manifest_name(view.version)
-    try:
-        now = table.at(view.version)
-    except TableError as exc:
-        report.add(file, str(exc), [view.start, view.end])
-        return
-    if not same_content(now, view):
-        report.add(file, "differs from what was written", [view.start, view.end])
 
 
 def _check_data(view: TableView, sizes: dict[str, int], report: Report, seen: set[str]) -> None:

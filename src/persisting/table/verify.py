@@ -35,15 +35,11 @@ def verify(table: Table, view: TableView) -> Report:
     report = Report(rows=view.rows, files=0, damaged=[], unchecked=[])
     if view.dataset is None:
         return report
-    views = {view.version: view}
-    for name, version in versions.tags(view.dataset).items():
-        try:
-            views.setdefault(version, table.at(version))
-        except TableError as exc:
-            report.add(f"tag {name}", str(exc))
-    _check_manifest(table, view, report)
+    views = views_in_use(table, view, report)
+    file = files.manifest_path(table.root, view.version).relative_to(table.root)
+    check_manifest(table, view, str(file), report)
     seen: set[str] = set()
-    for checked in views.values():
+    for checked in views:
         _check_files(table, checked, report, seen)
         if not report.damaged:  # else reading the rows would fail on the damage found already
             check_order(checked, report)
@@ -58,19 +54,29 @@ def check_signature(table: Table, report: Report) -> None:
         report.add(files.VERSIONS, str(exc))
 
 
-def _check_manifest(table: Table, view: TableView, report: Report) -> None:
-    """Compare the manifest on disk with its content when it was read or written."""
-    file = str(files.manifest_path(table.root, view.version).relative_to(table.root))
+def views_in_use(table: Table, view: TableView, report: Report) -> list[TableView]:
+    """Return the newest version and the tagged ones; report a tag whose version cannot be read."""
+    views = {view.version: view}
+    for name, version in versions.tags(view.dataset).items():
+        try:
+            views.setdefault(version, table.at(version))
+        except TableError as exc:
+            report.add(f"tag {name}", str(exc))
+    return list(views.values())
+
+
+def check_manifest(table: Table, view: TableView, file: str, report: Report) -> None:
+    """Compare the stored manifest with its content when it was read or written."""
     try:
         now = table.at(view.version)
     except TableError as exc:
         report.add(file, str(exc), [view.start, view.end])
         return
-    if not same_content(now, view):
+    if not _same_content(now, view):
         report.add(file, "differs from what was written", [view.start, view.end])
 
 
-def same_content(one: TableView, other: TableView) -> bool:
+def _same_content(one: TableView, other: TableView) -> bool:
     return (
         (one.start, one.sizes) == (other.start, other.sizes)
         and one.schema.equals(other.schema)

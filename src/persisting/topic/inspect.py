@@ -7,8 +7,8 @@ owner left in its log is reported as log.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -335,27 +335,27 @@ def _bucket(stored: TopicFolder, number: int, log_share: int) -> BucketFacts:
         bytes=_size(folder) + log_share,
         log_bytes=_size(folder / LOG_FOLDER) + log_share,
     )
-    try:
+    with _problems_noted(facts):
         facts.owner = _plain_owner(owner_of(folder))
-        view = stored.view(number)
-    except StorageError as exc:
-        facts.problem = str(exc)
-        return facts
-    _note_view(facts, view)
+        _note_view(facts, stored.view(number))
     return facts
 
 
 def _bucket_in_store(stored: StoreTopic, number: int, logged: dict[int, int]) -> BucketFacts:
     facts = BucketFacts(number, log_bytes=logged[number])
-    try:
+    with _problems_noted(facts):
         facts.bytes = stored.bucket_bytes(number) + facts.log_bytes
         facts.owner = stored.owner(number)
-        view = stored.view(number)
+        _note_view(facts, stored.view(number))
+    return facts
+
+
+@contextmanager
+def _problems_noted(facts: BucketFacts) -> Iterator[None]:
+    try:
+        yield
     except StorageError as exc:
         facts.problem = str(exc)
-        return facts
-    _note_view(facts, view)
-    return facts
 
 
 def _note_view(facts: BucketFacts, view: TableView) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from persisting.bucket import store_notes
 from persisting.bucket.handover_notes import ADOPT, DONE, FAILING, Answer, Note
 from persisting.bucket.producer_sequences import WRITERS, ProducerSequences
-from persisting.bucket.store_notes import DECIDED, SENT, VOID, State
+from persisting.bucket.store_notes import DECIDED, SENT, VOID, HandoverState
 from persisting.bucket.store_ownership import FREE, check_free, owner_register
 from persisting.concurrency import timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
@@ -237,7 +237,9 @@ class _StateKeeper:
 
     def __init__(self, store: ObjectStore, name: str, seconds: float) -> None:
         self._register = store_notes.state_register(store, name)
-        self._held: Held[State] = self._register.create(State(state=SENT, seconds=seconds))
+        self._held: Held[HandoverState] = self._register.create(
+            HandoverState(state=SENT, seconds=seconds)
+        )
         self._seconds = seconds
         self._guard = threading.Lock()
         self._stopped = self._is_gone = False

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Protocol
 
 from persisting.errors import StorageError
-from persisting.work.group_values import Lease
+from persisting.work.group_values import RecordLease
 from persisting.work.keeper import Keeper
 
 CALLS = frozenset(
@@ -66,9 +66,9 @@ async def answer(keeper: Keeper, op: str, args: dict[str, Any]) -> Any:
     return await getattr(keeper, op)(**given)
 
 
-def leases_of(reply: Any) -> list[Lease]:
+def leases_of(reply: Any) -> list[RecordLease]:
     """Return leases that may have come over a wire."""
-    return [Lease(*lease) for lease in reply]
+    return [RecordLease(*lease) for lease in reply]
 
 
 class BatchedAcks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,8 +11,8 @@ from persisting.fs import FileSystem, os_errors_as
 from persisting.lock import BucketLock, described
 from persisting.topic.groups import group_folder, write_committed
 from persisting.topic.work_status import WorkStatus, write_status
-from persisting.work.journal import Journal, replay
-from persisting.work.state import GroupState, Operation
+from persisting.work.journal import Journal, JournalEntry, replay
+from persisting.work.state import GroupState
 
 
 class KeptElsewhere(BucketLocked):
@@ -35,17 +34,10 @@ class GroupStorage(Protocol):
     def size(self) -> int:
         """Bytes of the journal."""
 
-    def write(
-        self,
-        first: int,
-        operations: Sequence[Operation],
-        now: int,
-        snapshot: Callable[[], bytes],
-    ) -> None:
-        """Make operations durable; ``first`` is the number of operations before them.
+    def write(self, entry: JournalEntry) -> None:
+        """Make an entry durable.
 
-        ``snapshot`` returns the present state, with these operations applied. Raises
-        :class:`WALError` if they are not durable, or the group no longer belongs to this process.
+        Raises :class:`WALError` if it is not, or the group no longer belongs to this process.
         """
 
     @property
@@ -105,14 +97,8 @@ class FolderGroup:
     def size(self) -> int:
         return self._journal.size
 
-    def write(
-        self,
-        first: int,
-        operations: Sequence[Operation],
-        now: int,
-        snapshot: Callable[[], bytes],
-    ) -> None:
-        self._journal.write(first, operations, now, snapshot)
+    def write(self, entry: JournalEntry) -> None:
+        self._journal.write(entry)
         if not self._lock.in_place:
             raise WALError(
                 f"the folder of work group {self.group!r} of {self.place} was removed while the "

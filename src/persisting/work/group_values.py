@@ -13,7 +13,7 @@ Position: TypeAlias = "tuple[int, int]"
 """A bucket and an offset."""
 
 
-class Lease(NamedTuple):
+class RecordLease(NamedTuple):
     """A delivery: one record, leased to one member."""
 
     bucket: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,6 +32,17 @@ _UNLIMITED = 1 << 62
 _TRIES = 20
 
 
+class JournalEntry(NamedTuple):
+    """What a keeper makes durable at once."""
+
+    first: int
+    """The number of operations before these."""
+    operations: Sequence[Operation]
+    now: int
+    snapshot: Callable[[], bytes]
+    """Returns the present state, with these operations applied."""
+
+
 class Journal:
     """The journal of one group, open for appending. One thread at a time."""
 
@@ -50,21 +62,12 @@ class Journal:
         """Bytes on disk."""
         return self._log.size
 
-    def write(
-        self,
-        first: int,
-        operations: Sequence[Operation],
-        now: int,
-        snapshot: Callable[[], bytes],
-    ) -> None:
-        """Make operations durable; ``first`` is the number of operations before them.
-
-        ``snapshot`` returns the present state, with these operations applied.
-        """
-        payload = operations_payload(first, operations)
+    def write(self, entry: JournalEntry) -> None:
+        """Make an entry durable."""
+        payload = operations_payload(entry)
         before = self._log.size
         try:
-            self._log.append([[payload]], lambda: self._preamble(snapshot()), now)
+            self._log.append([[payload]], lambda: self._preamble(entry.snapshot()), entry.now)
             self._segment_bytes += self._log.size - before
             self._log.sync()
         except WALError:
@@ -95,8 +98,8 @@ def snapshot_payload(state: bytes) -> Payload:
     return Payload(SNAPSHOT, NONE, len(state), state)
 
 
-def operations_payload(first: int, operations: Sequence[Operation]) -> Payload:
-    data = msgspec.msgpack.encode((first, operations))
+def operations_payload(entry: JournalEntry) -> Payload:
+    data = msgspec.msgpack.encode((entry.first, entry.operations))
     return Payload(OPERATIONS, NONE, len(data), data)
 
 

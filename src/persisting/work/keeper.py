@@ -27,12 +27,13 @@ from persisting.work.clock import Clock
 from persisting.work.group_numbers import GroupNumbers
 from persisting.work.group_storage import GroupStorage
 from persisting.work.group_values import (
-    Lease,
     Letter,
     Position,
+    RecordLease,
     agreed_settings,
     lost_lease,
 )
+from persisting.work.journal import JournalEntry
 from persisting.work.members import Members
 from persisting.work.open_records import NEVER
 from persisting.work.state import MOST_DYING, Operation
@@ -171,7 +172,8 @@ class Keeper:
                 self._written += len(operations)
             error: StorageError | None = None
             try:
-                self._storage.write(first, operations, self.clock.now(), self._snapshot)
+                entry = JournalEntry(first, operations, self.clock.now(), self._snapshot)
+                self._storage.write(entry)
             except WALError as exc:
                 error = exc
             except OwnershipLost as exc:  # nothing was stored: the next keeper may be asked instead
@@ -215,7 +217,7 @@ class Keeper:
         answered: int = 0,
         readers: int = 1,
         without: Sequence[int] = (),
-    ) -> tuple[list[Lease], float]:
+    ) -> tuple[list[RecordLease], float]:
         """Lease up to ``count`` records; wait for the first one up to ``wait`` seconds.
 
         Returns the leases, and how many seconds after the call they began. A claim with a number
@@ -269,7 +271,7 @@ class Keeper:
                     if wake is not None:
                         self._members_waiting.discard(wake)
 
-    def _repeat(self, now: int, member: str, lease: int, number: int) -> list[Lease]:
+    def _repeat(self, now: int, member: str, lease: int, number: int) -> list[RecordLease]:
         """Return what a claim got before, if this is a repeat; the caller holds the guard."""
         repeated = self.state.repeat_claim(now, lease, member, number) if number else []
         if repeated:
@@ -285,7 +287,7 @@ class Keeper:
         number: int,
         answered: int,
         spans: dict[int, tuple[int, int]],
-    ) -> list[Lease]:
+    ) -> list[RecordLease]:
         """Change the state for a claim; the caller holds the guard."""
         if self.state.settings.breaker:
             count = self.breaker.allowed(now, count)
@@ -327,7 +329,7 @@ class Keeper:
             self._members.left(member)
             self._stopped = {claim for claim in self._stopped if claim[0] != member}
 
-    def _give_back(self, leases: Sequence[Lease], member: str, number: int) -> None:
+    def _give_back(self, leases: Sequence[RecordLease], member: str, number: int) -> None:
         """Release leases whose claim was cancelled, unless a repeat of the claim has them."""
         with self._guard:
             if number and (member, number) not in self._not_repeated:

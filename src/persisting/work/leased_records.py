@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from persisting.errors import NoSuchTopic, StorageError, TableError
 from persisting.topic.bucket_client import BucketClient, Topic
 from persisting.work.dead_letters import FIELD, read_letter, read_letters
-from persisting.work.group_values import Lease, Position
+from persisting.work.group_values import Position, RecordLease
 from persisting.work.record_cache import RecordCache, Rows, read_rows
 
 OpenLetters: TypeAlias = Callable[[], Awaitable[Topic]]
@@ -26,7 +26,7 @@ log = logging.getLogger("persisting")
 class LeasedRecord(NamedTuple):
     """A lease with its record."""
 
-    lease: Lease
+    lease: RecordLease
     record: dict[str, Any]
     expires: float
     """When the lease ends, by the monotonic clock of this process."""
@@ -57,7 +57,7 @@ class LeasedRecords:
             return self._letters
 
     async def read(
-        self, leases: list[Lease], expires: float, damage: list[TableError]
+        self, leases: list[RecordLease], expires: float, damage: list[TableError]
     ) -> list[LeasedRecord]:
         """Return the records that can be read now, and note the errors of those that are damaged.
 
@@ -81,7 +81,7 @@ class LeasedRecords:
                 leased.append(LeasedRecord(lease, record, expires, history))
         return leased
 
-    async def _letters_of(self, leases: list[Lease]) -> dict[Position, dict[str, Any]]:
+    async def _letters_of(self, leases: list[RecordLease]) -> dict[Position, dict[str, Any]]:
         """Return those of the dead letters of re-driven records that can be read together."""
         places = {lease.letter: (lease.bucket, lease.offset) for lease in leases}
         places.pop(-1, None)
@@ -92,7 +92,7 @@ class LeasedRecords:
         except StorageError:  # _letter_of() tells why
             return {}
 
-    async def _letter_of(self, lease: Lease) -> dict[str, Any] | None:
+    async def _letter_of(self, lease: RecordLease) -> dict[str, Any] | None:
         """Return the dead letter that a record was re-driven from, None if it was removed.
 
         A letter that cannot be read must not hold back the record, nor those of other leases.
@@ -122,7 +122,9 @@ class LeasedRecords:
         if letters is not None:
             await letters.close()
 
-    async def _read_runs(self, runs: list[list[Lease]], damage: list[TableError]) -> list[_Records]:
+    async def _read_runs(
+        self, runs: list[list[RecordLease]], damage: list[TableError]
+    ) -> list[_Records]:
         """Read all runs concurrently; raise only if none can be read.
 
         A bucket without an owner must not hold back the records of the others.
@@ -160,7 +162,7 @@ class LeasedRecords:
             raise errors[0]
         return read
 
-    async def _read_run(self, run: list[Lease], damage: list[TableError]) -> _Records:
+    async def _read_run(self, run: list[RecordLease], damage: list[TableError]) -> _Records:
         """Return the records of leases on neighbouring offsets, with bucket and offset."""
         bucket = run[0].bucket
         client = self.topic.bucket(bucket)
@@ -181,7 +183,9 @@ class LeasedRecords:
                 await self._letters.close()
 
 
-async def _read_intact(client: BucketClient, run: list[Lease], damage: list[TableError]) -> Rows:
+async def _read_intact(
+    client: BucketClient, run: list[RecordLease], damage: list[TableError]
+) -> Rows:
     """Read each record by itself, and note the errors of those that are damaged.
 
     A read fails as a whole, also if only a record that was read ahead is damaged.
@@ -195,15 +199,15 @@ async def _read_intact(client: BucketClient, run: list[Lease], damage: list[Tabl
     return rows
 
 
-def _is_first(lease: Lease) -> bool:
+def _is_first(lease: RecordLease) -> bool:
     """Whether no member had the record before."""
     return lease.attempt == 1 and lease.letter < 0
 
 
-def _runs(leases: list[Lease]) -> Iterator[list[Lease]]:
+def _runs(leases: list[RecordLease]) -> Iterator[list[RecordLease]]:
     """Yield runs of leases on neighbouring offsets, all for the first time or all again."""
 
-    def run_of(item: tuple[int, Lease]) -> tuple[int, int, bool]:
+    def run_of(item: tuple[int, RecordLease]) -> tuple[int, int, bool]:
         place, lease = item
         return lease.bucket, lease.offset - place, _is_first(lease)
 

@@ -14,7 +14,7 @@ from typing import Any
 from persisting.errors import OffsetOutOfRange
 from persisting.topic.bucket_client import BucketClient
 from persisting.topic.table_calls import MakeDurable
-from persisting.work.group_values import Lease
+from persisting.work.group_values import RecordLease
 
 Rows = list[tuple[int, dict[str, Any]]]
 """Records with their offsets."""
@@ -54,7 +54,7 @@ class BucketCache:
         self._read: int | None = None
         """How many the last read got ahead."""
 
-    async def read_new(self, client: BucketClient, leases: Sequence[Lease]) -> Rows:
+    async def read_new(self, client: BucketClient, leases: Sequence[RecordLease]) -> Rows:
         """Return the records of leases with consecutive offsets, which nobody had before."""
         first, end, epoch = leases[0].offset, leases[-1].offset + 1, leases[0].epoch
         found = self._take(first, end, epoch)
@@ -80,7 +80,9 @@ class BucketCache:
             found.append((offset, row))
         return found
 
-    async def _read_ahead(self, client: BucketClient, first: int, end: int, lease: Lease) -> Rows:
+    async def _read_ahead(
+        self, client: BucketClient, first: int, end: int, lease: RecordLease
+    ) -> Rows:
         """Read records up to ``end``, and further ones that are durable: an offset whose record is
         not may get another record after a power loss."""
         self._adapt()

@@ -19,7 +19,7 @@ import msgspec
 from persisting.errors import StorageError, TableError
 from persisting.work.client import BatchedAcks, GroupClient, leases_of
 from persisting.work.fetches import BatchedFetches
-from persisting.work.group_values import Lease, Settings
+from persisting.work.group_values import RecordLease, Settings
 from persisting.work.leased_records import LeasedRecord, LeasedRecords
 
 _UNREADABLE_PAUSE = 0.5
@@ -137,7 +137,7 @@ class GroupSession:
 
     async def _claim(
         self, count: int, lease: float, wait: float, unreadable: set[int]
-    ) -> tuple[list[Lease], float]:
+    ) -> tuple[list[RecordLease], float]:
         """Claim records of buckets that are not ``unreadable``; return the leases, and when they
         end by the monotonic clock.
 
@@ -183,7 +183,7 @@ class GroupSession:
             if leases:
                 await self.release_unused([lease[:3] for lease in leases_of(leases)])
 
-    async def _read(self, leases: list[Lease], expires: float) -> list[LeasedRecord]:
+    async def _read(self, leases: list[RecordLease], expires: float) -> list[LeasedRecord]:
         """Read the records of leases.
 
         What cannot be read now is left out and offered again: retention or a restore may have

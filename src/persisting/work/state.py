@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from persisting.errors import StorageError
 from persisting.topic.work_status import WorkCounts
 from persisting.work.bucket_state import BucketState, delay_run
-from persisting.work.group_values import Dying, Lease, Letter, Position, Settings, lost_lease
+from persisting.work.group_values import Dying, Letter, Position, RecordLease, Settings, lost_lease
 from persisting.work.letter_numbers import has_number, with_numbers
 from persisting.work.numbered_claims import NumberedClaims
 from persisting.work.open_records import NEVER, OpenRecords
@@ -59,6 +59,18 @@ class _Snapshot(msgspec.Struct):
     claims: list[tuple[str, int, int, int]]
     buckets: dict[int, tuple[int, int, int, list[tuple[int, int]], dict[str, bytes]]]
     time: int
+
+
+class _Claim(NamedTuple):
+    """A claim of a member that is being answered."""
+
+    now: int
+    wanted: int
+    """At most so many records."""
+    lease: int
+    member: str
+    leases: list[RecordLease]
+    """What it gets; filled bucket by bucket."""
 
 
 class GroupState:
@@ -110,19 +122,20 @@ class GroupState:
 
     def claim(
         self, now: int, count: int, lease: int, member: str, ends: Mapping[int, tuple[int, int]]
-    ) -> list[Lease]:
+    ) -> list[RecordLease]:
         """Lease up to ``count`` records to a member.
 
         ``ends`` has the first and the end offset of every bucket: what may be delivered. Records
         that come again precede those that were never delivered.
         """
-        leases: list[Lease] = []
+        leases: list[RecordLease] = []
+        claim = _Claim(now, count, lease, member, leases)
         in_turn = self._turns.order(now, member, count, sorted(ends))
         if self.settings.priority is None:
             for number in in_turn:
-                self._claim_again(now, number, count, lease, member, leases)
+                self._claim_again(claim, number)
         else:
-            self._claim_by_priority(now, in_turn, count, lease, member, leases)
+            self._claim_by_priority(claim, in_turn)
         if self.settings.reads_ahead:
             return leases
         left = len(in_turn)
@@ -131,14 +144,16 @@ class GroupState:
             share = min(wanted, max(_LEAST_SHARE, -(-wanted // left)))
             left -= 1
             if share > 0:
-                self._claim_new(now, number, share, lease, member, ends[number], leases)
+                self._claim_new(claim, number, share, ends[number])
         for number in in_turn:  # what some buckets lack, others may have
             if len(leases) >= count:
                 break
-            self._claim_new(now, number, count - len(leases), lease, member, ends[number], leases)
+            self._claim_new(claim, number, count - len(leases), ends[number])
         return leases
 
-    def number_claim(self, member: str, number: int, answered: int, leases: list[Lease]) -> None:
+    def number_claim(
+        self, member: str, number: int, answered: int, leases: list[RecordLease]
+    ) -> None:
         """Remember what a claim got under its number, so that it can be repeated.
 
         The member has the answers to all its claims below ``answered``: they are forgotten.
@@ -148,7 +163,7 @@ class GroupState:
             first = min(tokens)
             self._do((NUMBER, member, number, answered, first, max(tokens) - first + 1))
 
-    def repeat_claim(self, now: int, lease: int, member: str, number: int) -> list[Lease]:
+    def repeat_claim(self, now: int, lease: int, member: str, number: int) -> list[RecordLease]:
         """Return what a claim has whose answer was lost, with new leases.
 
         That is nothing if this is its first time, or if it was cancelled or others got the records
@@ -157,68 +172,44 @@ class GroupState:
         tokens = self._claims.find(member, number)
         if tokens is None:
             return []
-        repeated: list[Lease] = []
+        repeated: list[RecordLease] = []
         for bucket_number, bucket in self.buckets.items():
             for row in bucket.records.held_rows(*tokens):
                 self._do((EXTEND, bucket_number, bucket.records.offset[row], now + lease))
                 repeated.append(self._lease(bucket_number, bucket, row))
         return sorted(repeated, key=lambda leased: leased.token)
 
-    def _claim_new(
-        self,
-        now: int,
-        number: int,
-        count: int,
-        lease: int,
-        member: str,
-        span: tuple[int, int],
-        leases: list[Lease],
-    ) -> None:
+    def _claim_new(self, claim: _Claim, number: int, count: int, span: tuple[int, int]) -> None:
         start, end = span
-        bucket = self.bucket(number)
+        now, bucket = claim.now, self.bucket(number)
         while count > 0 and (first := max(bucket.next, start)) < end:
             run, due = delay_run(bucket.delays, first, end)
             if due is not None and due > now:
                 self._do((DELAY, number, first, run, due))
                 continue
             run, token = min(run, count), self._next_token(now)
-            self._do((CLAIM, number, first, run, token, now, now + lease, member))
-            leases += [
-                Lease(number, first + i, token + i, 1, now, now, now + lease, -1, bucket.epoch, end)
+            ends = now + claim.lease
+            self._do((CLAIM, number, first, run, token, now, ends, claim.member))
+            claim.leases.extend(
+                RecordLease(number, first + i, token + i, 1, now, now, ends, -1, bucket.epoch, end)
                 for i in range(run)
-            ]
+            )
             count -= run
 
-    def _claim_again(
-        self,
-        now: int,
-        number: int,
-        count: int,
-        lease: int,
-        member: str,
-        leases: list[Lease],
-    ) -> None:
+    def _claim_again(self, claim: _Claim, number: int) -> None:
         bucket = self.bucket(number)
-        while len(leases) < count:
-            offset = bucket.next_ready(now, self.settings, dying_full=self._dying_full)
+        while len(claim.leases) < claim.wanted:
+            offset = bucket.next_ready(claim.now, self.settings, dying_full=self._dying_full)
             if offset is None:
                 return
-            self._reclaim(bucket, number, offset, now, lease, member, leases)
+            self._reclaim(claim, bucket, number, offset)
 
-    def _claim_by_priority(
-        self,
-        now: int,
-        numbers: list[int],
-        count: int,
-        lease: int,
-        member: str,
-        leases: list[Lease],
-    ) -> None:
-        while len(leases) < count:
+    def _claim_by_priority(self, claim: _Claim, numbers: list[int]) -> None:
+        while len(claim.leases) < claim.wanted:
             best: tuple[int, int, int] | None = None
             for number in numbers:
                 bucket = self.bucket(number)
-                offset = bucket.next_ready(now, self.settings, dying_full=self._dying_full)
+                offset = bucket.next_ready(claim.now, self.settings, dying_full=self._dying_full)
                 if offset is None:
                     continue
                 bucket.ready.appendleft(offset)
@@ -231,19 +222,10 @@ class GroupState:
             _, number, offset = best
             bucket = self.bucket(number)
             bucket.ready.popleft()
-            self._reclaim(bucket, number, offset, now, lease, member, leases)
+            self._reclaim(claim, bucket, number, offset)
 
-    def _reclaim(
-        self,
-        bucket: BucketState,
-        number: int,
-        offset: int,
-        now: int,
-        lease: int,
-        member: str,
-        leases: list[Lease],
-    ) -> None:
-        records = bucket.records
+    def _reclaim(self, claim: _Claim, bucket: BucketState, number: int, offset: int) -> None:
+        now, records = claim.now, bucket.records
         row = records.find(offset)
         assert row is not None
         if records.token[row]:
@@ -253,8 +235,9 @@ class GroupState:
             reason = f"delivered {times} times without an acknowledgement"
             self._do((DYING, number, offset, reason, now, 0))
             return
-        self._do((RECLAIM, number, offset, self._next_token(now), now, now + lease, member))
-        leases.append(self._lease(number, bucket, row))
+        token, ends = self._next_token(now), now + claim.lease
+        self._do((RECLAIM, number, offset, token, now, ends, claim.member))
+        claim.leases.append(self._lease(number, bucket, row))
 
     @property
     def _dying_full(self) -> bool:
@@ -264,9 +247,9 @@ class GroupState:
     def _next_token(self, now: int) -> int:
         return max(self._token + 1, now)
 
-    def _lease(self, number: int, bucket: BucketState, row: int) -> Lease:
+    def _lease(self, number: int, bucket: BucketState, row: int) -> RecordLease:
         records = bucket.records
-        return Lease(
+        return RecordLease(
             number,
             records.offset[row],
             records.token[row],

@@ -23,7 +23,7 @@ previous keeper last wrote something. Blocking.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -55,6 +55,7 @@ from persisting.wal.slots import lease_key, new_log_name, slot_frames, slots_pre
 from persisting.work.clock import Clock
 from persisting.work.group_storage import KeptElsewhere
 from persisting.work.journal import (
+    JournalEntry,
     operations_payload,
     replayed,
     replayed_until,
@@ -62,7 +63,7 @@ from persisting.work.journal import (
     snapshot_payload,
     start_payload,
 )
-from persisting.work.state import GroupState, Operation
+from persisting.work.state import GroupState
 
 log = logging.getLogger("persisting")
 
@@ -260,20 +261,14 @@ class StoreGroup:
     def size(self) -> int:
         return self._log.size
 
-    def write(
-        self,
-        first: int,
-        operations: Sequence[Operation],
-        now: int,
-        snapshot: Callable[[], bytes],
-    ) -> None:
-        entries = [[operations_payload(first, operations)]]
+    def write(self, entry: JournalEntry) -> None:
+        entries = [[operations_payload(entry)]]
         before, size = self._log.last_sequence, self._log.size
         begins = self._writes >= _SNAPSHOT_WRITES or self._bytes > self._limit
         if begins:
-            state = snapshot()
+            state = entry.snapshot()
             entries.insert(0, [snapshot_payload(state)])
-        self._log.append(entries, self._start, now)
+        self._log.append(entries, self._start, entry.now)
         if begins:
             self._log.release(before)
             self._writes = self._bytes = 0

@@ -139,17 +139,34 @@ class RecordedWriter:
                     self.recorder.promise(*last)
 
 
+async def leave_table_and_log(folder: Path) -> ExpectedRecords:
+    """Create a bucket with two records in its table and two in its log; drop it as a kill does."""
+    expected = ExpectedRecords()
+    handle = CrashableBucket(folder, wal())
+    for number in range(4):
+        expected.add({"id": f"r{number}", "n": number})
+        await handle.backend.put(expected.records[-1])
+        if number == 1:
+            await handle.backend.flush()
+    await handle.drop()
+    return expected
+
+
 Workload = Callable[[RecordedWriter], Awaitable[None]]
 
 
-async def singles_and_batches(writer: RecordedWriter) -> None:
-    await writer.put()
+async def _put_around_two_flushes(writer: RecordedWriter) -> None:
     await writer.put()
     await writer.flush()
     await writer.batch(3)
     await writer.put()
     await writer.flush()
     await writer.put()
+
+
+async def singles_and_batches(writer: RecordedWriter) -> None:
+    await writer.put()
+    await _put_around_two_flushes(writer)
     await writer.close()
 
 
@@ -198,12 +215,7 @@ async def kills_and_recoveries(writer: RecordedWriter) -> None:
 
 
 async def flushes_without_a_log(writer: RecordedWriter) -> None:
-    await writer.put()
-    await writer.flush()
-    await writer.batch(3)
-    await writer.put()
-    await writer.flush()
-    await writer.put()
+    await _put_around_two_flushes(writer)
     await writer.reopen(cleanly=True)
     await writer.put()
     await writer.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -20,7 +22,19 @@ if TYPE_CHECKING:
 Meanwhile = Callable[[], Any]
 
 
-class Store(Protocol):
+@dataclass(frozen=True)
+class Save:
+    """The arguments of :meth:`Store.save`."""
+
+    rows: pa.Table
+    topic: str
+    mode: str
+    parts: int
+    meanwhile: Meanwhile | None
+    options: dict[str, Any]
+
+
+class Store(ABC):
     """Writes Arrow tables to topics of a folder."""
 
     def save(
@@ -34,29 +48,25 @@ class Store(Protocol):
         **options: Any,
     ) -> None:
         """Write ``rows``; call ``meanwhile`` after planning and before any task writes."""
+        self._save(Save(rows, topic, mode, parts, meanwhile, options))
+
+    @abstractmethod
+    def _save(self, given: Save) -> None: ...
 
 
-class DirectStore:
+class DirectStore(Store):
     """Makes the calls that Spark makes, in the same order and with the same copies."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def save(
-        self,
-        rows: pa.Table,
-        topic: str = "t",
-        *,
-        mode: str = "append",
-        parts: int = 1,
-        meanwhile: Meanwhile | None = None,
-        **options: Any,
-    ) -> None:
-        source, schema = sink_source(self._folder / topic, options), struct(rows.schema)
-        writer = copied(source.writer(schema, mode == "overwrite"))
-        if meanwhile is not None:
-            meanwhile()
-        messages = written(writer, partitions(rows, schema, parts))
+    def _save(self, given: Save) -> None:
+        schema = struct(given.rows.schema)
+        source = sink_source(self._folder / given.topic, given.options)
+        writer = copied(source.writer(schema, given.mode == "overwrite"))
+        if given.meanwhile is not None:
+            given.meanwhile()
+        messages = written(writer, partitions(given.rows, schema, given.parts))
         try:
             copied(writer).commit(messages)
         except BaseException:
@@ -64,26 +74,18 @@ class DirectStore:
             raise
 
 
-class SparkStore:
+class SparkStore(Store):
     """Writes with Spark itself."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark, self._folder, self._gates = spark, folder, 0
 
-    def save(
-        self,
-        rows: pa.Table,
-        topic: str = "t",
-        *,
-        mode: str = "append",
-        parts: int = 1,
-        meanwhile: Meanwhile | None = None,
-        **options: Any,
-    ) -> None:
+    def _save(self, given: Save) -> None:
+        rows, meanwhile = given.rows, given.meanwhile
         # Without a schema Spark takes times without a zone for timestamps.
         df = self._spark.createDataFrame(rows, struct(rows.schema)).coalesce(1)
-        if parts > 1:
-            df = df.repartitionByRange(parts, rows.schema.names[0])
+        if given.parts > 1:
+            df = df.repartitionByRange(given.parts, rows.schema.names[0])
         gate = None
         if meanwhile is not None:
             self._gates += 1
@@ -91,8 +93,8 @@ class SparkStore:
             df = gate.hold(df)
 
         def write() -> None:
-            made = df.write.format("persisting").mode(mode).options(**texts(options))
-            made.save(str(self._folder / topic))
+            made = df.write.format("persisting").mode(given.mode).options(**texts(given.options))
+            made.save(str(self._folder / given.topic))
 
         if gate is None or meanwhile is None:
             write()

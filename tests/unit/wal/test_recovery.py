@@ -252,46 +252,47 @@ def test_frame_bytes_inside_a_torn_record_are_no_evidence_of_damage(tmp_path: Pa
 # Damage
 
 
+def with_flipped_bits(
+    path: Path, positions: range, folder: Path
+) -> Iterator[tuple[Path, int, bytes]]:
+    """Yield a folder with the segment, one bit of it flipped, for every bit at these positions;
+    also the position, and the bytes of the segment."""
+    data = path.read_bytes()
+    for position in positions:
+        for bit in range(8):
+            folder.mkdir()
+            changed = bytearray(data)
+            changed[position] ^= 1 << bit
+            (folder / path.name).write_bytes(changed)
+            yield folder, position, bytes(changed)
+            shutil.rmtree(folder)
+
+
 def test_any_flipped_bit_in_a_synced_frame_is_reported_as_damage_at_its_position(
     tmp_path: Path,
 ) -> None:
     source = tmp_path / "source"
     (path,) = make_log(source, [A, B, C])
-    data = path.read_bytes()
-    for position in range(START[A], START[B]):
-        for bit in range(8):
-            folder = tmp_path / "wal"
-            folder.mkdir()
-            changed = bytearray(data)
-            changed[position] ^= 1 << bit
-            (folder / path.name).write_bytes(changed)
-            message = damaged(folder)
-            assert path.name in message
-            assert str(START[A]) in message
-            shutil.rmtree(folder)
+    for folder, _, _ in with_flipped_bits(path, range(START[A], START[B]), tmp_path / "wal"):
+        message = damaged(folder)
+        assert path.name in message
+        assert str(START[A]) in message
 
 
 def test_no_flipped_bit_of_a_small_log_loses_entries_silently(tmp_path: Path) -> None:
     """Recovery raises WALError, or finds everything before the flipped bit and copies the rest."""
     source = tmp_path / "source"
     (path,) = make_log(source, [A, (B, C)])
-    data = path.read_bytes()
-    for position in range(len(data)):
-        for bit in range(8):
-            folder = tmp_path / "wal"
-            folder.mkdir()
-            changed = bytearray(data)
-            changed[position] ^= 1 << bit
-            (folder / path.name).write_bytes(changed)
-            try:
-                found, _ = recover(folder)
-            except WALError:
-                assert content(folder) == {path.name: bytes(changed)}
-            else:
-                assert position >= START[B], "what the next entry says was synced is damage"
-                assert found == [A]
-                assert trimmed(folder) == [bytes(changed[START[B] :])]
-            shutil.rmtree(folder)
+    everywhere = range(path.stat().st_size)
+    for folder, position, changed in with_flipped_bits(path, everywhere, tmp_path / "wal"):
+        try:
+            found, _ = recover(folder)
+        except WALError:
+            assert content(folder) == {path.name: changed}
+        else:
+            assert position >= START[B], "what the next entry says was synced is damage"
+            assert found == [A]
+            assert trimmed(folder) == [changed[START[B] :]]
 
 
 def test_a_broken_segment_header_before_synced_frames_is_damage(tmp_path: Path) -> None:

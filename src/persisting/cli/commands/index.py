@@ -50,13 +50,7 @@ def index() -> None:
     help="Kind of index: vector, text, scalar, ivf_flat, ivf_rq, ivf_hnsw_sq, btree or bitmap."
     "  [default: by the type of the field]",
 )
-@click.option(
-    "--metric",
-    type=click.Choice(["l2", "cosine", "dot"]),
-    default="l2",
-    show_default=True,
-    help="Distance between vectors.",
-)
+@parameters.metric
 @parameters.storage
 @parameters.as_json
 @prints("index create", "persisting.cli.commands.index:Index")

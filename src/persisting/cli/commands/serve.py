@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from persisting.cli import output, parameters, topics_access
-from persisting.cli.parameters import Duration
 
 if TYPE_CHECKING:
     from persisting.cluster.node import NodeOptions, StorageNode
@@ -55,20 +54,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Address of this machine on which metrics are served.",
 )
-@click.option(
-    "--health-interval",
-    type=Duration(),
-    default="60s",
-    show_default=True,
-    help="Time between health lines; 0 prints none.",
-)
-@click.option(
-    "--join-timeout",
-    type=Duration(),
-    default="30s",
-    show_default=True,
-    help="How long to wait for a seed to answer.",
-)
+@parameters.duration("--health-interval", "60s", "Time between health lines; 0 prints none.")
+@parameters.duration("--join-timeout", "30s", "How long to wait for a seed to answer.")
 @parameters.storage
 def serve(
     address: str,

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import click
 
 from persisting.cli import output, parameters
-from persisting.cli.parameters import Duration, LocalPath, Size
+from persisting.cli.parameters import LocalPath, Size
 
 if TYPE_CHECKING:
     from persisting.ui.options import ConsoleOptions
@@ -59,13 +59,7 @@ _MODULES = ("jinja2", "starlette", "uvicorn")
     "--backups", type=LocalPath(), metavar="DIR", help="Folder into which the console backs up."
 )
 @click.option("--prometheus", metavar="URL", help="Show a link to this page of Prometheus.")
-@click.option(
-    "--query-timeout",
-    type=Duration(),
-    default="30s",
-    show_default=True,
-    help="Stop a search that takes longer.",
-)
+@parameters.duration("--query-timeout", "30s", "Stop a search that takes longer.")
 @click.option(
     "--query-memory",
     type=Size(),

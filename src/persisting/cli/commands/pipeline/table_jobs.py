@@ -48,13 +48,7 @@ def compact(topic: str, job: JobOptions) -> None:
 @click.option(
     "--kind", help="Kind of index: vector, text or scalar.  [default: by the type of the field]"
 )
-@click.option(
-    "--metric",
-    type=click.Choice(["l2", "cosine", "dot"]),
-    default="l2",
-    show_default=True,
-    help="Distance between vectors.",
-)
+@parameters.metric
 @job_group.job_options
 @prints("pipeline index", "persisting.cli.commands.pipeline.job_result:JobResult")
 def index(
