@@ -138,9 +138,14 @@ class StoreOwnerLog:
         self._not_opened(ownership.bucket)
 
     def _not_opened(self, bucket: int) -> None:
+        self._opening_ends(bucket)
+        self._close_if_unused()
+
+    def _opening_ends(self, bucket: int) -> None:
         with self._guard:
             self._opening.discard(bucket)
-        self._close_if_unused()
+            if not self._opening:
+                self._reading = None  # nobody needs it, and it may have failed
 
     def _check_not_retired(self) -> None:
         if self._retired:
@@ -161,8 +166,7 @@ class StoreOwnerLog:
             # log, whose lease must not be deleted.
             self._detached(bucket.number)
             raise
-        with self._guard:
-            self._opening.discard(bucket.number)
+        self._opening_ends(bucket.number)
         if left is not None and left.slots:
             self._removing.append(begin_request(self._remove_if_unused, left))
         bucket.log_state = self
@@ -190,11 +194,17 @@ class StoreOwnerLog:
         with self._indexing:
             if self._last_index is None or self._last_index[0] != left:
                 with self._guard:
-                    reading, self._reading = self._reading, None
+                    reading = self._reading
                 if reading is None or reading[0] != left:
                     reading = left, sealing.begin_reading(self.store, left)
                 place = str(self.store.address / slots_prefix(left.name))
-                self._last_index = left, slot_files.index_slots(place, reading[1]())
+                try:
+                    # Known before it counts as read: buckets that follow must find one of both.
+                    self._last_index = left, slot_files.index_slots(place, reading[1]())
+                finally:
+                    with self._guard:
+                        if self._reading is reading:
+                            self._reading = None
             return self._last_index[1]
 
     def _remove_if_unused(self, left: SealedLog) -> None:

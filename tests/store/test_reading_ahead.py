@@ -1,0 +1,142 @@
+"""What begins while a bucket is taken over, and in the background afterwards: a failure, a process
+that is faster and a fork leave nothing behind, and hide nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from support.waiting import until_true
+
+from persisting.backends.persisting import PersistingBackend, new_store_owner_log
+from persisting.bucket.store_owner_log import StoreOwnerLog
+from persisting.bucket.store_ownership import owner_register
+from persisting.errors import TableError
+from persisting.store.object_store import ObjectStore, StoredObject, StoreError
+from persisting.table.store_table import LoadedAhead
+from persisting.wal import sealing
+from persisting.wal.sealing import SealedLog
+
+OPTIONS: dict[str, Any] = {
+    "enable_wal": True,
+    "lease": 0.6,
+    "flush_interval": None,
+    "compaction": False,
+}
+
+
+def new_log(store: ObjectStore) -> StoreOwnerLog:
+    return new_store_owner_log(store, 2, **OPTIONS)
+
+
+def opened(store: ObjectStore, log: StoreOwnerLog, bucket: int = 0) -> PersistingBackend:
+    place: Any = store.address / f"bucket_{bucket}"
+    return PersistingBackend(bucket, place, owner_log=log, **OPTIONS)
+
+
+async def die_with_records(store: ObjectStore) -> str:
+    """Leave a log with a record of each of two buckets, as an owner does that is killed; return
+    its name."""
+    log = new_log(store)
+    buckets = [opened(store, log, bucket) for bucket in range(2)]
+    for bucket in buckets:
+        await bucket.put({"n": 1})
+    log.abandon()
+    return log.name
+
+
+def owner_of(store: ObjectStore, bucket: int) -> str:
+    held = owner_register(store, bucket).read()
+    assert held is not None
+    return held.content.owner
+
+
+async def records(bucket: PersistingBackend) -> list[Any]:
+    return await bucket.get()
+
+
+class CountedReads:
+    """Counts the reads of each group commit."""
+
+    def __init__(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts: Counter[str] = Counter()
+        self.fails = False
+        get = store.get
+
+        def counted(key: str) -> StoredObject | None:
+            if "/slots/" in key:
+                self.counts[key] += 1
+                if self.fails:
+                    raise StoreError("refused")
+            return get(key)
+
+        monkeypatch.setattr(store, "get", counted)
+
+
+async def test_log_is_read_once_although_a_bucket_follows_while_it_is_read(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await die_with_records(store)
+    begun: list[SealedLog] = []
+    waiting, go_on = threading.Event(), threading.Event()
+    begin_reading = sealing.begin_reading
+
+    def begin_slowly(store: ObjectStore, sealed: SealedLog) -> Any:
+        begun.append(sealed)
+        read = begin_reading(store, sealed)
+
+        def wait_for_the_other() -> list[bytes]:
+            waiting.set()
+            assert go_on.wait(60)
+            return read()
+
+        return wait_for_the_other
+
+    monkeypatch.setattr(sealing, "begin_reading", begin_slowly)
+    log = new_log(store)
+    first = asyncio.create_task(asyncio.to_thread(opened, store, log, 0))
+    assert await asyncio.to_thread(waiting.wait, 60)
+    second = asyncio.create_task(asyncio.to_thread(opened, store, log, 1))
+    await asyncio.to_thread(until_true, lambda: owner_of(store, 1) == log.name)
+    go_on.set()
+    buckets = [await first, await second]
+    assert [await records(bucket) for bucket in buckets] == [[{"n": 1}], [{"n": 1}]]
+    assert len(begun) == 1
+    assert log._reading is None  # its group commits are not kept
+    for bucket in buckets:
+        await bucket.close()
+    await asyncio.to_thread(log.retire)
+
+
+async def test_failed_read_of_a_log_does_not_fail_the_next_opening(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first opening fails after it has begun to read the log, and before it needs that."""
+    await die_with_records(store)
+    log = new_log(store)
+    reads = CountedReads(store, monkeypatch)
+    begin_reading = sealing.begin_reading
+
+    def begin_and_fail(store: ObjectStore, sealed: SealedLog) -> Any:
+        reads.fails = True
+        read = begin_reading(store, sealed)
+        with pytest.raises(StoreError):
+            read()
+        reads.fails = False
+        return read
+
+    def fail(_: LoadedAhead) -> None:
+        raise TableError("refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sealing, "begin_reading", begin_and_fail)
+        patched.setattr(LoadedAhead, "result", fail)
+        with pytest.raises(TableError):
+            await asyncio.to_thread(opened, store, log)
+    bucket = await asyncio.to_thread(opened, store, log)
+    assert await records(bucket) == [{"n": 1}]
+    await bucket.close()
+    await asyncio.to_thread(log.retire)
