@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -140,3 +141,17 @@ async def test_failed_read_of_a_log_does_not_fail_the_next_opening(
     assert await records(bucket) == [{"n": 1}]
     await bucket.close()
     await asyncio.to_thread(log.retire)
+
+
+def test_reading_of_a_log_ends_at_the_first_failure(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request to a store that does not answer takes 20 s, and the process cannot exit before
+    the last one has failed."""
+    reads = CountedReads(store, monkeypatch)
+    reads.fails = True
+    read = sealing.begin_reading(store, SealedLog("log", range(2000)))
+    with pytest.raises(StoreError, match="refused"):
+        read()
+    time.sleep(0.3)
+    assert sum(reads.counts.values()) < 100
