@@ -4,6 +4,7 @@ that is faster and a fork leave nothing behind, and hide nothing."""
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import threading
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from persisting.store.object_store import ObjectStore, StoredObject, StoreError
 from persisting.table.store_table import LoadedAhead
 from persisting.wal import sealing
 from persisting.wal.sealing import SealedLog
+from persisting.wal.slots import slot_key
 
 OPTIONS: dict[str, Any] = {
     "enable_wal": True,
@@ -155,3 +157,43 @@ def test_reading_of_a_log_ends_at_the_first_failure(
         read()
     time.sleep(0.3)
     assert sum(reads.counts.values()) < 100
+
+
+async def test_log_that_cannot_be_removed_does_not_keep_the_next_one_from_closing(
+    store: ObjectStore,
+) -> None:
+    former = new_log(store)
+    await opened(store, former).put({"n": 1})
+    former.abandon()
+    store.create("bucket_1/owner.json", b"damaged")
+    log = new_log(store)
+    bucket = await asyncio.to_thread(opened, store, log)
+    await bucket.close()
+    await asyncio.to_thread(log.retire)
+    assert log.log.closed  # otherwise its heartbeats go on
+    assert store.get(slot_key(former.name, 0)) is not None
+
+
+async def test_fork_does_not_wait_for_the_threads_of_its_parent(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await die_with_records(store)
+    go_on = threading.Event()
+    remove = StoreOwnerLog._remove_if_unused
+
+    def remove_later(log: StoreOwnerLog, left: SealedLog) -> None:
+        assert go_on.wait(60)
+        remove(log, left)
+
+    monkeypatch.setattr(StoreOwnerLog, "_remove_if_unused", remove_later)
+    log = new_log(store)
+    bucket = await asyncio.to_thread(opened, store, log)
+    child = multiprocessing.get_context("fork").Process(target=log.retire)
+    child.start()
+    await asyncio.to_thread(child.join, 20)
+    ended = not child.is_alive()
+    child.kill()
+    go_on.set()
+    assert ended
+    await bucket.close()
+    await asyncio.to_thread(log.retire)

@@ -28,7 +28,7 @@ from persisting.concurrency.pool import begin_request
 from persisting.errors import BucketLocked, StorageError, WALError
 from persisting.options import PersistingOptions
 from persisting.records import Rules
-from persisting.store.object_store import ObjectStore, StoreError
+from persisting.store.object_store import ObjectStore
 from persisting.store.probe import probe
 from persisting.wal import sealing
 from persisting.wal.lease import Lease
@@ -217,7 +217,7 @@ class StoreOwnerLog:
             sealing.remove(self.store, left)
             with self._indexing:
                 self._last_index = None
-        except (StoreError, WALError) as exc:
+        except StorageError as exc:
             log.warning("cannot delete the unused log of a former owner: %s", exc)
 
     def _forget(self, bucket: StoreBucket) -> None:
@@ -236,8 +236,9 @@ class StoreOwnerLog:
         """Close and remove the log once no bucket is attached to it."""
         with self._guard:
             self._retired = True
-        for wait in self._removing:
-            wait()
+        if os.getpid() == self.process:  # a fork has none of the threads that remove them
+            for wait in self._removing:
+                wait()
         self._close_if_unused()
 
     def abandon(self) -> None:
