@@ -4,9 +4,11 @@ that is faster and a fork leave nothing behind, and hide nothing."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import threading
 import time
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -15,9 +17,10 @@ from support.waiting import until_true
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
 from persisting.bucket.store_owner_log import StoreOwnerLog
-from persisting.bucket.store_ownership import owner_register
+from persisting.bucket.store_ownership import OwnerRecord, owner_register
 from persisting.errors import TableError
 from persisting.store.object_store import ObjectStore, StoredObject, StoreError
+from persisting.table.fenced_commit import FencedCommitter
 from persisting.table.store_table import LoadedAhead
 from persisting.wal import sealing
 from persisting.wal.sealing import SealedLog
@@ -172,6 +175,65 @@ async def test_log_that_cannot_be_removed_does_not_keep_the_next_one_from_closin
     await asyncio.to_thread(log.retire)
     assert log.log.closed  # otherwise its heartbeats go on
     assert store.get(slot_key(former.name, 0)) is not None
+
+
+async def test_table_is_loaded_again_if_another_process_was_faster(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was loaded, or could not be loaded, before that process wrote the table does not
+    count."""
+    first = new_log(store)
+    bucket = await asyncio.to_thread(opened, store, first)
+    await bucket.put({"n": 1})
+    await bucket.close()
+    register = owner_register(store, 0)
+    load, swap = FencedCommitter.load_newest, type(register).swap
+    failed: list[str] = []
+
+    def fail_once(committer: FencedCommitter) -> Any:
+        if not failed:
+            failed.append("load")
+            raise TableError("a version was removed")
+        return load(committer)
+
+    def swap_late(register: Any, held: Any, content: Any) -> Any:
+        if isinstance(content, OwnerRecord) and content.term == 2:
+            # Another process takes the bucket, and gives it back.
+            taken = swap(register, held, OwnerRecord(term=2, owner="other"))
+            swap(register, taken, OwnerRecord(term=2, owner=""))
+        return swap(register, held, content)
+
+    monkeypatch.setattr(FencedCommitter, "load_newest", fail_once)
+    monkeypatch.setattr(type(register), "swap", swap_late)
+    log = new_log(store)
+    again = await asyncio.to_thread(opened, store, log)
+    assert failed
+    assert await records(again) == [{"n": 1}]
+    await again.close()
+
+
+async def test_version_that_was_loaded_ahead_is_not_kept(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views: list[weakref.ref[Any]] = []
+    load = FencedCommitter.load_newest
+
+    def noted(committer: FencedCommitter) -> Any:
+        newest = load(committer)
+        if newest is not None:
+            views.append(weakref.ref(newest.view))
+        return newest
+
+    bucket = await asyncio.to_thread(opened, store, new_log(store))
+    await bucket.put({"n": 1})
+    await bucket.close()
+    monkeypatch.setattr(FencedCommitter, "load_newest", noted)
+    log = new_log(store)
+    again = await asyncio.to_thread(opened, store, log)
+    gc.collect()
+    assert views
+    assert [view() for view in views] == [None] * len(views)
+    await again.close()
 
 
 async def test_fork_does_not_wait_for_the_threads_of_its_parent(
