@@ -34,8 +34,8 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def new_log(store: ObjectStore) -> StoreOwnerLog:
-    return new_store_owner_log(store, 2, **OPTIONS)
+def new_log(store: ObjectStore, buckets: int = 2) -> StoreOwnerLog:
+    return new_store_owner_log(store, buckets, **OPTIONS)
 
 
 def opened(store: ObjectStore, log: StoreOwnerLog, bucket: int = 0) -> PersistingBackend:
@@ -111,10 +111,51 @@ async def test_log_is_read_once_although_a_bucket_follows_while_it_is_read(
     buckets = [await first, await second]
     assert [await records(bucket) for bucket in buckets] == [[{"n": 1}], [{"n": 1}]]
     assert len(begun) == 1
-    assert log._reading is None  # its group commits are not kept
+    assert not log._readings  # its group commits are not kept
     for bucket in buckets:
         await bucket.close()
     await asyncio.to_thread(log.retire)
+
+
+async def test_each_of_two_logs_is_read_once(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buckets of two dead owners are taken over at the same time."""
+    former = [new_log(store, 4) for _ in range(2)]
+    for number in range(4):
+        await opened(store, former[number % 2], number).put({"n": number})
+    for log in former:
+        log.abandon()
+    begun: list[SealedLog] = []
+    sealed: list[SealedLog] = []
+    begin_reading, note_sealed = sealing.begin_reading, StoreOwnerLog._begin_reading
+
+    def begin_late(store: ObjectStore, left: SealedLog) -> Any:
+        begun.append(left)
+        read = begin_reading(store, left)
+
+        def wait_for_all() -> list[bytes]:
+            until_true(lambda: len(sealed) >= 4)
+            return read()
+
+        return wait_for_all
+
+    def count(log: StoreOwnerLog, left: SealedLog) -> None:
+        note_sealed(log, left)
+        sealed.append(left)
+
+    monkeypatch.setattr(sealing, "begin_reading", begin_late)
+    monkeypatch.setattr(StoreOwnerLog, "_begin_reading", count)
+    log = new_log(store, 4)
+    opening = [asyncio.to_thread(opened, store, log, number) for number in range(4)]
+    buckets = await asyncio.gather(*opening)
+    assert [await records(bucket) for bucket in buckets] == [[{"n": n}] for n in range(4)]
+    assert {left.name for left in begun} == {log.name for log in former}
+    assert len(begun) == 2
+    for bucket in buckets:
+        await bucket.close()
+    await asyncio.to_thread(log.retire)
+    assert not log._indexes  # the logs are removed
 
 
 async def test_failed_read_of_a_log_does_not_fail_the_next_opening(
