@@ -16,8 +16,9 @@ import pytest
 from support.waiting import until_true
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
+from persisting.bucket import store_bucket, store_owner_log
 from persisting.bucket.store_owner_log import StoreOwnerLog
-from persisting.bucket.store_ownership import OwnerRecord, owner_register
+from persisting.bucket.store_ownership import FREE, OwnerRecord, owner_register
 from persisting.errors import TableError
 from persisting.store.object_store import ObjectStore, StoredObject, StoreError
 from persisting.table.fenced_commit import FencedCommitter
@@ -300,3 +301,38 @@ async def test_fork_does_not_wait_for_the_threads_of_its_parent(
     assert ended
     await bucket.close()
     await asyncio.to_thread(log.retire)
+
+
+def refuse(*_: object) -> None:
+    raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+
+async def test_opening_that_gets_no_thread_gives_the_bucket_back(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the interpreter exits."""
+    await die_with_records(store)
+    log = new_log(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(store_bucket, "begin_request", refuse)
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await asyncio.to_thread(opened, store, log)
+        gc.collect()
+    assert owner_of(store, 0) == FREE
+    bucket = await asyncio.to_thread(opened, store, log)
+    assert await records(bucket) == [{"n": 1}]
+    await bucket.close()
+    await asyncio.to_thread(log.retire)
+
+
+async def test_bucket_is_open_although_there_is_no_thread_that_removes_the_log(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await die_with_records(store)
+    log = new_log(store)
+    monkeypatch.setattr(store_owner_log, "begin_request", refuse)
+    bucket = await asyncio.to_thread(opened, store, log)
+    assert await records(bucket) == [{"n": 1}]
+    await bucket.close()
+    await asyncio.to_thread(log.retire)
+    assert log.log.closed

@@ -174,7 +174,10 @@ class StoreOwnerLog:
             raise
         self._opening_ends(bucket.number)
         if left is not None and left.slots:
-            self._removing.append(begin_request(self._remove_if_unused, left))
+            try:
+                self._removing.append(begin_request(self._remove_if_unused, left))
+            except RuntimeError as exc:  # no thread: the interpreter exits
+                log.warning("cannot delete the unused log of a former owner: %s", exc)
         bucket.log_state = self
         bucket.attach(self.group_commit, lambda: self._forget(bucket))
 
