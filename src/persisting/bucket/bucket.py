@@ -336,9 +336,10 @@ class Bucket:
     def __del__(self) -> None:
         """Warn if acknowledged records without a log are lost with this object."""
         buffer = getattr(self, "_buffer", None)
-        rows = buffer.rows if buffer is not None else 0
-        owned = not self.options.read_only and os.getpid() == self._process
-        if rows and self.group_commit is None and not self.closed and owned:
+        if buffer is None or not buffer.rows:  # perhaps it was never opened
+            return
+        rows, owned = buffer.rows, not self.options.read_only and os.getpid() == self._process
+        if self.group_commit is None and not self.closed and owned:
             log.warning(
                 "%s was dropped without close(): %d unflushed records are lost",
                 self.options.storage_path,

@@ -28,7 +28,7 @@ from persisting.concurrency.pool import begin_request
 from persisting.errors import BucketLocked, StorageError, WALError
 from persisting.options import PersistingOptions
 from persisting.records import Rules
-from persisting.store.object_store import ObjectStore, StoreError
+from persisting.store.object_store import ObjectStore
 from persisting.store.probe import probe
 from persisting.wal import sealing
 from persisting.wal.lease import Lease
@@ -37,6 +37,10 @@ from persisting.wal.sealing import SealedLog
 from persisting.wal.slots import lease_key, new_log_name, slots_prefix
 
 log = logging.getLogger("persisting")
+
+_MOST_INDEXES = 4
+"""How many indexes of former owners' logs are kept while buckets are being opened; afterwards
+one is."""
 
 
 class StoreOwnerLog:
@@ -90,9 +94,10 @@ class StoreOwnerLog:
         self._is_noted = False
         """Whether an owner object may still name this log after its bucket was closed."""
         self._retired = False
-        self._last_index: tuple[SealedLog, LogIndex] | None = None
-        self._reading: tuple[SealedLog, Callable[[], list[bytes]]] | None = None
-        """A log of a former owner that is being read."""
+        self._indexes: dict[SealedLog, LogIndex] = {}
+        """Of logs of former owners, the one that was used last at the end."""
+        self._readings: dict[SealedLog, Callable[[], list[bytes]]] = {}
+        """How to wait for logs of former owners that are being read."""
         self._removing: list[Callable[[], None]] = []
         """How to wait for the removal of logs of former owners."""
         self._guard = threading.Lock()
@@ -138,9 +143,15 @@ class StoreOwnerLog:
         self._not_opened(ownership.bucket)
 
     def _not_opened(self, bucket: int) -> None:
+        self._opening_ends(bucket)
+        self._close_if_unused()
+
+    def _opening_ends(self, bucket: int) -> None:
         with self._guard:
             self._opening.discard(bucket)
-        self._close_if_unused()
+            if not self._opening:
+                self._readings.clear()  # nobody needs them, and they may have failed
+                self._keep_indexes(1)
 
     def _check_not_retired(self) -> None:
         if self._retired:
@@ -161,10 +172,12 @@ class StoreOwnerLog:
             # log, whose lease must not be deleted.
             self._detached(bucket.number)
             raise
-        with self._guard:
-            self._opening.discard(bucket.number)
+        self._opening_ends(bucket.number)
         if left is not None and left.slots:
-            self._removing.append(begin_request(self._remove_if_unused, left))
+            try:
+                self._removing.append(begin_request(self._remove_if_unused, left))
+            except RuntimeError as exc:  # no thread: the interpreter exits
+                log.warning("cannot delete the unused log of a former owner: %s", exc)
         bucket.log_ownership = self
         bucket.attach(self.group_commit, lambda: self._forget(bucket))
 
@@ -181,21 +194,37 @@ class StoreOwnerLog:
     def _begin_reading(self, left: SealedLog) -> None:
         """Read a log while its bucket is taken over, unless that was done for another bucket."""
         with self._guard:
-            known = self._last_index, self._reading
-            if all(one is None or one[0] != left for one in known):
-                self._reading = left, sealing.begin_reading(self.store, left)
+            if left not in self._indexes and left not in self._readings:
+                self._readings[left] = sealing.begin_reading(self.store, left)
 
     def _index_of(self, left: SealedLog) -> LogIndex:
         """Return the index of a log, which is read once for all its buckets."""
         with self._indexing:
-            if self._last_index is None or self._last_index[0] != left:
+            index = self._indexes.get(left)
+            if index is not None:
+                self._note_index(left, index)
+                return index
+            self._begin_reading(left)
+            read = self._readings[left]
+            place = str(self.store.address / slots_prefix(left.name))
+            try:
+                index = slot_files.index_slots(place, read())
+                self._note_index(left, index)
+            finally:
                 with self._guard:
-                    reading, self._reading = self._reading, None
-                if reading is None or reading[0] != left:
-                    reading = left, sealing.begin_reading(self.store, left)
-                place = str(self.store.address / slots_prefix(left.name))
-                self._last_index = left, slot_files.index_slots(place, reading[1]())
-            return self._last_index[1]
+                    self._readings.pop(left, None)
+            return index
+
+    def _note_index(self, left: SealedLog, index: LogIndex) -> None:
+        """Note the index that was used last. An index is as large as its log: few are kept."""
+        with self._guard:
+            self._indexes.pop(left, None)
+            self._indexes[left] = index
+            self._keep_indexes(_MOST_INDEXES)
+
+    def _keep_indexes(self, count: int) -> None:
+        for left in list(self._indexes)[:-count]:
+            del self._indexes[left]
 
     def _remove_if_unused(self, left: SealedLog) -> None:
         """Delete the group commits of a former owner's log if no bucket needs them."""
@@ -205,9 +234,9 @@ class StoreOwnerLog:
                 if held is not None and held.content.log == left.name:
                     return
             sealing.remove(self.store, left)
-            with self._indexing:
-                self._last_index = None
-        except (StoreError, WALError) as exc:
+            with self._guard:
+                self._indexes.pop(left, None)
+        except StorageError as exc:
             log.warning("cannot delete the unused log of a former owner: %s", exc)
 
     def _forget(self, bucket: StoreBucket) -> None:
@@ -226,8 +255,9 @@ class StoreOwnerLog:
         """Close and remove the log once no bucket is attached to it."""
         with self._guard:
             self._retired = True
-        for wait in self._removing:
-            wait()
+        if os.getpid() == self.process:  # a fork has none of the threads that remove them
+            for wait in self._removing:
+                wait()
         self._close_if_unused()
 
     def abandon(self) -> None:

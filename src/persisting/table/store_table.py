@@ -107,10 +107,10 @@ class LoadedAhead:
         begin_request(import_module, "lance")  # takes as long as some requests
 
     def begin(self) -> None:
-        """Load it, in the background; once."""
-        if self._loading is None:
-            self._loading = begin_request(self._committer.load_newest)
+        """Load it, in the background; once more if another process was faster."""
+        self._loading = begin_request(self._committer.load_newest)
 
     def result(self) -> NewerView | None:
-        """Return the version, None if there was no table."""
-        return (self._loading or self._committer.load_newest)()
+        """Return the version, None if there was no table. Once: it is not kept."""
+        loading, self._loading = self._loading, None
+        return (loading or self._committer.load_newest)()

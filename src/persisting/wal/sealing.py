@@ -192,15 +192,21 @@ def _take_lease(
 
 def begin_reading(store: ObjectStore, sealed: SealedLog) -> Callable[[], list[bytes]]:
     """Begin to read the group commits of a sealed log, many at once; the returned function waits
-    for them, and returns them in order and checked."""
+    for them, and returns them in order and checked. Nothing is read after the first failure."""
+    has_failed = threading.Event()
 
     def read(slot: int) -> bytes:
+        if has_failed.is_set():
+            return b""  # whoever waits gets the error of another slot
         key = slot_key(sealed.name, slot)
-        found = store.get(key)
-        place = str(store.address / key)
-        if found is None:
-            raise _missing(store, key)
-        check_slot(found.data, place)
+        try:
+            found = store.get(key)
+            if found is None:
+                raise _missing(store, key)
+            check_slot(found.data, str(store.address / key))
+        except BaseException:
+            has_failed.set()
+            raise
         return found.data
 
     threads = ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="persisting-slots")
