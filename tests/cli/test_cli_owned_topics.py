@@ -28,6 +28,8 @@ from support.cli_runner import (
 )
 from support.owner_process import OwnerProcess
 
+from persisting.cli.exit_codes import USAGE
+
 READING = [
     ["topics"],
     ["describe", "live"],
@@ -70,6 +72,26 @@ def test_commands_change_a_topic_through_the_socket_of_its_owner(
         released(child)
     exported = call("export", "live", "-", "-s", tmp_path).out.splitlines()
     assert sum(json.loads(line)["n"] == -1 for line in exported) == 1
+
+
+def test_export_with_flush_holds_what_an_owner_has_acknowledged(
+    tmp_path: Path, call: Callable[..., Answer]
+) -> None:
+    service = OwnerProcess()
+    try:
+        where = {"topic": "live", "storage_path": str(tmp_path), "backend": "persisting"}
+        service.tell("own", "live", {**where, "backend_options": DURABLE})
+        service.tell("put", "live", [[{"id": n} for n in range(5)]])
+        before = call("export", "live", "-", "-s", tmp_path)
+        assert before.out == ""
+        assert re.search(r"does not include .* of its log; with --flush it does", before.err)
+        answer = call("export", "live", "-", "--flush", "-s", tmp_path)
+        assert (len(answer.out.splitlines()), answer.err) == (5, "")
+        tagged = call("export", "live", "-", "--flush", "--tag", "v1", "-s", tmp_path)
+        assert tagged.code == USAGE
+        assert "--flush" in tagged.err
+    finally:
+        service.close()
 
 
 def test_tail_follows_what_a_service_and_other_commands_put(tmp_path: Path) -> None:
@@ -260,7 +282,8 @@ def test_note_says_that_an_owner_has_unflushed_records(
         commands = READING_TABLES if words is LOGGED else [*READING_LOGS, *READING_TABLES]
         answers = [call(*command, "-s", tmp_path) for command in commands]
         assert all(answer.code == 0 for answer in answers), answers
-        return {answer.err for answer in answers}
+        # Only export can have the owner flush.
+        return {answer.err.replace("; with --flush it does", "") for answer in answers}
 
     with python(HOLDING, tmp_path, json.dumps(words)) as child:
         assert child.stdin is not None

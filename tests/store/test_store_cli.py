@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from support.cli_runner import line_of, started, stopped
 from support.object_stores import SeaweedFS, url
+from support.owner_process import OwnerProcess
 from support.waiting import until_true
 
 from persisting.cli.app import run
@@ -143,6 +144,28 @@ def test_records_are_put_imported_and_exported(shell: Shell, tmp_path: Path) -> 
     assert shell.json("count", "other")["count"] == 31
     text = shell("export", "orders", "-", "--tag", "first", "--where", "kind = 'even'")
     assert len(text.splitlines()) == 10
+
+
+def test_export_with_flush_holds_what_owners_have_acknowledged(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The owner answers first; then it is killed, and its log is replayed."""
+    owner = OwnerProcess()
+    options = {"lease": 1.5, "flush_interval": None}
+    where = {"topic": "busy", "storage_path": shell.root, "durable": True, "num_buckets": 2}
+    try:
+        owner.tell("own", "busy", {**where, "backend_options": options})
+        owner.tell("put", "busy", [[{"id": n} for n in range(5)]])
+        assert run(["export", "busy", "-", "-s", shell.root]) == 0
+        answer = capsys.readouterr()
+        assert answer.out == ""
+        assert "with --flush it does" in answer.err
+        assert len(shell("export", "busy", "-", "--flush").splitlines()) == 5
+        owner.tell("put", "busy", [[{"id": n} for n in range(5, 12)]])
+    finally:
+        owner.close()
+    assert len(shell("export", "busy", "-").splitlines()) == 5
+    assert len(shell("export", "busy", "-", "--flush").splitlines()) == 12
 
 
 def test_topic_is_created_and_deleted_and_its_name_can_be_used_again(

@@ -194,10 +194,11 @@ def find_followed(topic: str, storage: str) -> TopicFolder:
     return source
 
 
-def note_unflushed(source: TopicFolder, *, reads_log: bool = False) -> None:
+def note_unflushed(source: TopicFolder, *, reads_log: bool = False, hint: str = "") -> None:
     """Print a note if an owner has the topic open and may hold records that are not shown.
 
-    ``reads_log``: the command shows the records of the owner's log.
+    ``reads_log``: the command shows the records of the owner's log. ``hint`` says how it could show
+    the others.
     """
     from persisting.bucket.log_note import noted_log
     from persisting.fs import current
@@ -208,7 +209,7 @@ def note_unflushed(source: TopicFolder, *, reads_log: bool = False) -> None:
 
     if isinstance(source, StoreTopic):
         if not reads_log:
-            _note_unflushed_in_store(source)
+            _note_unflushed_in_store(source, hint)
         return
     owner = None
     logs = set()
@@ -229,17 +230,18 @@ def note_unflushed(source: TopicFolder, *, reads_log: bool = False) -> None:
     missing = f"{format_size(pending)} of its log" if logged else "records not flushed yet"
     output.say(
         f"note: process {owner.get('pid')} on {owner.get('host')} has the topic open for writing; "
-        f"this output does not include {missing}"
+        f"this output does not include {missing}" + (f"; {hint}" if hint else "")
     )
 
 
-def _note_unflushed_in_store(source: StoreTopic) -> None:
+def _note_unflushed_in_store(source: StoreTopic, hint: str) -> None:
     for bucket in source.buckets:
         owner = source.owner(bucket)
         if owner is not None:
             output.say(
                 f"note: process {owner['pid']} on {owner['host']} has the topic open for writing, "
                 "or was killed; this output does not include what it has not flushed yet"
+                + (f"; {hint}" if hint else "")
             )
             return
 

@@ -53,6 +53,11 @@ class Exported(msgspec.Struct):
 @parameters.bucket
 @parameters.tag("Export")
 @parameters.at("Export")
+@click.option(
+    "--flush",
+    is_flag=True,
+    help="First have the owner of the topic write all acknowledged records to the table.",
+)
 @click.option("--metadata", is_flag=True, help="Add the fields _bucket, _offset and _time.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @parameters.storage
@@ -67,6 +72,7 @@ def export(
     bucket: int | None,
     tag: str | None,
     timestamp: dt.datetime | None,
+    flush: bool,
     metadata: bool,
     overwrite: bool,
     storage: str,
@@ -78,6 +84,10 @@ def export(
     is complete. '-' writes JSON lines to the standard output. For partitioned exports and clusters
     see 'persisting pipeline export'.
 
+    Records that a process has put to an open topic are missing until that process flushes them;
+    --flush asks it to. In an object store --flush also replays the log of a killed owner, once its
+    lease expires.
+
     \b
     Examples:
       persisting export events events.parquet
@@ -86,14 +96,21 @@ def export(
     """
     if tag is not None and timestamp is not None:
         raise click.UsageError("Pass either --tag or --at, not both.")
+    is_newest = tag is None and timestamp is None
+    if flush and not is_newest:
+        raise click.UsageError("--flush adds to the newest state; it cannot change that of a tag.")
     chosen = kind or ("jsonl" if file == "-" else format_of(file))
     if file == "-" and chosen != "jsonl":
         raise click.UsageError(f"{chosen} cannot be written to the standard output; name a file.")
     if file != "-" and os.path.exists(file) and not overwrite:
         raise click.UsageError(f"{file} exists; choose another name or pass --overwrite.")
     source = topics_access.find_recovered(topic, storage)
-    if tag is None and timestamp is None:
-        topics_access.note_unflushed(source)
+    if flush:
+        from persisting.topic import handover
+
+        handover.flush(source.handover_place, source.config)
+    elif is_newest:
+        topics_access.note_unflushed(source, hint="with --flush it does")
     parts = _parts(source, bucket, tag if tag is not None else timestamp)
     total = None if where is not None else sum(part.end - part.start for part in parts)
     started = time.monotonic()
