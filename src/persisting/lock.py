@@ -126,7 +126,10 @@ class BucketLock:
             raise BucketLocked(
                 f"bucket {folder} is open for writing by {described(note)}",
                 owner=note,
-                hint="close it there, or read it here with read_only=True",
+                hint=(
+                    "close it there, or only read it here: a topic with read_queue, a backend with "
+                    "read_only=True"
+                ),
             ) from exc
         try:
             self.note = _note_in(os.pread(self._file.fd, _NOTE_LIMIT, 0))
