@@ -251,14 +251,20 @@ class StoreOwnerLog:
             self.group_commit.release()
         self._detached(bucket.number)
 
-    def retire(self) -> None:
-        """Close and remove the log once no bucket is attached to it."""
+    def retire(self, *, wait: bool = True) -> None:
+        """Close and remove the log once no bucket is attached to it. With ``wait`` the logs of
+        former owners are removed when this returns."""
         with self._guard:
             self._retired = True
+        if wait:
+            self.wait_for_removals()
+        self._close_if_unused()
+
+    def wait_for_removals(self) -> None:
+        """Wait until the logs of former owners that no bucket needs are removed."""
         if os.getpid() == self.process:  # a fork has none of the threads that remove them
             for wait in self._removing:
                 wait()
-        self._close_if_unused()
 
     def abandon(self) -> None:
         """Stop the heartbeats: others take over the buckets once the lease expires."""

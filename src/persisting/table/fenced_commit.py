@@ -135,8 +135,9 @@ class FencedCommitter(Committer):
     def take(self, term: int, load: Callable[[], NewerView | None] | None = None) -> None:
         """Fence the table for this ownership; a table that does not exist is created.
 
-        ``load`` returns what :meth:`load_newest` has returned earlier: if it is no longer the
-        newest version, the fence is refused, and that version is loaded.
+        ``load`` returns what :meth:`load_newest` has returned earlier, or raises what it raised. A
+        former owner may have committed since, and removed that version: then the fence fails, and
+        the newest version is loaded.
         """
         self.term = term
         self._fence(load)
@@ -148,19 +149,28 @@ class FencedCommitter(Committer):
         """
         self._must_fence = True
         for _ in range(_FENCES):
-            newest, load = (load or self.load_newest)(), None
-            if newest is None:
-                self._create_empty()
-                continue
-            self._check_term(newest.properties)
-            self.view, self.properties = newest
-            if self._commit_fence():
-                self._must_fence = False
-                return
+            ahead, load = load, None
+            try:
+                if self._fence_version((ahead or self.load_newest)()):
+                    self._must_fence = False
+                    return
+            except TableError:
+                if ahead is None:
+                    raise
         raise TableError(
             f"cannot fence the table {self.root}: other commits came first {_FENCES} times; is "
             "another program writing to it?"
         )
+
+    def _fence_version(self, newest: NewerView | None) -> bool:
+        """Commit a fence behind a version, and show that; False if that version is not the newest.
+        Without a version, create the table."""
+        if newest is None:
+            self._create_empty()
+            return False
+        self._check_term(newest.properties)
+        self.view, self.properties = newest
+        return self._commit_fence()
 
     def _check_term(self, found: Mapping[str, str]) -> None:
         newest = properties.term_of(found)
@@ -268,7 +278,8 @@ class FencedCommitter(Committer):
         """Write data files; return the transaction to :meth:`append`.
 
         That of the first append replaces the columns of the empty table. Lance refuses such a
-        transaction if anything was committed since the version that it read.
+        transaction while the version behind the one that it read exists. Once that is removed, it
+        may land there, where nobody sees it: so :meth:`append` checks where it has landed.
 
         If this fails, its files stay: only names that a commit does not use may be deleted, and
         cleaning does that.
@@ -408,7 +419,7 @@ class FencedCommitter(Committer):
     def restoring(self, target: TableView) -> Any:
         """Return an Overwrite by the fragments of the older version.
 
-        Without retries Lance refuses it if anything was committed since, unlike its Restore. It
+        Without retries Lance refuses it while the next version exists, unlike its Restore. It
         drops the indexes, which maintenance builds again.
         """
         import lance

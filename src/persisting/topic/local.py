@@ -259,7 +259,7 @@ class LocalTopic:
     def _owner_log(self) -> OwnerLog | StoreOwnerLog:
         """Return the log of this topic in this process, which is created for its first bucket."""
         if isinstance(self._log, StoreOwnerLog) and self._log.lost:
-            self._log.retire()
+            self._log.retire(wait=False)  # nobody else can open or close a bucket meanwhile
             self._log = None
         if self._log is None or self._log.process != os.getpid():  # a fork gets its own
             options = {**self.config.options, "batch_size": self.config.batch_size}
@@ -288,7 +288,10 @@ class LocalTopic:
         """Remove the log once its last bucket is closed; the next bucket gets a new one."""
         with self._guard:
             retired, self._log = self._log, None
-        if retired is not None:
+        if isinstance(retired, StoreOwnerLog):
+            # Only a topic that is closed waits until unused logs are removed: puts go on meanwhile.
+            retired.retire(wait=self.closed)
+        elif retired is not None:
             retired.retire()
 
     async def put_parts(

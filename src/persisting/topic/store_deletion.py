@@ -63,6 +63,7 @@ def delete(store: ObjectStore) -> None:
             backend = PersistingBackend(number, place, owner_log=log, **config.options)  # type: ignore[arg-type]
             stack.callback(backend.close_now)
             owned.append(backend.bucket)
+        log.wait_for_removals()  # they would take group commits that are deleted below for lost
         store_config.mark_deleted(store)
         for group, works in groups_in(store).items():
             if works:  # kept only if a process was opening it before the mark, and fails now
