@@ -17,7 +17,7 @@ class _Format(msgspec.Struct):
 
 
 def decode(data: bytes, kind: type[_T]) -> _T:
-    """Decode a file, or raise :class:`msgspec.DecodeError`; also if it is nested too deeply."""
+    """Decode a file, or raise :class:`msgspec.DecodeError`, even if it is nested too deeply."""
     try:
         return msgspec.json.decode(data, type=kind)
     except RecursionError as exc:

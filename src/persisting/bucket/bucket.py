@@ -658,7 +658,7 @@ class Bucket:
 
     @property
     def epoch(self) -> int:
-        """How often the bucket was restored to an older version."""
+        """How many times the bucket was restored to an older version."""
         return self._buffer.epoch
 
     @property

@@ -96,7 +96,7 @@ class Chunk:
         return self._open
 
     def can_take(self, encoder: RecordEncoder, count: int, nbytes: int) -> bool:
-        """Whether so many rows of this encoder may still be added."""
+        """Whether ``count`` more rows of this encoder may be added."""
         if not self._open or self.encoder is not encoder:
             return False
         small = self.count + count <= ROWS_AT_ONCE and self.nbytes + nbytes <= MAX_BATCH_BYTES

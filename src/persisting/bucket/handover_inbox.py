@@ -305,7 +305,7 @@ def adopt(bucket: Bucket, note: Note) -> int:
 
 
 def _answered(serve: Callable[[], Answer]) -> Answer:
-    """Return the answer, also if it is an error."""
+    """Return the answer, even if it is an error."""
     try:
         return serve()
     except BucketClosed:

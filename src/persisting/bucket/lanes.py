@@ -126,7 +126,7 @@ class Lanes:
         return -(-self._outstanding // _COHORTS)
 
     def queue_has_grown(self, puts: int, nbytes: int) -> None:
-        """Wake the thread in :meth:`wait_for_one` if so many puts need not wait any longer."""
+        """Wake the thread in :meth:`wait_for_one` if this many puts need not wait any longer."""
         if self._is_wanted and (_fill_a_lane(puts, nbytes) or puts >= self._last_puts):
             with self._changed:
                 self._changed.notify_all()
@@ -270,5 +270,5 @@ class Lanes:
 
 
 def _fill_a_lane(puts: int, nbytes: int) -> bool:
-    """Whether so many queued puts become an object of their own."""
+    """Whether this many queued puts become an object of their own."""
     return puts >= _LANE_PUTS or nbytes >= _LANE_BYTES

@@ -193,7 +193,7 @@ class LogFollower:
         self._sequence = 0
         """The last frame that was read."""
         self.gaps = 0
-        """How often segments were released before they were read."""
+        """How many times segments were released before they were read."""
         self._places: defaultdict[int, array[int]] = defaultdict(lambda: array("Q"))
         self._sequences: defaultdict[int, array[int]] = defaultdict(lambda: array("Q"))
         """By bucket, the frames with records of it: where they are, and their sequences."""

@@ -241,7 +241,7 @@ class LogIndex:
     def check(self, bucket: int, after: int) -> None:
         """Raise if the log may have lost records of a bucket above sequence ``after``."""
         if self._problem is not None:
-            # Damaged records that the table holds are no loss.
+            # Damaged records that the table holds are not lost.
             if self._last_damaged is None or self._last_damaged > after:
                 raise self._problem
         if self._start is not None and self._start.buckets.get(bucket, 0) > after:

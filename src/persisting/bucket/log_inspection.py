@@ -336,7 +336,7 @@ class _Reading:
         if self.problem is not None and self.damage is None:
             return str(self.problem), ""
         if self.problem is not None and self.damage is not None:
-            # Damaged records that the tables hold are no loss.
+            # Damaged records that the tables hold are not lost.
             lacking = [b for b in noting if b.table_sequence < self.damage.last_sequence]
             if lacking:
                 for bucket in lacking:

@@ -101,7 +101,7 @@ class Maintenance:
     # Automatic
 
     def start(self) -> None:
-        """Run at intervals, also when nothing is flushed; soon if an index is outdated."""
+        """Run at intervals, even when nothing is flushed; soon if an index is outdated."""
         self._run_after_pause()
         dataset = self._table.view.dataset
         if dataset is not None and indexes.outdated(dataset):

@@ -120,7 +120,8 @@ class SlotLog:
         self.through = 0
         """The last sequence that was read."""
         self.gaps = 0
-        """How often objects were deleted before they were read: the tables have their records."""
+        """How many times objects were deleted before they were read: the tables have their
+        records."""
 
     # Readers
 

@@ -96,7 +96,7 @@ class ReplayBuffer:
     writer : optional
         A writer for :meth:`add`, if a node of a cluster owns the topic: ``writer.sync()`` of a
         writer on the cluster. Default: the buffer opens the topic for writing when it first adds a
-        record, also while other processes of this machine write to it.
+        record, even while other processes of this machine write to it.
     num_buckets, bucket_column, backend_options : optional
         Of a topic that is created, as in ``write_queue``.
     cache_path : str | Path, optional

@@ -37,7 +37,7 @@ class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     regions: list[Region]
     epochs: list[int]
-    """How often each bucket was restored to an older version."""
+    """How many times each bucket was restored to an older version."""
     alpha: float
     largest: float
     """The largest weight so far, which new records get."""

@@ -60,7 +60,7 @@ class TopicStream:
     rank, world_size : int, optional
         Which of how many trainers this one is.
     epochs : int, optional
-        How often an iteration reads all rows; None: without end.
+        How many times an iteration reads all rows; None: without end.
     remainder : str, optional
         What happens to the rows that make no whole step of all ranks at the end of an epoch:
         "uneven" (default), "padded" or "dropped".

@@ -58,7 +58,7 @@ class FollowState(msgspec.Struct, frozen=True, kw_only=True):
     offsets: dict[str, int]
     """The next offset of each bucket that this rank, or this worker, reads."""
     epochs: dict[str, int] = {}
-    """How often a bucket was restored to an older version; buckets at 0 are left out."""
+    """How many times a bucket was restored to an older version; buckets at 0 are left out."""
 
 
 def encode(state: msgspec.Struct) -> dict[str, Any]:

@@ -279,7 +279,7 @@ class ObjectStore:
         return self._retried("list", "", attempt)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; those that do not exist are no error."""
+        """Delete objects; ignore those that do not exist."""
         import obstore
 
         names = list(keys)

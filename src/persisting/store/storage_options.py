@@ -64,7 +64,7 @@ class StorageOptions:
     _values: dict[str, str]
 
     def __new__(cls, *_: Any, **__: Any) -> StorageOptions:
-        options = super().__new__(cls)  # also when it is unpickled
+        options = super().__new__(cls)  # even when it is unpickled
         options._values = {}
         _living[id(options)] = options
         return options

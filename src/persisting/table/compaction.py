@@ -169,7 +169,7 @@ def _in_order(results: Iterable[dict[str, Any]], planned: list[int]) -> list[dic
 def split_by_indexes(view: TableView, count: int, limit: Limit, *, at_all: bool) -> bool:
     """Whether index segments keep apart fragments that could be joined.
 
-    Without ``at_all``, only if so many that the compaction would achieve little.
+    Without ``at_all``, only if they are so many that the compaction would achieve little.
     """
     groups = _groups(view, count, limit)
     needed = _groups(view, count, limit, by_index=False)

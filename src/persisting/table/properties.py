@@ -45,7 +45,7 @@ SEAL = "persisting.seal"
 
 
 LOSS = "loss"
-"""The token of an entry that is no restore: an owner without a log died, and the records that it
+"""The token of an entry that is not a restore: an owner without a log died, and the records that it
 had acknowledged and not flushed are lost."""
 
 

@@ -263,7 +263,7 @@ class _HandOver:
         try:
             self._send(notes)
             self._wait_until_ready(notes)
-            self.unfinished = True  # also if this thread is interrupted from here on
+            self.unfinished = True  # even if this thread is interrupted from here on
             self._exchange.decide()
         except BaseException as exc:
             self.unfinished = self._exchange.may_be_decided()

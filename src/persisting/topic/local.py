@@ -296,7 +296,7 @@ class LocalTopic:
     ) -> None:
         """Store rows in several buckets; return when all are acknowledged.
 
-        Buckets with a log store all of the rows or none, also across a crash. Without a log each
+        Buckets with a log store all of the rows or none, even across a crash. Without a log each
         bucket stores its part by itself.
         """
         while True:
@@ -627,7 +627,7 @@ class LocalBucketClient:
         return await self._on_backend(ask)
 
     async def epoch(self) -> int:
-        """Return how often the bucket was restored to an older version."""
+        """Return how many times the bucket was restored to an older version."""
         return (await self._backend()).epoch()
 
     async def read(self, offset: int, limit: int | None) -> Page:

@@ -28,7 +28,7 @@ class _Definition(Register[TopicConfig]):
         if not has_nonce(found):
             raise StorageError(
                 f"{self.place} was uploaded from a folder, and the files of a topic in a folder "
-                "are no topic in an object store; copy a topic with 'persisting backup'"
+                "are not a topic in an object store; copy a topic with 'persisting backup'"
             )
         return held
 

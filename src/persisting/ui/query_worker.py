@@ -105,7 +105,7 @@ def _answered(body: bytes) -> Answer:
         return Answer(result=_run(msgspec.msgpack.decode(body, type=Query)))
     except (StorageError, ValueError) as exc:
         return Answer(error=type(exc).__name__, message=str(exc))
-    except BaseException as exc:  # also a panic of Lance, which is no Exception
+    except BaseException as exc:  # also a panic of Lance, which is not an Exception
         if isinstance(exc, MemoryError) or any(part in str(exc) for part in _NO_MEMORY):
             return Answer(error=QueryTooLarge.__name__, is_last=True)
         message = f"{type(exc).__name__}: {exc}"

@@ -127,7 +127,7 @@ class Parameters:
 
 
 def _whole_number(text: str) -> int | None:
-    """Return a number that fits 64 bits, None if the text is no such number."""
+    """Return a number that fits 64 bits, None if the text is not one."""
     if not text.isascii() or not text.isdecimal() or len(text) > _MAX_DIGITS:
         return None
     return int(text)

@@ -41,7 +41,7 @@ _BEATS_PER_LEASE = 3
 NOTHING_RELEASED = -1
 
 _MOST_CALLS = 100
-"""How often others may change the lease during one heartbeat."""
+"""How many times others may change the lease during one heartbeat."""
 
 CALLS = 1
 """The kind of notifications that this version handles; see :attr:`LeaseRecord.answers_calls`."""
@@ -81,7 +81,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     answers_calls: int = 0
     """The latest kind of notifications that the owner handles; 0 if it handles none."""
     calls: int = 0
-    """How often others have notified the owner."""
+    """How many times others have notified the owner."""
     format: int = FORMAT
 
 

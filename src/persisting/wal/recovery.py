@@ -212,7 +212,7 @@ class Recovery:
     ) -> str | None:
         """The evidence that ``expected`` had been synced, None if there is none."""
         for path, header in self._later(paths, data, position):
-            # Records that the table holds are no loss, unless records above them follow.
+            # Records that the table holds are not lost, unless records above them follow.
             beyond = expected > self.after or header.sequence > self.after
             if header.synced >= expected and beyond:
                 return f"{path.name} says so in the frame of sequence {header.sequence}"

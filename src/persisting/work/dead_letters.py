@@ -268,7 +268,7 @@ class DeadLetterWriter:
         letters, self._letters, self._writer = self._letters, None, None
         if letters is not None:
             self._closing = asyncio.create_task(self._close(letters))
-        if self._closing is not None:  # also if its caller was cancelled
+        if self._closing is not None:  # even if its caller was cancelled
             await asyncio.shield(self._closing)
 
     async def _close(self, letters: Topic) -> None:

@@ -64,7 +64,7 @@ class GroupPlace(Protocol):
         """Return the place of the topic."""
 
     def check_same_topic(self) -> None:
-        """Raise if the topic was deleted since it was opened, also if it was created again."""
+        """Raise if the topic was deleted since it was opened, even if it was created again."""
 
     def check_mode(self, group: str) -> None:
         """Raise if a group is one that commits offsets."""

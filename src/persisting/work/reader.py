@@ -282,7 +282,7 @@ class WorkReader(AsyncClosing):
         for delivery in listed:
             if not isinstance(delivery, Delivery) or delivery.group_key != self.group_key:
                 raise InvalidArgument(
-                    f"{delivery!r} is no delivery of work group {self.group!r} of topic "
+                    f"{delivery!r} is not a delivery of work group {self.group!r} of topic "
                     f"{self.topic!r}: acknowledge it with a reader of its own group"
                 )
         lost: list[Sequence[int]] = []

@@ -66,7 +66,7 @@ class _Claim(NamedTuple):
 
     now: int
     wanted: int
-    """At most so many records."""
+    """The number of records at most."""
     lease: int
     member: str
     leases: list[RecordLease]
