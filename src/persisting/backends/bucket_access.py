@@ -49,6 +49,6 @@ class BucketAccess:
         return await asyncio.shield(in_thread(call, *args))
 
     async def flush(self) -> None:
-        """Return when everything acknowledged before this call is in the table and synced."""
+        """Wait until everything acknowledged before this call is in the table and synced."""
         self.bucket.check_writable()
         await asyncio.wrap_future(self.bucket.request_flush())

@@ -162,7 +162,7 @@ class TableBackend(AsyncClosing):
         return records
 
     async def read(self, offset: int = 0, limit: int | None = None) -> Page:
-        """As :meth:`get`, with the offset of the first record and the bucket's epoch."""
+        """Like :meth:`get`, but with the offset of the first record and the bucket's epoch."""
         return await self._reader.read(offset, limit)
 
     async def get_arrow(
@@ -175,7 +175,7 @@ class TableBackend(AsyncClosing):
         return (await self._reader.read_arrow(offset, limit)).rows
 
     async def read_arrow(self, offset: int = 0, limit: int | None = None) -> Page:
-        """As :meth:`get_arrow`, with the offset of the first row and the bucket's epoch."""
+        """Like :meth:`get_arrow`, but with the offset of the first row and the bucket's epoch."""
         return await self._reader.read_arrow(offset, limit)
 
     def get_stream(
@@ -202,7 +202,7 @@ class TableBackend(AsyncClosing):
         return self._reader.pages(offset, limit, block, epoch)
 
     async def wait_beyond(self, offset: int, epoch: int | None = None) -> None:
-        """Return when there may be records beyond ``offset``, or the epoch is not ``epoch``.
+        """Wait until there may be records beyond ``offset``, or the epoch is not ``epoch``.
 
         Raise once the backend is closed.
         """
@@ -214,7 +214,7 @@ class TableBackend(AsyncClosing):
         return await self._reader.offset_at(timestamp)
 
     async def arrival_of(self, offset: int) -> int:
-        """Return when a record arrived (µs of Unix time), 0 if it is not there."""
+        """Return the time at which a record arrived (µs of Unix time), 0 if it is not there."""
         return await self._reader.arrival_of(offset)
 
     def rows_within(self, offset: int, nbytes: int) -> int:

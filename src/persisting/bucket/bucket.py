@@ -679,7 +679,7 @@ class Bucket:
         return self.snapshot_even_if_closed()
 
     def snapshot_even_if_closed(self) -> Snapshot:
-        """As :meth:`snapshot`; of a closed bucket it can be counted, not read."""
+        """Like :meth:`snapshot`, but a snapshot of a closed bucket can be counted, not read."""
         with self.state_lock:
             return self._buffer.snapshot(self.rules.defaults or {})
 

@@ -70,7 +70,8 @@ class Chunk:
         return self.encoder.schema
 
     def arrivals(self, count: int) -> np.ndarray:
-        """Return when each of the first ``count`` records was accepted; never decreasing."""
+        """Return the time at which each of the first ``count`` records was accepted; never
+        decreasing."""
         if self.times is None:
             return np.full(count, self.arrival, "int64")
         return np.asarray(self.times[:count], "int64")

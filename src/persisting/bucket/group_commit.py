@@ -326,7 +326,7 @@ class GroupCommit:
                 left -= written
 
     def _wait_for_more(self, group: Grouping) -> None:
-        """Return when the group has waited as long as it may, or is large enough."""
+        """Wait until the group has waited as long as it may, or is large enough."""
         end = time.monotonic() + group.linger
         while (left := end - time.monotonic()) > 0:
             if self._queued_bytes >= group.nbytes:
@@ -356,7 +356,7 @@ class GroupCommit:
         return True
 
     def wait_idle(self) -> None:
-        """Return when no put is between its append and its acknowledgement."""
+        """Wait until no put is between its append and its acknowledgement."""
         with self._log_lock:
             self._lanes.wait_settled()
 

@@ -141,7 +141,7 @@ class Lanes:
             self._returning = 0
 
     def wait_for_one(self, queued: Callable[[], tuple[int, int]]) -> None:
-        """Return when a group may be begun: none is under way, or this one is worth a request.
+        """Wait until a group may be begun: none is under way, or this one is worth a request.
 
         ``queued`` returns how many puts wait, and their bytes.
         """
@@ -231,7 +231,7 @@ class Lanes:
                 follower.set_result(None)
 
     def wait_settled(self) -> None:
-        """Return when all groups that are under way now are acknowledged or have failed."""
+        """Wait until all groups that are under way now are acknowledged or have failed."""
         with self._changed:
             last = self._lanes[-1] if self._lanes else None
             while last is not None and not last.is_settled:

@@ -468,7 +468,7 @@ class LogFollower:
     # Durability
 
     def sync_through(self, sequence: int) -> None:
-        """Return when power loss cannot take the frames up to ``sequence``.
+        """Wait until power loss cannot take the frames up to ``sequence``.
 
         The owner may sync only at intervals. A sync from this process does the same work.
         """

@@ -72,7 +72,7 @@ class OwnerLogReport(msgspec.Struct):
 
     folder: Path
     state: str
-    """As :class:`~persisting.wal.inspection.LogReport`, or ``missing``."""
+    """A state of :class:`~persisting.wal.inspection.LogReport`, or ``missing``."""
     owner: dict[str, Any] | None = None
     """The note of the process that has it open, or had it open last."""
     owned: bool = False

@@ -180,7 +180,7 @@ class Snapshot:
         return list(accumulate((count for _, count in self._chunks), initial=self.persisted))[:-1]
 
     def buffered_arrivals(self) -> np.ndarray:
-        """Return when each buffered row was accepted, in µs of Unix time."""
+        """Return the time at which each buffered row was accepted, in µs of Unix time."""
         times = [chunk.arrivals(count) for chunk, count in self._chunks]
         return np.concatenate(times) if times else np.zeros(0, "int64")
 
@@ -218,7 +218,7 @@ class Snapshot:
         return low
 
     def arrival_of(self, offset: int) -> int:
-        """Return when a record arrived, in µs of Unix time; 0 if it is not there."""
+        """Return the time at which a record arrived, in µs of Unix time; 0 if it is not there."""
         if self.start <= offset < self.persisted:
             return self.view.arrival(offset)
         first = self.persisted

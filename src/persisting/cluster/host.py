@@ -190,7 +190,7 @@ class Host:
         self, place: str, storage_path: str | None, config: dict[str, Any], bucket: int
     ) -> dict[str, str]:
         """Open a bucket in an object store; raise :class:`StoreUnavailable` with the cause if that
-        takes long, and keep trying. The next call for the bucket joins."""
+        takes too long, and keep trying. The next call for the bucket joins."""
         known = bucket_key(place, bucket), msgspec.msgpack.encode(config)
         opening = self._openings.get(known)
         if opening is None:

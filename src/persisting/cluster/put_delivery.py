@@ -147,7 +147,7 @@ class PutDelivery:
         sequence: ProducerSequence,
         patience: Patience,
     ) -> dict[int, Exception]:
-        """As :meth:`to_owner`, in one call per bucket."""
+        """Like :meth:`to_owner`, but in one call per bucket."""
         calls = [self.to_owner(node, {b: packed}, sequence, patience) for b, packed in rows.items()]
         lost: dict[int, Exception] = {}
         failed: dict[int, Exception] = {}

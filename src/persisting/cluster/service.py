@@ -82,7 +82,7 @@ class BucketService:
         return self._closing.done()
 
     async def close(self) -> None:
-        """Answer nothing more; return when nothing uses the bucket."""
+        """Stop answering, and wait until nothing uses the bucket."""
         self._refuse_requests()
         await self._idle.wait()
 
@@ -282,7 +282,7 @@ class BucketService:
         return await self.work(group, op, args)
 
     async def _do_work_stream(self, group: str, op: str, args: dict[str, Any]) -> ReplyStream:
-        """As ``work``, for a call that may take long; ends when its caller leaves."""
+        """Like ``work``, but for a call that may be slow; ends when its caller leaves."""
         return self._stream("work", self._write_work(group, op, args))
 
     async def _write_work(
@@ -342,7 +342,7 @@ class BucketService:
     # Streams
 
     async def _do_table(self, op: str, args: dict[str, Any]) -> ReplyStream:
-        """Call the bucket as a table; a stream, since the call may take long."""
+        """Call the bucket as a table; a stream, since the call may be slow."""
         return self._stream("answer", self._write_answer(op, args))
 
     async def _do_stream(

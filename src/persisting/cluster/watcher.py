@@ -31,7 +31,7 @@ class EndWatcher:
         return self._task is not None and not self._task.done()
 
     async def wait(self, offset: int, epoch: int) -> None:
-        """Return when there are records beyond ``offset``, or the epoch is another."""
+        """Wait until there are records beyond ``offset``, or the epoch has changed."""
         while self._end <= offset and self._epoch in (None, epoch):
             if self._closed:
                 raise BucketClosed("the reader was closed")

@@ -60,7 +60,7 @@ class CoalescedTask:
         return future
 
     def trigger(self) -> None:
-        """As :meth:`request`, without a future: ``run`` reports its own failures."""
+        """Like :meth:`request`, but without a future: ``run`` reports its own failures."""
         self._schedule([])
 
     def _schedule(self, waiting: list[Future[Any]]) -> None:

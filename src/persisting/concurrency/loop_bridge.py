@@ -282,7 +282,7 @@ class ThreadWaiter:
         self._done.release()
 
     def result(self) -> None:
-        """Return when the put is acknowledged, or raise its error."""
+        """Wait until the put is acknowledged, or raise its error."""
         try:
             self._done.acquire()
         except BaseException:  # Ctrl-C: the put is under way, so wait for its outcome first

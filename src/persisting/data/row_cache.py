@@ -272,7 +272,7 @@ class RowCache:
         ]
 
     def arrivals(self, bucket: int, start: int, end: int) -> np.ndarray:
-        """Return when the rows of a range of offsets arrived, in µs of Unix time."""
+        """Return the times at which the rows of a range of offsets arrived, in µs of Unix time."""
         parts = [np.zeros(0, np.int64)]
         for chunk in self._chunks[bucket]:
             low, high = max(start, chunk.first), min(end, chunk.end)

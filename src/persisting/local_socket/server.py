@@ -198,7 +198,7 @@ class TopicServer:
         return topics.load(self._topic.folder, filesystem.current())
 
     async def refuse(self) -> None:
-        """Stop answering calls about buckets; return when none is under way."""
+        """Stop answering calls about buckets, and wait until none is under way."""
         if self._loop is not None and self._buckets is not None:
             await loop_thread.run_elsewhere(self._buckets.refuse(), self._loop)
 

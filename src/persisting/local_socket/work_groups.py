@@ -153,7 +153,7 @@ class LocalKeeper:
 
     def _retire(self) -> None:
         """End a keeper whose journal has failed, so that a member can become the next one; on the
-        event loop of the sockets. Readers of this process may make no call for long."""
+        event loop of the sockets. Readers of this process may make no call for a long time."""
         if self._retiring is None:
             self._retiring = asyncio.create_task(_give_up(self))
 

@@ -111,7 +111,8 @@ def look_up_slice(
     most_bytes: int,
     metadata: bool,
 ) -> list[pa.RecordBatch] | None:
-    """As :func:`read_slice`, if an index finds the rows and they are few; None otherwise."""
+    """Like :func:`read_slice`, but only if an index finds the rows and they are few; None
+    otherwise."""
     names, metadata = _fields_to_read(target, metadata)
     rows = scan.look_up(
         part,

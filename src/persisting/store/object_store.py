@@ -264,7 +264,7 @@ class ObjectStore:
 
     @cached_property
     def _whole_bucket(self) -> ObjectStore:
-        """The bucket that this store is a part of; a copy of a large object takes long."""
+        """The bucket that this store is a part of; a copy of a large object is slow."""
         root = StoreAddress(self.address.scheme, self.address.bucket)
         return open_store(root, self.options, self._retry_seconds, timeout=_COPY_TIMEOUT)
 

@@ -148,8 +148,8 @@ class StorageOptions:
 
 
 def scrub_known(text: str) -> str:
-    """As :meth:`StorageOptions.scrub`, with the credentials in all options of this process: for a
-    text whose store is unknown."""
+    """Like :meth:`StorageOptions.scrub`, but with the credentials in all options of this process:
+    for a text whose store is unknown."""
     living = [options for found in _living.valuerefs() if (options := found()) is not None]
     values = [v for one in living for name, v in one._values.items() if _is_secret(name)]
     return _scrub(text, values)

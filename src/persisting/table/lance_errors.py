@@ -59,7 +59,7 @@ def translated(action: str, where: object) -> Iterator[None]:
 
 @contextmanager
 def scrubbed(action: str, where: object, scrub: Callable[[str], str]) -> Iterator[None]:
-    """As :func:`translated`, for a table in an object store.
+    """Like :func:`translated`, but for a table in an object store.
 
     The cause is dropped, and the text scrubbed: Lance's errors may contain credentials.
     """

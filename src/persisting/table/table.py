@@ -49,8 +49,8 @@ class Table:
         defaults: Mapping[str, Any] | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        """``cache_bytes``: for a reader that stays open for long, how many bytes of indexes Lance
-        keeps in memory, and as many of metadata; None for its own limits."""
+        """``cache_bytes``: for a reader that stays open for a long time, how many bytes of indexes
+        Lance keeps in memory, and as many of metadata; None for its own limits."""
         self.root = folder / FOLDER
         self.committer = Committer(self.root, fs)
         self._compression, self._defaults = compression, defaults or {}

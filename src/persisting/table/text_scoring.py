@@ -58,8 +58,8 @@ class Statistics:
 class Matches(NamedTuple):
     """Texts that match: their places and lengths, and what they have of the query.
 
-    ``texts``, ``keys`` and ``counts`` belong together: each text has the key at its place
-    ``counts`` times.
+    ``texts``, ``keys`` and ``counts`` are parallel: a text, a key, and how many times the text has
+    it.
     """
 
     places: Array

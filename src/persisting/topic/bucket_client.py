@@ -43,7 +43,7 @@ class BucketClient(Protocol):
         """
 
     async def wait(self, offset: int, epoch: int) -> None:
-        """Return when there are records beyond ``offset``, or the epoch has changed."""
+        """Wait until there are records beyond ``offset``, or the epoch has changed."""
 
     async def call(self, call: TableCall[T]) -> T:
         """Run a call on the bucket's table."""

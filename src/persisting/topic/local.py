@@ -81,7 +81,7 @@ class Listener(Protocol):
         """Listen, and return the address that the locks note; may be called again. Blocking."""
 
     async def refuse(self) -> None:
-        """Stop answering calls about buckets; return when none is under way."""
+        """Stop answering calls about buckets, and wait until none is under way."""
 
     async def stop(self) -> None:
         """Stop listening and end all connections."""
@@ -140,7 +140,8 @@ class LocalTopic:
         return await in_thread(self._open, bucket)
 
     async def _backends_of(self, buckets: list[int]) -> list[BucketBackend]:
-        """Return the backends of several buckets; in an object store they are opened at once."""
+        """Return the backends of several buckets; in an object store they are opened in
+        parallel."""
         if self.store is not None:
             missing = [bucket for bucket in buckets if bucket not in self._backends]
             opened = await asyncio.gather(
@@ -209,7 +210,7 @@ class LocalTopic:
             self.listening_at = self.listener.start()
 
     def _open_in_store(self, bucket: int) -> BucketBackend:
-        """As :meth:`_open`; buckets are opened at the same time, since each waits for requests."""
+        """Like :meth:`_open`, but buckets are opened in parallel, since each waits for requests."""
         with self._guard:
             opening = self._opening_in_store.setdefault(bucket, threading.Lock())
         while True:
@@ -414,7 +415,7 @@ class LocalTopic:
 
     def _wait_for_opening(self) -> None:
         """Wait until no bucket is being opened that did not see yet that the topic is closed. That
-        may take long, if its log has to be recovered."""
+        may be slow if its log has to be recovered."""
         with self._guard:
             pass
 

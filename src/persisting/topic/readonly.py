@@ -201,7 +201,7 @@ class ReadonlyBucketClient:
                 await self.wait(position.offset, position.epoch)
 
     async def wait(self, offset: int, epoch: int | None = 0) -> None:
-        """Return when there is more, or the epoch is not ``epoch``; None stands for any epoch."""
+        """Wait until there is more, or the epoch is not ``epoch``; None stands for any epoch."""
         while True:
             source = await self._source()
             if isinstance(source, LocalBucketClient):

@@ -123,7 +123,7 @@ def read(
 
 
 def read_matching(view: TableView, part: Slice, where: Filter) -> Iterator[pa.RecordBatch]:
-    """As :func:`read` with metadata and without fields, of a view that is open already."""
+    """Like :func:`read` with metadata and without fields, but of a view that is already open."""
     return _filtered(view, part, [], where, None, metadata=True)
 
 
@@ -171,8 +171,8 @@ def look_up(
 def read_snapshot(
     snapshot: Snapshot, bucket: int, first: int, end: int, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """As :func:`read` with metadata, for offsets ``first`` to ``end`` of a snapshot of a bucket,
-    whose last records may not be in the table yet."""
+    """Like :func:`read` with metadata, but for offsets ``first`` to ``end`` of a snapshot of a
+    bucket, whose last records may not be in the table yet."""
     part = Slice("", bucket, first, min(end, snapshot.persisted))
     if part.start < part.end:
         yield from _plain(snapshot.view, part, list(names), metadata=True)

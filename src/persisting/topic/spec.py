@@ -224,7 +224,7 @@ def load(folder: Path, fs: FileSystem) -> TopicConfig | None:
 
 
 def load_any(folder: Path, fs: FileSystem) -> TopicConfig | None:
-    """As :func:`load`, and accept a backup too."""
+    """Like :func:`load`, but accept a backup too."""
     try:
         data = fs.read(folder / FILE)
     except (FileNotFoundError, NotADirectoryError):

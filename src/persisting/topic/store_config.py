@@ -46,7 +46,7 @@ def load(store: ObjectStore) -> TopicConfig | None:
 
 
 def load_any(store: ObjectStore) -> TopicConfig | None:
-    """As :func:`load`, also of a topic whose deletion was interrupted. Blocking."""
+    """Like :func:`load`, but load a topic whose deletion was interrupted too. Blocking."""
     held = register(store).read()
     return None if held is None else _unless_removed(held.content)
 

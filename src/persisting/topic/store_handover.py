@@ -37,7 +37,7 @@ log = logging.getLogger("persisting")
 
 _BEATS_PER_LEASE = 3
 _TRIES = 3
-"""Attempts to decide if no answer arrives; each is retried for long."""
+"""Attempts to decide if no answer arrives; each is retried for a long time."""
 
 
 def owned_buckets(store: ObjectStore, buckets: Iterable[int]) -> list[int]:

@@ -123,7 +123,7 @@ class Owners:
         return {b: state for b, state in zip(owned, states, strict=True) if state is not None}
 
     def buckets_now(self, topic: str, all_owners: bool) -> dict[int, OwnedBucket]:
-        """As :meth:`buckets`, for a thread: the event loop asks for it."""
+        """Like :meth:`buckets`, but called in a thread: the event loop asks the owners."""
         if self._loop is None or not self.asked_buckets(topic, all_owners):
             return {}
         buckets = self.buckets(topic, all_owners=all_owners)

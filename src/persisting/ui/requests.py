@@ -142,7 +142,7 @@ def path_number(request: Request, name: str) -> int:
 
 
 def written_positions(positions: Mapping[int, int]) -> str:
-    """Return offsets by bucket as :meth:`Parameters.positions` reads them."""
+    """Return offsets by bucket in the form that :meth:`Parameters.positions` reads."""
     return ",".join(f"{bucket}:{offset}" for bucket, offset in sorted(positions.items()))
 
 

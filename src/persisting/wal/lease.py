@@ -160,7 +160,7 @@ class Lease:
         late = time.monotonic() - self._renewed_at
         if late <= self.seconds:
             return ""
-        # A heartbeat is retried for long before it fails.
+        # A heartbeat is retried for a long time before it fails.
         known = self._failure or self._store.trouble
         cause = f": {known}" if known else ""
         return f"the lease {self._register.place} has not been renewed for {late:.0f} s{cause}"

@@ -228,7 +228,7 @@ class ObjectLog:
         """Renew the lease, and announce the slots that were released; have them deleted. Blocking.
 
         Only announced slots are deleted: see :mod:`persisting.wal.lease`. The next heartbeat does
-        not wait for that, since a store may refuse deletions, and nothing else, for long.
+        not wait for that, since a store may refuse deletions, and nothing else, for a long time.
         """
         with self._guard:
             target, self._released_bytes = self._released_slot, 0

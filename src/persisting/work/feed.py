@@ -176,7 +176,7 @@ class Feed:
             await self._keeper.cut(number, start, end, epoch)
 
     async def _changes(self, number: int, client: BucketClient, end: int, epoch: int) -> None:
-        """Return when there may be something new; retention is noticed only by polling."""
+        """Wait until there may be something new; retention is noticed only by polling."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._wake[number].wait())]
         if self._has_log:
             waits.append(asyncio.ensure_future(client.wait(end, epoch)))

@@ -378,7 +378,7 @@ class Keeper:
     async def extend(
         self, leases: Sequence[Sequence[int]], lease: float
     ) -> tuple[int, list[tuple[int, int, int]]]:
-        """Renew leases; return when they end now, and those that are lost."""
+        """Renew leases; return their new end, and those that are lost."""
         with self._guard:
             self._check()
             now = self.clock.now()
@@ -421,8 +421,8 @@ class Keeper:
             raise lost_lease(bucket, offset)
 
     async def look(self) -> None:
-        """Return when what was put before this call can be claimed, or after a while: a bucket that
-        cannot be read must not hold back the others."""
+        """Wait until what was put before this call can be claimed, or for a while at most: a bucket
+        that cannot be read must not hold back the others."""
         with self._guard:
             self._check()
             looked = LoopWaiter()
@@ -652,7 +652,8 @@ class Keeper:
     def letters_failed(self, error: Exception) -> None:
         """Report that dead letters could not be written; the records stay open.
 
-        Members whose records are in later batches are told as well: they would wait for long.
+        Members whose records are in later batches are told as well: they would wait for a long
+        time.
         """
         with self._guard:
             self.dead_letter_error = str(error)

@@ -505,17 +505,17 @@ class SyncWorkReader(SyncQueue):
     """A work reader whose methods block, as do those of its deliveries."""
 
     def deliveries(self, *args: Any, **kwargs: Any) -> Iterator[SyncQueue]:
-        """As :meth:`WorkReader.deliveries`."""
+        """See :meth:`WorkReader.deliveries`."""
         for delivery in self.__getattr__("deliveries")(*args, **kwargs):
             yield SyncQueue(delivery, self._home)
 
     def fetch(self, *args: Any, **kwargs: Any) -> list[SyncQueue]:
-        """As :meth:`WorkReader.fetch`."""
+        """See :meth:`WorkReader.fetch`."""
         fetched = self._run(self._queue.fetch(*args, **kwargs))
         return [SyncQueue(delivery, self._home) for delivery in fetched]
 
     def ack(self, deliveries: Iterable[SyncQueue]) -> None:
-        """As :meth:`WorkReader.ack`."""
+        """See :meth:`WorkReader.ack`."""
         self._run(self._queue.ack([delivery._queue for delivery in deliveries]))
 
 

@@ -414,14 +414,14 @@ class GroupState:
         self._saw(now)
 
     def next_due(self, numbers: Iterable[int]) -> int:
-        """Return when the next record of some buckets may be delivered again, at the earliest."""
+        """Return the earliest time at which a record of some buckets may be delivered again."""
         buckets = [self.bucket(number) for number in numbers]
         waiting = (0 if b.dirty or b.more or b.ready else b.next_due for b in buckets)
         return min(waiting, default=NEVER)
 
     def oldest(self, number: int, now: int, span: tuple[int, int]) -> tuple[int | None, int | None]:
         """Return the two unacknowledged records of a bucket that may have been available for the
-        longest time, as :meth:`OpenRecords.oldest`; ``span`` is what may be delivered."""
+        longest time, like :meth:`OpenRecords.oldest`; ``span`` is what may be delivered."""
         bucket, (start, end) = self.bucket(number), span
         offset, since = bucket.records.oldest(now)
         first = max(bucket.next, start)
