@@ -142,7 +142,8 @@ class PersistingOptions(BucketOptions):
 
     wal_sync_interval: float = 1.0
     """0.0: the log is synced before each acknowledgement, so acknowledged records survive power
-    loss. t > 0: they survive a killed process at once, and power loss after at most t seconds."""
+    loss. t > 0: they survive a killed process immediately, and power loss after at most t
+    seconds."""
 
     max_wal_size: int = 100 * MIB
     """Log bytes that force a flush. While that flush runs the log may grow to twice the size; then

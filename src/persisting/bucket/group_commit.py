@@ -4,7 +4,8 @@ Puts queue up. One task at a time takes all queued puts, appends them as frames 
 once if ``wal_sync_interval`` is 0, and acknowledges them together. The callers wait in event loops
 or threads; each brings a :class:`Waiter`, so that nothing here depends on an event loop.
 
-In an object store several groups may be under way at once (:mod:`persisting.bucket.lanes`).
+In an object store several groups may be under way at the same time
+(:mod:`persisting.bucket.lanes`).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class GroupCommit:
         group: Grouping | None = None,
     ) -> None:
         """``publish`` tells readers in other processes the acknowledged and the synced
-        sequence. ``group`` says when to write, by default at once; a log with it is slow to
+        sequence. ``group`` says when to write, by default immediately; a log with it is slow to
         write."""
         self._log, self._schema_state = log, schema
         self._codec = codec.codec_id(options.compression)
@@ -519,7 +520,7 @@ class GroupCommit:
             self.make_room()
 
     def _fail(self, puts: list[QueuedPut], exc: BaseException) -> None:
-        """Fail these puts, and all that queued up behind them and rely on their schema."""
+        """Fail these puts, and all that queued up after them and rely on their schema."""
         with self._schema_state.lock:
             puts, self._queue, self._queued_bytes = puts + self._queue, [], 0
             self._schema_state.roll_back()

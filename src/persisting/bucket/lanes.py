@@ -1,8 +1,8 @@
 """Groups of puts under way to an object store, where a write takes as long as a request.
 
-Several groups may be under way at once, each in a lane of its own. They get their sequences,
-offsets and slots in order, and are settled in order: acknowledged, or failed if one before them
-failed.
+Several groups may be under way at the same time, each in a lane of its own. They get their
+sequences, offsets and slots in order, and are settled in order: acknowledged, or failed if one
+before them failed.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Lanes:
             self._returning = 0
 
     def add(self, lane: Lane, queued: int) -> None:
-        """Take a group as the last one; ``queued`` puts wait behind it. It need not have a slot
+        """Take a group as the last one; ``queued`` puts wait after it. It need not have a slot
         yet: if another group fails meanwhile, this one fails with it."""
         with self._changed:
             self._lanes.append(lane)

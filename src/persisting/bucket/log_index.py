@@ -251,7 +251,7 @@ class LogIndex:
             )
 
     def blocks(self, bucket: int, after: int) -> Iterator[PlainRows | StoredSection]:
-        """Yield the rows of a bucket above sequence ``after``, many plain rows at once."""
+        """Yield the rows of a bucket above sequence ``after``, many plain rows at a time."""
         table = np.frombuffer(self._sections.get(bucket, b""), _SECTION)
         table = table[np.searchsorted(table["sequence"], np.uint64(after), "right") :]
         if not len(table):

@@ -63,8 +63,8 @@ class MaintainedBucket(Protocol):
 class Maintenance:
     """Maintains the table of one bucket that is open for writing.
 
-    It does not keep the bucket alive, so that a dropped bucket is freed at once; but a change of
-    the table does, because the bucket's lock goes with it.
+    It does not keep the bucket alive, so that a dropped bucket is freed immediately; but a change
+    of the table does, because the bucket's lock goes with it.
     """
 
     def __init__(

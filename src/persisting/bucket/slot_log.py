@@ -1,10 +1,10 @@
 """The log of a bucket's owner in an object store, as its readers follow it.
 
 The name of the next object is known, so a poll is one request for it, which returns the object or
-"not found". Nothing is listed after the start. While somebody waits for records, the log is polled
+"not found". Nothing is listed after the start. While a caller waits for records, the log is polled
 continuously, and readers never wait for a request themselves: they are woken when an object has
 arrived. After an object was found, the next ones are requested together, because an owner may store
-several at once. They are returned in order: an object behind a free slot does not count.
+several at a time. They are returned in order: an object after a free slot does not count.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class SlotLog:
             self._ask()
 
     def _ask(self) -> None:
-        """Request the next object, and those behind it that may exist."""
+        """Request the next object, and those after it that may exist."""
         if self._ended:
             return
         at_once = min(max(1, self._in_a_row), _MOST_AHEAD)
@@ -413,7 +413,7 @@ class SlotLog:
     # Starting
 
     def _start(self) -> None:
-        """Read all objects that are there, many at once."""
+        """Read all objects that are there, many in parallel."""
         released = self._released()
         after = slot_key(self.name, released) if released > NOTHING_RELEASED else None
         used = {slot_of(key) for key in self._store.list(slots_prefix(self.name), after=after)}

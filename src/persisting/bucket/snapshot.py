@@ -1,4 +1,4 @@
-"""One consistent view of a bucket: a version of the table and the chunks behind it."""
+"""One consistent view of a bucket: a version of the table and the chunks after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from persisting.table.view import Size, TableView
 
 _PAGE_BYTES = 4 * 1024 * 1024
 _SEARCHED_ROWS = 65_536
-"""A search for a time reads this many rows at once instead of halving the range further."""
+"""A search for a time reads this many rows at a time instead of halving the range further."""
 """A page of a stream ends once its rows take this many bytes of Arrow data."""
 
 

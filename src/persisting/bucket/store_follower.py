@@ -217,7 +217,7 @@ class StoreLogView(LogView):
 
     @property
     def _events(self) -> tuple[int, bool]:
-        """What has happened in the log that needs a check at once."""
+        """What has happened in the log that needs an immediate check."""
         slots = self._slots
         return (0, False) if slots is None else (slots.gaps, slots.has_ended)
 

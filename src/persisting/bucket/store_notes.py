@@ -94,7 +94,7 @@ def note_key(name: str, bucket: int) -> str:
 
 
 def new_name(store: ObjectStore) -> str:
-    """Return an id for a hand-over that sorts behind all existing ones."""
+    """Return an id for a hand-over that sorts after all existing ones."""
     numbers = [int(name.partition("-")[0]) for name in list_all(store)]
     return f"{max(numbers, default=0) + 1:020d}-{secrets.token_hex(8)}"
 

@@ -95,7 +95,7 @@ def look_at_an_owner(store: ObjectStore) -> None:
 
 
 def do_nothing(*_: object) -> None:
-    """Return at once, whatever is passed."""
+    """Return immediately, whatever is passed."""
 
 
 class Ownership:

@@ -1,4 +1,4 @@
-"""The buckets of one topic that a node owns, and puts to several of them at once."""
+"""The buckets of one topic that a node owns, and puts to several of them in one call."""
 
 from __future__ import annotations
 

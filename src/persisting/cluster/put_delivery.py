@@ -116,7 +116,7 @@ class PutDelivery:
         sequence: ProducerSequence,
         answered: Answered,
     ) -> bool:
-        """Send rows to one owner at once and without a task, if that is possible; ``answered``
+        """Send rows to one owner immediately and without a task, if that is possible; ``answered``
         then gets the outcome. If that is not :func:`is_stored`, continue with :meth:`to_owner`."""
         if len(rows) == 1:  # the put of a lone producer: as little as possible
             ((bucket, packed),) = rows.items()

@@ -291,7 +291,7 @@ class PutPipeline:
             queue.sender = asyncio.create_task(self._send_queue(queue))
 
     def _post(self, queue: _Queue) -> bool:
-        """Send a queue's next message at once, without a task, if that is possible."""
+        """Send a queue's next message immediately, without a task, if that is possible."""
         first = queue.jobs[0].put
         if queue.node is None or (isinstance(first, _WaitingPut) and first.packed is None):
             return False

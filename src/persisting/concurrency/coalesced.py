@@ -134,5 +134,5 @@ class CoalescedTask:
             if self._short and loop_bridge.has_backlog():
                 with self._lock:
                     self._running = False
-                self._submit()  # behind the jobs that wait
+                self._submit()  # after the jobs that wait
                 return

@@ -2,7 +2,7 @@
 
 A switch through a thread pool and ``call_soon_threadsafe`` costs as much as writing a record to the
 log. Here each direction is one write to a file descriptor that the other side waits on. The system
-call releases the GIL, so that the woken thread can run at once.
+call releases the GIL, so that the woken thread can run immediately.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ class TopicServer:
         self._connections.discard(connection)
 
     def put_soon(self, bucket: int, request: Request, waiter: _PutWaiter) -> bool:
-        """Queue a put for the log at once if that is possible; its connection gets the answer."""
+        """Queue a put for the log immediately if that is possible; its connection gets the
+        answer."""
         if self._quick is None or not threading.main_thread().is_alive():
             return False
         return self._quick.enqueue(bucket, request, waiter, alone=len(self._connections) == 1)

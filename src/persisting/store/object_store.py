@@ -176,7 +176,8 @@ class ObjectStore:
         return self._put(key, data, {k: v for k, v in mode.items() if v is not None}, resolve)
 
     def list(self, prefix: str, after: str | None = None) -> list[str]:
-        """Return the sorted names of all objects below ``prefix``, or of those behind ``after``."""
+        """Return the sorted names of all objects below ``prefix``, or of those that sort after
+        ``after``."""
         import obstore
 
         def attempt() -> list[str]:
@@ -289,7 +290,7 @@ class ObjectStore:
             def attempt(some: list[str] = some) -> None:
                 try:
                     obstore.delete(self._client, some)
-                except FileNotFoundError:  # not from S3; the names behind it may be untouched
+                except FileNotFoundError:  # not from S3; the names after it may be untouched
                     for name in some:
                         with suppress(FileNotFoundError):
                             obstore.delete(self._client, name)

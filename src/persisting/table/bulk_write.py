@@ -1,4 +1,4 @@
-"""Bulk writes: other processes write data files, and the owner commits all of them at once.
+"""Bulk writes: other processes write data files, and the owner commits all of them together.
 
 A worker writes the columns of the records, without their arrival time. The owner, which holds the
 table, adds that column to each fragment as a small file of its own, and commits all fragments as

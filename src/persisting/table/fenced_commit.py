@@ -2,7 +2,7 @@
 
 A commit of Lance is atomic there and durable when it returns, but it does not keep a former owner
 out: an append with an outdated handle is rebased and accepted. A **fence** does. It is a commit
-that changes nothing, and that lands directly behind the version that it read or fails. Lance
+that changes nothing, and that lands directly after the version that it read or fails. Lance
 refuses appends, rewrites and changes of columns whose handle is older than the newest fence. Every
 owner begins with one, and every commit carries the owner's term.
 
@@ -10,8 +10,8 @@ Some operations pass a fence and are not used on such tables: Restore, changes o
 the creation of a table that exists, which with retries replaces its content. Others pass and do no
 harm: an index of older rows, reserved fragment numbers. tests/store/test_lance_fence.py has the
 whole matrix. A commit may also succeed at a version that nobody sees, if it was delayed while
-others committed and removed old versions. So after anything but a commit directly behind the
-version that it read, and the newest now, the committer fences again and checks the table.
+others committed and removed old versions. So after anything but a commit directly after the version
+that it read, and the newest now, the committer fences again and checks the table.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ class FencedCommitter(Committer):
         self._fence(load)
 
     def _fence(self, load: Callable[[], NewerView | None] | None = None) -> None:
-        """Commit a fence behind the newest version, and show that.
+        """Commit a fence after the newest version, and show that.
 
-        Versions of a later owner are never shown: a commit behind its fence would pass it.
+        Versions of a later owner are never shown: a commit after its fence would pass it.
         """
         self._must_fence = True
         for _ in range(_FENCES):
@@ -202,7 +202,7 @@ class FencedCommitter(Committer):
                 ) from None
 
     def _commit_fence(self) -> bool:
-        """Commit a fence behind the view; return whether it is the newest version now."""
+        """Commit a fence after the view; return whether it is the newest version now."""
         import lance
 
         view, kept = self.view, {**self.properties, TERM: str(self.term), OPERATION: "fence"}
@@ -227,7 +227,7 @@ class FencedCommitter(Committer):
         return True
 
     def _is_next(self, dataset: Any) -> bool:
-        """Whether a commit landed directly behind the view, and is the newest version."""
+        """Whether a commit landed directly after the view, and is the newest version."""
         landed: bool = dataset.version == self.view.version + 1
         return landed and dataset.latest_version == dataset.version
 
@@ -298,7 +298,7 @@ class FencedCommitter(Committer):
                 self.view = TableView(dataset, schema, sizes, self.view.start)
                 self.properties = kept
                 return
-            failure: BaseException = TableError("it did not land behind the version that it read")
+            failure: BaseException = TableError("it did not land after the version that it read")
         except Exception as exc:
             failure = exc
         self._resolve(failure, int(kept[SEQUENCE]))
@@ -375,7 +375,7 @@ class FencedCommitter(Committer):
         """Find out what a commit that failed has done: its answer may have been lost.
 
         Afterwards the view and the properties are those of the newest version, and the commit is
-        in it or never will be: behind a fence, also that of another owner, Lance refuses it.
+        in it or never will be: after a fence, even that of another owner, Lance refuses it.
         """
         try:
             self.complete_undo()
@@ -464,7 +464,7 @@ class FencedCommitter(Committer):
             versions.remove(self.view.dataset, numbers)
 
     def erase(self) -> None:
-        """Commit an empty version and a fence behind it, then delete everything else."""
+        """Commit an empty version and a fence after it, then delete everything else."""
         import lance
 
         empty = lance.LanceOperation.Overwrite(layout.physical_schema(EMPTY, None), [])

@@ -1,6 +1,6 @@
 """Translates errors of Lance and Arrow into ours, and makes the calls of Lance that need care.
 
-Lance is imported on first use, possibly by two threads at once. Always import the package
+Lance is imported on first use, possibly by two threads at the same time. Always import the package
 ``lance`` first: a thread that starts with ``from lance.fragment import …`` may get a partially
 initialized module.
 """

@@ -414,8 +414,8 @@ class LocalTopic:
             await self.listener.stop()
 
     def _wait_for_opening(self) -> None:
-        """Wait until no bucket is being opened that did not see yet that the topic is closed. That
-        may be slow if its log has to be recovered."""
+        """Wait until no bucket is being opened by a call that has not seen that the topic is
+        closed. That may be slow if its log has to be recovered."""
         with self._guard:
             pass
 

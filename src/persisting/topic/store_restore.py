@@ -205,7 +205,7 @@ class _Parts:
         keeper_register(self._store, group).create(KeeperRecord(log=log))
 
     def _write_slots(self, contents: dict[str, bytes]) -> str:
-        """Write the segments of a log as its slots, and a claim behind them; return its name."""
+        """Write the segments of a log as its slots, and a claim after them; return its name."""
         name = new_log_name()
         for slot, segment in enumerate(sorted(contents)):
             check_slot(contents[segment], f"{self._copy.source.place}/{segment}")

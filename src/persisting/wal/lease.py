@@ -6,7 +6,7 @@ of the tables.
 
 It also says up to which slot objects may be deleted (``released``). The owner announces this here
 before it deletes them. A new owner first swaps the lease, so that nothing more can be
-announced: every slot behind ``released`` that was ever used is then still there, and the first free
+announced: every slot after ``released`` that was ever used is then still there, and the first free
 one was never used. Only such a slot may hold the claim.
 
 Other processes may *notify* the owner: they swap the lease and increment ``calls``. The owner's

@@ -34,8 +34,8 @@ from persisting.wal.frame_run import FrameRun, read_run
 
 LOGS = "log"
 MOST_UNDER_WAY = 4
-"""How many slots an owner may be storing at once. It acknowledges them in order, so a slot behind a
-free one was never acknowledged, and at most this many less one lie behind a claim."""
+"""How many slots an owner may be storing at a time. It acknowledges them in order, so a slot after
+a free one was never acknowledged, and at most this many less one come after a claim."""
 
 _CLAIM = b"PSTCLAIM"
 _NAME = re.compile(r"[0-9]{20}-[0-9a-f]{16}")

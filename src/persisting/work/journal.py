@@ -33,7 +33,7 @@ _TRIES = 20
 
 
 class JournalEntry(NamedTuple):
-    """What a keeper makes durable at once."""
+    """What a keeper makes durable together."""
 
     first: int
     """The number of operations before these."""

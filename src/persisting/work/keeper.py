@@ -1,8 +1,8 @@
 """The keeper of a work group: answers its members, and journals every change before it answers.
 
-The state is changed under a lock, at once. The operations wait for the next write of the journal,
-which one thread does for all calls that wait. After a failed write the keeper ends: the state in
-memory is ahead of the disk, and the next keeper replays what is durable.
+The state is changed immediately, under a lock. The operations wait for the next write of the
+journal, which one thread does for all calls that wait. After a failed write the keeper ends: the
+state in memory is ahead of the disk, and the next keeper replays what is durable.
 """
 
 from __future__ import annotations

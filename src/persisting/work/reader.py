@@ -368,7 +368,7 @@ class WorkReader(AsyncClosing):
 
         Runs until the reader is closed; with ``wait=False`` until nothing can be delivered. Returns
         how many records were acknowledged. When the reader is closed, or this call is cancelled,
-        handlers that run are cancelled, and their records are delivered again at once. A thread
+        handlers that run are cancelled, and their records are delivered again immediately. A thread
         cannot be cancelled: its record is delivered again when the lease has ended.
         """
         _seconds("backoff", backoff, 0.0, _MOST_DELAY)
@@ -471,7 +471,7 @@ class WorkReader(AsyncClosing):
 
         Fetches that wait raise :class:`BucketClosed`, and :meth:`run` returns. Deliveries that were
         handed out keep their leases until these end. A handler may close its own reader: the call
-        returns at once, and the rest is done when the handler has returned.
+        returns immediately, and the rest is done when the handler has returned.
         """
         caller = asyncio.current_task()
         if self._closed is None:

@@ -36,7 +36,7 @@ _RECENT = 4096
 
 _LEAST_SHARE = 256
 """A claim of at most this many records takes all of them from one bucket, if that has enough: they
-are journaled and read at once."""
+are journaled and read together."""
 
 _FEW_MEMBERS = 64
 

@@ -150,7 +150,7 @@ def _begin(source: TopicFolder, following: _Tail, owned: dict[int, OwnedBucket])
 
 
 def _look(source: TopicFolder, following: _Tail) -> _Look:
-    """Read what is new and move the reader's place behind it."""
+    """Read what is new and move the reader's place after it."""
     now = time.monotonic()
     following.allowance = min(
         following.rate, following.allowance + (now - following.looked) * following.rate
