@@ -32,7 +32,8 @@ def check_format(data: bytes, path: Path | str, newest: int) -> None:
         return
     if version > newest:
         raise StorageError(
-            f"{path} has format {version}, this version reads up to {newest}; upgrade persisting"
+            f"{path} has format {version}, but this version reads up to {newest}; "
+            "upgrade persisting"
         )
 
 

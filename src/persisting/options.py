@@ -169,8 +169,8 @@ class PersistingOptions(BucketOptions):
 
     vectors: str = "keep"
     """"keep": a field with a vector index, or with 100 vectors of one length, refuses other
-    lengths. "widen": a vector of another length turns the field into lists, for good, which takes
-    vector search in it from everybody."""
+    lengths. "widen": a vector of another length turns the field into lists for good, and its
+    vectors can no longer be searched."""
 
     schema_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values for fields that a record lacks, also in rows stored before the field appeared."""

@@ -1,4 +1,4 @@
-"""Where something lies in an object store: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``."""
+"""The address of something in an object store: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class GroupCommit:
                 self._last_of.pop(bucket.number, None)
 
     def _dropped_buckets(self) -> list[int]:
-        """Return the buckets that were dropped without a close: this log may be the only place of
+        """Return the buckets that were dropped without a close: this log may hold the only copy of
         their last records until they are opened again."""
         return [number for number, bucket in list(self._buckets.items()) if bucket() is None]
 
@@ -679,15 +679,15 @@ class GroupCommit:
             if gone := self._dropped_buckets():
                 raise WALError(
                     f"the log in {self._log.folder} failed ({self._log.failed}) and cannot start "
-                    f"over: buckets {gone} were dropped without close(), and it may be "
-                    "the only place of their last records. Open them again"
+                    f"over: buckets {gone} were dropped without close(), and it may hold "
+                    "the only copy of their last records. Open them again"
                 )
             is_over = isinstance(self._log, ObjectLog) and self._log.lost
             if self._kept_from != _NOTHING_KEPT and not is_over:
                 raise WALError(
                     f"the log in {self._log.folder} failed ({self._log.failed}) and cannot start "
-                    "over: a bucket was closed without a flush, and the log is the only place of "
-                    "its last records. Open the topic again"
+                    "over: a bucket was closed without a flush, and the log holds the only copy "
+                    "of its last records. Open the topic again"
                 )
             # The only bucket of a log skips frames that were written and never acknowledged. With
             # several buckets a crash now must find such a put in all of them, or in none. A log

@@ -108,7 +108,7 @@ class Inbox:
             raise StorageError(
                 f"{self._notes.place} cannot be opened for writing: it must first store the rows "
                 f"that were handed over with {note}, and that failed: {self._blocked.cause}. "
-                "Remove the cause and open it again; to give up these rows instead, delete the note"
+                "Fix the cause and open it again; to give up these rows instead, delete the note"
             )
 
     def start(self) -> None:

@@ -172,7 +172,7 @@ def decide(topic: Path, name: str, fs: FileSystem) -> None:
 
 
 def forget(topic: Path, name: str, fs: FileSystem) -> None:
-    """Remove what the topic knows of a hand-over of which no bucket has a note."""
+    """Remove the files of a hand-over that no bucket has a note of."""
     for suffix in (_DECIDED, _SENT, _LOCK):
         fs.remove(_path(topic, name, suffix))
 

@@ -215,7 +215,7 @@ class LogFollower:
             self._waiters[bucket].add(waiters)
 
     def watch(self) -> None:
-        """Follow the log while somebody waits."""
+        """Follow the log while a caller waits."""
         path_watch().add(self.folder / POSITIONS_FILE, CHANGED | CLOSED, self)
 
     @property
@@ -360,8 +360,8 @@ class LogFollower:
         if header.version > FORMAT_VERSION:
             self._close(fd)
             raise WALError(
-                f"log segment {path} has format {header.version}, this version reads up to "
-                f"{FORMAT_VERSION}; upgrade persisting"
+                f"log segment {path} has format {header.version}, but this version reads "
+                f"up to {FORMAT_VERSION}; upgrade persisting"
             )
         return _Segment(self._current.number + 1 if self._current else 0, name, path, fd)
 

@@ -441,7 +441,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def numbered(buckets: Mapping[int, Any] | list[int]) -> str:
-    """Return the numbers of buckets for people."""
+    """Return the numbers of buckets as readable text."""
     numbers = ", ".join(map(str, buckets))
     return f"bucket {numbers}" if len(buckets) == 1 else f"buckets {numbers}"
 

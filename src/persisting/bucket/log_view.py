@@ -7,8 +7,8 @@ table without a gap or a repetition: those at or below the table's sequence are 
 the next ones begin where the table ends. If they do not, the reader's table is older than what it
 has read of the log, and is refreshed.
 
-Loading a version of the table takes longer than records of the log should wait. While somebody
-follows the log, whose rows the reader holds already, a version is loaded in the background.
+Loading a version of the table takes longer than records of the log should wait. While a caller
+follows the log, whose rows the reader already holds, a version is loaded in the background.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class LogView:
                     raise
                 problem = exc  # a new owner has just removed the log
         raise WALError(
-            f"the table and the log of {self._folder} do not fit together ({problem}): a part of "
+            f"the table and the log of {self._folder} do not match ({problem}): a part of "
             "one of them is missing. Restore the missing files from a copy"
         ) from problem
 
@@ -227,7 +227,7 @@ class LogView:
 
     @property
     def _is_followed(self) -> bool:
-        """Whether somebody follows the log of a live owner: then all rows come from there."""
+        """Whether a caller follows the log of a live owner: then all rows come from there."""
         recently = time.monotonic() - self._watched_at < _FOLLOWED_SECONDS
         return recently and self._follower is not None
 
@@ -268,7 +268,7 @@ class LogView:
         """Bring the buffer to the table's version and the log up to ``through``."""
         table, buffer = self._table, self._buffer
         view, epoch, sequence = table.view, len(table.restores), table.sequence
-        # A version that could not be made durable is taken back: the log still holds its records.
+        # A version that could not be made durable is rolled back: the log still holds its records.
         continues = (
             epoch == buffer.epoch
             and sequence >= self._shown_sequence

@@ -120,7 +120,7 @@ class Maintenance:
             self._run_after_pause()
 
     def schedule_if_needed(self) -> None:
-        """Schedule maintenance after a flush if there is work; never raise, the flush is done."""
+        """Schedule maintenance after a flush if there is work; never raise: the flush is done."""
         sizes = self._table.view.sizes
         if (
             (self._options.compaction and compaction.worthwhile(sizes, self._limit))
@@ -188,7 +188,7 @@ class Maintenance:
             for column in requested.intersection(indexes.outdated(view.dataset)):
                 log.warning(
                     "rebuilding the text index of field %r in %s: it was built by an older "
-                    "version, which split text into other words",
+                    "version, which tokenized text differently",
                     column,
                     self._options.storage_path,
                 )
@@ -206,7 +206,7 @@ class Maintenance:
         for spec in self.index_specs:
             if spec not in usable:
                 log.warning(
-                    "dropping the %s index of field %r in %s: the field is %s by now",
+                    "dropping the %s index of field %r in %s: the field is now %s",
                     spec.family,
                     spec.column,
                     self._options.storage_path,

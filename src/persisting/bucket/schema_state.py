@@ -92,7 +92,7 @@ class SchemaState:
         return prepared.encoder is not prepared.base or not prepared.large <= self._large_int_fields
 
     def propose(self, prepared: Prepared) -> bool:
-        """Propose a changed schema to the topic; False if the topic's schema has more by now.
+        """Propose a changed schema to the topic; False if the topic's schema now has more.
 
         Blocking.
         """

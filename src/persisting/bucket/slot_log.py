@@ -186,7 +186,7 @@ class SlotLog:
         self._expired_at = time.monotonic()
 
     def follow(self, seconds: float = FOLLOW_SECONDS) -> None:
-        """Keep polling for a while, in the background: somebody waits for records, or reads
+        """Keep polling for a while, in the background: a caller waits for records, or reads
         repeatedly."""
         with self._guard:
             self._followed_until = max(self._followed_until, time.monotonic() + seconds)
@@ -371,7 +371,7 @@ class SlotLog:
     # What was deleted before it was read
 
     def _ask_lease(self) -> None:
-        """Check whether the owner has deleted objects that nobody here has read."""
+        """Check whether the owner has deleted objects that this process has not read."""
         if self._asking_lease or time.monotonic() - self._lease_at < _LEASE_SECONDS:
             return
         self._asking_lease = True

@@ -172,7 +172,7 @@ class StoreBucket(Bucket):
                 if self.table.committer.is_uncertain:
                     # Puts that continue would get offsets of a version that may be outdated.
                     self._lost = OwnershipLost(
-                        f"nobody knows whether a change of {self.options.storage_path} was stored "
+                        f"it is unknown whether a change of {self.options.storage_path} was stored "
                         f"({exc})",
                         hint="open the topic again",
                     )

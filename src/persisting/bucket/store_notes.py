@@ -101,7 +101,7 @@ def new_name(store: ObjectStore) -> str:
 
 def write_note(store: ObjectStore, name: str, bucket: int, note: Note) -> None:
     """Write a note; it is durable when this returns."""
-    with suppress(ObjectExists):  # nobody else writes it: an earlier attempt did
+    with suppress(ObjectExists):  # no other process writes it: an earlier attempt did
         store.create(note_key(name, bucket), msgspec.json.encode(note))
 
 
@@ -204,7 +204,7 @@ class _Seen:
         return before != self.state
 
     def _make_void(self, register: Register[HandoverState]) -> None:
-        """Let nobody decide any more. If a heartbeat or a decision comes first, the next poll
+        """Prevent further decisions. If a heartbeat or a decision comes first, the next poll
         continues from there."""
         assert self.held is not None
         void = msgspec.structs.replace(self.held.content, state=VOID)
@@ -506,7 +506,7 @@ class StoreNotes:
 
 
 def _replaces(new: StoredAnswer, stored: StoredAnswer) -> bool:
-    """Whether an answer takes the place of another one. That files were adopted stays; else the
+    """Whether an answer replaces another one. A note that was adopted stays adopted. Otherwise the
     owner with the highest term is right."""
     if stored.answer.state == DONE or stored.term > new.term:
         return False

@@ -116,7 +116,7 @@ class StoreOwnerLog:
     def own(self, bucket: int, on_free: Callable[[], None] = do_nothing) -> Ownership:
         """Take a bucket over for this process. Blocking.
 
-        ``on_free`` is called when nobody else owns it any more; see :class:`Ownership`.
+        ``on_free`` is called once no other process owns it; see :class:`Ownership`.
         """
         with self._guard:
             self._check_not_retired()

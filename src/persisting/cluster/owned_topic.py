@@ -50,6 +50,7 @@ class OwnedTopic:
             except WALError:
                 if not any(service.lost for service in services.values() if service):
                     raise
-                # Nobody knows whether they are stored: the next owner does, and puts are numbered.
+                # Whether they are stored is unknown here: the next owner knows, and puts are
+                # numbered.
                 return list(services)
         return []

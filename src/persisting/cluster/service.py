@@ -166,7 +166,7 @@ class BucketService:
                 return await self._answer(request)
         except WALError as exc:
             if request.op in ("put", "put_parts") and self.lost:
-                # Nobody knows whether it is stored: the next owner does, and puts are numbered.
+                # Whether it is stored is unknown here: the next owner knows, and puts are numbered.
                 self._refuse_requests()
                 return wire.error_reply(self._no_longer_here(str(exc)))
             return wire.error_reply(exc)

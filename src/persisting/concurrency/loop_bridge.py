@@ -302,7 +302,7 @@ class _Threads:
             waiter.resolve(exc)
 
     def after_turn(self, call: Callable[[], Any]) -> bool:
-        """Nobody knows which threads are about to put."""
+        """It is unknown which threads are about to put."""
         return False
 
 

@@ -121,8 +121,8 @@ class FollowedStream(OpensPerProcess):
         """
         if batches:
             raise InvalidArgument(
-                "state_dict(batches=…) needs a tag or a fixed version: nobody can say in advance "
-                "what follow=True will read"
+                "state_dict(batches=…) needs a tag or a fixed version: what follow=True will read "
+                "is not known in advance"
             )
         offsets = {b: self._offsets[b] for b in self._own(None) if b in self._offsets}
         return stream_state.encode(
@@ -173,8 +173,8 @@ class FollowedStream(OpensPerProcess):
             )
         if state.where != stream_state.condition_of(self._options.where):
             raise InvalidArgument(
-                f"the state was taken with where={state.where!r}, this stream has where="
-                f"{self._options.where!r}"
+                f"the state was taken with where={state.where!r}, but this stream has "
+                f"where={self._options.where!r}"
             )
         if not all(b.isdecimal() and offset >= 0 for b, offset in state.offsets.items()):
             raise InvalidArgument(f"the state has impossible offsets: {state.offsets}")

@@ -387,7 +387,7 @@ class ReplayBuffer:
             slots, left = self._slots.at(*places), self._slots.is_live(*places)
             if not left.all():
                 if numbers.min(initial=0) < 0 or not self._slots.is_known(*places).all():
-                    raise InvalidArgument("a key is of no record that this buffer has sampled")
+                    raise InvalidArgument("a key belongs to no record that this buffer has sampled")
                 slots, priorities = slots[left], priorities[left]
             with np.errstate(over="ignore"):
                 weights = (priorities + _SMALLEST) ** self._alpha
@@ -551,8 +551,8 @@ class ReplayBuffer:
             state = replay_state.load(self._folder, value, self._live.topic_id)
             if state.alpha != self._alpha:
                 raise InvalidArgument(
-                    f"the checkpoint was taken with alpha={state.alpha}, this buffer has alpha="
-                    f"{self._alpha}"
+                    f"the checkpoint was taken with alpha={state.alpha}, but this buffer has "
+                    f"alpha={self._alpha}"
                 )
             snapshots = self._live.snapshots()
             self._check_snapshots(snapshots, state.regions, state.epochs)

@@ -79,7 +79,7 @@ def checkpoint_of(value: Any) -> Checkpoint:
         raise InvalidArgument(f"this is not a checkpoint of a replay buffer: {exc}") from exc
     if found.format > FORMAT:
         raise InvalidArgument(
-            f"the checkpoint has format {found.format}, this version reads up to {FORMAT}; "
+            f"the checkpoint has format {found.format}, but this version reads up to {FORMAT}; "
             "upgrade persisting"
         )
     if Path(found.file).name != found.file or not found.file.endswith(_SUFFIX):

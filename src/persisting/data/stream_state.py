@@ -72,8 +72,8 @@ def decode(state: Any, kind: type[_S]) -> _S:
         raise InvalidArgument(f"the state of a stream is a dict, got a {type(state).__name__}")
     if isinstance(state.get("format"), int) and state["format"] > FORMAT:
         raise InvalidArgument(
-            f"the state has format {state['format']}, this version reads up to {FORMAT}; upgrade "
-            "persisting"
+            f"the state has format {state['format']}, but this version reads up to {FORMAT}; "
+            "upgrade persisting"
         )
     fields = {f.name: None for f in msgspec.structs.fields(kind) if f.required}
     try:

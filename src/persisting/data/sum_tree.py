@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 _TOP = 4096
-"""Nodes from which on upwards a running sum is quicker than further levels of the tree."""
+"""From this many nodes on, a running sum is faster than more tree levels."""
 
 
 class SumTree:

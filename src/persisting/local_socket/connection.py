@@ -79,7 +79,7 @@ class OwnerConnection(asyncio.BufferedProtocol):
             ) from exc
         except OSError as exc:
             connected.close()
-            raise Unreachable(f"nobody answers at the socket {path}: {exc.strerror}") from exc
+            raise Unreachable(f"no process answers at the socket {path}: {exc.strerror}") from exc
         except BaseException:
             connected.close()
             raise

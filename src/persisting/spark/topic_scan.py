@@ -68,7 +68,7 @@ def pushed_hint(
         try:
             Hint.checked(sql.text, _only(fields, names))
         except StorageError as exc:
-            _log.debug("a condition stays with Spark: %s", exc)
+            _log.debug("cannot push a condition down: %s", exc)
             continue
         texts.append(sql.text)
         used |= names

@@ -46,7 +46,7 @@ LARGEST_COPY = 5 * 1024**3
 """S3 copies no larger object in one request."""
 _COPY_TIMEOUT = "300s"
 _TROUBLE_SECONDS = 30.0
-"""How long a failure counts as present if nobody has tried again since."""
+"""How long a failure counts as present unless a request was tried since."""
 
 
 class StoreError(StorageError):
@@ -406,7 +406,7 @@ class ObjectStore:
         return self.options.scrub(str(exc).partition("\n\nDebug source")[0].strip())[:500]
 
     def _unknown(self, key: str, reason: object) -> OutcomeUnknown:
-        return OutcomeUnknown(f"whether {self.address / key} was stored is not known: {reason}")
+        return OutcomeUnknown(f"it is unknown whether {self.address / key} was stored: {reason}")
 
     def _no_bucket(self) -> StoreError:
         is_azure = self.address.scheme == "az"

@@ -88,7 +88,7 @@ def check_content(
 ) -> None:
     """Raise if files do not hold the rows and columns that their fragments name.
 
-    Nobody would notice it before rows are read: Lance commits what it is given.
+    It would not be noticed before rows are read: Lance commits what it is given.
     """
     columns = {name: list(field) for known in written_for for name, field in known.items()}
     changed = changed_field(table, [columns]) is not None

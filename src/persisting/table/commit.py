@@ -2,7 +2,7 @@
 
 The order is always the same: write the data files, sync them, commit, check and sync the
 transaction and the manifest. Only then does :attr:`Committer.view` show the new version, and the
-``newest`` note name it. A version that was committed and cannot be made durable is taken back.
+``newest`` note name it. A version that was committed and cannot be made durable is rolled back.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Committer:
     def settle(self) -> bool:
         """Find out what a commit that failed has done; return whether the view may show it.
 
-        Never here: a version that was not made durable is taken back.
+        Never here: a version that was not made durable is rolled back.
         """
         return False
 

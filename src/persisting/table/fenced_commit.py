@@ -9,7 +9,7 @@ owner begins with one, and every commit carries the owner's term.
 Some operations pass a fence and are not used on such tables: Restore, changes of the config, and
 the creation of a table that exists, which with retries replaces its content. Others pass and do no
 harm: an index of older rows, reserved fragment numbers. tests/store/test_lance_fence.py has the
-whole matrix. A commit may also succeed at a version that nobody sees, if it was delayed while
+whole matrix. A commit may also succeed at a version that no reader sees, if it was delayed while
 others committed and removed old versions. So after anything but a commit directly after the version
 that it read, and the newest now, the committer fences again and checks the table.
 """
@@ -166,7 +166,7 @@ class FencedCommitter(Committer):
         newest = properties.term_of(found)
         if newest > self.term:
             raise OwnershipLost(
-                f"another process has taken over the table {self.root} (term {newest}, this "
+                f"another process has taken over the table {self.root} (term {newest}; this "
                 f"process has {self.term})",
                 hint="open the topic again",
             )

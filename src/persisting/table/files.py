@@ -248,7 +248,7 @@ def set_manifest_aside(fs: FileSystem, root: Path, version: int, why: object) ->
     fs.sync_folder(root / VERSIONS)
     fs.sync_folder(folder)
     log.warning(
-        "table %s: version %d was torn by a crash (%s); went back to the version before it, "
+        "table %s: version %d was torn by a crash (%s); went back to the version before it; "
         "the manifest is kept as %s",
         root,
         version,

@@ -135,7 +135,7 @@ def load(folder: Path, fs: FileSystem) -> list[IndexSpec]:
         return []
     except OSError as exc:
         raise StorageError(
-            f"cannot read {folder / FILE}: {exc.strerror or exc}; remove the cause and try again"
+            f"cannot read {folder / FILE}: {exc.strerror or exc}; fix the cause and retry"
         ) from exc
     except msgspec.DecodeError as exc:
         raise StorageError(
@@ -195,7 +195,7 @@ def fits(family: str, dtype: pa.DataType) -> bool:
 
 
 def usable(schema: pa.Schema, specs: list[IndexSpec]) -> list[IndexSpec]:
-    """The requested indexes that the fields can have by now: vectors may have become lists."""
+    """The requested indexes that the fields can have now: vectors may have become lists."""
     return [
         spec
         for spec in specs

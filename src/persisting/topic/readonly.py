@@ -131,7 +131,7 @@ class ReadonlyBucketClient:
                 return empty
             try:
                 return await call(source)
-            except (BucketClosed, BucketLocked) as exc:  # of another process by now, perhaps
+            except (BucketClosed, BucketLocked) as exc:  # perhaps of another process now
                 if not isinstance(source, LocalBucketClient):
                     raise
                 await self._left(exc)

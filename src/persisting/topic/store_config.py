@@ -61,14 +61,14 @@ def mark_deleted(store: ObjectStore) -> None:
     def change(stored: TopicConfig | None) -> TopicConfig:
         stored = _unless_removed(stored)
         if stored is None:
-            raise NoSuchTopic(f"there is no topic {store.address.name!r} any more")
+            raise NoSuchTopic(f"topic {store.address.name!r} no longer exists")
         return msgspec.structs.replace(stored, backend=DELETED)
 
     register(store).update(change)
 
 
 def mark_removed(store: ObjectStore) -> None:
-    """End a deletion: there is no topic any more. A new one replaces the object by its version."""
+    """End a deletion: the topic no longer exists. A new one replaces the object by its version."""
 
     def change(stored: TopicConfig | None) -> TopicConfig:
         if stored is None:

@@ -113,7 +113,7 @@ class StoreExchange:
             if not self._state.is_unsettled:
                 raise
             raise StorageError(
-                f"whether the rows of this write are stored is not known: {exc}. Repeat it only "
+                f"it is unknown whether the rows of this write are stored: {exc}. Repeat it only "
                 "with the same writeId, which stores them once"
             ) from exc
 

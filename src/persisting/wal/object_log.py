@@ -2,7 +2,7 @@
 
 It has the calls of :class:`persisting.wal.log.Log`, so that group commit does not know which of the
 two it writes to. Differences: an append is durable when it returns, so there is nothing to sync or
-to take back; and after a failure nobody may know whether the object was stored.
+to take back; and after a failure it may be unknown whether the object was stored.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class ObjectLog:
             # Readers of other processes may have seen the slot, so its records must keep their
             # offsets if it is there. Only the next owner can tell, after a claim.
             self._failure = str(exc)
-            self._lease.give_up(f"nobody knows whether {key} was stored ({exc})")
+            self._lease.give_up(f"it is unknown whether {key} was stored ({exc})")
             raise WALError(
                 f"cannot write to the log {self.place}: {exc}. The put may be stored; with a "
                 "writer_id it can be repeated safely"

@@ -242,10 +242,10 @@ class Recovery:
         self.copies.append(copy)
         self.trimmed_bytes += len(rest)
         log.warning(
-            "log segment %s: cut off %d bytes at byte %d, kept as %s",
+            "log segment %s: truncated at byte %d; the %d bytes removed are kept as %s",
             path,
-            len(rest),
             position,
+            len(rest),
             copy,
         )
 
@@ -308,8 +308,8 @@ class Recovery:
     def _check_header(self, path: Path, header: SegmentHeader) -> None:
         if header.version > FORMAT_VERSION:
             raise WALError(
-                f"log segment {path} has format {header.version}, this version reads up to "
-                f"{FORMAT_VERSION}; upgrade persisting"
+                f"log segment {path} has format {header.version}, but this version reads "
+                f"up to {FORMAT_VERSION}; upgrade persisting"
             )
         if parse_name(path.name) != (header.first_sequence, header.salt):
             raise WALError(

@@ -143,7 +143,7 @@ def broken_slot(data: bytes) -> str | None:
         runs = list(_unchecked_runs(data))
     except Broken as exc:
         return str(exc)
-    return None if runs else "it holds nothing"
+    return None if runs else "it is empty"
 
 
 def complete_entries(data: bytes, place: str) -> bytes:
@@ -183,5 +183,5 @@ def check_slot(data: bytes, place: str) -> SlotSequences:
             durable = int(run.headers["synced"][0])
         last = run.next_sequence - 1
     if durable is None:
-        raise WALError(f"the log object {place} is damaged: it holds nothing")
+        raise WALError(f"the log object {place} is damaged: it is empty")
     return SlotSequences(last, durable)

@@ -58,7 +58,7 @@ class GroupPlace(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """What two places of one topic have in common."""
+        """Equal for two places of one topic."""
 
     def __str__(self) -> str:
         """Return the place of the topic."""

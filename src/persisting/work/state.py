@@ -329,7 +329,7 @@ class GroupState:
     def next_batch(self, most: int, above: int = 0) -> list[Position]:
         """Return the records whose dead letters are to be put next.
 
-        Their numbers are consecutive, the last one is ``self.batch``. The batch stays the same
+        Their numbers are consecutive; the last one is ``self.batch``. The batch stays the same
         until :meth:`finish_batch`, except for records that a restore or retention removes: its put
         may have to be repeated. A new batch has numbers above ``above``, the last one that the dead
         letters have stored.
@@ -685,8 +685,8 @@ class GroupState:
             ) from exc
         if snapshot.format > FORMAT:
             raise StorageError(
-                f"a snapshot of a work group has format {snapshot.format}, this version reads up "
-                f"to {FORMAT}; upgrade persisting"
+                f"a snapshot of a work group has format {snapshot.format}, but this version reads "
+                f"up to {FORMAT}; upgrade persisting"
             )
         state = cls()
         state.operations, state._token = snapshot.operations, snapshot.token

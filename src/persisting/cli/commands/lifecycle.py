@@ -51,7 +51,11 @@ class Deleted(msgspec.Struct):
 @parameters.bucket_column
 @click.option("--backend", help="Backend of the topic.  [default: persisting]")
 @click.option(
-    "--set", "settings", type=Setting(), multiple=True, help="Option of the backend; repeatable."
+    "--set",
+    "settings",
+    type=Setting(),
+    multiple=True,
+    help="Option of the backend; may be repeated.",
 )
 @parameters.storage
 @parameters.as_json
