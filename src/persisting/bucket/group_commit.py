@@ -1,8 +1,8 @@
 """Group commit: the puts of one or more buckets, written to one log and synced together.
 
-Puts queue up. One task at a time takes all queued puts, appends them as frames in one write, syncs
-once if ``wal_sync_interval`` is 0, and acknowledges them together. The callers wait in event loops
-or threads; each brings a :class:`Waiter`, so that nothing here depends on an event loop.
+Puts queue up. One thread at a time takes all queued puts, appends them as frames in one write,
+syncs once if ``wal_sync_interval`` is 0, and acknowledges them together. The callers wait in event
+loops or threads; each brings a :class:`Waiter`, so that nothing here depends on an event loop.
 
 In an object store several groups may be under way at the same time
 (:mod:`persisting.bucket.lanes`).
