@@ -173,7 +173,7 @@ class PersistingOptions(BucketOptions):
     vectors can no longer be searched."""
 
     schema_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values for fields that a record lacks, also in rows stored before the field appeared."""
+    """Values for fields that a record lacks, including rows stored before the field appeared."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

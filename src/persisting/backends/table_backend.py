@@ -459,7 +459,7 @@ class TableBackend(AsyncClosing):
         """Flush and release the bucket; may be called twice.
 
         If the flush fails the error is raised, the backend stays open and keeps every record, and
-        ``close`` can be called again once the cause is removed.
+        ``close`` can be called again once the cause is fixed.
         """
         # All callers, from whichever loop, share one close; cancelling one does not stop it.
         await asyncio.shield(asyncio.wrap_future(self._closing.request()))

@@ -833,7 +833,7 @@ class Bucket:
     def remove_files(self, names: Collection[str], *, never_named: bool = False) -> None:
         """Remove those of the data files that no version of the table names.
 
-        ``never_named``: the caller knows that no commit, also none that was tried, has named them.
+        ``never_named``: the caller knows that no commit, not even an attempted one, has named them.
         """
         if names:
             with self.exclusive_table() as table:

@@ -362,7 +362,7 @@ def _large_int_fields(encoder: RecordEncoder, chunks: list[Chunk]) -> frozenset[
 def _loosened(
     before: RecordEncoder, after: RecordEncoder, records: Sequence[Any]
 ) -> Iterator[Loosened]:
-    """Yield the fields that hold vectors, at least at first in these records, and lists then."""
+    """Yield the fields that hold vectors, before or at first in these records, and lists later."""
     if before is after or not after.rules.keep_vectors:
         return
     for field in after.schema:

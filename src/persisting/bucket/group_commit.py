@@ -238,9 +238,9 @@ class GroupCommit:
         """Queue prepared records for their buckets: all of them or none.
 
         ``targets`` says how many of the rows, which are sorted by bucket, belong to each bucket.
-        Returns the put that waits (of a queued number, the one that waits already), True if all
-        buckets have stored the number, and False if the schema has changed since the records were
-        prepared, or only some of the buckets have stored the number.
+        Returns the put that waits (if the number is queued, the one that is already waiting), True
+        if all buckets have stored the number, and False if the schema has changed since the records
+        were prepared, or only some of the buckets have stored the number.
         """
         with self._schema_state.lock:
             for bucket, _ in targets:

@@ -64,7 +64,7 @@ class _TopicWatch:
 
 
 class _Topics:
-    """All topics of which this process owns buckets."""
+    """All topics that this process owns buckets of."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()

@@ -99,7 +99,7 @@ class Lanes:
         self._returning = 0
         """Puts that were acknowledged, and whose callers may be about to put again."""
         self._outstanding = 0
-        """How many puts wait or are under way at most; it forgets peaks by and by."""
+        """How many puts wait or are under way at most; peaks are forgotten gradually."""
         self._rows: dict[LoggedBucket, int] = {}
         """Rows of each bucket that are under way; under the lock of the schema state."""
 

@@ -89,7 +89,7 @@ class OwnerLogReport(msgspec.Struct):
     cut: tuple[str, int] | None = None
     """The segment and the byte where the damage begins; None if no cut repairs it."""
     intact_from: str | None = None
-    """The segment after the damage with which no bucket loses anything, if there is one."""
+    """The segment after the damage from which on no bucket loses anything, if there is one."""
 
     @property
     def size(self) -> int:

@@ -49,7 +49,8 @@ from persisting.table.table import Table
 _TABLE_SECONDS = 0.05
 _BUSY_TABLE_SECONDS = 0.5
 """Seconds between two checks of the table, unless the log or the folder of versions shows a change.
-A check may take longer than the log's news should wait, so it waits for a pause in them."""
+A check may take longer than new records of the log should wait, so it waits for a pause between
+them."""
 
 _FOLLOWED_SECONDS = 2.0
 """For how long after the last wait a reader counts as following the log."""
@@ -309,7 +310,7 @@ class LogView:
                 buffer.replace(view, epoch)
                 buffer.producers = stored
                 buffer.delays = stored_delays
-            # They passed, or the log has them again: a table has those before its end only.
+            # They have passed, or the log has them again: a table has only those before its end.
             buffer.delays.add_all([*stored_delays.pending(0), *delays])
             for chunk, arrival in chunks:
                 buffer.accept([chunk], arrival)
@@ -353,7 +354,7 @@ class LogView:
         for _ in range(_ATTEMPTS):
             if self._table.sync_followed():
                 break
-            self._load_failed = True  # its owner has just taken it back, or cleaned it up
+            self._load_failed = True  # its owner has just rolled it back, or cleaned it up
             self.refresh()
         else:
             raise StorageError(f"{self._folder} changes too often to be synced; try again")

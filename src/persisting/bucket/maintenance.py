@@ -176,7 +176,7 @@ class Maintenance:
         bucket = self._bucket
         with self._writer.exclusive() as table:
             yield table.view
-        del bucket  # it had to live, and its lock with it, while the table was changed
+        del bucket  # the bucket and its lock had to live while the table was changed
 
     def _index(self) -> None:
         if not (self.index_specs or self._stale_indexes) or not self._table.view.rows:

@@ -90,7 +90,7 @@ class SlotLog:
         self.name, self._store = name, store
         self._starting = threading.Lock()
         self._guard = threading.Condition()
-        """For all that follows; never held during a request."""
+        """Guards everything below; never held during a request."""
         self._indexes: deque[LogIndex] = deque()
         self._next = 0
         self._started = self._ended = self._dropped = False
@@ -194,7 +194,7 @@ class SlotLog:
                 self._go_on()
 
     def start(self) -> bool:
-        """Read all objects that exist, unless that was done; return whether it was not.
+        """Read all objects that exist, unless that was done before; return whether it was done now.
         Blocking."""
         with self._starting:
             if self._started:

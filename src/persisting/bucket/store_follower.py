@@ -298,8 +298,8 @@ class StoreLogView(LogView):
     # Durability
 
     def sync_through(self, offset: int) -> int:
-        """Everything that a reader sees is durable. Whoever asks for more than that gets all that
-        is acknowledged now."""
+        """Everything that a reader sees is durable. A caller that asks for more gets everything
+        that is acknowledged now."""
         if offset > self._buffer.end:
             self.expire()
             self.refresh()

@@ -14,10 +14,10 @@ The state is created before the notes, and deleted after all of them. So a note 
 left over. Ids begin with a number that is higher than those of all existing hand-overs, so that
 owners keep their order without comparing clocks.
 
-An answer carries the term of the owner. That files were adopted is accepted from a former owner
-too, since no commit passes the fence of the next owner. All other answers count only if their owner
-still owns the bucket afterwards. A later owner finds the note, because it looks for notes when it
-has taken over the bucket.
+An answer carries the term of the owner. An answer that files were adopted is accepted from a former
+owner too, since no commit passes the fence of the next owner. All other answers count only if their
+owner still owns the bucket afterwards. A later owner finds the note, because it looks for notes
+when it has taken over the bucket.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def remove_notes(store: ObjectStore, name: str, buckets: Iterable[int]) -> None:
 
 
 def forget(store: ObjectStore, name: str) -> None:
-    """Remove the state of a hand-over of which no note is left."""
+    """Remove the state of a hand-over that has no notes left."""
     store.delete([f"{FOLDER}/{name}/{_STATE}"])
 
 
@@ -349,7 +349,7 @@ class StoreHandovers:
             return Status(alive=True, decided=False) if seen is None else seen.status
 
     def is_known(self, name: str) -> bool:
-        """Whether a hand-over has not been taken back, as far as this process knows."""
+        """Whether a hand-over has not been removed, as far as this process knows."""
         with self._guard:
             return name in self._seen
 

@@ -95,7 +95,7 @@ class StoreOwnerLog:
         """Whether an owner object may still name this log after its bucket was closed."""
         self._retired = False
         self._indexes: dict[SealedLog, LogIndex] = {}
-        """Of logs of former owners, the one that was used last at the end."""
+        """Of logs of former owners, the most recently used last."""
         self._readings: dict[SealedLog, Callable[[], list[bytes]]] = {}
         """How to wait for logs of former owners that are being read."""
         self._removing: list[Callable[[], None]] = []

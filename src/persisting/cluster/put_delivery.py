@@ -1,7 +1,7 @@
 """Bringing the rows of a put to the owners of its buckets: one call per owner, stored once.
 
 Every call carries a producer sequence, which each bucket stores at most once. So rows are sent
-again, under the same sequence, until their owner has answered: also to another owner, and also if
+again, under the same sequence, until their owner has answered: even to another owner, and even if
 the buckets of one call have meanwhile moved to several owners.
 """
 

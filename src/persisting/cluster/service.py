@@ -222,8 +222,8 @@ class BucketService:
         """Store rows in several buckets of the topic.
 
         ``buckets`` has, for each, its number, the count of its pieces, and whether these are
-        Arrow. ``columns`` is the schema of records that are sent as columns, of which ``buckets``
-        has the counts. If buckets are not on this node, answer which; nothing is stored then.
+        Arrow. ``columns`` is the schema of records that are sent as columns; ``buckets`` has their
+        counts. If buckets are not on this node, answer which; nothing is stored then.
         """
         if self._put_parts is None:
             raise wire.unknown_request("put_parts")

@@ -31,7 +31,7 @@ def weak_callback(owner: _T, method: Callable[[_T], Any]) -> Callable[[], Any]:
 
 
 class CoalescedTask:
-    """A task of which one run is active at a time.
+    """A task that has one active run at a time.
 
     :meth:`request` returns the future of a run that **begins after the call**, so that the run sees
     the caller's state. Callers that arrive during a run share the next one.

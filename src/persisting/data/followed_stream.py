@@ -88,7 +88,7 @@ class FollowedStream(OpensPerProcess):
             pause = min(_LONGEST_POLL_SECONDS, pause * 1.5)
 
     def _read(self, bucket: int) -> LiveRead:
-        """Read the next records of a bucket; raise if records were lost or taken back."""
+        """Read the next records of a bucket; raise if records were lost or removed by a restore."""
         offset = self._offsets[bucket]
         read: LiveRead = self._rows.get().read(bucket, offset, self._options.batch_size)
         epoch = self._epochs.setdefault(bucket, read.epoch)
@@ -96,14 +96,14 @@ class FollowedStream(OpensPerProcess):
             if self._rows.get().unchanged_until(bucket, epoch, read.epoch) < offset:
                 raise StorageError(
                     f"bucket {bucket} of {self._place} was restored to an older version since the "
-                    "stream has read it, or lost records that were not flushed; its offsets mean "
-                    "other records now. Start with a new stream"
+                    "stream read it, or lost records that were not flushed; its offsets now mean "
+                    "other records. Start with a new stream"
                 )
             self._epochs[bucket] = read.epoch
         if offset and read.start > offset:
             raise OffsetOutOfRange(
                 f"offsets {offset} to {read.start - 1} of bucket {bucket} of {self._place} were "
-                "removed by retention before the stream has read them"
+                "removed by retention before the stream read them"
             )
         if offset > read.end:
             raise StorageError(
@@ -160,7 +160,7 @@ class FollowedStream(OpensPerProcess):
                         "of one run"
                     )
             offsets |= {int(b): offset for b, offset in state.offsets.items()}
-            # At offset 0 nothing was read that a restore could have taken back.
+            # At offset 0 nothing was read that a restore could have removed.
             epochs |= {int(b): state.epochs.get(b, 0) for b, at in state.offsets.items() if at}
         self._offsets, self._epochs = offsets, epochs
 

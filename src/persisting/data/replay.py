@@ -212,7 +212,7 @@ class ReplayBuffer:
         task: str | None = None,
         timeout: float = 0.0,
     ) -> Sample:
-        """Return ``n`` random records, in random order; fewer if there are not as many to choose.
+        """Return ``n`` random records, in random order; fewer if there are not that many.
 
         Parameters
         ----------
@@ -435,7 +435,7 @@ class ReplayBuffer:
     def _check_snapshots(
         self, snapshots: list[Snapshot], regions: list[Region], epochs: list[int]
     ) -> None:
-        """Raise if the records are not those that a state is about."""
+        """Raise if the records are not those of a state."""
         for bucket, snapshot in enumerate(snapshots):
             if snapshot.epoch != epochs[bucket]:
                 unchanged = self._live.unchanged_until(bucket, epochs[bucket], snapshot.epoch)

@@ -392,7 +392,7 @@ class _ServerConnection(asyncio.BufferedProtocol):
 
     def _limit_calls(self) -> None:
         """Stop reading while very many calls are under way. Streams wait for their consumers, and
-        calls that end with their caller for something to happen, so these do not count."""
+        calls that end with their caller wait for something to happen, so neither count."""
         waiting = len(self._streams) + len(self._ended_with_caller)
         many = len(self._calls) - waiting >= CALLS_AT_ONCE
         if many != self._paused and self._transport is not None:

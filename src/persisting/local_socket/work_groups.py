@@ -228,7 +228,7 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 async def _give_up(local: LocalKeeper) -> None:
-    """Stop a keeper of this process, unless somebody else does."""
+    """Stop a keeper of this process, unless another caller does."""
     key = local.place.key, local.group
     with _kept.guard:
         if _kept.groups.get(key) is not local:

@@ -54,7 +54,8 @@ class StoreError(StorageError):
 
 
 class OutcomeUnknown(StoreError):
-    """Whether an object was stored cannot be said: no answer arrived, nor could it be read back."""
+    """It is unknown whether an object was stored: no answer arrived, and it could not be read
+    back."""
 
 
 class ObjectExists(Exception):

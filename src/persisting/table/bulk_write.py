@@ -125,7 +125,7 @@ def _stored(place: BulkFiles, name: str) -> tuple[int, pa.Schema]:
 
 
 def _leaf_ids(dataset: Any) -> dict[str, list[int]]:
-    """Return by column the ids of the fields of which files hold values."""
+    """Return by column the ids of the fields whose values are in the files."""
     return {field.name(): list(_leaves(field)) for field in dataset.lance_schema.fields()}
 
 

@@ -104,7 +104,7 @@ class FencedCommitter(Committer):
 
         Changes nothing. With ``only_next`` it asks only for the version with the next number, a
         cheaper request. That version may have been removed before it was asked for, so a follower
-        of the table does without ``only_next`` from time to time.
+        of the table omits ``only_next`` from time to time.
         """
         dataset = self.view.dataset
         if dataset is not None:
@@ -392,7 +392,7 @@ class FencedCommitter(Committer):
         self.adopt(own_handle(dataset))
         self._must_fence = False
 
-    # What folders do otherwise
+    # What folders do differently
 
     def properties_of(self, dataset: Any) -> dict[str, str]:
         return properties.read_from_store(dataset)

@@ -85,7 +85,7 @@ NO_MANIFEST = Manifest(0)
 def newest_manifest(root: Path) -> Manifest:
     """The newest manifest on disk, :data:`NO_MANIFEST` if there is none."""
     while version := newest_version(root):
-        with suppress(FileNotFoundError):  # it was just taken back
+        with suppress(FileNotFoundError):  # it was just rolled back
             return manifest_at(root, version)
     return NO_MANIFEST
 

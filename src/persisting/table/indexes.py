@@ -41,7 +41,7 @@ LEAST_VECTORS = 1024
 _PARTITION_ROWS = 1024
 _TEXT_VERSION = 2
 _TEXT_VERSION_1 = "persisting_text_text_l2_"
-"""How names of text indexes began that split text otherwise and kept no positions."""
+"""The prefix of names of text indexes that split text differently and kept no positions."""
 _RETRAIN = 8
 
 

@@ -134,9 +134,9 @@ class Table:
         """Load the newest version for :meth:`follow`, None if that is the one followed already.
 
         Changes nothing, so it needs no lock. Manifests are compared, not only their versions: the
-        owner may take a version back that it could not make durable and commit another one with
-        the same number. It may do so, or clean the version up, just before it is loaded. So a
-        version that cannot be loaded is looked for a second time.
+        owner may roll back a version that it could not make durable and commit another one with the
+        same number. It may do so, or clean the version up, just before it is loaded. So a version
+        that cannot be loaded is looked for a second time.
         """
         failed = files.NO_MANIFEST
         while (newest := files.newest_manifest(self.root)) not in (
@@ -177,7 +177,7 @@ class Table:
                     files.sync_root(fs, self.root)
                 found = files.manifest_at(self.root, manifest.version)
             except FileNotFoundError:
-                return False  # cleaned up, or taken back
+                return False  # cleaned up, or rolled back
         if found != manifest:
             return False  # another version was committed in its place
         self._synced = manifest

@@ -256,7 +256,7 @@ def _plain(
 
 
 def _narrow_structs(view: TableView, shape: pa.Schema) -> dict[str, list[Leaf]]:
-    """Return by name the structs of which only some fields are needed, with these."""
+    """Return the needed fields of those structs that are not needed whole, by name."""
     found = {}
     for asked in shape:
         if asked.name in view.schema.names and pa.types.is_struct(asked.type):

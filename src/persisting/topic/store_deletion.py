@@ -79,7 +79,7 @@ def delete(store: ObjectStore) -> None:
 
 
 def _delete_old_logs(store: ObjectStore, own: str) -> None:
-    """Delete the group commits of former owners, also those after a claim. The claims stay."""
+    """Delete the group commits of former owners, including those after a claim. The claims stay."""
     for key in store.list(LOGS):
         name = key.split("/")[1]
         if name != own and key.startswith(f"{slots_prefix(name)}/"):

@@ -41,7 +41,7 @@ _TRIES = 3
 
 
 def owned_buckets(store: ObjectStore, buckets: Iterable[int]) -> list[int]:
-    """Return the buckets that a process has open for writing, or has left so when it was killed;
+    """Return the buckets that a process has open for writing, or had open when it was killed;
     not those that are only owned for one short change.
 
     One request for each bucket, and one for each of their logs.

@@ -221,7 +221,7 @@ class Keeper:
         """Lease up to ``count`` records; wait for the first one up to ``wait`` seconds.
 
         Returns the leases, and how many seconds after the call they began. A claim with a number
-        above 0 may be repeated after its answer was lost, also to the next keeper: it gets the same
+        above 0 may be repeated after its answer was lost, even to the next keeper: it gets the same
         records. ``answered`` says that the member has the answers to all claims with lower numbers,
         ``readers`` for how many readers it asks, ``without`` which buckets it cannot read now.
         """

@@ -398,7 +398,7 @@ class WorkReader(AsyncClosing):
         """Return the dead letters of this group that were not re-driven.
 
         Each is the record with the field ``dead_letter``: number, topic, bucket, offset, reason and
-        more. ``where`` is an SQL condition on any of these, as ``dead_letter.attempts > 3``.
+        more. ``where`` is an SQL condition on any of these, such as ``dead_letter.attempts > 3``.
         """
         async with aclosing(self._undriven_letters(where)) as pages:
             return [letter async for page in pages for _, letter in page]

@@ -83,7 +83,7 @@ def create(
     place = topics_access.place_of(topic, storage)
     if place.exists:
         raise click.UsageError(
-            f"The topic {place.name!r} exists already; 'persisting describe' shows it."
+            f"The topic {place.name!r} already exists; 'persisting describe' shows it."
         )
     if backend == "memory":
         raise click.UsageError("The backend 'memory' stores nothing; choose another --backend.")
