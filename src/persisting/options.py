@@ -258,7 +258,7 @@ def check_window(offset: Any, limit: Any) -> None:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raise unless ``timeout`` is a number of seconds or None; below 0 it has expired already."""
+    """Raise unless ``timeout`` is a number of seconds or None; below 0 it has already expired."""
     if timeout is None:
         return
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or timeout != timeout:

@@ -23,7 +23,7 @@ class BucketAccess:
 
     async def refresh(self, *, watch: bool = False) -> None:
         """Show new records if the bucket is open without its lock; with ``watch``, later ones wake
-        those who wait already."""
+        those who are already waiting."""
         if self.bucket.options.read_only:
             await in_thread(partial(self.bucket.refresh, watch=watch))
 

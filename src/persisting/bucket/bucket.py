@@ -413,7 +413,7 @@ class Bucket:
     def add_prepared(self, prepared: Prepared, producer: ProducerSequence | None = None) -> bool:
         """Accept all prepared records; False if the schema has changed since they were prepared.
 
-        Records whose producer sequence is stored already are not stored again.
+        Records whose producer sequence is already stored are not stored again.
         """
         refuse_without_log(producer)
         with self.state_lock:
@@ -442,7 +442,7 @@ class Bucket:
         """Queue a plain record for the log and return its waiter; with ``start``, have it written.
 
         None if it needs :func:`prepare` and :meth:`GroupCommit.enqueue`, or if the producer's
-        number is queued or stored already.
+        number is already queued or stored.
         """
         assert self.group_commit is not None
         if producer is not None and is_delay(producer):
@@ -713,7 +713,7 @@ class Bucket:
 
     def refresh(self, *, watch: bool = False) -> None:
         """Show new records of the log and a new version of the table, if this is a reader without
-        the lock; with ``watch``, later changes wake those who wait already."""
+        the lock; with ``watch``, later changes wake those who are already waiting."""
         if self._log_view is not None:
             with self.table_writer.lock:
                 if watch:

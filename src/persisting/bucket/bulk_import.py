@@ -101,7 +101,7 @@ def adopt(
 
 
 def _is_stored(table: Table, fragments: list[dict[str, Any]]) -> bool:
-    """Whether the table holds the files of fragments already."""
+    """Whether the table already holds the files of fragments."""
     return not _names(fragments).isdisjoint(files.data_paths(table.view.fragments))
 
 

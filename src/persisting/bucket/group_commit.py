@@ -115,7 +115,7 @@ class GroupCommit:
             with self._schema_state.lock:
                 self._buckets[bucket.number] = weakref.ref(bucket)
                 self._acknowledged = max(self._acknowledged, self._log.last_sequence)
-                # Recovered records are in this log already. Frames without records may follow them
+                # Recovered records are already in this log. Frames without records may follow them
                 # and are released: the next segment must not say that records are missing.
                 self._last_of[bucket.number] = bucket.last_sequence or 0
 
@@ -190,7 +190,7 @@ class GroupCommit:
         producer: ProducerSequence | None = None,
     ) -> bool:
         """Queue a plain row; False if its schema is no longer the current one, or the producer's
-        number is queued or stored already."""
+        number is already queued or stored."""
         if producer is not None:
             chunk = Chunk(encoder, rows=[row], nbytes=nbytes)
             return self.enqueue_rows([(bucket, chunk)], waiter, producer)
@@ -211,8 +211,8 @@ class GroupCommit:
     ) -> bool:
         """Queue plain rows for several buckets as one numbered put: all of them or none.
 
-        False if their schema is no longer the current one, or a bucket has the number queued or
-        stored already.
+        False if their schema is no longer the current one, or a bucket has already queued or stored
+        the number.
         """
         put = PendingPut([Piece(sections[0][1], list(sections))], waiter, producer)
         with self._schema_state.lock:
@@ -698,7 +698,7 @@ class GroupCommit:
             self._log.reset()
             with self._log_lock:
                 self._schema = None
-                # Not the log's last sequence: the next group may be under way already.
+                # Not the log's last sequence: the next group may already be under way.
                 self._acknowledged = max(self._acknowledged, last)
             for bucket in buckets:
                 bucket.report_log(0)

@@ -125,7 +125,7 @@ class LogView:
         return True
 
     def watch(self) -> None:
-        """Have the next change wake the readers that wait already."""
+        """Have the next change wake the readers that are already waiting."""
         self._watched_at = time.monotonic()
         watch = path_watch()
         watch.add(self._folder, ENTRIES, self)

@@ -66,7 +66,7 @@ class PathWatch:
     def add(self, path: Path, events: int, listener: Listener) -> None:
         """Call the listener when the path changes, while it waits.
 
-        The listener must be waiting already, and look for changes after this call. A path that
+        The listener must already be waiting, and look for changes after this call. A path that
         does not exist is not watched. Without inotify only the files that :data:`CHANGED` was asked
         for are polled.
         """

@@ -33,7 +33,7 @@ _CHECK_SECONDS = 1.0
 
 _LIST_SECONDS = 30.0
 """How often it lists the versions of the table. Otherwise it requests the next one by its name,
-which costs less, and does not find a later one if the next was removed already."""
+which costs less, and does not find a later one if the next was already removed."""
 
 _AGAIN_SECONDS = 1.0
 """A reader that reads again within this time follows the log, even if it does not wait."""

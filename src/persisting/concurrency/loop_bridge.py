@@ -181,7 +181,7 @@ class LoopMailbox:
         self._calls = weakref.ref(calls)
 
         def deliver() -> None:
-            with suppress(BlockingIOError):  # taken already, by a call that was interrupted
+            with suppress(BlockingIOError):  # already taken, by a call that was interrupted
                 event.wait()
             try:
                 while calls:

@@ -38,7 +38,7 @@ class SumTree:
         return self._sums[self.capacity :]
 
     def set(self, slots: np.ndarray, weights: np.ndarray | float) -> None:
-        """Set the weights of some slots; of a slot that occurs twice, the last one counts."""
+        """Set the weights of some slots; if a slot occurs twice, its last weight counts."""
         self._is_running = False
         nodes = slots + self.capacity
         self._sums[nodes] = weights

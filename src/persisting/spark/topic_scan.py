@@ -29,8 +29,8 @@ _log = logging.getLogger("persisting.spark")
 
 
 def topic_fields(options: ReadOptions, topic: TopicFolder | None = None) -> pa.Schema:
-    """Return the fields of the versions that are read, else those of the topic, which may be open
-    already."""
+    """Return the fields of the versions that are read, else those of the topic, which may already
+    be open."""
     topic = topic or open_topic(options.folder)
     if options.version is None:
         return topic.schema()

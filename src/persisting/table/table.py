@@ -100,7 +100,7 @@ class Table:
     def open(self, *, left_clean: bool) -> None:
         """Open for writing: find the newest whole version, repair the rest, make it durable.
 
-        ``left_clean``: the last owner closed the bucket, so everything is synced already.
+        ``left_clean``: the last owner closed the bucket, so everything is already synced.
         """
         fs, committer = self.fs, self.committer
         files.finish_cleaning(fs, self.root)
@@ -131,7 +131,7 @@ class Table:
         return files.newest_manifest(self.root) not in (files.NO_MANIFEST, self._followed)
 
     def load_newer(self) -> NewerVersion | None:
-        """Load the newest version for :meth:`follow`, None if that is the one followed already.
+        """Load the newest version for :meth:`follow`, None if that is the one already followed.
 
         Changes nothing, so it needs no lock. Manifests are compared, not only their versions: the
         owner may roll back a version that it could not make durable and commit another one with the

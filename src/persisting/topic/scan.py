@@ -139,7 +139,7 @@ def look_up(
 ) -> list[pa.RecordBatch] | None:
     """Return the rows that :func:`read` would with a hint, if an index finds them and they are few;
     None otherwise. Rows that are large on disk are not read to find out. ``table`` is the bucket's
-    table if it is open already.
+    table if it is already open.
 
     Also None if the table is not the one that the slice was made for: reading it will raise.
     """

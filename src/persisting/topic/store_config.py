@@ -74,7 +74,7 @@ def mark_removed(store: ObjectStore) -> None:
         if stored is None:
             raise StorageError(f"{store.address / topics.FILE} was deleted meanwhile")
         if stored.backend != DELETED:
-            return stored  # marked by a swap whose answer was lost, or a new topic already
+            return stored  # marked by a swap whose answer was lost, or already a new topic
         return msgspec.structs.replace(stored, backend=REMOVED, options={})
 
     register(store).update(change)

@@ -77,7 +77,7 @@ def _limit_memory(nbytes: int) -> None:
     except OSError:
         return  # only Linux enforces such a limit
     limit = used + reserved_bytes() + nbytes
-    with suppress(ValueError):  # the process has a lower limit already
+    with suppress(ValueError):  # the process already has a lower limit
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 

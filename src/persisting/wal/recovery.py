@@ -255,8 +255,8 @@ class Recovery:
         """Raise if there is a gap or an overlap before a segment; the table may fill a gap."""
         if expected is not None and first < expected:
             raise WALError(
-                f"log segment {path} begins at sequence {first}, which an earlier segment holds "
-                "already: one of them was copied. Restore the original files of the log"
+                f"log segment {path} begins at sequence {first}, which an earlier segment "
+                "already holds: one of them was copied. Restore the original files of the log"
             )
         last = max(expected or 0, self.after + 1) - 1
         if expected is None and start is not None:

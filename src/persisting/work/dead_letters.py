@@ -185,7 +185,7 @@ class DeadLetterWriter:
             )
 
     async def _letter(self, dying: DyingRecord, read: dict[str, Any] | None) -> dict[str, Any]:
-        """Return a dead letter; ``read`` is its record if that was read already.
+        """Return a dead letter; ``read`` is its record if that was already read.
 
         If the record is damaged, or retention has removed it, only its origin is left.
         """

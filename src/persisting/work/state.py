@@ -303,7 +303,7 @@ class GroupState:
         return lost
 
     def reject(self, now: int, bucket: int, offset: int, token: int, reason: str) -> bool:
-        """Send a record on its way to the dead letters; False if it already is there.
+        """Send a record on its way to the dead letters; False if it is already there.
 
         The call may be repeated. Raises :class:`LeaseLost` if another member has the record.
         """
