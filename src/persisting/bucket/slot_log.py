@@ -414,6 +414,7 @@ class SlotLog:
 
     def _start(self) -> None:
         """Read all objects that are there, many in parallel."""
+        began = time.monotonic()
         released = self._released()
         after = slot_key(self.name, released) if released > NOTHING_RELEASED else None
         used = {slot_of(key) for key in self._store.list(slots_prefix(self.name), after=after)}
@@ -432,12 +433,14 @@ class SlotLog:
             self._dropped = self._ended = False
             self._next, self._in_a_row = first, 0
             self._problem = None
+            self.through = 0  # polls may have read on meanwhile, and are repeated
             for found in answers:
                 if found is None or not self._add(found):
                     break
             self._started = True
-            self._lease_at = self._looked_at = self._look_began = time.monotonic()
-            if self.is_followed and not self._scheduled:
+            self._lease_at = time.monotonic()
+            self._looked_at = self._look_began = began
+            if self._callers or (self.is_followed and not self._scheduled):
                 self._ask()
             self._guard.notify_all()
 

@@ -289,7 +289,7 @@ class RemoteBucketClient:
             except LOST as exc:
                 await self._locator.lost(exc, patience)
 
-    async def wait(self, offset: int, epoch: int = 0) -> None:
+    async def wait(self, offset: int, epoch: int | None = None) -> None:
         # 0 means the earliest record left. If all were dropped, the next one will be at the start.
         await self._watcher.wait(offset or self._start, epoch)
 

@@ -175,7 +175,7 @@ class SharedBucketClient(ForwardingClient):
                 pass
         return await call(self._topic.elsewhere().bucket(self._bucket))
 
-    async def wait(self, offset: int, epoch: int = 0) -> None:
+    async def wait(self, offset: int, epoch: int | None = None) -> None:
         await self._call(lambda bucket: bucket.wait(offset, epoch))
 
     async def flush(self) -> None:

@@ -37,6 +37,8 @@ RETRY_SECONDS = 20.0
 REQUEST_TIMEOUT = "10s"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})")
+_DENIED = "code: AccessDenied"
+"""In the answer to a request that deletes several objects: its status is 200."""
 _RETRIED_STATUSES = (408, 409, 425, 429)
 """The statuses between 400 and 499 that a later attempt may not meet."""
 _DELETED_AT_ONCE = 1000
@@ -388,18 +390,23 @@ class ObjectStore:
                 raise
             raise _Temporary(self._reason(exc)) from None  # 409 without a condition: try again
         except (PermissionError, PermissionDeniedError, UnauthenticatedError) as exc:
-            raise StoreError(
-                f"{SCHEMES[self.address.scheme]} refuses to {action} {self.address / key}: "
-                f"{self._reason(exc)}; check the credentials in storage_options or in the "
-                "environment, and their permissions"
-            ) from None
+            raise self._refused(action, key, exc) from None
         except (BaseError, OSError, NotImplementedError) as exc:
+            if _DENIED in str(exc):
+                raise self._refused(action, key, exc) from None
             if _is_permanent(exc):
                 raise StoreError(
                     f"cannot {action} {self.address / key}: {self._reason(exc)}; check "
                     "storage_options"
                 ) from None
             raise _Temporary(self._reason(exc)) from None
+
+    def _refused(self, action: str, key: str, exc: BaseException) -> StoreError:
+        return StoreError(
+            f"{SCHEMES[self.address.scheme]} refuses to {action} {self.address / key}: "
+            f"{self._reason(exc)}; check the credentials in storage_options or in the "
+            "environment, and their permissions"
+        )
 
     def _reason(self, exc: BaseException) -> str:
         """Return the first lines of a client's error, without secrets. Its cause is dropped for the

@@ -30,9 +30,9 @@ def check_deletable(folder: Path) -> None:
         raise InvalidArgument(
             f"{folder} is a symbolic link; delete the topic in the folder that it points to"
         )
-    if (folder / topics.BACKUP_FILE).exists():
+    if topics.has_file(folder, topics.BACKUP_FILE):
         raise InvalidArgument(f"{folder} is a backup, not a topic; remove the folder itself")
-    if not (folder / topics.FILE).exists():
+    if not topics.has_file(folder):
         raise NoSuchTopic(topics.no_such_topic(folder))
     for bucket in _bucket_folders(folder):
         owner = owner_of(bucket)

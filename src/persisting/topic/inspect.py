@@ -154,8 +154,16 @@ def looks_in(root: str | Path | None) -> list[Look]:
     return [
         look(place / name)
         for name in sorted(os.listdir(place))
-        if not name.startswith(".") and (place / name / topics.FILE).exists()
+        if not name.startswith(".") and _may_be_topic(place / name)
     ]
+
+
+def _may_be_topic(folder: Path) -> bool:
+    """Whether there is a topic in a folder, or one that this user may not read."""
+    try:
+        return topics.has_file(folder)
+    except StorageError:
+        return True
 
 
 def look(folder: Path) -> Look:

@@ -628,7 +628,7 @@ class LocalBucketClient:
         return await self._on_backend(ask)
 
     async def epoch(self) -> int:
-        """Return how many times the bucket was restored to an older version."""
+        """Return how many times the bucket was restored, or an owner without a log was killed."""
         return (await self._backend()).epoch()
 
     async def read(self, offset: int, limit: int | None) -> Page:
@@ -660,7 +660,7 @@ class LocalBucketClient:
                     return
             await asyncio.sleep(_PAUSE_SECONDS)  # the backend is being reopened
 
-    async def wait(self, offset: int, epoch: int | None = 0) -> None:
+    async def wait(self, offset: int, epoch: int | None = None) -> None:
         await self._on_backend(lambda backend: backend.wait_beyond(offset, epoch))
 
     async def find(self, timestamp: int) -> int:

@@ -200,7 +200,7 @@ class ReadonlyBucketClient:
             if not position.at_limit:
                 await self.wait(position.offset, position.epoch)
 
-    async def wait(self, offset: int, epoch: int | None = 0) -> None:
+    async def wait(self, offset: int, epoch: int | None = None) -> None:
         """Wait until there is more, or the epoch is not ``epoch``; None stands for any epoch."""
         while True:
             source = await self._source()

@@ -217,7 +217,7 @@ def _view(part: Slice, table: Table | None = None) -> TableView:
     if part.version is not None:
         return table.at(part.version)
     table.refresh()
-    if len(table.restores) != part.epoch:
+    if _differs(table, part):
         raise StorageError(
             f"bucket {part.bucket} of {part.folder} was overwritten, or restored to an older "
             "version, since the read was planned; load it again"
@@ -229,6 +229,13 @@ def _view(part: Slice, table: Table | None = None) -> TableView:
             "removed by retention while they were read"
         )
     return view
+
+
+def _differs(table: Table, part: Slice) -> bool:
+    """Whether rows of a part are others now, since the bucket was restored or overwritten."""
+    restores = table.restores
+    since = restores[part.epoch :]
+    return len(restores) < part.epoch or any(restored.end < part.end for restored in since)
 
 
 def _table(part: Slice) -> Table:

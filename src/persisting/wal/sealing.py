@@ -122,9 +122,11 @@ def seal(
     listing = request_pool().submit(_slots_behind, store, name, held.content.released)
     lease = _take_lease(store, name, claimant, held)
     used = listing.result()
-    if lease.taken_by != claimant:
-        # Whoever ended the log before may remove it now. Deletions are announced in the lease, so
-        # one that is read after the listing names all slots that the listing lacks for that reason.
+    has_gap = any(slot > first_free(used, lease.released + 1) for slot in used)
+    if lease.taken_by != claimant or has_gap:
+        # Whoever ended the log, before or since, may remove it now. Its claim stays after the gap
+        # then. Deletions are announced in the lease, so one that is read after the listing names
+        # all slots that the listing lacks for that reason.
         lease = _present(lease_register(store, name).read(), store, name).content
     released = lease.released
     end = first_free(used, released + 1)

@@ -172,9 +172,9 @@ def _delete_in_store(
 
 def _delete_folder(folder: Path, dry_run: bool, yes: bool, as_json: bool) -> None:
     from persisting.topic import deletion, inspect
-    from persisting.topic.spec import FILE
+    from persisting.topic.spec import has_file
 
-    if not (folder / FILE).exists() and not dry_run and deletion.remove_leftovers(folder):
+    if not has_file(folder) and not dry_run and deletion.remove_leftovers(folder):
         result = Deleted(folder.name, str(folder), 0, 0)
         text = f"the rest of topic {folder.name}, whose deletion was interrupted, is removed"
         output.show(result, as_json, lambda: output.line(text))

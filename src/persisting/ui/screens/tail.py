@@ -166,10 +166,12 @@ def _look(source: TopicFolder, following: _Tail) -> _Look:
         snapshot = source.snapshot(bucket)
         place = following.places[bucket]
         following.flushed[bucket] = snapshot.end
-        if snapshot.epoch != following.epochs[bucket]:
+        before = following.epochs[bucket]
+        if snapshot.epoch != before:
             restored.append(bucket)
             following.epochs[bucket] = snapshot.epoch
-            place = following.places[bucket] = min(place, snapshot.end)
+            ends = [one.end for one in source.table(bucket).restores[before : snapshot.epoch]]
+            place = following.places[bucket] = min([place, snapshot.end, *ends])
         if snapshot.end <= place:
             continue  # the reader has seen records that are in no file yet
         first = max(place, snapshot.start, snapshot.end - most)
