@@ -87,7 +87,7 @@ class GroupCommit:
         self._writing = CoalescedTask(
             weak_callback(self, GroupCommit._write),
             short=group is None,
-            submit=None if group is None else loop_bridge.submit_request,
+            submit=None if group is None else loop_bridge.submit_group,
         )
         self._queued_bytes = 0
         self._queued_at = 0.0

@@ -21,7 +21,9 @@ log = logging.getLogger("persisting")
 
 MAX_THREADS = 16
 MAX_REQUESTS = 64
-"""Threads that wait for an object store to store a log."""
+"""Threads that wait for an object store to store a log, and as many that begin such requests."""
+MAX_HEARTBEATS = 256
+"""Threads that wait for an object store to take a heartbeat."""
 
 
 class SupportsWaiting(Protocol):
@@ -141,17 +143,37 @@ class WorkerPool:
             log.exception("a background job of the log failed")
 
 
-_workers = WorkerPool()
-_requests = WorkerPool(MAX_REQUESTS, "persisting-request")
+def _new_pools() -> tuple[WorkerPool, WorkerPool, WorkerPool, WorkerPool]:
+    return (
+        WorkerPool(),
+        WorkerPool(MAX_REQUESTS, "persisting-request"),
+        WorkerPool(MAX_REQUESTS, "persisting-group"),
+        WorkerPool(MAX_HEARTBEATS, "persisting-beat"),
+    )
+
+
+# Apart from each other, so that no job waits for one that is queued behind it, or behind jobs of
+# another store that does not answer.
+_workers, _requests, _groups, _heartbeats = _new_pools()
 
 
 def submit_request(job: Callable[[], Any]) -> None:
-    """Run a job that waits for an object store to store a log, or that begins such jobs.
+    """Run a job that waits for an object store to store a log.
 
     It has threads of its own: those of the pool may all be busy with flushes and compactions, which
     would keep the log waiting.
     """
     _requests.submit(job)
+
+
+def submit_group(job: Callable[[], Any]) -> None:
+    """Run a job that begins such requests, and waits for them."""
+    _groups.submit(job)
+
+
+def submit_heartbeat(job: Callable[[], Any]) -> None:
+    """Run a job that sends a heartbeat to an object store, and repeats it if necessary."""
+    _heartbeats.submit(job)
 
 
 def submit(job: Callable[[], Any]) -> None:
@@ -336,8 +358,8 @@ def mailbox() -> LoopMailbox:
 
 def _reset_after_fork() -> None:
     """A forked process has none of its parent's threads."""
-    global _workers, _requests
-    _workers, _requests = WorkerPool(), WorkerPool(MAX_REQUESTS, "persisting-request")
+    global _workers, _requests, _groups, _heartbeats
+    _workers, _requests, _groups, _heartbeats = _new_pools()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

@@ -21,7 +21,7 @@ from persisting.bucket.handover_notes import ADOPT, DONE, FAILING, Answer, Note
 from persisting.bucket.producer_sequences import WRITERS, ProducerSequences
 from persisting.bucket.store_notes import DECIDED, SENT, VOID, HandoverState
 from persisting.bucket.store_ownership import FREE, check_free, owner_register
-from persisting.concurrency import timer
+from persisting.concurrency import loop_bridge, timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.errors import BucketLocked, StorageError
 from persisting.store.object_store import ObjectChanged, ObjectStore, StoreError
@@ -245,8 +245,9 @@ class _StateKeeper:
         self._stopped = self._is_gone = False
         self._has_tried = False
         """Whether this process has tried to decide: the attempt may have succeeded unseen."""
-        # Not in the pool, whose threads may all be waiting for owners.
-        self._beating = CoalescedTask(weak_callback(self, _StateKeeper._beat), short=True)
+        self._beating = CoalescedTask(
+            weak_callback(self, _StateKeeper._beat), submit=loop_bridge.submit_heartbeat
+        )
         self._beat_later()
 
     def _beat_later(self) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from persisting.concurrency import timer
+from persisting.concurrency import loop_bridge, timer
 from persisting.concurrency.coalesced import CoalescedTask, weak_callback
 from persisting.errors import OwnershipLost
 from persisting.store.object_store import ObjectChanged, ObjectStore, StoreError
@@ -120,8 +120,9 @@ class Lease:
         """Called when this process has lost the log; must be quick."""
         self._calls = 0
         _held_here[name] = self
-        # Not in the pool, whose threads may all be waiting for other owners.
-        self._beating = CoalescedTask(weak_callback(self, Lease._beat), short=True)
+        self._beating = CoalescedTask(
+            weak_callback(self, Lease._beat), submit=loop_bridge.submit_heartbeat
+        )
         self._stopped = False
         self._failure = ""
         """Why the last heartbeat failed; empty if it did not."""
@@ -129,7 +130,7 @@ class Lease:
         """Why this process no longer owns the log; empty while it does."""
 
     def start(self, on_beat: Callable[[], None]) -> None:
-        """Send heartbeats from now on, in threads of the pool, by calling ``on_beat``, which must
+        """Send heartbeats from now on, in threads of their own, by calling ``on_beat``, which must
         not keep the lease alive."""
         self._on_beat = on_beat
         self._beat_later()
@@ -166,7 +167,7 @@ class Lease:
         return f"the lease {self._register.place} has not been renewed for {late:.0f} s{cause}"
 
     def beat_soon(self) -> None:
-        """Send a heartbeat now, in a thread of the pool."""
+        """Send a heartbeat now, in another thread."""
         if not self._stopped:
             self._beating.request()
 
