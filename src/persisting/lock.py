@@ -152,8 +152,7 @@ class BucketLock:
         except OSError as exc:
             self._file.free()
             raise StorageError(
-                f"cannot write the lock file {self._path}: {exc.strerror}; remove the cause and "
-                "try again"
+                f"cannot write the lock file {self._path}: {exc.strerror}; fix the cause and retry"
             ) from exc
 
     def _take(self) -> None:
@@ -206,8 +205,7 @@ class BucketLock:
             self._write({**owner, "clean": False})
         except OSError as exc:
             raise StorageError(
-                f"cannot write the lock file {self._path}: {exc.strerror}; remove the cause and "
-                "try again"
+                f"cannot write the lock file {self._path}: {exc.strerror}; fix the cause and retry"
             ) from exc
         self._owner = owner
 
@@ -334,7 +332,7 @@ def _note_in(data: bytes) -> dict[str, Any]:
 
 
 def described(note: dict[str, Any]) -> str:
-    """Describe an owner for people, by its note."""
+    """Describe an owner as readable text, by its note."""
     if not note.get("pid"):
         return "an unknown owner"
     extra = "".join(f", {k} {v}" for k, v in note.items() if k not in _NOT_DESCRIBED)

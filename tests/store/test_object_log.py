@@ -208,7 +208,7 @@ def test_next_owner_decides_about_a_put_of_unknown_outcome(
     with pytest.raises(WALError, match="may be stored"):
         append(log, b"two")
     proxy.heal()
-    with pytest.raises(OwnershipLost, match=r"nobody knows whether .* was stored"):
+    with pytest.raises(OwnershipLost, match=r"it is unknown whether .* was stored"):
         append(log, b"three")
     assert sealing.seal(store, log.name, "other").slots == range(2 if arrives else 1)
     with pytest.raises(ObjectExists):

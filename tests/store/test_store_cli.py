@@ -174,7 +174,7 @@ def test_topic_is_created_and_deleted_and_its_name_can_be_used_again(
     made = shell.json("create", "new", "--buckets", "1", "--set", "lease=1")
     assert (made["path"], made["num_buckets"]) == (f"{shell.root}/new", 1)
     assert run(["create", "new", "-s", shell.root]) == USAGE
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert shell.json("delete", "orders", "--dry-run")["rows"] == 21
     assert shell.json("delete", "orders", "--yes")["rows"] == 21
     assert [topic["topic"] for topic in shell.json("topics")] == ["new"]

@@ -37,7 +37,7 @@ LOGGED = {"enable_wal": True, "lease": LEASE, "flush_interval": 0.5}
 
 @pytest.fixture
 def proxied(proxy: FaultProxy) -> Iterator[Cluster]:
-    """A cluster of the test's own, whose nodes reach the store through the proxy."""
+    """The test's own cluster, whose nodes reach the store through the proxy."""
     cluster = Cluster(variables=environment_of(storage_options(proxy.port)))
     yield cluster
     cluster.close()

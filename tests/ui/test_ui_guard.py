@@ -338,7 +338,7 @@ def test_live_tails_are_bounded_and_given_back_when_the_browser_leaves(
             assert opened[-1].getresponse().readline() == b"event: start\n"
         refused = tail_of(console).getresponse()
         assert refused.status == 400
-        assert b"live tails are open already" in refused.read()
+        assert b"live tails are already open" in refused.read()
     finally:
         for connection in opened:
             connection.close()

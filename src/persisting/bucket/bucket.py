@@ -435,7 +435,7 @@ class Bucket:
     def add_prepared(self, prepared: Prepared, producer: ProducerSequence | None = None) -> bool:
         """Accept all prepared records; False if the schema has changed since they were prepared.
 
-        Records whose producer sequence is stored already are not stored again.
+        Records whose producer sequence is already stored are not stored again.
         """
         refuse_without_log(producer)
         with self.state_lock:
@@ -471,7 +471,7 @@ class Bucket:
         """Queue a plain record for the log and return its waiter; with ``start``, have it written.
 
         None if it needs :func:`prepare` and :meth:`GroupCommit.enqueue`, or if the producer's
-        number is queued or stored already.
+        number is already queued or stored.
         """
         assert self.group_commit is not None
         if producer is not None and is_delay(producer):
@@ -708,7 +708,7 @@ class Bucket:
         return self.snapshot_even_if_closed()
 
     def snapshot_even_if_closed(self) -> Snapshot:
-        """As :meth:`snapshot`; of a closed bucket it can be counted, not read."""
+        """Like :meth:`snapshot`, but a snapshot of a closed bucket can be counted, not read."""
         with self.state_lock:
             return self._buffer.snapshot(self.rules.defaults or {})
 
@@ -742,7 +742,7 @@ class Bucket:
 
     def refresh(self, *, watch: bool = False) -> None:
         """Show new records of the log and a new version of the table, if this is a reader without
-        the lock; with ``watch``, later changes wake those who wait already."""
+        the lock; with ``watch``, later changes wake those who are already waiting."""
         if self._log_view is not None:
             with self.table_writer.lock:
                 if watch:
@@ -865,7 +865,7 @@ class Bucket:
     def remove_files(self, names: Collection[str], *, never_named: bool = False) -> None:
         """Remove those of the data files that no version of the table names.
 
-        ``never_named``: the caller knows that no commit, also none that was tried, has named them.
+        ``never_named``: the caller knows that no commit, not even an attempted one, has named them.
         """
         if names:
             with self.exclusive_table() as table:

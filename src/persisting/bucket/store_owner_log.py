@@ -95,7 +95,7 @@ class StoreOwnerLog:
         """Whether an owner object may still name this log after its bucket was closed."""
         self._retired = False
         self._indexes: dict[SealedLog, LogIndex] = {}
-        """Of logs of former owners, the one that was used last at the end."""
+        """Of logs of former owners, the most recently used last."""
         self._readings: dict[SealedLog, Callable[[], list[bytes]]] = {}
         """How to wait for logs of former owners that are being read."""
         self._removing: list[Callable[[], None]] = []
@@ -116,7 +116,7 @@ class StoreOwnerLog:
     def own(self, bucket: int, on_free: Callable[[], None] = do_nothing) -> Ownership:
         """Take a bucket over for this process. Blocking.
 
-        ``on_free`` is called when nobody else owns it any more; see :class:`Ownership`.
+        ``on_free`` is called once no other process owns it; see :class:`Ownership`.
         """
         with self._guard:
             self._check_not_retired()

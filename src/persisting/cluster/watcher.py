@@ -15,7 +15,7 @@ IDLE_SECONDS = 30.0
 
 
 class EndWatcher:
-    """Follows the end of a bucket while somebody waits; a stream per wait would pile up at the
+    """Follows the end of a bucket while a caller waits; a stream per wait would pile up at the
     owner."""
 
     def __init__(self, locator: OwnerLocator) -> None:

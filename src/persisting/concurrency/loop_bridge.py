@@ -2,7 +2,7 @@
 
 A switch through a thread pool and ``call_soon_threadsafe`` costs as much as writing a record to the
 log. Here each direction is one write to a file descriptor that the other side waits on. The system
-call releases the GIL, so that the woken thread can run at once.
+call releases the GIL, so that the woken thread can run immediately.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class LoopMailbox:
         self._calls = weakref.ref(calls)
 
         def deliver() -> None:
-            with suppress(BlockingIOError):  # taken already, by a call that was interrupted
+            with suppress(BlockingIOError):  # already taken, by a call that was interrupted
                 event.wait()
             try:
                 while calls:
@@ -304,7 +304,7 @@ class ThreadWaiter:
         self._done.release()
 
     def result(self) -> None:
-        """Return when the put is acknowledged, or raise its error."""
+        """Wait until the put is acknowledged, or raise its error."""
         try:
             self._done.acquire()
         except BaseException:  # Ctrl-C: the put is under way, so wait for its outcome first
@@ -324,7 +324,7 @@ class _Threads:
             waiter.resolve(exc)
 
     def after_turn(self, call: Callable[[], Any]) -> bool:
-        """Nobody knows which threads are about to put."""
+        """It is unknown which threads are about to put."""
         return False
 
 

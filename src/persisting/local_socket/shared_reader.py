@@ -119,7 +119,7 @@ class SharedReaderClient(ForwardingClient):
             try:
                 return await call(source)
             except NoOwner:
-                continue  # the owner has gone, and nobody has followed it
+                continue  # the owner is gone, and has no successor
             except (BucketClosed, BucketLocked) as exc:
                 if source is self._files and live_topic(self._topic.address) is None:
                     raise

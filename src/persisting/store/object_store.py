@@ -48,7 +48,7 @@ LARGEST_COPY = 5 * 1024**3
 """S3 copies no larger object in one request."""
 _COPY_TIMEOUT = "300s"
 _TROUBLE_SECONDS = 30.0
-"""How long a failure counts as present if nobody has tried again since."""
+"""How long a failure counts as present unless a request was tried since."""
 
 
 class StoreError(StorageError):
@@ -56,7 +56,8 @@ class StoreError(StorageError):
 
 
 class OutcomeUnknown(StoreError):
-    """Whether an object was stored cannot be said: no answer arrived, nor could it be read back."""
+    """It is unknown whether an object was stored: no answer arrived, and it could not be read
+    back."""
 
 
 class ObjectExists(Exception):
@@ -178,7 +179,8 @@ class ObjectStore:
         return self._put(key, data, {k: v for k, v in mode.items() if v is not None}, resolve)
 
     def list(self, prefix: str, after: str | None = None) -> list[str]:
-        """Return the sorted names of all objects below ``prefix``, or of those behind ``after``."""
+        """Return the sorted names of all objects below ``prefix``, or of those that sort after
+        ``after``."""
         import obstore
 
         def attempt() -> list[str]:
@@ -266,7 +268,7 @@ class ObjectStore:
 
     @cached_property
     def _whole_bucket(self) -> ObjectStore:
-        """The bucket that this store is a part of; a copy of a large object takes long."""
+        """The bucket that this store is a part of; a copy of a large object is slow."""
         root = StoreAddress(self.address.scheme, self.address.bucket)
         return open_store(root, self.options, self._retry_seconds, timeout=_COPY_TIMEOUT)
 
@@ -281,7 +283,7 @@ class ObjectStore:
         return self._retried("list", "", attempt)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; those that do not exist are no error."""
+        """Delete objects; ignore those that do not exist."""
         import obstore
 
         names = list(keys)
@@ -291,7 +293,7 @@ class ObjectStore:
             def attempt(some: list[str] = some) -> None:
                 try:
                     obstore.delete(self._client, some)
-                except FileNotFoundError:  # not from S3; the names behind it may be untouched
+                except FileNotFoundError:  # not from S3; the names after it may be untouched
                     for name in some:
                         with suppress(FileNotFoundError):
                             obstore.delete(self._client, name)
@@ -412,7 +414,7 @@ class ObjectStore:
         return self.options.scrub(str(exc).partition("\n\nDebug source")[0].strip())[:500]
 
     def _unknown(self, key: str, reason: object) -> OutcomeUnknown:
-        return OutcomeUnknown(f"whether {self.address / key} was stored is not known: {reason}")
+        return OutcomeUnknown(f"it is unknown whether {self.address / key} was stored: {reason}")
 
     def _no_bucket(self) -> StoreError:
         is_azure = self.address.scheme == "az"

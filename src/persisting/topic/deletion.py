@@ -1,7 +1,7 @@
 """Deleting a stored topic. Blocking.
 
-The folder is renamed first, which the file system does at once: a crash leaves either the whole
-topic, or a folder with a hidden name that no command lists. The next deletion removes it.
+The folder is renamed first, which is atomic: a crash leaves either the whole topic, or a folder
+with a hidden name that no command lists. The next deletion removes it.
 """
 
 from __future__ import annotations

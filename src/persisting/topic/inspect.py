@@ -1,4 +1,4 @@
-"""Facts about stored topics, for people and tools that inspect them from outside. Blocking.
+"""Facts about stored topics, for users and tools that inspect them from outside. Blocking.
 
 Nothing is opened for writing and nothing is recovered: owners are not disturbed, and what a crashed
 owner left in its log is reported as log.

@@ -246,7 +246,7 @@ class QueueReader(TopicTable):
         return buckets[first:] + buckets[:first]
 
     async def _wait(self, timeout: float | None) -> None:
-        """Return when a bucket has more records, the group may have changed, or time is up."""
+        """Wait until a bucket has more records, the group may have changed, or time is up."""
         if self._group is not None:
             timeout = REBALANCE_SECONDS if timeout is None else min(timeout, REBALANCE_SECONDS)
         tasks = [

@@ -232,7 +232,7 @@ def has_file(folder: Path, name: str = FILE) -> bool:
 
 
 def load_any(folder: Path, fs: FileSystem) -> TopicConfig | None:
-    """As :func:`load`, and accept a backup too."""
+    """Like :func:`load`, but accept a backup too."""
     try:
         data = fs.read(folder / FILE)
     except (FileNotFoundError, NotADirectoryError):
@@ -243,7 +243,7 @@ def load_any(folder: Path, fs: FileSystem) -> TopicConfig | None:
 
 
 def _unreadable(path: Path, exc: OSError) -> StorageError:
-    hint = "remove the cause and try again"
+    hint = "fix the cause and retry"
     if isinstance(exc, PermissionError):
         hint = (
             "its folder belongs to another user. Change the permissions of the folder, or let the "

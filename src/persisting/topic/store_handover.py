@@ -37,11 +37,11 @@ log = logging.getLogger("persisting")
 
 _BEATS_PER_LEASE = 3
 _TRIES = 3
-"""Attempts to decide if no answer arrives; each is retried for long."""
+"""Attempts to decide if no answer arrives; each is retried for a long time."""
 
 
 def owned_buckets(store: ObjectStore, buckets: Iterable[int]) -> list[int]:
-    """Return the buckets that a process has open for writing, or has left so when it was killed;
+    """Return the buckets that a process has open for writing, or had open when it was killed;
     not those that are only owned for one short change.
 
     One request for each bucket, and one for each of their logs.
@@ -113,7 +113,7 @@ class StoreExchange:
             if not self._state.is_unsettled:
                 raise
             raise StorageError(
-                f"whether the rows of this write are stored is not known: {exc}. Repeat it only "
+                f"it is unknown whether the rows of this write are stored: {exc}. Repeat it only "
                 "with the same writeId, which stores them once"
             ) from exc
 

@@ -34,7 +34,7 @@ class Dropped(msgspec.Struct):
 
 @click.group(cls=CommandGroup)
 def index() -> None:
-    """Create, list and drop the indexes that make searches and look-ups fast.
+    """Create, list and drop the indexes that make searches and lookups fast.
 
     \b
     Example:

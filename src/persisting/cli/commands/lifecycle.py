@@ -51,7 +51,11 @@ class Deleted(msgspec.Struct):
 @parameters.bucket_column
 @click.option("--backend", help="Backend of the topic.  [default: persisting]")
 @click.option(
-    "--set", "settings", type=Setting(), multiple=True, help="Option of the backend; repeatable."
+    "--set",
+    "settings",
+    type=Setting(),
+    multiple=True,
+    help="Option of the backend; may be repeated.",
 )
 @parameters.storage
 @parameters.as_json
@@ -79,7 +83,7 @@ def create(
     place = topics_access.place_of(topic, storage)
     if place.exists:
         raise click.UsageError(
-            f"The topic {place.name!r} exists already; 'persisting describe' shows it."
+            f"The topic {place.name!r} already exists; 'persisting describe' shows it."
         )
     if backend == "memory":
         raise click.UsageError("The backend 'memory' stores nothing; choose another --backend.")
