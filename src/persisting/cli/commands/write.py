@@ -98,8 +98,8 @@ def put(topic: str, file: str, target: _Target) -> None:
 
     Prints how many records are durable, even if an error or Ctrl-C stops it; then a write id is
     printed too, under which the command can be repeated without duplicates. A topic that does not
-    exist is created durable, as by 'persisting create'. The topic must not be open for writing in
-    another process. A file whose name ends in .gz or .zst is decompressed.
+    exist is created durable, as by 'persisting create'. If another process of the same user has the
+    topic open, the records go through it. A file whose name ends in .gz or .zst is decompressed.
 
     \b
     Examples:
