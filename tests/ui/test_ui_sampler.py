@@ -12,7 +12,7 @@ import pytest
 from support.console import awaited, running_console, samplers_of, wait_until
 
 from persisting.queue import write_queue
-from persisting.ui.looks import Looked, Names, RoundEnd, TopicLooks
+from persisting.ui.looks import Looked, RoundEnd, RoundStart, TopicLooks
 from persisting.ui.sampler import Sampler
 from persisting.ui.series import KEPT_SECONDS, Series
 from persisting.ui.storage_view import StorageView
@@ -39,7 +39,7 @@ def test_topic_is_read_again_only_after_its_files_have_changed(tmp_path: Path) -
 
     def look_around() -> list[str]:
         messages = list(looks.look_around(lambda seconds: None))
-        assert messages[0] == Names(sampler.names() or messages[0].names)
+        assert messages[0] == RoundStart(sampler.names() or messages[0].names)
         assert messages[-1] == RoundEnd()
         for message in messages:
             sampler.take(message)

@@ -12,7 +12,7 @@ from persisting.backends.table_backend import TableBackend
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.snapshot import Snapshot
 from persisting.bucket.snapshot_search import laid_out
-from persisting.data.place import Place
+from persisting.data.place import TopicLocation
 from persisting.errors import InvalidArgument
 from persisting.records import Rules
 from persisting.records.arrow import align, merge
@@ -52,7 +52,7 @@ class LiveRows:
     """The buckets of a topic, with some columns and a condition."""
 
     def __init__(
-        self, place: Place, columns: Sequence[str] | None = None, where: str | None = None
+        self, place: TopicLocation, columns: Sequence[str] | None = None, where: str | None = None
     ) -> None:
         self._topic = place.open()
         self._topic.recover_own_logs()

@@ -21,7 +21,7 @@ from persisting.data import replay_state
 from persisting.data.checks import check_columns, check_count
 from persisting.data.formats import ARROW, NUMPY, PYTHON, TORCH, check_format, to_batch
 from persisting.data.live_rows import LiveRows
-from persisting.data.place import Place, place_of
+from persisting.data.place import TopicLocation, place_of
 from persisting.data.random_numbers import RandomNumbers
 from persisting.data.replay_choices import (
     ArrayChoice,
@@ -138,7 +138,7 @@ class ReplayBuffer:
                 f"{name} is for a new topic, and {self._folder} exists; change its options with "
                 "write_queue"
             )
-        self._live = LiveRows(Place(str(self._folder)))
+        self._live = LiveRows(TopicLocation(str(self._folder)))
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._closed = False

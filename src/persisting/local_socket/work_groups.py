@@ -205,7 +205,7 @@ _Key: TypeAlias = "tuple[Hashable, str]"
 """The place of a topic, and a group."""
 
 
-class _Kept:
+class _KeptGroups:
     """The groups that this process keeps, with the number of their users."""
 
     def __init__(self) -> None:
@@ -215,13 +215,13 @@ class _Kept:
         self.opening: set[_Key] = set()
 
 
-_kept = _Kept()
+_kept = _KeptGroups()
 
 
 def _reset_after_fork() -> None:
     """A forked process keeps no group."""
     global _kept
-    _kept = _Kept()
+    _kept = _KeptGroups()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

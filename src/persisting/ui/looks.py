@@ -26,7 +26,7 @@ _INSPECTED_LOG_BYTES = 1 << 20
 """The state of larger logs is not shown: inspecting a log reads it."""
 
 
-class Names(msgspec.Struct, tag=True):
+class RoundStart(msgspec.Struct, tag=True):
     """A round has begun; these topics exist."""
 
     names: list[str]
@@ -54,7 +54,7 @@ class RoundEnd(msgspec.Struct, tag=True):
     """Why the topics could not be listed."""
 
 
-Message: TypeAlias = Names | Looked | RoundEnd
+Message: TypeAlias = RoundStart | Looked | RoundEnd
 
 
 @dataclass
@@ -80,7 +80,7 @@ class TopicLooks:
         except StorageError as exc:
             yield RoundEnd(str(exc))
             return
-        yield Names(names)
+        yield RoundStart(names)
         for name in names:
             started = time.monotonic()
             looked = self._looked_at(name)

@@ -27,7 +27,7 @@ _DAMAGED_PAUSE = 5.0
 _ASKING_SECONDS = 60.0
 
 
-class GroupSession:
+class WorkSession:
     """The way to a group for the readers of one event loop, and what they have in common."""
 
     def __init__(self, records: LeasedRecords, client: GroupClient, settings: Settings) -> None:
@@ -53,7 +53,7 @@ class GroupSession:
     @classmethod
     async def join(
         cls, records: LeasedRecords, client: GroupClient, settings: dict[str, Any]
-    ) -> tuple[GroupSession, Settings]:
+    ) -> tuple[WorkSession, Settings]:
         """Return the session of this event loop, and the settings that the group has now.
 
         If there is a session, what the caller has brought is closed.
@@ -219,5 +219,5 @@ class GroupSession:
 
 
 _sessions: weakref.WeakKeyDictionary[
-    asyncio.AbstractEventLoop, weakref.WeakValueDictionary[Hashable, GroupSession]
+    asyncio.AbstractEventLoop, weakref.WeakValueDictionary[Hashable, WorkSession]
 ] = weakref.WeakKeyDictionary()

@@ -15,7 +15,7 @@ from persisting.ui import pages
 from persisting.ui.charts import line_chart
 from persisting.ui.console import Console, topic_of
 from persisting.ui.pages import number
-from persisting.ui.sampler import Sample
+from persisting.ui.sampler import TopicSample
 from persisting.ui.series import KEPT_SECONDS, Point
 from persisting.ui.texts import Translator
 
@@ -41,7 +41,7 @@ async def show(request: Request) -> Response:
     )
 
 
-def charts(translate: Translator, sample: Sample) -> list[tuple[str, Markup]]:
+def charts(translate: Translator, sample: TopicSample) -> list[tuple[str, Markup]]:
     """Return the charts of the last hour with their titles."""
     history, now = sample.history, time.time()
     since = max(now - KEPT_SECONDS, min((p.time for p in history.records.points()), default=now))
