@@ -108,7 +108,7 @@ class SharedReaderClient(ForwardingClient):
         try:
             await topic.locator(self._bucket).locate(Patience())
         except (NoOwner, StorageError):
-            self._unowned = state if _is_settled(state) else None
+            self._unowned = state if _is_old_enough(state) else None
             return None
         self._unowned = None
         return topic.bucket(self._bucket)
@@ -186,6 +186,6 @@ def _state(lock: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def _is_settled(state: tuple[int, int]) -> bool:
+def _is_old_enough(state: tuple[int, int]) -> bool:
     """Whether a later change of the file is certain to show in its timestamp."""
     return time.time() - state[1] / 1e9 > _CLOCK_SECONDS

@@ -21,10 +21,10 @@ import msgspec
 
 from persisting.topic.group_admin import GroupProgress, Span
 from persisting.topic.inspect import Description, distinct_owners
-from persisting.ui.looks import Looked, Message, RoundStart, look_at
 from persisting.ui.owners import OwnedBucket
 from persisting.ui.series import Series
 from persisting.ui.storage_view import TopicsView
+from persisting.ui.topic_rounds import Message, RoundStart, TopicUpdate, read_topic
 
 log = logging.getLogger("persisting")
 
@@ -66,7 +66,7 @@ class TopicSample:
     owned: dict[int, OwnedBucket]
     """Buckets whose owner was asked for what is in no file yet."""
     history: History
-    looked: float
+    read_at: float
     """When its files were read; since then they have not changed."""
     time: float
 
@@ -156,10 +156,10 @@ class Sampler:
     def sample(self, topic: str) -> TopicSample | None:
         return self._samples.get(topic)
 
-    def look_again(self, topic: str) -> TopicSample:
+    def refresh(self, topic: str) -> TopicSample:
         """Sample one topic now, as after a change. Blocking."""
         self._view.check(topic)  # raises NoSuchTopic
-        sample = self._noted(look_at(self._view, topic))
+        sample = self._noted(read_topic(self._view, topic))
         self._record(sample)
         return sample
 
@@ -168,10 +168,10 @@ class Sampler:
         if isinstance(message, RoundStart):
             self._names = message.names
             self._seen.clear()
-        elif isinstance(message, Looked):
+        elif isinstance(message, TopicUpdate):
             self._seen.add(message.topic)
             sample = self._noted(message)
-            if sample.looked == message.time:  # no later sample is known
+            if sample.read_at == message.time:  # no later sample is known
                 self._record(sample)
         elif message.problem is not None:
             if message.problem != self._problem:
@@ -197,24 +197,24 @@ class Sampler:
             if number % _AT_ONCE == 0:
                 self._stop.wait(0.001)
 
-    def _noted(self, looked: Looked) -> TopicSample:
+    def _noted(self, update: TopicUpdate) -> TopicSample:
         """Keep a sample, unless a later one is known."""
-        name, last = looked.topic, self._samples.get(looked.topic)
-        if last is not None and last.looked > looked.time:
+        name, last = update.topic, self._samples.get(update.topic)
+        if last is not None and last.read_at > update.time:
             return last
-        if last is None or last.problem != looked.problem:
-            if looked.description is None:
-                log.warning("the console cannot read a topic: %s", looked.problem)
+        if last is None or last.problem != update.problem:
+            if update.description is None:
+                log.warning("the console cannot read a topic: %s", update.problem)
         sample = TopicSample(
-            looked.description,
-            looked.problem,
-            looked.spans,
+            update.description,
+            update.problem,
+            update.spans,
             {},
             History() if last is None else last.history,
-            looked.time,
+            update.time,
             time.time(),
         )
-        sample.owned = self._owned(sample, name, has_flushed=looked.has_flushed)
+        sample.owned = self._owned(sample, name, has_flushed=update.has_flushed)
         self._samples[name] = sample
         return sample
 

@@ -26,7 +26,7 @@ async def show(request: Request) -> Response:
     await in_thread(console.view.check, topic)  # raises NoSuchTopic
     sample = console.sampler.sample(topic)
     if sample is None:
-        sample = await in_thread(console.sampler.look_again, topic)
+        sample = await in_thread(console.sampler.refresh, topic)
     if sample.description is None:
         raise StorageError(sample.problem or "the topic cannot be read")
     return pages.render(
