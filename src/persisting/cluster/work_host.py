@@ -18,7 +18,7 @@ from persisting.topic.bucket_client import Topic
 from persisting.topic.local import agreed_config
 from persisting.topic.spec import TopicConfig
 from persisting.work import dead_letters
-from persisting.work.client import CALLS, answer
+from persisting.work.group_client import CALLS, answer
 from persisting.work.group_place import FolderPlace, GroupPlace, StorePlace
 from persisting.work.group_storage import KeptElsewhere
 from persisting.work.keeper import Keeper

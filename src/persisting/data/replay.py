@@ -18,8 +18,8 @@ import pyarrow as pa
 from persisting import fs as filesystem
 from persisting.bucket.snapshot import Snapshot
 from persisting.data import replay_state
+from persisting.data.batch_formats import ARROW, NUMPY, PYTHON, TORCH, check_format, to_batch
 from persisting.data.checks import check_columns, check_count
-from persisting.data.formats import ARROW, NUMPY, PYTHON, TORCH, check_format, to_batch
 from persisting.data.live_rows import LiveRows
 from persisting.data.place import TopicLocation, place_of
 from persisting.data.random_numbers import RandomNumbers
@@ -34,7 +34,7 @@ from persisting.data.replay_groups import Groups
 from persisting.data.replay_request import PRIORITY, UNIFORM, SampleRequest
 from persisting.data.replay_state import GroupPlaces, ReplayState
 from persisting.data.row_cache import RowCache
-from persisting.data.slots import Region, Slots
+from persisting.data.sample_slots import Region, Slots
 from persisting.data.sum_tree import SumTree
 from persisting.errors import InvalidArgument, StorageError
 from persisting.local_socket.open_shared import open_shared_writer

@@ -29,7 +29,7 @@ from persisting.ui.storage_view import StorageView, TopicsView
 
 if TYPE_CHECKING:
     from persisting.cluster.cluster_reader import ClusterReader
-    from persisting.work.reader import WorkReader
+    from persisting.work.work_reader import WorkReader
 
 _ANSWER_SECONDS = 5.0
 _SILENT_SECONDS = 15.0

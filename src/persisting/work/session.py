@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from persisting.errors import StorageError, TableError
-from persisting.work.client import BatchedAcks, GroupClient, leases_of
 from persisting.work.fetches import BatchedFetches
+from persisting.work.group_client import BatchedAcks, GroupClient, leases_of
 from persisting.work.group_values import RecordLease, Settings
 from persisting.work.leased_records import LeasedRecord, LeasedRecords
 

@@ -22,7 +22,7 @@ from persisting.topic.spec import TopicSpec
 from persisting.work.dead_letters import SUFFIX
 from persisting.work.group_place import GroupPlace, place_of
 from persisting.work.open_group import check_backend
-from persisting.work.reader import WorkOptions, WorkReader
+from persisting.work.work_reader import WorkOptions, WorkReader
 
 _WAIT_STEP_SECONDS = 0.2
 _LONG = frozenset({"fail", "look", "redrive", "reject"})

@@ -23,9 +23,9 @@ from persisting.options import check_timeout
 from persisting.topic.bucket_client import Topic
 from persisting.topic.synchronous import SyncQueue
 from persisting.topic.work_metrics import WorkMetrics
-from persisting.work.client import ACK_STEP, GroupClient
 from persisting.work.dead_letters import FIELD, letter_place
 from persisting.work.delivery import Delivery
+from persisting.work.group_client import ACK_STEP, GroupClient
 from persisting.work.group_place import is_in_memory, place_of
 from persisting.work.group_values import Letter, Settings
 from persisting.work.leased_records import LeasedRecord, LeasedRecords, OpenLetters

@@ -39,7 +39,7 @@ from persisting.topic.open_local import deadline_of, find_topic, topic_spec, whe
 from persisting.topic.open_store import StoreReadTopic, find_in_store
 from persisting.topic.spec import TopicConfig, TopicSpec
 from persisting.work import dead_letters
-from persisting.work.client import CALLS, ENDED_WITH_CALLER, answer
+from persisting.work.group_client import CALLS, ENDED_WITH_CALLER, answer
 from persisting.work.group_place import (
     FolderPlace,
     GroupPlace,
@@ -51,7 +51,7 @@ from persisting.work.group_storage import KeptElsewhere
 from persisting.work.keeper import Keeper, KeeperEnded
 from persisting.work.kept_group import KeptGroup
 from persisting.work.open_group import check_backend, has_log
-from persisting.work.reader import WorkOptions, WorkReader
+from persisting.work.work_reader import WorkOptions, WorkReader
 
 _WAIT_STEP_SECONDS = 0.05
 _STORE_STEP_SECONDS = 0.5
