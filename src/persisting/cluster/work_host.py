@@ -15,7 +15,7 @@ from persisting.errors import BucketClosed, StorageError
 from persisting.store_address import is_store_address
 from persisting.topic import store_config
 from persisting.topic.bucket_client import Topic
-from persisting.topic.local import agreed_config
+from persisting.topic.local_handle import agreed_config
 from persisting.topic.spec import TopicConfig
 from persisting.work import dead_letters
 from persisting.work.group_client import CALLS, answer

@@ -18,7 +18,8 @@ from persisting.records import Rules
 from persisting.records.arrow import align, merge
 from persisting.table.search import check_where, matching
 from persisting.topic import scan
-from persisting.topic.local import LocalTopic, live_in_store, live_topic
+from persisting.topic.live_topics import live_in_store, live_topic
+from persisting.topic.local import LocalTopic
 from persisting.topic.scan import Filter, Slice
 from persisting.topic.store_files import StoreTopic
 

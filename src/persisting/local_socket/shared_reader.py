@@ -24,7 +24,8 @@ from persisting.lock import LOCK_FILE
 from persisting.topic.address import TopicAddress
 from persisting.topic.bucket_client import BucketClient, ProducerSequence, Rows
 from persisting.topic.configured import ConfiguredTopic
-from persisting.topic.local import LocalBucketClient, live_bucket, live_topic
+from persisting.topic.live_topics import live_bucket, live_topic
+from persisting.topic.local_bucket import LocalBucketClient
 from persisting.topic.readonly import ReadonlyTopic
 from persisting.topic.spec import TopicConfig, bucket_folder
 from persisting.topic.stream_position import StreamPosition

@@ -34,7 +34,7 @@ from persisting.local_socket.shared_topic import as_shared
 from persisting.lock import described
 from persisting.store.object_store import ObjectStore
 from persisting.topic.bucket_client import Topic
-from persisting.topic.local import open_for_writing
+from persisting.topic.local_handle import open_for_writing
 from persisting.topic.open_local import deadline_of, find_topic, topic_spec, when_found
 from persisting.topic.open_store import StoreReadTopic, find_in_store
 from persisting.topic.spec import TopicConfig, TopicSpec

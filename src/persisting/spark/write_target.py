@@ -25,7 +25,7 @@ from persisting.table.bulk_files import BulkFiles, names_of
 from persisting.table.table import FOLDER, Table
 from persisting.topic import handover
 from persisting.topic import spec as topics
-from persisting.topic.local import agreed_config
+from persisting.topic.local_handle import agreed_config
 from persisting.topic.ownership import owned
 from persisting.topic.spec import TopicConfig, TopicSpec, bucket_folder
 from persisting.topic.topic_files import TopicFolder
