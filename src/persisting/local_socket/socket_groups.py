@@ -187,18 +187,19 @@ async def open_dead_letters(place: GroupPlace) -> Topic:
 
 async def read_dead_letters(place: GroupPlace) -> Topic:
     """Open the dead letters of a topic for reading."""
+    name = place.config.topic + dead_letters.SUFFIX
+    config: TopicConfig | None
     if isinstance(place, StorePlace):
         config = await in_thread(place.load_letters)
         if config is None:
-            name = place.config.topic + dead_letters.SUFFIX
             raise NoSuchTopic(f"there is no topic {name!r} at {place.store.address.parent}")
-        return StoreReadTopic(place.letters_store(), config)
-    assert isinstance(place, FolderPlace)
-    wanted, cls = topic_spec(place.config.topic + dead_letters.SUFFIX)
-    topic = await find_topic(wanted, cls, str(place.folder.parent))
-    await topic.close()
-    folder = await in_thread(Path(topic.folder).resolve)
-    return SharedReaderTopic(folder, topic.config)
+    else:
+        assert isinstance(place, FolderPlace)
+        wanted, cls = topic_spec(name)
+        topic = await find_topic(wanted, cls, str(place.folder.parent))
+        await topic.close()
+        config = topic.config
+    return _reading(place.letters_place(config))
 
 
 _Key: TypeAlias = "tuple[Hashable, str]"

@@ -145,11 +145,8 @@ class LocalTopic:
     def is_lost(self, bucket: int) -> bool:
         """Whether a bucket in an object store is open here, and another process has taken it
         over."""
-        if self.store is None:
-            return False
-        backend = self._backends.get(bucket)
-        core = backend.bucket if isinstance(backend, TableBackend) else None
-        return isinstance(core, StoreBucket) and bool(core.lost)
+        core = None if self.store is None else _store_bucket(self._backends.get(bucket))
+        return core is not None and bool(core.lost)
 
     def _after_loss(self) -> None:
         if self.listener is not None:
@@ -157,9 +154,7 @@ class LocalTopic:
 
     def store_bucket(self, bucket: int) -> StoreBucket | None:
         """Return a bucket in an object store if it is open and stays so."""
-        backend = self.open_backend(bucket)
-        core = backend.bucket if isinstance(backend, TableBackend) else None
-        return core if isinstance(core, StoreBucket) else None
+        return _store_bucket(self.open_backend(bucket))
 
     def _check_open(self) -> None:
         if self.closed:
@@ -442,3 +437,8 @@ class LocalTopic:
                 failures.append(exc)
         if failures:
             raise failures[0]
+
+
+def _store_bucket(backend: BucketBackend | None) -> StoreBucket | None:
+    core = backend.bucket if isinstance(backend, TableBackend) else None
+    return core if isinstance(core, StoreBucket) else None
