@@ -36,7 +36,7 @@ from corebench.report import Run, Target
 from trainingbench import replay, rows, stops, streams
 
 MODULES = {"lancedb": "lancedb", "HF": "datasets", "mosaicml-streaming": "streaming"}
-_SETTLED_ROWS = 500_000
+_WARM_UP_ROWS = 500_000
 _MOST_GROWTH = 64
 """After this many rows a reader's memory must not grow by more than this many MiB."""
 _MEMORY_ROWS = 2_000_000
@@ -77,7 +77,7 @@ def shuffled(run: Run, given: argparse.Namespace) -> None:
     for name in folders:
         if name != "ours":
             run.add("shuffled", "rows per second of CPU", cpu["ours"], "rows/s", name, cpu[name])
-    if run.records >= 2 * _SETTLED_ROWS:
+    if run.records >= 2 * _WARM_UP_ROWS:
         add_memory(run, found["ours"], run.records)
 
 
@@ -88,7 +88,7 @@ def first_batch(run: Run, given: argparse.Namespace) -> None:
     seconds = min(result["first"] for result in results)
     name = f"first batch of {given.large:,} rows"
     run.add("first batch", name, seconds, "s", target=Target("value", at_most=0.5))
-    if given.large >= 2 * _SETTLED_ROWS:
+    if given.large >= 2 * _WARM_UP_ROWS:
         batches = min(given.large, _MEMORY_ROWS) // rows.BATCH
         add_memory(run, [in_process("ours", topic, "--read", batches)], given.large)
 
@@ -98,7 +98,7 @@ def add_memory(run: Run, results: list[dict[str, float]], count: int) -> None:
     peak = min(result["peak"] for result in results)
     growth = min(result["growth"] for result in results)
     run.add("memory", f"most, reading from {count:,} rows", peak, "MiB")
-    name = f"growth after the first {_SETTLED_ROWS:,} rows"
+    name = f"growth after the first {_WARM_UP_ROWS:,} rows"
     run.add("memory", name, growth, "MiB", target=Target("value", at_most=_MOST_GROWTH))
 
 
@@ -174,21 +174,21 @@ def read(name: str, folder: Path, batches: int) -> None:
     for module in streams.IMPORTED[name]:  # which is not what is measured
         importlib.import_module(module)
     started, cpu_started = time.perf_counter(), time.process_time()
-    first, count, settled = 0.0, 0, 0
+    first, count, warm = 0.0, 0, 0
     for number, length in enumerate(_READERS[name](folder), 1):
         first = first or time.perf_counter() - started
         count += length
         if number == batches:
             break
-        if count >= _SETTLED_ROWS and not settled:
-            settled = _memory()
+        if count >= _WARM_UP_ROWS and not warm:
+            warm = _memory()
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu_started
     peak = _memory()
     result = {
         "first": first,
         "rate": count / seconds,
         "cpu_rate": count / cpu,
-        "growth": (peak - settled) / 1024 if settled else 0.0,
+        "growth": (peak - warm) / 1024 if warm else 0.0,
         "peak": peak / 1024,
         "rows": count,
     }

@@ -18,7 +18,7 @@ from support.scheduling import FileScheduling, order  # noqa: E402
 from support.tasks import spawning  # noqa: E402
 
 from persisting import fs  # noqa: E402
-from persisting.topic import local, registry  # noqa: E402
+from persisting.topic import live_topics, registry  # noqa: E402
 
 # A busy machine is sometimes slow, which is not a fault of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -69,11 +69,11 @@ def own_registry() -> Iterator[None]:
 def own_topics() -> Iterator[None]:
     """Forget the topics that a test leaves open, such as those of an owner that crashed: other
     tests find open topics by their names."""
-    before = set(local._live)
+    before = set(live_topics.live)
     yield
-    with local._live_guard:
-        for address in set(local._live) - before:
-            del local._live[address]
+    with live_topics.guard:
+        for address in set(live_topics.live) - before:
+            del live_topics.live[address]
 
 
 @pytest.fixture

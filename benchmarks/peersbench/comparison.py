@@ -13,7 +13,7 @@ from peersbench.peer import Peer
 from peersbench.record_kinds import KINDS, Kind
 from peersbench.registry import TARGETS, YARDSTICK
 from peersbench.workload import TITLES
-from persisting.demo.charts import Series, page
+from persisting.demo.report_charts import Series, page
 
 
 @dataclass

@@ -64,7 +64,7 @@ class BucketMetrics:
     def verified(self, damaged: int) -> None:
         """A verification ended: how many damaged files it found."""
 
-    def upkeep_failed(self) -> None:
+    def maintenance_failed(self) -> None:
         """Maintenance raised."""
 
     def remove(self) -> None:
@@ -204,7 +204,7 @@ class PrometheusMetrics(BucketMetrics):
     def verified(self, damaged: int) -> None:
         self._of.damaged.set(damaged)
 
-    def upkeep_failed(self) -> None:
+    def maintenance_failed(self) -> None:
         self._of.upkeep_errors.inc()
 
     def remove(self) -> None:

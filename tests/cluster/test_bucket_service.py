@@ -22,7 +22,8 @@ from persisting.cluster.transport import ReplyStream
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, BucketLocked, OffsetOutOfRange, StorageError
 from persisting.queue import LanceBackend
-from persisting.topic.local import live_topic, open_for_writing
+from persisting.topic.live_topics import live_topic
+from persisting.topic.local_handle import open_for_writing
 from persisting.topic.spec import TopicSpec
 
 MIB = 1 << 20

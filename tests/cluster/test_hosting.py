@@ -21,7 +21,7 @@ from persisting.cluster.pulsing_transport import PulsingConnection
 from persisting.errors import BucketLocked, InvalidArgument, StorageError
 from persisting.queue import LanceBackend, read_queue, write_queue
 from persisting.topic import registry
-from persisting.topic.local import live_topic
+from persisting.topic.live_topics import live_topic
 
 MIB = 1 << 20
 

@@ -84,36 +84,36 @@ async def test_the_first_ranked_node_is_asked_to_own_a_bucket() -> None:
 async def test_the_node_that_holds_the_lock_is_used_whatever_its_rank() -> None:
     nodes = Nodes("a", "b", "c")
     nodes.owner = ranked(KEY, nodes.alive)[-1]
-    finder = located(nodes)
-    assert (await finder.ask(Request("flush"))).value == f"flush by {nodes.owner}"
-    assert finder.node == nodes.owner
+    node_locator = located(nodes)
+    assert (await node_locator.ask(Request("flush"))).value == f"flush by {nodes.owner}"
+    assert node_locator.node == nodes.owner
 
 
 async def test_a_known_owner_is_not_looked_for_again() -> None:
     nodes = Nodes("a", "b")
-    finder = located(nodes)
+    node_locator = located(nodes)
     for _ in range(3):
-        await finder.ask(Request("flush"))
+        await node_locator.ask(Request("flush"))
     assert len(nodes.opened) == 1
 
 
 async def test_a_bucket_that_moved_is_found_on_its_new_owner() -> None:
     nodes = Nodes("a", "b")
-    finder = located(nodes)
-    await finder.ask(Request("flush"))
+    node_locator = located(nodes)
+    await node_locator.ask(Request("flush"))
     nodes.owner = ranked(KEY, nodes.alive)[1]
-    assert (await finder.ask(Request("flush"))).value == f"flush by {nodes.owner}"
+    assert (await node_locator.ask(Request("flush"))).value == f"flush by {nodes.owner}"
 
 
 async def test_a_dead_owner_is_replaced_by_the_next_node() -> None:
     nodes = Nodes("a", "b")
-    finder = located(nodes)
-    await finder.ask(Request("flush"))
+    node_locator = located(nodes)
+    await node_locator.ask(Request("flush"))
     dead = nodes.owner
     assert dead is not None
     nodes.alive.remove(dead)
     nodes.owner = None
-    assert (await finder.ask(Request("flush"))).value == f"flush by {nodes.alive[0]}"
+    assert (await node_locator.ask(Request("flush"))).value == f"flush by {nodes.alive[0]}"
 
 
 async def test_a_memory_topic_is_asked_for_on_its_home_only(
@@ -121,9 +121,9 @@ async def test_a_memory_topic_is_asked_for_on_its_home_only(
 ) -> None:
     monkeypatch.setattr(locator, "PATIENCE_SECONDS", 0.01)
     nodes = Nodes("a", "b")
-    finder = located(nodes, home="gone")
+    node_locator = located(nodes, home="gone")
     with pytest.raises(StorageError, match=r"bucket 3 of topic 't'.*node gone cannot be reached"):
-        await finder.ask(Request("flush"))
+        await node_locator.ask(Request("flush"))
     assert nodes.opened == []
 
 
@@ -147,15 +147,15 @@ async def test_a_cluster_without_hosts_says_how_to_start_one(
 
 async def test_a_broken_stream_is_resumed_after_the_owner_is_forgotten() -> None:
     nodes = Nodes("a", "b")
-    finder = located(nodes)
+    node_locator = located(nodes)
     patience = Patience()
     for _ in range(2):
-        stream = finder.stream(Request("watch"), patience)
+        stream = node_locator.stream(Request("watch"), patience)
         assert (await anext(stream)).value == f"watch by {nodes.owner}"
         with pytest.raises(LOST) as broken:
             await anext(stream)
-        await finder.lost(broken.value, patience)
-        assert finder.node is None
+        await node_locator.lost(broken.value, patience)
+        assert node_locator.node is None
     assert len(nodes.opened) == 2
 
 

@@ -118,7 +118,7 @@ async def test_topic_of_0_4_0_is_migrated_bucket_by_bucket(tmp_path: Path) -> No
 
 async def _opened(folder: Path) -> LocalTopic:
     from persisting.topic.address import TopicAddress
-    from persisting.topic.local import agreed_config
+    from persisting.topic.local_handle import agreed_config
 
     spec, _ = topic_spec(kept.TOPIC)
     place, config, _ = agreed_config(spec, folder)

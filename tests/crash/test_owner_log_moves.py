@@ -108,7 +108,8 @@ import lance
 from persisting.errors import StorageError
 from persisting.queue import PersistingBackend
 from persisting.topic.address import TopicAddress
-from persisting.topic.local import LocalTopic, agreed_config
+from persisting.topic.local import LocalTopic
+from persisting.topic.local_handle import agreed_config
 from persisting.topic.open_local import topic_spec
 
 async def main():

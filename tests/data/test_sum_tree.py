@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persisting.data.slots import Region, Slots
+from persisting.data.sample_slots import Region, Slots
 from persisting.data.sum_tree import SumTree
 
 

@@ -17,7 +17,7 @@ from persisting.options import PersistingOptions
 from persisting.queue import Delivery, QueueWriter, WorkReader, read_queue
 from persisting.spark import source_options as spark_options
 from persisting.work.group_values import Settings
-from persisting.work.reader import WorkOptions
+from persisting.work.work_reader import WorkOptions
 
 
 def pages(name: str) -> Any:

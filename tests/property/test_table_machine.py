@@ -23,7 +23,7 @@ from support.bucket_machine import BucketMachine, machine
 from support.buckets import LANCE, PERSISTING, WAL_ZSTD
 from support.comparing import equal_but_for_absent
 
-from persisting.bucket import maintenance as bucket_upkeep
+from persisting.bucket import maintenance as bucket_maintenance
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 from persisting.table import compaction, indexes
 from persisting.table.compaction import Limit
@@ -117,7 +117,7 @@ class TableMachine(BucketMachine):
         self.patch.setattr(compaction, "_MANY", 4)
         self.patch.setattr(compaction, "_EVEN", 2)
         self.patch.setattr(indexes, "LEAST_VECTORS", 12)
-        self.patch.setattr(bucket_upkeep, "_BEHIND_ROWS", 6)
+        self.patch.setattr(bucket_maintenance, "_BEHIND_ROWS", 6)
         self.now, self.epoch = Content(), 0
         self.tagged: dict[str, Content] = {}
         self.past: dict[int, Content] = {}
@@ -287,7 +287,7 @@ class TableMachine(BucketMachine):
 
     @precondition(lambda self: self.exists)
     @rule()
-    def let_upkeep_finish(self) -> None:
+    def let_maintenance_finish(self) -> None:
         self.finish_maintenance()
         self.check_all()
         report = self.run(self.backend.verify())

@@ -16,7 +16,7 @@ from support.waiting import SECONDS, until
 
 from persisting.errors import BucketClosed, StorageError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
-from persisting.topic import local
+from persisting.topic import live_topics, local_handle
 
 
 async def lock_is_free(root: Path) -> int:
@@ -29,7 +29,7 @@ async def lock_is_free(root: Path) -> int:
 
 async def _no_topic_is_open() -> bool:
     """Cancelled calls close their handles in the background."""
-    return local.live_topics("t") == []
+    return live_topics.live_named("t") == []
 
 
 async def opened(root: Path, **given: Any) -> Any:
@@ -78,7 +78,7 @@ async def test_cancelled_write_queue_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opening: set[object] = set()
-    run = local.in_thread_or_undo
+    run = local_handle.in_thread_or_undo
 
     async def counted(undo: Any, call: Any, *args: Any) -> Any:
         token = object()
@@ -95,7 +95,7 @@ async def test_cancelled_write_queue_leaves_nothing_open(
     async def closed_after_all() -> bool:
         return not opening and await _no_topic_is_open()
 
-    monkeypatch.setattr(local, "in_thread_or_undo", counted)
+    monkeypatch.setattr(local_handle, "in_thread_or_undo", counted)
     for attempt in range(20):
         task = asyncio.ensure_future(opened(tmp_path / str(attempt)))
         await asyncio.sleep(0.0005 * attempt)

@@ -55,7 +55,7 @@ EXAMPLES: list[tuple[calls.TableCall[Any], dict[str, Any]]] = [
     (calls.MakeDurable(7), {"offset": 7}),
     (calls.Tag("pin", empty=True), {"name": "pin", "empty": True}),
     (calls.DeleteTag("pin"), {"name": "pin"}),
-    (calls.Restore(2, token="x"), {"version": 2, "token": "x"}),
+    (calls.RestoreVersion(2, token="x"), {"version": 2, "token": "x"}),
     (calls.CreateIndex("a"), {"column": "a", "kind": None, "metric": "l2"}),
     (calls.DropIndex("a"), {"column": "a", "kind": None}),
     (calls.Compact(), {}),

@@ -18,7 +18,7 @@ from support.topic_places import WAL, ids, numbered, streamed
 from persisting.backends import bucket_reader
 from persisting.errors import InvalidArgument, StorageError
 from persisting.queue import LanceBackend, PersistingBackend, read_queue, write_queue
-from persisting.topic import local
+from persisting.topic import live_topics
 
 GOOD_NAMES = [
     "a b",
@@ -251,7 +251,7 @@ async def test_reader_that_contradicts_a_live_topic_leaves_no_handle(tmp_path: P
         with pytest.raises(InvalidArgument):
             await read_queue(topic="t", storage_path=path, num_buckets=9)
     await writer.close()
-    assert local.live_topics("t") == []
+    assert live_topics.live_named("t") == []
 
 
 @pytest.mark.parametrize("batch_size", ["big", 0, -1, True, 1.5])

@@ -7,32 +7,36 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persisting.spark.stream_offsets import Place, decode, divide_limit, encode
+from persisting.spark.stream_offsets import StreamPlace, decode, divide_limit, encode
 
 PLACES = st.dictionaries(
-    st.integers(0, 50), st.builds(Place, st.integers(0, 2**62), st.integers(0, 3)), max_size=8
+    st.integers(0, 50), st.builds(StreamPlace, st.integers(0, 2**62), st.integers(0, 3)), max_size=8
 )
 LAGS = st.dictionaries(st.integers(0, 50), st.integers(0, 1000), min_size=1, max_size=8)
 
 
 class TestOffsets:
     def test_offsets_are_encoded_by_bucket(self) -> None:
-        assert encode({1: Place(900), 0: Place(1200)}) == {"0": 1200, "1": 900}
+        assert encode({1: StreamPlace(900), 0: StreamPlace(1200)}) == {"0": 1200, "1": 900}
 
     def test_offsets_have_the_epoch_of_restored_buckets(self) -> None:
-        assert encode({0: Place(5, 2), 1: Place(7)}) == {"0": 5, "1": 7, "epochs": {"0": 2}}
+        assert encode({0: StreamPlace(5, 2), 1: StreamPlace(7)}) == {
+            "0": 5,
+            "1": 7,
+            "epochs": {"0": 2},
+        }
 
     def test_equal_offsets_have_equal_json(self) -> None:
         """Spark compares offsets as JSON to see whether there is anything new."""
-        one = encode({0: Place(5, 1), 2: Place(1), 1: Place(3, 1)})
-        other = encode({1: Place(3, 1), 2: Place(1), 0: Place(5, 1)})
+        one = encode({0: StreamPlace(5, 1), 2: StreamPlace(1), 1: StreamPlace(3, 1)})
+        other = encode({1: StreamPlace(3, 1), 2: StreamPlace(1), 0: StreamPlace(5, 1)})
         assert json.dumps(one) == json.dumps(other)
 
     def test_offsets_of_many_buckets_are_in_numeric_order(self) -> None:
-        assert list(encode({bucket: Place(0) for bucket in (10, 9, 2)})) == ["2", "9", "10"]
+        assert list(encode({bucket: StreamPlace(0) for bucket in (10, 9, 2)})) == ["2", "9", "10"]
 
     @given(PLACES)
-    def test_offsets_survive_the_checkpoint(self, places: dict[int, Place]) -> None:
+    def test_offsets_survive_the_checkpoint(self, places: dict[int, StreamPlace]) -> None:
         assert decode(json.loads(json.dumps(encode(places)))) == places
 
 

@@ -29,7 +29,7 @@ from persisting.store_address import parse
 from persisting.table.fenced_commit import FencedCommitter
 from persisting.table.store_table import LoadedAhead
 from persisting.topic import store_deletion
-from persisting.topic.local import live_in_store
+from persisting.topic.live_topics import live_in_store
 from persisting.wal import sealing
 from persisting.wal.sealing import SealedLog
 from persisting.wal.slots import slot_key

@@ -220,21 +220,21 @@ async def with_an_unseen_flush(
     return bucket
 
 
-UPKEEP: dict[str, Callable[[Maintenance], Any]] = {
+MAINTENANCE: dict[str, Callable[[Maintenance], Any]] = {
     "retention": lambda maintenance: maintenance.retain(Limits(rows=1)),
     "compaction": lambda maintenance: maintenance.compact(),
     "index": lambda maintenance: maintenance.create_index(IndexSpec(column="n", kind="btree")),
 }
 
 
-@pytest.mark.parametrize("upkeep", UPKEEP)
-async def test_upkeep_after_a_flush_of_unknown_outcome_moves_and_doubles_nothing(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, upkeep: str
+@pytest.mark.parametrize("work", MAINTENANCE)
+async def test_maintenance_after_a_flush_of_unknown_outcome_moves_and_doubles_nothing(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
     log = new_log(store)
     bucket = await with_an_unseen_flush(store, log, monkeypatch)
-    await asyncio.to_thread(UPKEEP[upkeep], bucket.bucket.maintenance)
-    kept = [2] if upkeep == "retention" else [0, 1, 2]
+    await asyncio.to_thread(MAINTENANCE[work], bucket.bucket.maintenance)
+    kept = [2] if work == "retention" else [0, 1, 2]
     assert await numbers(bucket) == kept
     await bucket.put({"n": 3})
     log.abandon()

@@ -26,7 +26,7 @@ from persisting.queue import read_queue, write_queue
 from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
-from persisting.topic.local import live_in_store
+from persisting.topic.live_topics import live_in_store
 from persisting.wal.lease import lease_register
 
 LEASE = 1.5

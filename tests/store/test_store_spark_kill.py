@@ -18,6 +18,7 @@ from support.fault_proxy import FaultProxy
 from support.held_process import HeldProcess
 from support.object_stores import SeaweedFS, environment_of, url
 from support.spark.writes import DirectStore
+from support.store_buckets import is_free
 
 from persisting.errors import StorageError
 from persisting.queue import read_queue, write_queue
@@ -25,7 +26,7 @@ from persisting.store.object_store import open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import StoreAddress, parse
 from persisting.topic import store_config
-from persisting.topic.store_owner import StoreOwner, is_free
+from persisting.topic.store_owner import StoreOwner
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 

@@ -19,6 +19,7 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.object_stores import SeaweedFS, environment_of, url
 from support.spark.writes import DirectPipe, DirectStore, sink_source
+from support.store_buckets import is_free
 
 from persisting.bucket import bulk_import
 from persisting.bucket.store_notes import StoreHandovers
@@ -38,7 +39,6 @@ from persisting.store_address import StoreAddress, parse
 from persisting.table import bulk_write
 from persisting.table.fenced_commit import FencedCommitter
 from persisting.table.store_bulk_files import StoreBulkFiles
-from persisting.topic.store_owner import is_free
 
 LEASE = 1.0
 

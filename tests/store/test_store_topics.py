@@ -34,7 +34,7 @@ from persisting.queue import QueueReader, QueueWriter, read_queue, write_queue
 from persisting.store.object_store import ObjectStore, StoreError, open_store
 from persisting.store.storage_options import StorageOptions
 from persisting.store_address import parse
-from persisting.topic.local import live_in_store
+from persisting.topic.live_topics import live_in_store
 from persisting.wal import lease
 from persisting.wal.lease import lease_register
 

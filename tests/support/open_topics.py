@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from persisting.topic import local
+from persisting.topic import live_topics
 
 
 @contextmanager
 def no_open_topics() -> Iterator[None]:
     """Fail if the block leaves a topic open, and forget the topic."""
-    before = set(local._live)
+    before = set(live_topics.live)
     yield
-    left = sorted(set(local._live) - before, key=str)
+    left = sorted(set(live_topics.live) - before, key=str)
     for key in left:
-        del local._live[key]
+        del live_topics.live[key]
     assert not left, f"topics are left open: {left}"

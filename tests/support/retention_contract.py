@@ -332,14 +332,14 @@ class RetentionContract:
         writer = await home.open(retention_rows=20)
         reader = await home.read()
 
-        async def settled() -> bool:
+        async def dropped() -> bool:
             buckets = (await reader.stats())["buckets"]
             return all(b["start_offset"] > 0 for b in buckets)
 
         for step in range(6):
             await writer.put(numbered(30, 30 * step))
             await writer.flush()
-        await until(settled)
+        await until(dropped)
         stats = await reader.stats()
         assert all(b["total_count"] >= 20 for b in stats["buckets"])
         assert all(b["upkeep_error"] is None for b in stats["buckets"])

@@ -8,8 +8,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from persisting.local_socket import work_groups
-from persisting.local_socket.work_groups import LocalKeeper
+from persisting.local_socket import socket_groups
+from persisting.local_socket.socket_groups import LocalKeeper
 from persisting.queue import QueueWriter, WorkReader, read_queue, write_queue
 from support import children
 
@@ -91,7 +91,7 @@ class WorkPlace:
 
     def kept_here(self) -> LocalKeeper:
         """Return the only group of the topic that this process keeps."""
-        kept = work_groups._kept.groups.values()
+        kept = socket_groups._kept.groups.values()
         (local,) = [local for local in kept if local.place.config.topic == self.topic]
         return local
 

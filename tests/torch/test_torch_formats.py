@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from persisting.data import TopicDataset, TopicStream
-from persisting.data.formats import to_batch
+from persisting.data.batch_formats import to_batch
 from persisting.queue import write_queue
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from support.crash.checks import PromiseBroken
 
-from persisting.demo.charts import Series, page
+from persisting.demo.report_charts import Series, page
 from persisting.queue import OffsetOutOfRange, read_queue, write_queue
 from torture.records import as_arrow, plain, record
 

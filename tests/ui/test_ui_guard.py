@@ -20,10 +20,10 @@ from persisting.cli.app import run
 from persisting.cli.commands.ui import _print_address
 from persisting.errors import InvalidArgument, NoSuchTopic
 from persisting.ui.app import routes
-from persisting.ui.looks import Looked, TopicLooks
 from persisting.ui.options import ConsoleOptions, is_loopback
 from persisting.ui.sampler import Sampler
 from persisting.ui.storage_view import StorageView
+from persisting.ui.topic_rounds import TopicRounds, TopicUpdate
 
 PROMETHEUS = "http://prometheus.example:9090/"
 ODD_VALUES = [
@@ -191,9 +191,9 @@ def test_topic_that_cannot_be_looked_at_does_not_hide_the_others(
     shutil.rmtree(tmp_path / "broken" / "bucket_0")
     (tmp_path / "broken" / "bucket_0").write_text("no folder")
     view = StorageView(tmp_path)
-    sampler, looks = Sampler(view, 60.0, lambda topic, all_owners: {}), TopicLooks(view)
+    sampler, rounds = Sampler(view, 60.0, lambda topic, all_owners: {}), TopicRounds(view)
     for _ in range(2):
-        for message in looks.look_around():
+        for message in rounds.sample_all():
             sampler.take(message)
         samples = sampler.samples()
         assert "Not a directory" in (samples["broken"].problem or "")
@@ -212,8 +212,8 @@ def test_link_inside_a_topic_that_leads_out_of_the_folder_is_refused(
     view = StorageView(tmp_path / "queues")
     with pytest.raises(NoSuchTopic, match="is a link out of"):
         view.read_now("runs", lambda source: source.snapshot(0))
-    looked = [seen for seen in TopicLooks(view).look_around() if isinstance(seen, Looked)]
-    assert "is a link out of" in (looked[0].problem or "")
+    updates = [seen for seen in TopicRounds(view).sample_all() if isinstance(seen, TopicUpdate)]
+    assert "is a link out of" in (updates[0].problem or "")
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from support.cli_runner import COMMAND, environment, line_of
 from support.console import RunningConsole, running_console, wait_until
 
 from persisting.queue import write_queue
-from persisting.ui.looks import TopicLooks
 from persisting.ui.owners import Owners
 from persisting.ui.sampler import Sampler
 from persisting.ui.screens.topic import charts
 from persisting.ui.storage_view import StorageView
 from persisting.ui.texts import Translator
+from persisting.ui.topic_rounds import TopicRounds
 
 WRITER = """
 import asyncio, sys
@@ -218,10 +218,10 @@ async def test_flush_time_is_what_the_owner_says(
     view = StorageView(tmp_path)
     owners = Owners(view, None)
     owners.start()
-    sampler, looks = Sampler(view, 60.0, owners.buckets_now), TopicLooks(view)
+    sampler, rounds = Sampler(view, 60.0, owners.buckets_now), TopicRounds(view)
 
-    def look_around() -> None:
-        for message in looks.look_around():
+    def sample_all() -> None:
+        for message in rounds.sample_all():
             sampler.take(message)
 
     writer = await write_queue(
@@ -234,10 +234,10 @@ async def test_flush_time_is_what_the_owner_says(
     async with writer:
         for number in range(3):
             await writer.put([{"id": n, "text": "x" * 100} for n in range(50)])
-            await asyncio.to_thread(look_around)
+            await asyncio.to_thread(sample_all)
             if number:
                 await writer.flush()
-        await asyncio.to_thread(look_around)
+        await asyncio.to_thread(sample_all)
         stats = await writer.stats()
     sample = sampler.sample("logged")
     assert sample is not None

@@ -12,10 +12,10 @@ import pytest
 from support.console import awaited, running_console, samplers_of, wait_until
 
 from persisting.queue import write_queue
-from persisting.ui.looks import Looked, Names, RoundEnd, TopicLooks
 from persisting.ui.sampler import Sampler
 from persisting.ui.series import KEPT_SECONDS, Series
 from persisting.ui.storage_view import StorageView
+from persisting.ui.topic_rounds import RoundEnd, RoundStart, TopicRounds, TopicUpdate
 
 
 def new_sampler(view: StorageView) -> Sampler:
@@ -35,22 +35,22 @@ def test_topic_is_read_again_only_after_its_files_have_changed(tmp_path: Path) -
     put(tmp_path, "a", 2)
     put(tmp_path, "b", 3)
     view = StorageView(tmp_path)
-    looks, sampler = TopicLooks(view), new_sampler(view)
+    rounds, sampler = TopicRounds(view), new_sampler(view)
 
-    def look_around() -> list[str]:
-        messages = list(looks.look_around(lambda seconds: None))
-        assert messages[0] == Names(sampler.names() or messages[0].names)
+    def sample_all() -> list[str]:
+        messages = list(rounds.sample_all(lambda seconds: None))
+        assert messages[0] == RoundStart(sampler.names() or messages[0].names)
         assert messages[-1] == RoundEnd()
         for message in messages:
             sampler.take(message)
-        return [seen.topic for seen in messages if isinstance(seen, Looked)]
+        return [seen.topic for seen in messages if isinstance(seen, TopicUpdate)]
 
-    assert look_around() == ["a", "b"]
+    assert sample_all() == ["a", "b"]
     times = {name: sample.time for name, sample in sampler.samples().items()}
-    assert look_around() == []
+    assert sample_all() == []
     assert all(sample.time > times[name] for name, sample in sampler.samples().items())
     put(tmp_path, "b", 4)
-    assert look_around() == ["b"]
+    assert sample_all() == ["b"]
     assert {name: sample.rows for name, sample in sampler.samples().items()} == {"a": 2, "b": 7}
     assert len(sampler.samples()["b"].history.records) == 3
 
@@ -58,9 +58,9 @@ def test_topic_is_read_again_only_after_its_files_have_changed(tmp_path: Path) -
 def test_topic_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     put(tmp_path, "a", 1)
     view = StorageView(tmp_path)
-    looks, sampler = TopicLooks(view), new_sampler(view)
+    rounds, sampler = TopicRounds(view), new_sampler(view)
     for names in (["a"], []):
-        for message in looks.look_around():
+        for message in rounds.sample_all():
             sampler.take(message)
         assert sampler.names() == names
         assert list(sampler.samples()) == names
@@ -71,9 +71,9 @@ def test_round_that_began_before_a_change_does_not_hide_it(tmp_path: Path) -> No
     put(tmp_path, "a", 1)
     view = StorageView(tmp_path)
     sampler = new_sampler(view)
-    early = list(TopicLooks(view).look_around())
+    early = list(TopicRounds(view).sample_all())
     put(tmp_path, "a", 2)
-    seen = sampler.look_again("a")
+    seen = sampler.refresh("a")
     assert seen.rows == 3
     assert [point.value for point in seen.history.records.points()] == [3]
     for message in early:
@@ -87,9 +87,9 @@ def test_folder_that_cannot_be_listed_leaves_what_is_known(
     storage = tmp_path / "queues"
     put(storage, "a", 1)
     view = StorageView(storage)
-    looks, sampler = TopicLooks(view), new_sampler(view)
+    rounds, sampler = TopicRounds(view), new_sampler(view)
     for _ in range(3):
-        for message in looks.look_around():
+        for message in rounds.sample_all():
             sampler.take(message)
         shutil.rmtree(storage, ignore_errors=True)
     assert list(sampler.samples()) == ["a"]

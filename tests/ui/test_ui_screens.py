@@ -31,7 +31,7 @@ from support.console import (
 
 from persisting.queue import read_queue, write_queue
 from persisting.topic.topic_files import TopicFolder
-from persisting.ui.queries import Hit, QueryPool, QueryTooLarge, SearchQuery
+from persisting.ui.queries import QueryPool, QueryTooLarge, RecordHit, SearchQuery
 from persisting.ui.query_worker import reserved_bytes
 from persisting.ui.runs import records_of_run, step_key
 
@@ -525,9 +525,9 @@ def test_large_records_cut_the_page_and_the_download(tmp_path: Path) -> None:
         query = SearchQuery(str(tmp_path), "large", 40, text="x", text_field="text")
         try:
             with pytest.raises(QueryTooLarge) as raised:
-                await queries.run(query, list[Hit])
+                await queries.run(query, list[RecordHit])
             narrow = SearchQuery(str(tmp_path), "large", 1, where="id = 7")
-            assert [hit.offset for hit in await queries.run(narrow, list[Hit])] == [7]
+            assert [hit.offset for hit in await queries.run(narrow, list[RecordHit])] == [7]
         finally:
             await queries.close()
         return str(raised.value)

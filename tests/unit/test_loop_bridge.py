@@ -26,7 +26,7 @@ SOON = 20
 
 
 @pytest.fixture(params=["eventfd", "pipe"])
-def either_bell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def eventfd_or_pipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "pipe":
         monkeypatch.delattr(os, "eventfd", raising=False)
 
@@ -35,7 +35,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.usefixtures("either_bell")
+@pytest.mark.usefixtures("eventfd_or_pipe")
 def test_worker_pool_runs_every_job_once() -> None:
     workers, guard, ran, done = (
         loop_bridge.WorkerPool(),
@@ -125,7 +125,7 @@ async def test_put_without_a_thread_raises_and_the_next_put_is_stored(
     await backend.close()
 
 
-@pytest.mark.usefixtures("either_bell")
+@pytest.mark.usefixtures("eventfd_or_pipe")
 def test_mailbox_delivers_posts_in_order_and_once() -> None:
     async def main() -> list[tuple[str, int]]:
         box, found, done = loop_bridge.mailbox(), [], asyncio.Event()
@@ -151,7 +151,7 @@ def test_mailbox_delivers_posts_in_order_and_once() -> None:
         assert [number for whose, number in found if whose == name] == list(range(1000))
 
 
-@pytest.mark.usefixtures("either_bell")
+@pytest.mark.usefixtures("eventfd_or_pipe")
 def test_a_closed_loop_takes_no_calls_and_keeps_no_files() -> None:
     def one() -> loop_bridge.LoopMailbox:
         async def main() -> loop_bridge.LoopMailbox:
@@ -482,7 +482,7 @@ def test_synchronous_queue_refuses_use_in_a_fork(tmp_path: Path) -> None:
     writer.close()
 
 
-@pytest.mark.usefixtures("either_bell")
+@pytest.mark.usefixtures("eventfd_or_pipe")
 async def test_call_after_a_turn_runs_once_behind_all_that_can_run() -> None:
     box, ran = loop_bridge.mailbox(), []
 

@@ -15,7 +15,7 @@ from support.work_places import WorkPlace
 
 from persisting.cluster.wire import Request
 from persisting.errors import BucketClosed, InvalidArgument, WALError
-from persisting.local_socket import frames, work_groups
+from persisting.local_socket import frames, socket_groups
 from persisting.local_socket.connection import Connections
 from persisting.local_socket.shared_reader import SharedReaderClient
 from persisting.topic.table_calls import MakeDurable
@@ -118,7 +118,7 @@ class TestClaims:
     ) -> None:
         await place.writer(3, num_buckets=1)
         member = await place.member(lease=60.0)
-        answer, calls = work_groups.answer, []
+        answer, calls = socket_groups.answer, []
 
         async def lose_first(keeper: Keeper, op: str, args: dict[str, Any]) -> Any:
             result = await answer(keeper, op, args)
@@ -127,7 +127,7 @@ class TestClaims:
                 raise BucketClosed("the answer is lost")
             return result
 
-        monkeypatch.setattr(work_groups, "answer", lose_first)
+        monkeypatch.setattr(socket_groups, "answer", lose_first)
         first, second, third = await member.fetch(3)
         await first.ack()
         await second.release(delay=30.0)
@@ -283,7 +283,7 @@ class TestKeepers:
         connections = Connections()
         with pytest.raises(BucketClosed, match="the disk was full"):
             await ask(place, connections, "stats")
-        await until(lambda: _true(failed not in work_groups._kept.groups.values()))
+        await until(lambda: _true(failed not in socket_groups._kept.groups.values()))
         connections.close()
         assert len(await member.fetch(1)) == 1
 

@@ -107,7 +107,7 @@ async def test_a_waiting_member_takes_over_from_a_killed_keeper(place: WorkPlace
 async def test_members_that_wait_do_not_hold_back_acknowledgements_of_their_process(
     place: WorkPlace, start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persisting.work.reader.WAIT_SECONDS", 600.0)
+    monkeypatch.setattr("persisting.work.work_reader.WAIT_SECONDS", 600.0)
     await place.writer(1, num_buckets=1)
     keeper = start(KEEPER, place.folder, place.topic, "solvers", {})
     await line_of(keeper)

@@ -10,7 +10,7 @@ import pytest
 from support.work_places import WorkPlace
 
 from persisting.errors import BucketLocked, NoSuchTopic, StorageError
-from persisting.local_socket import work_groups
+from persisting.local_socket import socket_groups
 from persisting.queue import WorkReader
 from persisting.topic import deletion
 
@@ -28,7 +28,7 @@ async def member_without_keeper(place: WorkPlace) -> WorkReader:
     assert len(await member.fetch(1)) == 1
     await writer.close()
     local = place.kept_here()
-    await work_groups._give_up(local)
+    await socket_groups._give_up(local)
     return member
 
 

@@ -150,14 +150,14 @@ def _stored_after_all(table: Table, writer: str, number: int) -> Iterator[None]:
         yield
     except StorageError as failure:
         try:
-            settled = table.committer.settle()
+            resolved = table.committer.resolve()
         except StorageError as exc:
             raise StorageError(
                 f"it is unknown whether the rows are stored in {table.root}: {failure}; and then: "
                 f"{exc}. Repeat the write only with the same writeId, which stores them once"
             ) from None
         known = ProducerSequences(table.properties.get(WRITERS))
-        if not settled or not known.has((writer, number)):
+        if not resolved or not known.has((writer, number)):
             raise
 
 

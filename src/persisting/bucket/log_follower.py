@@ -66,7 +66,7 @@ _VALUE_BYTES = 32
 _EVOLVING = Rules(evolving=True)
 
 
-class Released(Exception):
+class SegmentReleased(Exception):
     """A segment was removed: the tables hold its records."""
 
 
@@ -228,7 +228,7 @@ class LogFollower:
         before = self._through
         try:
             self.advance()
-        except (OSError, WALError, Released):
+        except (OSError, WALError, SegmentReleased):
             gone = True  # the readers find the same problem, and report it
         if gone:
             self._wake(list(self._waiters))
@@ -350,7 +350,7 @@ class LogFollower:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             self.gaps += 1
-            raise Released from None
+            raise SegmentReleased from None
         self._open_fds.add(fd)
         try:
             header = decode_segment_header(memoryview(os.pread(fd, SEGMENT_HEADER_SIZE, 0)))
@@ -401,11 +401,11 @@ class LogFollower:
     def rows(self, bucket: int, after: int, through: int) -> Iterator[LoggedRows]:
         """Yield the records of a bucket in the frames above ``after``, up to ``through``.
 
-        Raise :class:`Released` if one of the frames was removed: the table holds it.
+        Raise :class:`SegmentReleased` if one of the frames was removed: the table holds it.
         """
         with self._guard:
             if self._forgotten.get(bucket, 0) > after:
-                raise Released
+                raise SegmentReleased
             sequences = self._sequences[bucket]
             first, last = bisect_right(sequences, after), bisect_right(sequences, through)
             places = self._places[bucket][first:last]
@@ -426,19 +426,19 @@ class LogFollower:
             path = self._paths.get(number)
         try:
             if path is None:
-                raise Released
+                raise SegmentReleased
             with path.open("rb") as file:
                 file.seek(position)
                 return memoryview(file.read())
         except FileNotFoundError:
-            raise Released from None
+            raise SegmentReleased from None
 
     def _decode(self, data: memoryview, place: int, position: int) -> DecodedFrame:
         with self._guard:
             path = self._paths.get(place >> _POSITION_BITS)
         name = parse_name(path.name) if path is not None else None
         if name is None:
-            raise Released
+            raise SegmentReleased
         try:
             frame, _ = decode_frame(data, position, name.salt)
         except Broken as exc:

@@ -27,7 +27,7 @@ from persisting.bucket.log_follower import (
     DeadLogRows,
     LogFollower,
     LoggedRows,
-    Released,
+    SegmentReleased,
     follower_of,
     stored_rows,
 )
@@ -155,7 +155,7 @@ class LogView:
                     self._refresh_table()
                 self._show(through)
                 return
-            except (OutOfStep, Released, FileNotFoundError) as exc:
+            except (OutOfStep, SegmentReleased, FileNotFoundError) as exc:
                 problem = exc
             except WALError as exc:
                 if log_note.read(self._folder, self._fs) == self._log:

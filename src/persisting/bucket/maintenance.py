@@ -159,7 +159,7 @@ class Maintenance:
             self.error = None
         elif not bucket.closed:
             before, self.error = self.error, str(failures[0]) or type(failures[0]).__name__
-            self._metrics.upkeep_failed()
+            self._metrics.maintenance_failed()
             if self.error != before:
                 log.error("maintenance of %s failed: %s", self._options.storage_path, self.error)
 

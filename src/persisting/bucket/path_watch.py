@@ -33,7 +33,7 @@ _LONGEST = 0.02
 """Seconds between two polls, where inotify is not available: doubled while nothing changes."""
 
 
-class Listener(Protocol):
+class PathListener(Protocol):
     """Anything that follows a path. Called in the thread of the watch; must be quick."""
 
     @property
@@ -53,7 +53,7 @@ class PathWatch:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._inotify = _Inotify.open()
-        self._listeners: dict[int, weakref.WeakSet[Listener]] = {}
+        self._listeners: dict[int, weakref.WeakSet[PathListener]] = {}
         """By watch; without inotify, those that are polled have the key -1."""
         self._thread: threading.Thread | None = None
         self._added = threading.Event()
@@ -63,7 +63,7 @@ class PathWatch:
         """Whether changes are found by polling."""
         return self._inotify is None
 
-    def add(self, path: Path, events: int, listener: Listener) -> None:
+    def add(self, path: Path, events: int, listener: PathListener) -> None:
         """Call the listener when the path changes, while it waits.
 
         The listener must already be waiting, and look for changes after this call. A path that

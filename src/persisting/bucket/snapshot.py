@@ -14,7 +14,7 @@ import pyarrow as pa
 from persisting.bucket.chunk import CONVERT_BYTES, ROWS_AT_ONCE, Chunk, rows_at_once
 from persisting.errors import OffsetOutOfRange
 from persisting.records.arrow import align
-from persisting.table.view import Size, TableView
+from persisting.table.view import FragmentSize, TableView
 
 _PAGE_BYTES = 4 * 1024 * 1024
 _SEARCHED_ROWS = 65_536
@@ -71,7 +71,10 @@ class Snapshot:
 
         A row counts with the average of its fragment, as stored, or of its chunk.
         """
-        parts = [*self.view.sizes, *(Size(count, chunk.nbytes) for chunk, count in self._chunks)]
+        parts = [
+            *self.view.sizes,
+            *(FragmentSize(count, chunk.nbytes) for chunk, count in self._chunks),
+        ]
         rows, end = 0, self.view.start
         for part in parts:
             end += part.rows

@@ -20,7 +20,7 @@ from persisting.options import check_window
 from persisting.records.arrow import align
 from persisting.records.evolution import integers_become_floats, is_vector
 from persisting.table import indexes, layout, search, text_query
-from persisting.table.search import Hit, SearchRequest, UnknownField
+from persisting.table.search import RowHit, SearchRequest, UnknownField
 from persisting.table.text_scoring import Statistics
 from persisting.table.text_search import TextRequest
 
@@ -168,7 +168,7 @@ class SnapshotSearch:
         specs = (spec for spec in self._indexed if spec.column == column)
         return next((spec for spec in specs if spec.family == family), None)
 
-    def hits(self, request: SearchRequest | TextRequest) -> list[Hit]:
+    def hits(self, request: SearchRequest | TextRequest) -> list[RowHit]:
         """Return the best rows for a request, best first."""
         if isinstance(request, TextRequest):
             hits = self._text_hits(request)
@@ -176,7 +176,7 @@ class SnapshotSearch:
             hits = self._search_all(lambda view: search.hits(view, request), request.where)
         return sorted(hits)[: request.k]
 
-    def _text_hits(self, request: TextRequest) -> list[Hit]:
+    def _text_hits(self, request: TextRequest) -> list[RowHit]:
         """Return the rows that match, all scored with the word counts of table and buffer."""
         rows = self._snapshot.view.rows
         if request.index is None and rows > _TEXT_SCAN_ROWS:
@@ -188,7 +188,7 @@ class SnapshotSearch:
                     request.column,
                 )
         results = self._search_all(lambda view: [search.text_hits(view, request)], request.where)
-        hits = [Hit(-score, offset) for found in results for score, offset in found.scored]
+        hits = [RowHit(-score, offset) for found in results for score, offset in found.scored]
         matches = [part for found in results for part in found.matches if len(part.places)]
         if matches:
             words = {name for part in matches for name in part.names}
@@ -208,7 +208,7 @@ class SnapshotSearch:
             offset += batch.num_rows
 
     def records(
-        self, hits: Sequence[Hit], by: str, columns: pa.Schema | None
+        self, hits: Sequence[RowHit], by: str, columns: pa.Schema | None
     ) -> list[dict[str, Any]]:
         """Return the records of hits, each with its distance or score and its offset."""
         records = self._snapshot.take([hit.offset for hit in hits], columns)
@@ -286,11 +286,11 @@ class SnapshotSearch:
             yield laid_out(rows, self.known, view.end, times, self._snapshot.defaults)
 
 
-def _best(scores: Any, offsets: Any, k: int) -> list[Hit]:
+def _best(scores: Any, offsets: Any, k: int) -> list[RowHit]:
     """Return the ``k`` hits with the largest scores."""
     order = np.lexsort((offsets, -scores))[:k]
     pairs = zip(scores[order].tolist(), offsets[order].tolist(), strict=True)
-    return [Hit(-score, offset) for score, offset in pairs]
+    return [RowHit(-score, offset) for score, offset in pairs]
 
 
 def laid_out(

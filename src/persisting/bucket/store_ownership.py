@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.2
 
 
-class _Definition(msgspec.Struct):
+class _StoredBackend(msgspec.Struct):
     """What this module reads of the definition of a topic."""
 
     backend: str = ""
@@ -44,7 +44,7 @@ class _Definition(msgspec.Struct):
 def is_removed(definition: bytes) -> bool:
     """Whether the content of ``topic.json`` says that the topic was deleted."""
     try:
-        return msgspec.json.decode(definition, type=_Definition).backend == REMOVED
+        return msgspec.json.decode(definition, type=_StoredBackend).backend == REMOVED
     except msgspec.DecodeError:
         return False
 

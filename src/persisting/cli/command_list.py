@@ -9,7 +9,7 @@ from typing import NamedTuple
 import click
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """Where a command is defined, and the first sentence of its help."""
 
     path: str
@@ -17,133 +17,135 @@ class Entry(NamedTuple):
     summary: str
 
 
-SECTIONS: dict[str, dict[str, Entry]] = {
+SECTIONS: dict[str, dict[str, CommandEntry]] = {
     "Inspect": {
-        "topics": Entry(
+        "topics": CommandEntry(
             "topics:topics",
             "List the topics with rows, size, buckets, owner and lag of their groups.",
         ),
-        "describe": Entry(
+        "describe": CommandEntry(
             "topics:describe",
             "Show everything about a topic: fields, buckets, versions, indexes, groups, log.",
         ),
-        "head": Entry("read:head", "Show the oldest records, in order of arrival."),
-        "tail": Entry(
+        "head": CommandEntry("read:head", "Show the oldest records, in order of arrival."),
+        "tail": CommandEntry(
             "read:tail", "Show the newest records, in order of arrival; follow the topic with -f."
         ),
-        "get": Entry(
+        "get": CommandEntry(
             "read:get", "Show the records from an offset on, of one bucket or of every bucket."
         ),
-        "ui": Entry(
+        "ui": CommandEntry(
             "ui:ui",
             "Serve a web page that shows topics: records, live tail, search, trajectories, "
             "versions.",
         ),
-        "count": Entry(
+        "count": CommandEntry(
             "search:count", "Count the records of a topic, or those that match an SQL condition."
         ),
     },
     "Search": {
-        "search": Entry(
+        "search": CommandEntry(
             "search:search",
             "Find the records nearest to a vector, best matching some words, or both.",
         ),
-        "query": Entry(
+        "query": CommandEntry(
             "search:query",
             "Show the records that match an SQL condition, in order within each bucket.",
         ),
-        "index": Entry(
+        "index": CommandEntry(
             "index:index",
             "Create, list and drop the indexes that make searches and lookups fast.",
         ),
     },
     "Write and export": {
-        "create": Entry(
+        "create": CommandEntry(
             "lifecycle:create",
             "Create an empty topic; by default every acknowledged record survives a power failure.",
         ),
-        "put": Entry("write:put", "Store JSON lines from a pipe or a file durably in a topic."),
-        "import": Entry(
+        "put": CommandEntry(
+            "write:put", "Store JSON lines from a pipe or a file durably in a topic."
+        ),
+        "import": CommandEntry(
             "write:import_",
             "Store the rows of Parquet, Lance, JSON lines, CSV or TSV files in a topic.",
         ),
-        "export": Entry(
+        "export": CommandEntry(
             "export:export", "Write the records of a topic to a file: Parquet, Lance or JSON lines."
         ),
-        "delete": Entry(
+        "delete": CommandEntry(
             "lifecycle:delete",
             "Delete a topic with its records, versions, tags and consumer groups for good.",
         ),
     },
     "Versions": {
-        "tag": Entry(
+        "tag": CommandEntry(
             "versions:tag",
             "Tag the current state of a topic with a name; without a name, list the tags.",
         ),
-        "versions": Entry(
+        "versions": CommandEntry(
             "versions:versions", "List the readable versions of the buckets, oldest first."
         ),
-        "restore": Entry(
+        "restore": CommandEntry(
             "versions:restore", "Restore a topic to a tag, a point in time or given versions."
         ),
     },
     "Consumer groups": {
-        "groups": Entry(
+        "groups": CommandEntry(
             "groups:groups", "Show consumer groups and their lag; reset or delete a group."
         ),
-        "work": Entry(
+        "work": CommandEntry(
             "work:work",
             "Release leases of a work group; list, show and re-drive its dead letters.",
         ),
     },
     "Maintenance": {
-        "compact": Entry(
+        "compact": CommandEntry(
             "maintenance:compact",
             "Merge small fragments into larger ones; offsets, order and content do not change.",
         ),
-        "retain": Entry(
+        "retain": CommandEntry(
             "maintenance:retain",
             "Drop the oldest records beyond a limit, in whole fragments; offsets do not change.",
         ),
-        "verify": Entry(
+        "verify": CommandEntry(
             "maintenance:verify",
             "Compare every stored file with its checksum, check order and logs; exit with 5 on "
             "damage.",
         ),
-        "backup": Entry(
+        "backup": CommandEntry(
             "backup:backup",
             "Copy a topic while it is written, check the copy, restore it as a topic.",
         ),
-        "wal": Entry("wal:wal", "Inspect the write-ahead log and cut off damage."),
-        "metrics": Entry("metrics:metrics", "Export the state of topics to Prometheus."),
+        "wal": CommandEntry("wal:wal", "Inspect the write-ahead log and cut off damage."),
+        "metrics": CommandEntry("metrics:metrics", "Export the state of topics to Prometheus."),
     },
     "Cluster": {
-        "serve": Entry(
+        "serve": CommandEntry(
             "serve:serve",
             "Run a storage node of a Pulsing cluster, which owns buckets until SIGTERM or Ctrl-C.",
         ),
     },
     "Spark jobs": {
-        "pipeline": Entry(
+        "pipeline": CommandEntry(
             "pipeline:pipeline", "Run Spark jobs on whole topics, locally or on a cluster."
         ),
     },
     "Demo and benchmark": {
-        "demo": Entry(
+        "demo": CommandEntry(
             "demo:demo",
             "Show in two minutes what Persisting does: producers, a kill -9, recovery, Spark, "
             "search.",
         ),
-        "bench": Entry(
+        "bench": CommandEntry(
             "bench:bench",
             "Measure durable puts and reads, compared with the sync rate of the disk.",
         ),
     },
     "Scripts and shells": {
-        "json-schema": Entry(
+        "json-schema": CommandEntry(
             "schemas:json_schema", "Print the JSON Schema of the --json output of a command."
         ),
-        "completion": Entry(
+        "completion": CommandEntry(
             "schemas:completion", "Print the script that completes commands and options in a shell."
         ),
     },
@@ -153,7 +155,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
 class LazyCommands(MutableMapping[str, click.Command]):
     """Commands by name, each imported when it is first asked for."""
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, entries: Mapping[str, CommandEntry]) -> None:
         self._entries = dict(entries)
         self._loaded: dict[str, click.Command] = {}
 
@@ -174,7 +176,7 @@ class LazyCommands(MutableMapping[str, click.Command]):
         return len(self._entries)
 
     def __setitem__(self, name: str, command: click.Command) -> None:
-        self._entries[name] = Entry("", command.get_short_help_str())
+        self._entries[name] = CommandEntry("", command.get_short_help_str())
         self._loaded[name] = command
 
     def __delitem__(self, name: str) -> None:

@@ -74,7 +74,7 @@ class BadLines:
             output.say(f"skipped: {self.count - _SHOWN_PROBLEMS:,} more")
 
 
-class Feed:
+class IngestFeed:
     """Puts records into a topic and counts how many are durable.
 
     Under a write id each record has a number, its position in the whole input. Each bucket
@@ -260,7 +260,7 @@ class Source(Protocol):
     async def check(self, column: str) -> None:
         """Raise if the first record lacks the column."""
 
-    async def feed(self, feed: Feed, progress: Progress) -> None:
+    async def feed(self, feed: IngestFeed, progress: Progress) -> None:
         """Put all records."""
 
 
@@ -283,7 +283,7 @@ class JsonLines:
                 place = _place(self._name, line.number)
                 raise SchemaError(_missing_field(place, column, line.record))
 
-    async def feed(self, feed: Feed, progress: Progress) -> None:
+    async def feed(self, feed: IngestFeed, progress: Progress) -> None:
         last = 0
         async for batch in self._all():
             before, last = feed.acknowledged, batch[-1].number
@@ -321,7 +321,7 @@ class ArrowRows:
         if self._first is not None and column not in self._first.schema.names:
             raise SchemaError(_missing_field(self._name, column, self._first.schema.names))
 
-    async def feed(self, feed: Feed, progress: Progress) -> None:
+    async def feed(self, feed: IngestFeed, progress: Progress) -> None:
         rows = 0
         async for batch in self._all():
             before = feed.acknowledged

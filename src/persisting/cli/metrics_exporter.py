@@ -24,10 +24,10 @@ class TopicsCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Any]:
-        from persisting.topic.inspect import looks_in
+        from persisting.topic.inspect import overviews
 
         families = _families()
-        for facts, buckets, groups in looks_in(self._storage):
+        for facts, buckets, groups in overviews(self._storage):
             families["up"].add_metric([facts.topic], 0 if facts.problem else 1)
             for bucket in buckets:
                 labels = [facts.topic, str(bucket.bucket)]

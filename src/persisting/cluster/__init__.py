@@ -10,7 +10,7 @@ The calling side: ``open_remote`` opens writers and readers · ``cluster_reader`
 owns a bucket · ``cluster_topic`` topics on a cluster · ``client`` topics and buckets wherever they
 are, made of ``locator`` and ``node_locator`` (who owns a bucket), ``put_pipeline`` (the order of
 puts, messages that share an owner), ``put_delivery`` (calls to owners, retries) and ``watcher``
-(waiting) · ``pulse`` whether a node still answers · ``work_groups`` members of work groups.
+(waiting) · ``pulse`` whether a node still answers · ``remote_groups`` members of work groups.
 
 Between them: ``placement`` which node should own what · ``store_access`` credentials of object
 stores · ``wire`` requests and replies as bytes · ``transport`` what is needed of a network ·

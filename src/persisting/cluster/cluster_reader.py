@@ -9,11 +9,11 @@ from persisting.cluster import interpreter_exit
 from persisting.cluster.node import joined, resolved
 from persisting.cluster.open_remote import open_reader_of_others
 from persisting.cluster.pulsing_transport import PulsingTransport, start_system
-from persisting.cluster.work_groups import open_work_reader_of_others
+from persisting.cluster.remote_groups import open_work_reader_of_others
 from persisting.errors import InvalidArgument
 from persisting.topic.open_local import BucketChoice, ReaderOptions, topic_spec
 from persisting.topic.reader import QueueReader
-from persisting.work.reader import WorkOptions, WorkReader
+from persisting.work.work_reader import WorkOptions, WorkReader
 
 
 class ClusterReader:

@@ -49,7 +49,7 @@ from persisting.store_address import StoreAddress, is_store_address
 from persisting.store_address import parse as parse_url
 from persisting.topic import spec as topics
 from persisting.topic.address import TopicAddress
-from persisting.topic.local import open_for_writing
+from persisting.topic.local_handle import open_for_writing
 from persisting.topic.registry import list_backends
 from persisting.topic.spec import TopicConfig, TopicSpec
 

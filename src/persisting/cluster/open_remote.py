@@ -24,7 +24,7 @@ from persisting.store_address import is_store_address
 from persisting.topic import spec as topics
 from persisting.topic import store_config
 from persisting.topic.address import TopicAddress
-from persisting.topic.local import agreed_config
+from persisting.topic.local_handle import agreed_config
 from persisting.topic.open_local import ReaderOptions, deadline_of, open_reader, when_found
 from persisting.topic.reader import QueueReader
 from persisting.topic.registry import register_backend

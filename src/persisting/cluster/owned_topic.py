@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from persisting.cluster.service import BucketService
 from persisting.errors import BucketLocked, WALError
 from persisting.topic.bucket_client import ProducerSequence, Rows
-from persisting.topic.local import BucketsTaken, LocalHandle
+from persisting.topic.local import BucketsTaken
+from persisting.topic.local_handle import LocalHandle
 
 
 class OwnedTopic:

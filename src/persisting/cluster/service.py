@@ -21,7 +21,7 @@ from persisting.cluster.transport import KEEPALIVE_SECONDS, Answer, ReplyStream
 from persisting.cluster.wire import Reply, Request
 from persisting.errors import BucketClosed, BucketLocked, OffsetOutOfRange, WALError
 from persisting.topic.bucket_client import ProducerSequence, Rows
-from persisting.topic.local import LocalBucketClient
+from persisting.topic.local_bucket import LocalBucketClient
 from persisting.topic.table_calls import parse_call
 
 _T = TypeVar("_T")

@@ -18,7 +18,7 @@ from persisting.store.object_store import ObjectStore, StoreError
 from persisting.store.storage_options import StorageOptions
 from persisting.topic import store_config
 from persisting.topic.address import TopicAddress
-from persisting.topic.local import live_in_store
+from persisting.topic.live_topics import live_in_store
 from persisting.topic.spec import TopicConfig
 
 _LOCKED_SECONDS = 0.3

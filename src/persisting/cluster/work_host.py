@@ -13,12 +13,10 @@ from persisting.cluster.transport import Transport
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketClosed, StorageError
 from persisting.store_address import is_store_address
-from persisting.topic import store_config
 from persisting.topic.bucket_client import Topic
-from persisting.topic.local import agreed_config
 from persisting.topic.spec import TopicConfig
 from persisting.work import dead_letters
-from persisting.work.client import CALLS, answer
+from persisting.work.group_client import CALLS, answer
 from persisting.work.group_place import FolderPlace, GroupPlace, StorePlace
 from persisting.work.group_storage import KeptElsewhere
 from persisting.work.keeper import Keeper
@@ -76,7 +74,7 @@ class NodeGroups:
             try:
                 kept = KeptGroup(
                     keeper,
-                    _topic(self._transport, stored),
+                    topic_at(self._transport, stored),
                     lambda: open_dead_letters(self._transport, stored),
                     has_log=has_log(config),
                 )
@@ -102,7 +100,8 @@ class NodeGroups:
                     await kept.stop()
 
 
-def _topic(transport: Transport, place: GroupPlace) -> ClusterTopic:
+def topic_at(transport: Transport, place: GroupPlace) -> ClusterTopic:
+    """Return the topic of a place as one on the cluster."""
     if isinstance(place, StorePlace):
         return ClusterTopic.in_store(transport, place.store, place.config)
     assert isinstance(place, FolderPlace)
@@ -110,21 +109,8 @@ def _topic(transport: Transport, place: GroupPlace) -> ClusterTopic:
     return ClusterTopic(transport, str(folder), str(folder.parent), place.config, None)
 
 
-def letters_topic(transport: Transport, place: GroupPlace, config: TopicConfig) -> ClusterTopic:
-    """Return the topic of the dead letters of another one, which has this configuration."""
-    if isinstance(place, StorePlace):
-        return ClusterTopic.in_store(transport, place.letters_store(), config)
-    assert isinstance(place, FolderPlace)
-    root = place.folder.parent
-    return ClusterTopic(transport, str(root / config.topic), str(root), config, None)
-
-
 async def open_dead_letters(transport: Transport, place: GroupPlace) -> Topic:
     """Open the dead letters of a topic on the cluster; create them with every put synced."""
     wanted = await dead_letters.letters_spec(place)
-    if isinstance(place, StorePlace):
-        agreed, _ = await in_thread(store_config.agreed, wanted, place.letters_store())
-    else:
-        assert isinstance(place, FolderPlace)
-        _, agreed, _ = await in_thread(agreed_config, wanted, str(place.folder.parent))
-    return letters_topic(transport, place, agreed)
+    config = await in_thread(place.create_letters, wanted)
+    return topic_at(transport, place.letters_place(config))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from persisting.data.batch_formats import NUMPY, PYTHON, TORCH, check_format, to_rows
 from persisting.data.checks import check_columns, check_fixed_where
-from persisting.data.formats import NUMPY, PYTHON, TORCH, check_format, to_rows
 from persisting.data.isolation import OpensPerProcess, PerProcess, open_rows
 from persisting.data.pin import pin_of
 

@@ -12,7 +12,7 @@ from persisting.data import loader_state, stream_state
 from persisting.data.isolation import OpensPerProcess, PerProcess, open_live
 from persisting.data.live_rows import LiveRead
 from persisting.data.pinned_stream import StreamOptions, Worker
-from persisting.data.place import Place
+from persisting.data.place import TopicLocation
 from persisting.data.stream_state import FollowState
 from persisting.errors import InvalidArgument, OffsetOutOfRange, StorageError
 
@@ -27,7 +27,9 @@ class FollowedStream(OpensPerProcess):
     of those. So no two read the same record, and a position is one offset for each bucket.
     """
 
-    def __init__(self, place: Place, options: StreamOptions, idle_timeout: float | None) -> None:
+    def __init__(
+        self, place: TopicLocation, options: StreamOptions, idle_timeout: float | None
+    ) -> None:
         self._place, self._options = place, options
         self._idle_timeout = idle_timeout
         self._rows = PerProcess(self._open)

@@ -28,7 +28,7 @@ from persisting.data.live_rows import LiveRead, LiveRows
 from persisting.data.order import Blocks
 from persisting.data.pin import Pin
 from persisting.data.pinned_rows import PinnedRows
-from persisting.data.place import Place
+from persisting.data.place import TopicLocation
 from persisting.errors import StorageError
 
 T = TypeVar("T")
@@ -42,12 +42,12 @@ serve()
 """
 
 
-class Request(msgspec.Struct):
+class HelperRequest(msgspec.Struct):
     """A call to the helper."""
 
     call: str
     pin: Pin | None = None
-    place: Place | None = None
+    place: TopicLocation | None = None
     columns: list[str] | None = None
     where: str | None = None
     numbers: bytes = b""
@@ -56,7 +56,7 @@ class Request(msgspec.Struct):
     limit: int = 0
 
 
-class Reply(msgspec.Struct):
+class HelperReply(msgspec.Struct):
     """The answer, which rows may follow."""
 
     error: str = ""
@@ -73,7 +73,7 @@ class Helper:
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
-    def call(self, request: Request) -> tuple[dict[str, Any], pa.RecordBatch | None]:
+    def call(self, request: HelperRequest) -> tuple[dict[str, Any], pa.RecordBatch | None]:
         """Send a request and return the answer, or raise the error of the helper."""
         with self._lock:
             if self._process is None:
@@ -83,7 +83,7 @@ class Helper:
             assert process.stdout is not None
             try:
                 _send(process.stdin, request)
-                reply = _receive(process.stdout, Reply)
+                reply = _receive(process.stdout, HelperReply)
                 if reply is None:
                     raise BrokenPipeError
                 rows = _receive_rows(process.stdout) if reply.has_rows else None
@@ -114,7 +114,7 @@ class IsolatedRows:
 
     def __init__(self, pin: Pin, columns: Sequence[str] | None, where: str | None) -> None:
         self._helper = Helper()
-        request = Request("open", pin, columns=_listed(columns), where=where)
+        request = HelperRequest("open", pin, columns=_listed(columns), where=where)
         values, _ = self._helper.call(request)
         self.size: int = values["size"]
         self.blocks = Blocks(*values["blocks"])
@@ -122,7 +122,7 @@ class IsolatedRows:
 
     def fetch(self, numbers: np.ndarray) -> pa.RecordBatch:
         wanted = np.ascontiguousarray(numbers, "<i8").tobytes()
-        rows = self._helper.call(Request("fetch", numbers=wanted))[1]
+        rows = self._helper.call(HelperRequest("fetch", numbers=wanted))[1]
         assert rows is not None
         return rows
 
@@ -130,15 +130,17 @@ class IsolatedRows:
 class IsolatedLiveRows:
     """A growing topic, read by a helper; see :class:`~persisting.data.live_rows.LiveRows`."""
 
-    def __init__(self, place: Place, columns: Sequence[str] | None, where: str | None) -> None:
+    def __init__(
+        self, place: TopicLocation, columns: Sequence[str] | None, where: str | None
+    ) -> None:
         self._helper = Helper()
-        request = Request("follow", place=place, columns=_listed(columns), where=where)
+        request = HelperRequest("follow", place=place, columns=_listed(columns), where=where)
         values, _ = self._helper.call(request)
         self.topic_id: str = values["topic"]
         self.buckets: int = values["buckets"]
 
     def read(self, bucket: int, offset: int, limit: int) -> LiveRead:
-        request = Request("read", bucket=bucket, offset=offset, limit=limit)
+        request = HelperRequest("read", bucket=bucket, offset=offset, limit=limit)
         values, rows = self._helper.call(request)
         return LiveRead(**values, rows=rows)
 
@@ -153,7 +155,7 @@ def open_rows(
 
 
 def open_live(
-    place: Place, columns: Sequence[str] | None, where: str | None
+    place: TopicLocation, columns: Sequence[str] | None, where: str | None
 ) -> LiveRows | IsolatedLiveRows:
     """Open a growing topic, in the way that is safe in this process."""
     if lance_is_unsafe():
@@ -255,7 +257,7 @@ def _listed(columns: Sequence[str] | None) -> list[str] | None:
     return None if columns is None else list(columns)
 
 
-def _error(reply: Reply) -> Exception:
+def _error(reply: HelperReply) -> Exception:
     kind = getattr(errors, reply.error, None)
     if isinstance(kind, type) and issubclass(kind, StorageError):
         return kind(reply.message)
@@ -294,7 +296,7 @@ class _Server:
         self._rows: PinnedRows | None = None
         self._live: LiveRows | None = None
 
-    def answer(self, request: Request) -> tuple[dict[str, Any], pa.RecordBatch | None]:
+    def answer(self, request: HelperRequest) -> tuple[dict[str, Any], pa.RecordBatch | None]:
         if request.call == "open":
             assert request.pin is not None
             rows = self._rows = PinnedRows(request.pin, request.columns, request.where)
@@ -319,10 +321,10 @@ def serve() -> None:
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not get between the messages
     server = _Server()
-    while (request := _receive(requests, Request)) is not None:
+    while (request := _receive(requests, HelperRequest)) is not None:
         try:
             values, rows = server.answer(request)
         except Exception as exc:
-            _send(replies, Reply(type(exc).__name__, str(exc)))
+            _send(replies, HelperReply(type(exc).__name__, str(exc)))
         else:
-            _send(replies, Reply(values=values, has_rows=rows is not None), rows)
+            _send(replies, HelperReply(values=values, has_rows=rows is not None), rows)

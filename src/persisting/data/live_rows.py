@@ -12,13 +12,14 @@ from persisting.backends.table_backend import TableBackend
 from persisting.bucket.bucket import Bucket
 from persisting.bucket.snapshot import Snapshot
 from persisting.bucket.snapshot_search import laid_out
-from persisting.data.place import Place
+from persisting.data.place import TopicLocation
 from persisting.errors import InvalidArgument
 from persisting.records import Rules
 from persisting.records.arrow import align, merge
 from persisting.table.search import check_where, matching
 from persisting.topic import scan
-from persisting.topic.local import LocalTopic, live_in_store, live_topic
+from persisting.topic.live_topics import live_in_store, live_topic
+from persisting.topic.local import LocalTopic
 from persisting.topic.scan import Filter, Slice
 from persisting.topic.store_files import StoreTopic
 
@@ -52,7 +53,7 @@ class LiveRows:
     """The buckets of a topic, with some columns and a condition."""
 
     def __init__(
-        self, place: Place, columns: Sequence[str] | None = None, where: str | None = None
+        self, place: TopicLocation, columns: Sequence[str] | None = None, where: str | None = None
     ) -> None:
         self._topic = place.open()
         self._topic.recover_own_logs()

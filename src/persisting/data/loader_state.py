@@ -47,10 +47,10 @@ def _next_step(number: int, state: StreamState, size: int) -> tuple[int, int, in
     if place is None:
         raise InvalidArgument("a worker's state has no position; it is not from this loader")
     step = place.step + (number - place.turn) % place.count
-    return _settled(state, state.epoch, state.position, step, size)
+    return _normalized(state, state.epoch, state.position, step, size)
 
 
-def _settled(
+def _normalized(
     state: StreamState, epoch: int, first: int, step: int, size: int
 ) -> tuple[int, int, int]:
     """Return a step that may be beyond its epoch as a step of the epoch that it belongs to.
@@ -65,7 +65,7 @@ def _settled(
 
 
 def _position(state: StreamState, epoch: int, first: int, step: int, size: int) -> tuple[int, int]:
-    epoch, first, step = _settled(state, epoch, first, step, size)
+    epoch, first, step = _normalized(state, epoch, first, step, size)
     return epoch, _schedule(state, first, size).start(step) if step else first
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from persisting.data.place import Place, place_of
+from persisting.data.place import TopicLocation, place_of
 from persisting.errors import InvalidArgument, StorageError
 
 
 class Pin(msgspec.Struct, frozen=True):
     """The versions of a topic's buckets that are read. It is small, and pickles."""
 
-    place: Place
+    place: TopicLocation
     topic: str
     """The topic's id, which a recreated topic of the same name does not share."""
     versions: list[int]
@@ -29,7 +29,7 @@ class Pin(msgspec.Struct, frozen=True):
         return str(self.place) if self.tag is None else f"tag {self.tag!r} of {self.place}"
 
 
-def pin_tag(place: Place, tag: str) -> Pin:
+def pin_tag(place: TopicLocation, tag: str) -> Pin:
     """Pin the versions that a tag holds."""
     topic = place.open()
     held = topic.tag_files.load(tag)
@@ -37,7 +37,7 @@ def pin_tag(place: Place, tag: str) -> Pin:
     return Pin(place, topic.config.id, versions, tag, held.pin)
 
 
-def pin_newest(place: Place) -> Pin:
+def pin_newest(place: TopicLocation) -> Pin:
     """Pin the newest versions, which hold everything that was flushed.
 
     In a folder, records in the log of a crashed owner are moved to the tables first; in an object

@@ -21,7 +21,7 @@ from persisting.topic.store_files import StoreTopic
 from persisting.topic.topic_files import TopicFolder
 
 
-class Place(msgspec.Struct, frozen=True):
+class TopicLocation(msgspec.Struct, frozen=True):
     """A topic's folder, or its address. It pickles with its credentials, so that workers have them;
     ``repr`` and the states of streams do not show them."""
 
@@ -30,7 +30,7 @@ class Place(msgspec.Struct, frozen=True):
     """The ``storage_options`` of a topic in an object store."""
 
     def __repr__(self) -> str:
-        return f"Place({self.path!r})"
+        return f"TopicLocation({self.path!r})"
 
     def __str__(self) -> str:
         return self.path
@@ -55,17 +55,17 @@ class Place(msgspec.Struct, frozen=True):
         return StoreTable(address, StorageOptions(self.options)).at(version)
 
 
-def place_of(path: Any, options: Mapping[str, Any] | None = None) -> Place:
+def place_of(path: Any, options: Mapping[str, Any] | None = None) -> TopicLocation:
     """Return the place of a topic, or raise."""
     if not isinstance(path, (str, Path)) or not str(path):
         raise InvalidArgument(f"path must be a topic's folder or address, got {path!r}")
     if is_store_address(path):
         address = parse(str(path))
         StorageOptions(options).for_scheme(address.scheme)  # raises for unknown settings
-        return Place(str(address), None if options is None else dict(options))
+        return TopicLocation(str(address), None if options is None else dict(options))
     if options is not None:
         raise InvalidArgument(
             "storage_options are for topics in an object store: path='s3://bucket/prefix/topic', "
             "gs:// or az://"
         )
-    return Place(str(local_path("path", path)))
+    return TopicLocation(str(local_path("path", path)))

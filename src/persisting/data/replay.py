@@ -18,10 +18,10 @@ import pyarrow as pa
 from persisting import fs as filesystem
 from persisting.bucket.snapshot import Snapshot
 from persisting.data import replay_state
+from persisting.data.batch_formats import ARROW, NUMPY, PYTHON, TORCH, check_format, to_batch
 from persisting.data.checks import check_columns, check_count
-from persisting.data.formats import ARROW, NUMPY, PYTHON, TORCH, check_format, to_batch
 from persisting.data.live_rows import LiveRows
-from persisting.data.place import Place, place_of
+from persisting.data.place import TopicLocation, place_of
 from persisting.data.random_numbers import RandomNumbers
 from persisting.data.replay_choices import (
     ArrayChoice,
@@ -34,7 +34,7 @@ from persisting.data.replay_groups import Groups
 from persisting.data.replay_request import PRIORITY, UNIFORM, SampleRequest
 from persisting.data.replay_state import GroupPlaces, ReplayState
 from persisting.data.row_cache import RowCache
-from persisting.data.slots import Region, Slots
+from persisting.data.sample_slots import Region, Slots
 from persisting.data.sum_tree import SumTree
 from persisting.errors import InvalidArgument, StorageError
 from persisting.local_socket.open_shared import open_shared_writer
@@ -138,7 +138,7 @@ class ReplayBuffer:
                 f"{name} is for a new topic, and {self._folder} exists; change its options with "
                 "write_queue"
             )
-        self._live = LiveRows(Place(str(self._folder)))
+        self._live = LiveRows(TopicLocation(str(self._folder)))
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._closed = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from persisting.data.random_numbers import RandomNumbers
-from persisting.data.slots import Slots
+from persisting.data.sample_slots import Slots
 from persisting.data.sum_tree import SumTree
 
 _MOST_ROUNDS = 16

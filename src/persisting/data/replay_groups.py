@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from persisting.data.row_cache import RowCache
-from persisting.data.slots import Slots
+from persisting.data.sample_slots import Slots
 from persisting.errors import InvalidArgument
 
 _GONE = -1

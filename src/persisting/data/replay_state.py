@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from persisting import fs as filesystem
-from persisting.data.slots import Region
+from persisting.data.sample_slots import Region
 from persisting.errors import InvalidArgument, StorageError
 from persisting.fs import os_errors_as
 

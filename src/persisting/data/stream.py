@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from persisting.data.batch_formats import ARROW, NUMPY, PYTHON, TORCH, check_format, to_batch
 from persisting.data.checks import (
     check_columns,
     check_count,
@@ -18,7 +19,6 @@ from persisting.data.checks import (
     check_seed,
 )
 from persisting.data.followed_stream import FollowedStream
-from persisting.data.formats import ARROW, NUMPY, PYTHON, TORCH, check_format, to_batch
 from persisting.data.pin import pin_of
 from persisting.data.pinned_stream import PinnedOptions, PinnedStream, StreamOptions, Worker
 from persisting.data.place import place_of

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 
 import msgspec
 
-from persisting.demo import charts
+from persisting.demo import report_charts
 from persisting.demo.producer import NODES, TOPIC, Acknowledged
 from persisting.demo.trajectories import DIMENSIONS, TASKS, embedding, trajectories
 from persisting.errors import InvalidArgument, StorageError
@@ -297,9 +297,9 @@ class Story:
         self.part("6. Throughput and latency")
         throughput = _throughput(_read(self.folder / "acknowledged.jsonl"), self.killed_at)
         print("  acknowledged records per second")
-        for line in charts.bars(throughput):
+        for line in report_charts.bars(throughput):
             print("  " + line)
-        latency = charts.Series(
+        latency = report_charts.Series(
             "Flushes to the table, by duration",
             "flushes",
             [f"≤ {name} s" for name in self.flushes],
@@ -311,7 +311,7 @@ class Story:
             if value:
                 print(f"  {name:>12}  {'█' * max(1, round(40 * value / top))} {value:,.0f}")
         report = self.folder / "report.html"
-        charts.page(report, "Persisting: demo", self.facts, [throughput, latency])
+        report_charts.page(report, "Persisting: demo", self.facts, [throughput, latency])
         self.say(f"report: {report}")
 
 
@@ -385,14 +385,14 @@ def _flushes(metrics: str) -> Counter[str]:
     return found
 
 
-def _throughput(acks: list[Acknowledged], killed_at: float) -> charts.Series:
+def _throughput(acks: list[Acknowledged], killed_at: float) -> report_charts.Series:
     start = min(ack.time for ack in acks)
     bins = [0.0] * (int((max(ack.time for ack in acks) - start) / _BIN) + 1)
     for ack in acks:
         bins[int((ack.time - start) / _BIN)] += ack.count / _BIN
     killed = max(0, min(len(bins) - 1, int((killed_at - start) / _BIN)))
     names = [f"{place * _BIN:g} s" for place in range(len(bins))]
-    return charts.Series("Acknowledged records per second", "records/s", names, bins, killed)
+    return report_charts.Series("Acknowledged records per second", "records/s", names, bins, killed)
 
 
 def _spark(folder: Path) -> Any:

@@ -19,5 +19,5 @@ calls and streams over one socket.
 Between them: ``frames`` messages as bytes · ``addresses`` where sockets are · ``peers`` who may
 connect · ``open_sockets`` keeps them out of forked processes.
 
-``work_groups`` has both sides of work groups: one process keeps a group, the others call it.
+``socket_groups`` has both sides of work groups: one process keeps a group, the others call it.
 """

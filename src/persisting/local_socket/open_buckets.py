@@ -5,7 +5,8 @@ from __future__ import annotations
 from persisting.cluster.owned_topic import OwnedTopic
 from persisting.cluster.service import BucketService
 from persisting.topic.bucket_client import ProducerSequence, Rows
-from persisting.topic.local import LocalHandle, LocalTopic
+from persisting.topic.local import LocalTopic
+from persisting.topic.local_handle import LocalHandle
 
 
 class OpenBuckets(OwnedTopic):

@@ -15,7 +15,7 @@ from persisting.local_socket.shared_reader import SharedReaderTopic
 from persisting.local_socket.shared_topic import SharedTopic, as_shared, notes_of
 from persisting.store.object_store import ObjectStore
 from persisting.topic.bucket_client import Topic
-from persisting.topic.local import LocalHandle, open_for_writing
+from persisting.topic.local_handle import LocalHandle, open_for_writing
 from persisting.topic.open_local import (
     ReaderOptions,
     deadline_of,

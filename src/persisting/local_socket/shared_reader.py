@@ -24,7 +24,8 @@ from persisting.lock import LOCK_FILE
 from persisting.topic.address import TopicAddress
 from persisting.topic.bucket_client import BucketClient, ProducerSequence, Rows
 from persisting.topic.configured import ConfiguredTopic
-from persisting.topic.local import LocalBucketClient, live_bucket, live_topic
+from persisting.topic.live_topics import live_bucket, live_topic
+from persisting.topic.local_bucket import LocalBucketClient
 from persisting.topic.readonly import ReadonlyTopic
 from persisting.topic.spec import TopicConfig, bucket_folder
 from persisting.topic.stream_position import StreamPosition
@@ -108,7 +109,7 @@ class SharedReaderClient(ForwardingClient):
         try:
             await topic.locator(self._bucket).locate(Patience())
         except (NoOwner, StorageError):
-            self._unowned = state if _is_settled(state) else None
+            self._unowned = state if _is_old_enough(state) else None
             return None
         self._unowned = None
         return topic.bucket(self._bucket)
@@ -186,6 +187,6 @@ def _state(lock: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def _is_settled(state: tuple[int, int]) -> bool:
+def _is_old_enough(state: tuple[int, int]) -> bool:
     """Whether a later change of the file is certain to show in its timestamp."""
     return time.time() - state[1] / 1e9 > _CLOCK_SECONDS

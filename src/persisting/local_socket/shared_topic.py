@@ -17,7 +17,8 @@ from persisting.local_socket.owner_notes import FolderOwnerNotes, OwnerNotes, St
 from persisting.store.object_store import ObjectStore
 from persisting.topic.bucket_client import BucketClient, ProducerSequence, Rows
 from persisting.topic.configured import ConfiguredTopic
-from persisting.topic.local import BucketsTaken, LocalHandle
+from persisting.topic.local import BucketsTaken
+from persisting.topic.local_handle import LocalHandle
 from persisting.topic.spec import TopicConfig
 from persisting.topic.stream_position import StreamPosition
 

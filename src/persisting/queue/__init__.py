@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from persisting.topic.registry import get_backend_class, list_backends, register_backend
     from persisting.topic.writer import QueueWriter
     from persisting.work.delivery import Delivery
-    from persisting.work.reader import WorkReader
+    from persisting.work.work_reader import WorkReader
 
 __all__ = [
     "BucketClosed",
@@ -68,7 +68,7 @@ _LAZY = {
     "PersistingBackend": "persisting.backends.persisting",
     "QueueReader": "persisting.topic.reader",
     "QueueWriter": "persisting.topic.writer",
-    "WorkReader": "persisting.work.reader",
+    "WorkReader": "persisting.work.work_reader",
     "get_backend_class": "persisting.topic.registry",
     "list_backends": "persisting.topic.registry",
     "read_queue": "persisting.queue.api",

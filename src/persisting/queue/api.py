@@ -27,7 +27,7 @@ from persisting.topic.spec import TopicSpec
 from persisting.topic.writer import QueueWriter, check_writer_id
 
 if TYPE_CHECKING:
-    from persisting.work.reader import WorkReader
+    from persisting.work.work_reader import WorkReader
 
 
 @await_first("writer")
@@ -322,7 +322,7 @@ async def _open_work_reader(
     wait_for_topic: bool | float,
 ) -> WorkReader:
     from persisting.topic.topic_names import check_name
-    from persisting.work.reader import WorkOptions
+    from persisting.work.work_reader import WorkOptions
 
     if group is None:
         raise InvalidArgument("mode='work' needs a group: read_queue(…, group='name', mode='work')")
@@ -334,17 +334,17 @@ async def _open_work_reader(
     else:
         refuse_options_of_stores(storage_options)
     if system is not None:
-        from persisting.cluster.work_groups import open_remote_work_reader
+        from persisting.cluster.remote_groups import open_remote_work_reader
 
         return await open_remote_work_reader(
             system, wanted, cls, storage_path, options, wait_for_topic, storage_options
         )
-    from persisting.local_socket import work_groups
+    from persisting.local_socket import socket_groups
 
     if in_store:
         store = store_of(storage_path, wanted.topic, storage_options)
-        return await work_groups.open_store_work_reader(wanted, store, options, wait_for_topic)
-    return await work_groups.open_shared_work_reader(
+        return await socket_groups.open_store_work_reader(wanted, store, options, wait_for_topic)
+    return await socket_groups.open_shared_work_reader(
         wanted, cls, storage_path, options, wait_for_topic
     )
 

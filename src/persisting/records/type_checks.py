@@ -26,7 +26,7 @@ from persisting.records.values import (
     UUID,
 )
 
-__all__ = ["INT64_MAX", "INT64_MIN", "Found", "find", "is_unicode", "storage_field"]
+__all__ = ["INT64_MAX", "INT64_MIN", "ShapeChecks", "find", "is_unicode", "storage_field"]
 
 Check = Callable[[Any], bool]
 _NONE = type(None)
@@ -49,7 +49,7 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-class Found(NamedTuple):
+class ShapeChecks(NamedTuple):
     """Checks by field, and the text, int and bytes fields, of records of one shape."""
 
     checks: tuple[tuple[str, Check], ...]
@@ -58,7 +58,7 @@ class Found(NamedTuple):
     blobs: tuple[str, ...]
 
 
-def find(record: dict[str, Any], schema: pa.Schema, vector: pa.DataType) -> Found | None:
+def find(record: dict[str, Any], schema: pa.Schema, vector: pa.DataType) -> ShapeChecks | None:
     """The checks for records of this shape; None: every such record needs the slow path."""
     needed = []
     plain: dict[type, list[str]] = {str: [], int: [], bytes: [], float: [], bool: []}
@@ -73,7 +73,7 @@ def find(record: dict[str, Any], schema: pa.Schema, vector: pa.DataType) -> Foun
         if check is None:
             return None
         needed.append((field.name, check))
-    return Found(tuple(needed), tuple(plain[str]), tuple(plain[int]), tuple(plain[bytes]))
+    return ShapeChecks(tuple(needed), tuple(plain[str]), tuple(plain[int]), tuple(plain[bytes]))
 
 
 def storage_field(field: pa.Field) -> pa.Field:

@@ -39,6 +39,6 @@ def _existing(name: str, root: str) -> list[str]:
 
 def _has_records(name: str, root: str) -> bool:
     """Whether a topic has records; one that cannot be read may have some."""
-    seen = inspect.look_in_store(name, root)
+    seen = inspect.store_topic_overview(name, root)
     found = any(bucket.rows or bucket.log_bytes for bucket in seen.buckets)
     return found or bool(seen.facts.problem)

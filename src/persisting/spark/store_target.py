@@ -55,7 +55,7 @@ class StoreTarget:
         the columns of its records."""
         handover.ping(self._store, config, self._seconds)
 
-    def agree(self, spec: TopicSpec) -> TopicConfig:
+    def ensure_topic(self, spec: TopicSpec) -> TopicConfig:
         probe(self._store)
         return store_config.agreed(spec, self._store)[0]
 

@@ -14,14 +14,14 @@ EPOCHS = "epochs"
 TOPIC = "topic"
 
 
-class Place(NamedTuple):
+class StreamPlace(NamedTuple):
     """The position of a stream in a bucket."""
 
     offset: int
     epoch: int = 0
 
 
-def encode(places: Mapping[int, Place], topic: str = "") -> dict[str, Any]:
+def encode(places: Mapping[int, StreamPlace], topic: str = "") -> dict[str, Any]:
     offset: dict[str, Any] = {str(b): place.offset for b, place in sorted(places.items())}
     epochs = {str(b): place.epoch for b, place in sorted(places.items()) if place.epoch}
     return offset | ({EPOCHS: epochs} if epochs else {}) | ({TOPIC: topic} if topic else {})
@@ -32,10 +32,10 @@ def topic_of(offset: Mapping[str, Any]) -> str:
     return str(offset.get(TOPIC, ""))
 
 
-def decode(offset: Mapping[str, Any]) -> dict[int, Place]:
+def decode(offset: Mapping[str, Any]) -> dict[int, StreamPlace]:
     epochs = offset.get(EPOCHS, {})
     return {
-        int(bucket): Place(int(value), int(epochs.get(bucket, 0)))
+        int(bucket): StreamPlace(int(value), int(epochs.get(bucket, 0)))
         for bucket, value in offset.items()
         if bucket not in (EPOCHS, TOPIC)
     }

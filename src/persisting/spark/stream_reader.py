@@ -23,7 +23,7 @@ from persisting.spark.batch_reader import (
     slices_to_read,
 )
 from persisting.spark.source_options import LATEST, ReadOptions
-from persisting.spark.stream_offsets import Place
+from persisting.spark.stream_offsets import StreamPlace
 from persisting.spark.topic_scan import checked_filter, read_slices
 from persisting.topic import handover
 from persisting.topic.scan import Filter, Slice
@@ -53,9 +53,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened
 
     def initialOffset(self) -> dict[str, Any]:
-        places = {b: Place(0) for b in self._topic.buckets}
+        places = {b: StreamPlace(0) for b in self._topic.buckets}
         for part in slices_to_read(self._topic, self._options):
-            places[part.bucket] = Place(part.start, part.epoch)
+            places[part.bucket] = StreamPlace(part.start, part.epoch)
         return stream_offsets.encode(places, self._topic_id())
 
     def _check(self) -> None:
@@ -103,20 +103,20 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if b in self._topic.buckets
         }
         for bucket in self._topic.buckets:
-            places.setdefault(bucket, Place(0, len(self._topic.table(bucket).restores)))
+            places.setdefault(bucket, StreamPlace(0, len(self._topic.table(bucket).restores)))
         ends = self._ends() if self._last_offsets is None else self._last_offsets
         lags = {b: max(0, ends.get(b, 0) - place.offset) for b, place in places.items()}
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         taken = stream_offsets.divide_limit(lags, most)
         return stream_offsets.encode(
-            {b: Place(place.offset + taken[b], place.epoch) for b, place in places.items()},
+            {b: StreamPlace(place.offset + taken[b], place.epoch) for b, place in places.items()},
             self._topic_id(),
         )
 
     def reportLatestOffset(self) -> dict[str, Any]:
         ends = self._ends()
         return stream_offsets.encode(
-            {b: Place(end, len(self._topic.table(b).restores)) for b, end in ends.items()},
+            {b: StreamPlace(end, len(self._topic.table(b).restores)) for b, end in ends.items()},
             self._topic_id(),
         )
 
@@ -125,7 +125,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start_recreated, end_recreated = self._is_recreated(start), self._is_recreated(end)
         for bucket, place in stream_offsets.decode(end).items():
             last = self._resolve(bucket, place, recreated=end_recreated)
-            first = starts.get(bucket, Place(0, last.epoch))
+            first = starts.get(bucket, StreamPlace(0, last.epoch))
             first = self._resolve(bucket, first, recreated=start_recreated)
             offset = self._skip_removed(bucket, first.offset)
             slices.append(Slice(self._topic.place, bucket, offset, last.offset, last.epoch))
@@ -158,7 +158,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         then, now = stream_offsets.topic_of(offset), self._topic_id()
         return bool(then and now) and then != now
 
-    def _resolve(self, bucket: int, place: Place, *, recreated: bool) -> Place:
+    def _resolve(self, bucket: int, place: StreamPlace, *, recreated: bool) -> StreamPlace:
         """Return where a place is after restores of its bucket.
 
         Raises if rows before it were taken back, unless ``failOnDataLoss`` is false.
@@ -175,7 +175,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"stream had reached {place.offset}: {why}. Start with a new checkpoint, or "
                     "set failOnDataLoss=false to read the bucket from its start"
                 )
-            return Place(view.start, len(restores))
+            return StreamPlace(view.start, len(restores))
         if place.epoch == len(restores):
             return place
         least = min([place.offset, *(restore.end for restore in restores[place.epoch :])])
@@ -185,7 +185,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"ends at offset {least}, and the stream had reached {place.offset}. Set "
                 "failOnDataLoss=false to continue from there, or start with a new checkpoint"
             )
-        return Place(least, len(restores))
+        return StreamPlace(least, len(restores))
 
     def _skip_removed(self, bucket: int, offset: int) -> int:
         """Return the first offset from ``offset`` on that retention has left.

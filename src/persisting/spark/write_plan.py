@@ -38,7 +38,7 @@ def plan_write(options: WriteOptions, incoming: pa.Schema) -> WritePlan:
     config, spec = _checked(target, options, incoming)
     if spec.backend is None:
         target.check_owners(config)
-    config = target.agree(spec)
+    config = target.ensure_topic(spec)
     schema = _agree_on_schema(target, options, config, incoming)
     return WritePlan(options.place, config, schema, target.prepare(config, schema))
 

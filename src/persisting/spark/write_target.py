@@ -25,7 +25,7 @@ from persisting.table.bulk_files import BulkFiles, names_of
 from persisting.table.table import FOLDER, Table
 from persisting.topic import handover
 from persisting.topic import spec as topics
-from persisting.topic.local import agreed_config
+from persisting.topic.local_handle import agreed_config
 from persisting.topic.ownership import owned
 from persisting.topic.spec import TopicConfig, TopicSpec, bucket_folder
 from persisting.topic.topic_files import TopicFolder
@@ -57,7 +57,7 @@ class Target(Protocol):
     def check_owners(self, config: TopicConfig) -> None:
         """Raise if a process has the topic open that stands in the way of the write."""
 
-    def agree(self, spec: TopicSpec) -> TopicConfig:
+    def ensure_topic(self, spec: TopicSpec) -> TopicConfig:
         """Create the topic, or change its options, where needed."""
 
     def prepare(self, config: TopicConfig, schema: pa.Schema) -> dict[int, dict[str, Any]]:
@@ -133,7 +133,7 @@ class FolderTarget:
         """An owner that does not answer is found before the schema of the topic changes."""
         handover.ping(self._folder, config, self._seconds)
 
-    def agree(self, spec: TopicSpec) -> TopicConfig:
+    def ensure_topic(self, spec: TopicSpec) -> TopicConfig:
         _, config, _ = agreed_config(spec, self._folder.parent)
         return config
 

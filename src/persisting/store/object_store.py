@@ -88,7 +88,7 @@ class StoredObject(NamedTuple):
     version: ObjectVersion
 
 
-class Entry(NamedTuple):
+class ListedObject(NamedTuple):
     """An object in a listing."""
 
     e_tag: str | None
@@ -189,11 +189,11 @@ class ObjectStore:
 
         return self._retried("list", prefix, attempt)
 
-    def entries(self, prefix: str) -> dict[str, Entry]:
+    def entries(self, prefix: str) -> dict[str, ListedObject]:
         """Return all objects below ``prefix``, by name."""
         import obstore
 
-        def attempt() -> dict[str, Entry]:
+        def attempt() -> dict[str, ListedObject]:
             return {
                 entry["path"]: _entry_of(entry)
                 for chunk in obstore.list(self._client, prefix=prefix)
@@ -501,8 +501,8 @@ def _read_ahead(
         thread.join()
 
 
-def _entry_of(meta: Any) -> Entry:
-    return Entry(meta.get("e_tag"), meta["size"], meta["last_modified"].timestamp())
+def _entry_of(meta: Any) -> ListedObject:
+    return ListedObject(meta.get("e_tag"), meta["size"], meta["last_modified"].timestamp())
 
 
 def _version_of(meta: Any) -> ObjectVersion:

@@ -220,7 +220,7 @@ class Committer:
             self.properties = before
             raise
 
-    def settle(self) -> bool:
+    def resolve(self) -> bool:
         """Find out what a commit that failed has done; return whether the view may show it.
 
         Never here: a version that was not made durable is rolled back.

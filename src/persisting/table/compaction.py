@@ -16,7 +16,7 @@ from persisting.errors import TableError
 from persisting.fs import FileSystem
 from persisting.table import checksums, files
 from persisting.table.lance_errors import indices_of
-from persisting.table.view import Size, TableView
+from persisting.table.view import FragmentSize, TableView
 
 FULL_ROWS = 262_144
 FULL_BYTES = 64 * 1024 * 1024
@@ -35,7 +35,7 @@ class Limit(NamedTuple):
     nbytes: int = FULL_BYTES
 
 
-def worthwhile(sizes: Sequence[Size], limit: Limit) -> int:
+def worthwhile(sizes: Sequence[FragmentSize], limit: Limit) -> int:
     """How many of the last fragments to rewrite now; 0 for none.
 
     Fragments grow in steps: many of similar size become one, and small ones that together make a
@@ -54,7 +54,7 @@ def worthwhile(sizes: Sequence[Size], limit: Limit) -> int:
     return best
 
 
-def _bounded(tail: Sequence[Size], limit: Limit) -> int:
+def _bounded(tail: Sequence[FragmentSize], limit: Limit) -> int:
     """How many of the last fragments one compaction may rewrite when too many have accumulated."""
     rows = nbytes = count = 0
     for size in reversed(tail):
@@ -65,7 +65,7 @@ def _bounded(tail: Sequence[Size], limit: Limit) -> int:
     return count
 
 
-def _small_tail(sizes: Sequence[Size], limit: Limit) -> Sequence[Size]:
+def _small_tail(sizes: Sequence[FragmentSize], limit: Limit) -> Sequence[FragmentSize]:
     """The last fragments that are far from full."""
     count = 0
     for size in reversed(sizes):
@@ -75,7 +75,7 @@ def _small_tail(sizes: Sequence[Size], limit: Limit) -> Sequence[Size]:
     return sizes[len(sizes) - count :]
 
 
-def everything(sizes: Sequence[Size], limit: Limit) -> int:
+def everything(sizes: Sequence[FragmentSize], limit: Limit) -> int:
     """How many of the last fragments to rewrite so that none is needlessly small."""
     for index, size in enumerate(sizes[:-1]):
         if size.rows * 2 <= limit.rows and size.nbytes * 2 <= limit.nbytes:

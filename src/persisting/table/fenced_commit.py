@@ -382,7 +382,7 @@ class FencedCommitter(Committer):
         self.adopt(committed)
         self._must_fence = False
 
-    def settle(self) -> bool:
+    def resolve(self) -> bool:
         """Find out what a commit that failed has done: its answer may have been lost.
 
         Afterwards the view and the properties are those of the newest version, and the commit is

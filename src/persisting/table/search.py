@@ -61,7 +61,7 @@ class SearchRequest(NamedTuple):
     exact: bool = False
 
 
-class Hit(NamedTuple):
+class RowHit(NamedTuple):
     """A row that was found. A smaller value is better, so scores are negated."""
 
     value: float
@@ -77,7 +77,7 @@ def in_memory(table: pa.Table, schema: pa.Schema, start: int) -> TableView:
     return TableView(dataset, schema, sizes, start)
 
 
-def hits(view: TableView, ask: SearchRequest) -> list[Hit]:
+def hits(view: TableView, ask: SearchRequest) -> list[RowHit]:
     """The best ``k`` rows of a view, best first."""
     if view.dataset is None or not view.rows or ask.column not in view.dataset.schema.names:
         return []
@@ -100,7 +100,7 @@ def hits(view: TableView, ask: SearchRequest) -> list[Hit]:
     values = rows.column(_DISTANCE).to_pylist()
     # A vector with an infinite or undefined value has no distance; an index leaves it out as well.
     return sorted(
-        Hit(value, offset)
+        RowHit(value, offset)
         for value, offset in zip(values, offsets, strict=True)
         if value is not None and math.isfinite(value)
     )

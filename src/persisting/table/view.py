@@ -40,17 +40,18 @@ class _Ahead(NamedTuple):
         return self.rows.slice(start, limit)
 
 
-class Size(NamedTuple):
+class FragmentSize(NamedTuple):
     """The size of a fragment."""
 
     rows: int
     nbytes: int
 
 
-def sizes_of(fragments: Any) -> tuple[Size, ...]:
+def sizes_of(fragments: Any) -> tuple[FragmentSize, ...]:
     """The sizes of fragments, given as metadata objects."""
     return tuple(
-        Size(f.physical_rows, sum(file.file_size_bytes or 0 for file in f.files)) for f in fragments
+        FragmentSize(f.physical_rows, sum(file.file_size_bytes or 0 for file in f.files))
+        for f in fragments
     )
 
 
@@ -61,7 +62,7 @@ class TableView:
         self,
         dataset: Any | None,
         schema: pa.Schema,
-        sizes: tuple[Size, ...] = (),
+        sizes: tuple[FragmentSize, ...] = (),
         start: int = 0,
     ) -> None:
         self.dataset, self.schema, self.sizes, self.start = dataset, schema, sizes, start

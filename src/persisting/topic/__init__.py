@@ -2,9 +2,10 @@
 
 - Definition: ``spec`` (the topic file), ``configured`` (its properties), ``topic_names``,
   ``address``, ``routing`` (records to buckets), ``registry`` (backends by name).
-- Access to buckets: ``bucket_client`` (the interface), ``local`` (buckets of this process),
-  ``backend_adapter``, ``readonly`` (buckets on disk), ``ownership`` (owning one briefly),
-  ``handover`` (files for the owners of buckets), ``open_local``, ``open_store``.
+- Access to buckets: ``bucket_client`` (the interface), ``local`` and ``local_bucket`` (topics and
+  buckets of this process), ``live_topics`` (which are open), ``backend_adapter``, ``readonly``
+  (buckets on disk), ``ownership`` (owning one briefly), ``handover`` (files for the owners of
+  buckets), ``local_handle`` (opening a topic here), ``open_local``, ``open_store``.
 - Writing and reading: ``writer``, ``reader``, ``cursor``, ``group_session``, ``groups``,
   ``stream_merge``, ``stream_position``, ``stats``, ``synchronous``.
 - The topic as a table: ``topic_table``, ``topic_versions``, ``topic_search``, ``tags``,

@@ -1,7 +1,7 @@
 """What a writer or reader needs of one bucket, wherever the bucket is.
 
-A bucket of this process is called directly (:mod:`persisting.topic.local`), a bucket on a cluster
-through its owner's actor. The layers above do not depend on which it is.
+A bucket of this process is called directly (:mod:`persisting.topic.local_bucket`), a bucket on a
+cluster through its owner's actor. The layers above do not depend on which it is.
 """
 
 from __future__ import annotations

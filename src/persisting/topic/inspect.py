@@ -128,7 +128,7 @@ class Description(msgspec.Struct):
     logs: list[BucketLog]
 
 
-class Look(NamedTuple):
+class TopicOverview(NamedTuple):
     """A topic with those of its buckets and groups that can be read."""
 
     facts: TopicFacts
@@ -138,13 +138,15 @@ class Look(NamedTuple):
 
 def topics_in(root: str | Path | None) -> list[TopicFacts]:
     """Return every topic in a storage folder, with its problem if it cannot be read."""
-    return [seen.facts for seen in looks_in(root)]
+    return [seen.facts for seen in overviews(root)]
 
 
-def looks_in(root: str | Path | None) -> list[Look]:
+def overviews(root: str | Path | None) -> list[TopicOverview]:
     """Return every topic in a storage folder, with its buckets and groups."""
     if is_store_address(root):
-        return [look_in_store(name, str(root)) for name in store_inspect.topic_names(str(root))]
+        return [
+            store_topic_overview(name, str(root)) for name in store_inspect.topic_names(str(root))
+        ]
     place = storage_folder(root or DEFAULT_ROOT)
     if not place.is_dir():
         raise StorageError(
@@ -152,7 +154,7 @@ def looks_in(root: str | Path | None) -> list[Look]:
             "write_queue()"
         )
     return [
-        look(place / name)
+        topic_overview(place / name)
         for name in sorted(os.listdir(place))
         if not name.startswith(".") and _may_be_topic(place / name)
     ]
@@ -166,22 +168,22 @@ def _may_be_topic(folder: Path) -> bool:
         return True
 
 
-def look(folder: Path) -> Look:
+def topic_overview(folder: Path) -> TopicOverview:
     """Return a topic with its buckets and groups, with its problem if it cannot be read."""
-    return _look(TopicFacts(folder.name, str(folder)), lambda: TopicFolder.open(folder))
+    return _overview(TopicFacts(folder.name, str(folder)), lambda: TopicFolder.open(folder))
 
 
-def look_in_store(topic: str, root: str) -> Look:
+def store_topic_overview(topic: str, root: str) -> TopicOverview:
     """The same for a topic below an address."""
-    return _look(TopicFacts(topic, f"{root}/{topic}"), partial(StoreTopic.find, topic, root))
+    return _overview(TopicFacts(topic, f"{root}/{topic}"), partial(StoreTopic.find, topic, root))
 
 
-def _look(facts: TopicFacts, open_topic: Callable[[], TopicFolder]) -> Look:
-    seen = Look(facts, [], [])
+def _overview(facts: TopicFacts, open_topic: Callable[[], TopicFolder]) -> TopicOverview:
+    seen = TopicOverview(facts, [], [])
     try:
         stored = open_topic()
         facts.backend, facts.num_buckets = stored.config.backend, stored.config.num_buckets
-        seen = Look(facts, buckets := buckets_of(stored), [])
+        seen = TopicOverview(facts, buckets := buckets_of(stored), [])
         facts.problem = next((bucket.problem for bucket in buckets if bucket.problem), None)
         facts.rows = sum(bucket.rows for bucket in buckets)
         facts.bytes = sum(bucket.bytes for bucket in buckets)

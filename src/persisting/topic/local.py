@@ -1,12 +1,12 @@
-"""Topics that this process owns: each is open once, shared by all its writers and readers here."""
+"""Topics that this process owns, and their buckets; writers and readers here share them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -23,44 +23,19 @@ from persisting.bucket.bucket import Bucket
 from persisting.bucket.owner_log import OwnerLog, remove_unused
 from persisting.bucket.producer_sequences import check_number, check_writer
 from persisting.bucket.shared_schema import FILE as SCHEMA_FILE
-from persisting.bucket.shared_schema import SharedSchema
-from persisting.bucket.snapshot import Page
 from persisting.bucket.store_bucket import StoreBucket
 from persisting.bucket.store_owner_log import StoreOwnerLog
 from persisting.concurrency.coalesced import weak_callback
-from persisting.concurrency.loop_bridge import LoopWaiter, ThreadWaiter
-from persisting.concurrency.pool import in_thread, in_thread_or_undo
-from persisting.errors import (
-    BucketClosed,
-    BucketLocked,
-    InvalidArgument,
-    OwnershipLost,
-    SchemaError,
-    StorageError,
-)
-from persisting.fs import FileSystem
-from persisting.lock import file_lock, noting
-from persisting.records import EMPTY, Rules
-from persisting.records.arrow import check_defaults
+from persisting.concurrency.pool import in_thread
+from persisting.errors import BucketClosed, BucketLocked, OwnershipLost, StorageError
+from persisting.lock import noting
 from persisting.store.object_store import ObjectStore
-from persisting.store_address import StoreAddress
 from persisting.topic import spec as topics
-from persisting.topic import store_config
 from persisting.topic.address import TopicAddress
-from persisting.topic.backend_adapter import (
-    BucketBackend,
-    adapt,
-    keeps_schema,
-    put_rows,
-    run_table_call,
-)
+from persisting.topic.backend_adapter import BucketBackend, adapt, put_rows
 from persisting.topic.bucket_client import ProducerSequence, Rows
-from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.groups import FOLDER as GROUPS_FOLDER
-from persisting.topic.registry import get_backend_class
-from persisting.topic.spec import TopicConfig, TopicSpec
-from persisting.topic.stream_position import StreamPosition
-from persisting.topic.table_calls import T, TableCall
+from persisting.topic.spec import TopicConfig
 
 _T = TypeVar("_T")
 _PAUSE_SECONDS = 0.01
@@ -170,11 +145,8 @@ class LocalTopic:
     def is_lost(self, bucket: int) -> bool:
         """Whether a bucket in an object store is open here, and another process has taken it
         over."""
-        if self.store is None:
-            return False
-        backend = self._backends.get(bucket)
-        core = backend.bucket if isinstance(backend, TableBackend) else None
-        return isinstance(core, StoreBucket) and bool(core.lost)
+        core = None if self.store is None else _store_bucket(self._backends.get(bucket))
+        return core is not None and bool(core.lost)
 
     def _after_loss(self) -> None:
         if self.listener is not None:
@@ -182,9 +154,7 @@ class LocalTopic:
 
     def store_bucket(self, bucket: int) -> StoreBucket | None:
         """Return a bucket in an object store if it is open and stays so."""
-        backend = self.open_backend(bucket)
-        core = backend.bucket if isinstance(backend, TableBackend) else None
-        return core if isinstance(core, StoreBucket) else None
+        return _store_bucket(self.open_backend(bucket))
 
     def _check_open(self) -> None:
         if self.closed:
@@ -295,6 +265,24 @@ class LocalTopic:
         elif retired is not None:
             retired.retire()
 
+    async def on_backend(self, bucket: int, call: Callable[[BucketBackend], Awaitable[_T]]) -> _T:
+        """Call the bucket's backend; if it is being reopened, wait and call the new one."""
+        while True:
+            backend = await self.backend(bucket)
+            try:
+                return await call(backend)
+            except BucketClosed:
+                if self.closed:
+                    raise
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def put(self, bucket: int, rows: Rows, sequence: ProducerSequence | None = None) -> None:
+        """Store rows in one bucket."""
+        if sequence is not None:
+            await self.on_backend(bucket, lambda backend: backend.put_once(rows, *sequence))
+        else:
+            await self.on_backend(bucket, lambda backend: put_rows(backend, rows))
+
     async def put_parts(
         self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
     ) -> None:
@@ -325,7 +313,7 @@ class LocalTopic:
                 await asyncio.sleep(_PAUSE_SECONDS)
         # Each part waits by itself for a bucket that is being reopened: repeating all of them would
         # store some twice.
-        puts = [LocalBucketClient(self, b).put(rows, sequence) for b, rows in parts]
+        puts = [self.put(b, rows, sequence) for b, rows in parts]
         results = await asyncio.gather(*puts, return_exceptions=True)
         locked = [
             result
@@ -451,421 +439,6 @@ class LocalTopic:
             raise failures[0]
 
 
-_live: dict[TopicAddress, LocalTopic] = {}
-_live_guard = threading.Lock()
-"""Held briefly, without I/O: event loops take it."""
-
-_opening_guard = threading.Lock()
-"""Held during I/O, in threads: topics are found or created one at a time."""
-
-_topics_of_parent: list[LocalTopic] = []
-"""Kept alive in a forked process, and never closed there: they belong to the parent."""
-
-
-def _reset_after_fork() -> None:
-    """Forget the topics on disk: a forked process does not own its parent's buckets."""
-    global _live, _live_guard, _opening_guard
-    _live_guard, _opening_guard = threading.Lock(), threading.Lock()
-    _topics_of_parent.extend(t for t in _live.values() if not t.address.is_in_memory)
-    _live = {key: topic for key, topic in _live.items() if key.is_in_memory}
-
-
-os.register_at_fork(after_in_child=_reset_after_fork)
-
-
-class LocalHandle(ConfiguredTopic):
-    """A writer's or reader's reference to a topic of this process, counted in ``handles``."""
-
-    def __init__(self, topic: LocalTopic, changed: bool = False) -> None:
-        self._topic = topic
-        self.has_changed_topic = changed
-        """Whether it was opened in a way that changed the configuration of an existing topic."""
-        self._clients: dict[int, LocalBucketClient] = {}
-
-    @property
-    def topic(self) -> LocalTopic:
-        return self._topic
-
-    @property
-    def folder(self) -> Path | None:
-        return self._topic.folder
-
-    @property
-    def store(self) -> ObjectStore | None:
-        return self._topic.store
-
-    @property
-    def config(self) -> TopicConfig:
-        return self._topic.config
-
-    def put_soon(self, bucket: int, record: dict[str, Any]) -> Awaitable[None] | None:
-        """Queue a plain record for the log of an open bucket; return its acknowledgement."""
-        core = self._logged_bucket(bucket)
-        try:
-            waiter = None if core is None else core.enqueue_row(record, LoopWaiter)
-        except BucketClosed:  # it is being reopened with other options
-            return None
-        return None if waiter is None else waiter.future
-
-    def put_from_thread(self, bucket: int, record: dict[str, Any]) -> bool:
-        """Store a plain record in an open bucket with a log, and wait for it.
-
-        The thread writes and syncs the log itself if no other does, which saves two switches. The
-        main thread leaves that to another: a signal handler could interrupt it there.
-        """
-        core = self._logged_bucket(bucket)
-        writes_itself = threading.current_thread() is not threading.main_thread()
-        try:
-            if core is None:
-                return False
-            waiter = core.enqueue_row(record, ThreadWaiter, start=not writes_itself)
-        except BucketClosed:  # it is being reopened with other options
-            return False
-        if waiter is None:
-            return False
-        group_commit = core.group_commit
-        if writes_itself and group_commit is not None and not group_commit.write_if_idle():
-            group_commit.start()  # many threads share the syncs of one
-        waiter.result()
-        return True
-
-    def _logged_bucket(self, bucket: int) -> Bucket | None:
-        """Return an open bucket with a log that has room."""
-        backend = self._topic.open_backend(bucket)
-        if not isinstance(backend, TableBackend):
-            return None
-        core = backend.bucket
-        return None if core.group_commit is None or core.is_full else core
-
-    async def open_bucket(self, bucket: int) -> None:
-        """Open a bucket now; raise if this process cannot own it."""
-        await self._topic.backend(bucket)
-
-    async def close_bucket(self, bucket: int) -> None:
-        await self._topic.close_bucket(bucket)
-
-    def bucket(self, bucket: int) -> LocalBucketClient:
-        if bucket not in self._clients:
-            self._clients[bucket] = LocalBucketClient(self._topic, bucket)
-        return self._clients[bucket]
-
-    async def put_parts(
-        self, parts: list[tuple[int, Rows]], sequence: ProducerSequence | None = None
-    ) -> None:
-        await self._topic.put_parts(parts, sequence)
-
-    async def reconfigure(self, config: TopicConfig, cls: type) -> None:
-        await self._topic.reconfigure(config, cls)
-
-    async def close(self) -> None:
-        with _live_guard:
-            self._topic.handles -= 1
-            last = self._topic.handles == 0
-        if last:
-            try:
-                await self._topic.close()
-            except BaseException:
-                with _live_guard:
-                    self._topic.handles += 1
-                raise
-            with _live_guard:
-                address = self._topic.address
-                if self._topic.handles == 0 and _live.get(address) is self._topic:
-                    del _live[address]
-
-
-class LocalBucketClient:
-    """A bucket that this process owns."""
-
-    def __init__(self, topic: LocalTopic, bucket: int) -> None:
-        self._topic, self._bucket = topic, bucket
-
-    async def _backend(self) -> BucketBackend:
-        return await self._topic.backend(self._bucket)
-
-    async def _on_backend(self, call: Callable[[BucketBackend], Awaitable[_T]]) -> _T:
-        """Call the backend; if it is being reopened, wait and call the new one."""
-        while True:
-            backend = await self._backend()
-            try:
-                return await call(backend)
-            except BucketClosed:
-                if self._topic.closed:
-                    raise
-                await asyncio.sleep(_PAUSE_SECONDS)
-
-    async def put(self, rows: Rows, sequence: ProducerSequence | None = None) -> None:
-        if sequence is not None:
-            await self._on_backend(lambda backend: backend.put_once(rows, *sequence))
-        else:
-            await self._on_backend(lambda backend: put_rows(backend, rows))
-
-    @property
-    def lost(self) -> str:
-        """Why this process no longer owns the bucket, which is in an object store; empty while it
-        does, as far as it knows."""
-        core = self._topic.store_bucket(self._bucket)
-        return "" if core is None else core.lost
-
-    @property
-    def overdue(self) -> str:
-        """Why another process may have taken the bucket over unnoticed; empty while that cannot
-        be."""
-        core = self._topic.store_bucket(self._bucket)
-        return "" if core is None else core.overdue
-
-    async def keeps_schema(self) -> bool:
-        """Whether all records of the bucket have one schema, so that Arrow holds them exactly."""
-        return keeps_schema(await self._backend())
-
-    async def end(self) -> int:
-        """Return the offset after the last record."""
-        return int((await self._backend()).end_offset())
-
-    async def rows_within(self, offset: int, nbytes: int) -> int | None:
-        """Return how many rows from ``offset`` take about ``nbytes``, None if that is not known."""
-
-        async def ask(backend: BucketBackend) -> int | None:
-            return backend.rows_within(offset, nbytes)
-
-        return await self._on_backend(ask)
-
-    async def epoch(self) -> int:
-        """Return how many times the bucket was restored, or an owner without a log was killed."""
-        return (await self._backend()).epoch()
-
-    async def read(self, offset: int, limit: int | None) -> Page:
-        return await self._on_backend(lambda backend: backend.read(offset, limit))
-
-    async def read_arrow(self, offset: int, limit: int | None) -> Page:
-        return await self._on_backend(lambda backend: backend.read_arrow(offset, limit))
-
-    async def call(self, call: TableCall[T]) -> T:
-        return await self._on_backend(lambda backend: run_table_call(backend, call))
-
-    async def pages(
-        self, offset: int, limit: int | None, block: bool, epoch: int | None = None
-    ) -> AsyncGenerator[Page]:
-        position = StreamPosition(offset, limit, epoch)
-        while not position.at_limit:
-            backend = await self._backend()
-            try:
-                async with aclosing(backend.get_pages(*position.window(block))) as stream:
-                    async for page in stream:
-                        yield page
-                        if not position.advance(page):
-                            return
-            except BucketClosed:
-                if self._topic.closed:
-                    raise
-            else:
-                if not block or self._topic.closed:
-                    return
-            await asyncio.sleep(_PAUSE_SECONDS)  # the backend is being reopened
-
-    async def wait(self, offset: int, epoch: int | None = None) -> None:
-        await self._on_backend(lambda backend: backend.wait_beyond(offset, epoch))
-
-    async def find(self, timestamp: int) -> int:
-        return int(await (await self._backend()).offset_at(timestamp))
-
-    async def last_number(self, writer: str) -> int:
-        return (await self._backend()).last_number(writer)
-
-    async def is_queued(self, sequence: ProducerSequence) -> bool:
-        """Whether this put waits for the log."""
-        backend = await self._backend()
-        return isinstance(backend, TableBackend) and backend.bucket.is_queued(sequence)
-
-    async def flush(self) -> None:
-        await self._on_backend(lambda backend: backend.flush())
-
-    async def stats(self) -> dict[str, Any]:
-        backend = await self._backend()
-        required = {"bucket_id": self._bucket, "total_count": backend.total_count()}
-        return {**required, **await backend.stats()}
-
-
-async def open_for_writing(
-    spec: TopicSpec,
-    storage_path: Any,
-    backend_class: type | None,
-    listening: Listening | None = None,
-    store: ObjectStore | None = None,
-) -> LocalHandle:
-    """Return a handle on a topic of this process; a topic that does not exist is created.
-
-    ``listening`` creates the listener of a topic that other processes may share, if it has none
-    yet.
-    ``store`` is that of a topic in an object store, which has no ``storage_path``.
-    """
-    spec.check()
-    while True:
-        opened = await in_thread_or_undo(
-            _undo_open, _open_handle, spec, storage_path, backend_class, listening, store
-        )
-        if opened is not None:
-            break
-        await asyncio.sleep(_PAUSE_SECONDS)
-    handle, config, cls = opened
-    try:
-        await handle.reconfigure(config, cls)
-    except BaseException:
-        await handle.close()
-        raise
-    return handle
-
-
-def _undo_open(opened: tuple[LocalHandle, TopicConfig, type] | None) -> None:
-    """Close the handle: the caller was cancelled and will never see it."""
-    if opened is None:
-        return
-    task = asyncio.get_running_loop().create_task(opened[0].close())
-    _undoing.add(task)
-    task.add_done_callback(_undoing.discard)
-
-
-_undoing: set[asyncio.Task[None]] = set()
-
-
-def agreed_config(
-    spec: TopicSpec, storage_path: Any, backend_class: type | None = None
-) -> tuple[Path | None, TopicConfig, bool]:
-    """Return the topic's folder and its configuration after applying ``spec``. Blocking.
-
-    The topic is created, or its file changed, where needed. The folder is None for a new topic in
-    memory. The third value says whether an existing topic has changed.
-    """
-    fs = filesystem.current()
-    folder = topics.topic_folder(storage_path, spec.topic).resolve()
-    stored = topics.load(folder, fs)
-    if stored is None and spec.backend in (None, "memory"):
-        return None, spec.new(), False
-    config = spec.new() if stored is None else spec.applied_to(stored)
-    _check_options(backend_class or get_backend_class(config.backend), spec, config)
-    _check_defaults(folder, spec, fs)
-    changed = stored is not None and config != stored
-    if stored is not None:
-        topics.warn_of_changes(stored, config)
-    if config != stored:
-        config = _save(folder, spec, config, fs)
-    return folder, config, changed
-
-
-def _check_options(cls: type, spec: TopicSpec, config: TopicConfig) -> None:
-    """Raise for invalid options before they are stored, if the class can check them."""
-    if issubclass(cls, TableBackend):
-        topics.refuse_opener_options(spec.options or {})
-        cls.check_options(batch_size=config.batch_size, **config.options)
-
-
-def _check_defaults(folder: Path, spec: TopicSpec, fs: FileSystem) -> None:
-    """Raise for defaults that contradict the topic's fields, before they are stored."""
-    defaults = (spec.options or {}).get("schema_defaults")
-    if defaults:
-        schema = SharedSchema(folder / SCHEMA_FILE, fs).read() or EMPTY
-        try:
-            check_defaults(schema, Rules(evolving=True, defaults=defaults))
-        except SchemaError as exc:
-            raise InvalidArgument(
-                f"schema_defaults: {exc}; give a default of the field's type"
-            ) from exc
-
-
-def _open_handle(
-    spec: TopicSpec,
-    storage_path: Any,
-    backend_class: type | None,
-    listening: Listening | None,
-    store: ObjectStore | None,
-) -> tuple[LocalHandle, TopicConfig, type] | None:
-    """Find or create the topic, on disk and in this process; None while it is being closed."""
-    with _opening_guard:
-        if store is not None:
-            config, changed = store_config.agreed(spec, store)
-            address = TopicAddress.in_store(store.address)
-        else:
-            folder, config, changed = agreed_config(spec, storage_path, backend_class)
-            in_memory = TopicAddress.in_memory(spec.topic)
-            address = in_memory if folder is None else TopicAddress.in_folder(folder)
-        cls = backend_class or get_backend_class(config.backend)
-        with _live_guard:
-            topic = _live.get(address)
-            if topic is not None and topic.handles == 0:
-                return None
-            if topic is None:
-                topic = LocalTopic(address, config, cls, store)
-                if listening is not None and topic.notes_owners:
-                    topic.listener = listening(topic)
-                _live[address] = topic
-            elif address.is_in_memory:
-                config = spec.applied_to(topic.config)
-                cls = topic.backend_class
-                topics.warn_of_changes(topic.config, config)
-            topic.handles += 1
-            return LocalHandle(topic, changed), config, cls
-
-
-def _save(
-    folder: Path, spec: TopicSpec, config: TopicConfig, fs: filesystem.FileSystem
-) -> TopicConfig:
-    """Write the topic file and return what it says.
-
-    If another process has just created the topic, ``spec`` is applied to that one.
-    """
-    try:
-        fs.make_folder(folder)
-    except OSError as exc:
-        raise StorageError(f"cannot create the topic's folder {folder}: {exc.strerror}") from exc
-    with file_lock(folder / topics.LOCK_FILE):
-        created = topics.load(folder, fs)
-        final = config if created is None else spec.applied_to(created)
-        if final != created:
-            topics.save(folder, final, fs)
-        return final
-
-
-def live_topics(name: str) -> list[LocalTopic]:
-    """Return the topics of this name that are open in this process."""
-    with _live_guard:
-        return [topic for topic in _live.values() if topic.config.topic == name]
-
-
-def live_topic(folder: Path | TopicAddress) -> LocalTopic | None:
-    """Return the topic in ``folder`` if it is open in this process.
-
-    A caller that asks often passes the address: resolving a path costs several system calls.
-    """
-    address = folder if isinstance(folder, TopicAddress) else TopicAddress.in_folder(folder)
-    with _live_guard:
-        return _live.get(address)
-
-
-def live_in_store(address: StoreAddress) -> LocalTopic | None:
-    """Return the topic at an address of an object store if it is open in this process."""
-    with _live_guard:
-        return _live.get(TopicAddress.in_store(address))
-
-
-def live_bucket(
-    place: Path | TopicAddress, bucket: int, *, is_elsewhere: bool = False
-) -> LocalTopic | None:
-    """Return the topic at ``place`` if it is open in this process and a reader may use the bucket.
-
-    If other processes share the topic, or have owned the bucket (``is_elsewhere``), reading must
-    not open the bucket here.
-    """
-    live = live_topic(place)
-    if live is None or live.is_lost(bucket):
-        return None
-    may_open = live.listener is None and not is_elsewhere
-    return live if may_open or live.open_backend(bucket) is not None else None
-
-
-def hold_live(topic: LocalTopic) -> LocalHandle | None:
-    """Return another handle on an open topic, None if it has just been closed."""
-    with _live_guard:
-        if _live.get(topic.address) is not topic or topic.handles == 0:
-            return None
-        topic.handles += 1
-        return LocalHandle(topic)
+def _store_bucket(backend: BucketBackend | None) -> StoreBucket | None:
+    core = backend.bucket if isinstance(backend, TableBackend) else None
+    return core if isinstance(core, StoreBucket) else None

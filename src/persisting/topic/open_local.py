@@ -24,7 +24,8 @@ from persisting.topic import store_membership
 from persisting.topic.bucket_client import Topic
 from persisting.topic.configured import ConfiguredTopic
 from persisting.topic.groups import Membership, check_offset_mode
-from persisting.topic.local import hold_live, live_topic, live_topics, open_for_writing
+from persisting.topic.live_topics import live_named, live_topic
+from persisting.topic.local_handle import hold_live, open_for_writing
 from persisting.topic.reader import QueueReader
 from persisting.topic.readonly import ReadonlyTopic
 from persisting.topic.registry import backend_name, check_class, get_backend_class
@@ -256,7 +257,7 @@ def _whole_number(name: str, value: Any) -> int | None:
 async def find_topic(wanted: TopicSpec, cls: type | None, storage_path: Any) -> Topic:
     """Return the topic that is open in this process, else the one on disk."""
     if storage_path is None:
-        live = live_topics(wanted.topic)
+        live = live_named(wanted.topic)
         if len(live) > 1:
             places = ", ".join(str(t.folder or t.address.store or "memory") for t in live)
             raise InvalidArgument(
@@ -277,7 +278,7 @@ async def find_topic(wanted: TopicSpec, cls: type | None, storage_path: Any) -> 
             return handle
     config = await in_thread(topics.load, folder, filesystem.current())
     if config is None:
-        in_memory = [t for t in live_topics(wanted.topic) if t.address.is_in_memory]
+        in_memory = [t for t in live_named(wanted.topic) if t.address.is_in_memory]
         handle = hold_live(in_memory[0]) if in_memory else None
         if handle is not None:
             return handle

@@ -17,14 +17,10 @@ from persisting.store.storage_options import StorageOptions
 from persisting.topic import store_config, store_files
 from persisting.topic.address import TopicAddress
 from persisting.topic.bucket_client import Topic
-from persisting.topic.local import (
-    Listening,
-    LocalBucketClient,
-    LocalHandle,
-    hold_live,
-    live_in_store,
-    open_for_writing,
-)
+from persisting.topic.live_topics import live_in_store
+from persisting.topic.local import Listening
+from persisting.topic.local_bucket import LocalBucketClient
+from persisting.topic.local_handle import LocalHandle, hold_live, open_for_writing
 from persisting.topic.open_local import ReaderOptions, deadline_of, open_reader, when_found
 from persisting.topic.reader import QueueReader
 from persisting.topic.readonly import ReadonlyBucketClient, ReadonlyTopic

@@ -24,7 +24,9 @@ from persisting.errors import BucketClosed, BucketLocked, StorageError, TableErr
 from persisting.topic.address import TopicAddress
 from persisting.topic.bucket_client import ProducerSequence, Rows
 from persisting.topic.configured import ConfiguredTopic
-from persisting.topic.local import LocalBucketClient, LocalTopic, live_bucket
+from persisting.topic.live_topics import live_bucket
+from persisting.topic.local import LocalTopic
+from persisting.topic.local_bucket import LocalBucketClient
 from persisting.topic.ownership import open_owner, recover, recover_own_log
 from persisting.topic.spec import TopicConfig, bucket_folder
 from persisting.topic.stream_position import StreamPosition

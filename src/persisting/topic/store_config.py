@@ -20,7 +20,7 @@ DELETED = "deleted"
 """The backend of a topic whose deletion has begun."""
 
 
-class _Definition(Register[TopicConfig]):
+class _DefinitionRegister(Register[TopicConfig]):
     """The definition; a file that another program has uploaded does not count."""
 
     def decode(self, found: StoredObject) -> Held[TopicConfig]:
@@ -34,7 +34,7 @@ class _Definition(Register[TopicConfig]):
 
 
 def register(store: ObjectStore) -> Register[TopicConfig]:
-    return _Definition(store, topics.FILE, TopicConfig, topics.FORMAT)
+    return _DefinitionRegister(store, topics.FILE, TopicConfig, topics.FORMAT)
 
 
 def load(store: ObjectStore) -> TopicConfig | None:

@@ -23,7 +23,7 @@ from persisting.bucket.store_groups import (
     offset_register,
 )
 from persisting.errors import BucketLocked, InvalidArgument, WALError
-from persisting.store.object_store import Entry, ObjectChanged, ObjectStore
+from persisting.store.object_store import ListedObject, ObjectChanged, ObjectStore
 from persisting.suggestions import choices
 from persisting.topic.group_admin import BucketProgress, GroupProgress, ReadSpans, Span
 from persisting.topic.spec import TopicConfig
@@ -211,7 +211,7 @@ def living_members(store: ObjectStore, config: TopicConfig) -> dict[str, int]:
     return living
 
 
-def _beats(store: ObjectStore, prefix: str) -> dict[str, Entry]:
+def _beats(store: ObjectStore, prefix: str) -> dict[str, ListedObject]:
     entries = store.entries(prefix)
     return {key: entry for key, entry in entries.items() if "/members/" in key}
 

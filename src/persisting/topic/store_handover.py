@@ -110,7 +110,7 @@ class StoreExchange:
                 return answer
             return None
         except StoreError as exc:
-            if not self._state.is_unsettled:
+            if not self._state.may_have_decided:
                 raise
             raise StorageError(
                 f"it is unknown whether the rows of this write are stored: {exc}. Repeat it only "
@@ -286,7 +286,7 @@ class _StateKeeper:
         return self._is_gone and self._has_tried
 
     @property
-    def is_unsettled(self) -> bool:
+    def may_have_decided(self) -> bool:
         """Whether it is unknown if this process has decided."""
         return self._has_tried and self._held.content.state == SENT
 

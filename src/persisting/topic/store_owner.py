@@ -13,7 +13,7 @@ from typing import Any
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
 from persisting.bucket.store_owner_log import StoreOwnerLog
-from persisting.bucket.store_ownership import FREE, PATIENCE_SECONDS, owner_register
+from persisting.bucket.store_ownership import PATIENCE_SECONDS
 from persisting.errors import BucketLocked, StorageError
 from persisting.store.object_store import ObjectStore
 from persisting.topic.spec import TopicConfig, bucket_name
@@ -122,10 +122,3 @@ class StoreOwner:
             del self._open[bucket]
         if self._log is not None:
             self._log.retire()
-
-
-def is_free(store: ObjectStore, bucket: int) -> bool:
-    """Whether nobody owns a bucket, and its table holds everything that was acknowledged. One
-    request; ``store`` is that of the topic."""
-    held = owner_register(store, bucket).read()
-    return held is None or (held.content.owner, held.content.log) == (FREE, FREE)

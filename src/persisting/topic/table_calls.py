@@ -285,7 +285,7 @@ class DeleteTag(TableChange[bool]):
 
 
 @dataclass(frozen=True)
-class Restore(TableChange[Record]):
+class RestoreVersion(TableChange[Record]):
     op = "restore"
     version: BucketVersion
     token: str | None = None
@@ -358,7 +358,7 @@ _CALLS: dict[str, type[TableCall[Any]]] = {
         MakeDurable,
         Tag,
         DeleteTag,
-        Restore,
+        RestoreVersion,
         CreateIndex,
         DropIndex,
         Compact,

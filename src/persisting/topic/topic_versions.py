@@ -24,8 +24,8 @@ from persisting.topic.table_calls import (
     DeleteTag,
     ReadAt,
     Resolve,
-    Restore,
     Restores,
+    RestoreVersion,
     Tag,
     Tags,
     Versions,
@@ -110,7 +110,7 @@ class TopicVersions:
         numbers = await self._buckets.call_all({b: Resolve(v) for b, v in chosen.items()})
         token = uuid.uuid4().hex
         results = await self._buckets.call_all(
-            {b: Restore(number, token=f"{token}-{b}") for b, number in numbers.items()}
+            {b: RestoreVersion(number, token=f"{token}-{b}") for b, number in numbers.items()}
         )
         restores = await self._buckets.call_each(Restores(), list(chosen))
         ends = {bucket: after[-1] for bucket, after in restores.items() if after}

@@ -2,8 +2,8 @@
 
 - Server: ``options``, ``server`` (starts it), ``app`` (routes), ``guard`` (who may ask what),
   ``requests`` (parameters and errors), ``console`` (what the screens share).
-- Reading: ``storage_view`` and ``store_view`` (open topics), ``looks`` and ``sample_worker`` (a
-  process that samples all topics), ``sampler`` and ``series`` (the last hour),
+- Reading: ``storage_view`` and ``store_view`` (open topics), ``topic_rounds`` and ``sample_worker``
+  (a process that samples all topics), ``sampler`` and ``series`` (the last hour),
   ``owners`` (what only they know), ``version_rows``, ``matches``, ``runs`` and ``letters``
   (versions, and records with positions),
   ``queries`` and ``query_worker`` (slow queries in processes that can be killed), ``pipelines``

@@ -48,9 +48,9 @@ class Console:
                 "topics"
             )
 
-    async def look_again(self, topic: str) -> None:
+    async def refresh(self, topic: str) -> None:
         """Let the next pages show a change that was just made."""
-        await in_thread(self.sampler.look_again, topic)
+        await in_thread(self.sampler.refresh, topic)
 
 
 def topic_of(request: Request) -> str:

@@ -11,7 +11,7 @@ from persisting.errors import NoSuchTopic
 from persisting.table.search import check_where, enclosed
 from persisting.topic.topic_files import TopicFolder
 from persisting.ui.matches import searches
-from persisting.ui.queries import DeadLetter, DeadLetters
+from persisting.ui.queries import DeadLetters, LetterRow
 from persisting.ui.storage_view import TopicsView
 from persisting.ui.value_trees import brief
 from persisting.work.dead_letters import FIELD, SUFFIX
@@ -49,7 +49,7 @@ def find_letters(
 
 def _open_letters(
     letters: TopicFolder, state: GroupState, where: str | None
-) -> Iterator[DeadLetter]:
+) -> Iterator[LetterRow]:
     """Yield the dead letters that were not re-driven yet."""
     identity = state.settings.identity
     mine = f"{FIELD}.group_id = '{identity}'"
@@ -75,12 +75,12 @@ def _can_redrive(state: GroupState, origin: dict[str, Any]) -> bool:
     return state.can_redrive(letter)
 
 
-def _described(letter: dict[str, Any]) -> DeadLetter:
+def _described(letter: dict[str, Any]) -> LetterRow:
     """Return what a page shows of a dead letter."""
     origin = letter[FIELD]
     record = {name: value for name, value in letter.items() if name != FIELD and value is not None}
     time = origin.get("time")
-    return DeadLetter(
+    return LetterRow(
         number=origin["number"],
         bucket=origin["bucket"],
         offset=origin["offset"],

@@ -11,15 +11,15 @@ from persisting.bucket.snapshot_search import SnapshotSearch
 from persisting.errors import InvalidArgument
 from persisting.records.evolution import is_vector
 from persisting.topic.topic_files import TopicFolder
-from persisting.ui.queries import Hit
+from persisting.ui.queries import RecordHit
 
 
 def matching(
     source: TopicFolder, where: str | None, limit: int, buckets: Iterable[int] | None = None
-) -> list[Hit]:
+) -> list[RecordHit]:
     """Return records that match a condition, the first ones of the first buckets, at most
     ``limit``."""
-    hits: list[Hit] = []
+    hits: list[RecordHit] = []
     for bucket, snapshot, search in searches(source, buckets):
         if len(hits) >= limit:
             break
@@ -44,7 +44,7 @@ def searches(
 
 def with_times(
     bucket: int, snapshot: Snapshot, offsets: Iterable[int], records: Iterable[dict[str, Any]]
-) -> list[Hit]:
+) -> list[RecordHit]:
     """Return records as hits with the times at which they were accepted."""
     offsets = list(offsets)
     stored = [offset for offset in offsets if offset < snapshot.persisted]
@@ -54,7 +54,7 @@ def with_times(
         if offset >= snapshot.persisted:
             times[offset] = int(buffered[offset - snapshot.persisted])
     return [
-        Hit(
+        RecordHit(
             bucket,
             offset,
             record,

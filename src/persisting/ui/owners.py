@@ -29,7 +29,7 @@ from persisting.ui.storage_view import StorageView, TopicsView
 
 if TYPE_CHECKING:
     from persisting.cluster.cluster_reader import ClusterReader
-    from persisting.work.reader import WorkReader
+    from persisting.work.work_reader import WorkReader
 
 _ANSWER_SECONDS = 5.0
 _SILENT_SECONDS = 15.0
@@ -51,7 +51,7 @@ class OwnedBucket(NamedTuple):
     """What these flushes took; None if the owner does not say."""
 
 
-class Wanted(NamedTuple):
+class UnflushedRange(NamedTuple):
     """Records of a bucket that are in no file, by their offsets."""
 
     start: int
@@ -135,7 +135,7 @@ class Owners:
             return {}
 
     async def unflushed(
-        self, topic: str, wanted: Mapping[int, Wanted], most: int, nbytes: int
+        self, topic: str, wanted: Mapping[int, UnflushedRange], most: int, nbytes: int
     ) -> dict[int, Unflushed]:
         """Return records that are in no file, at most ``most`` of each bucket, and about
         ``nbytes`` of all.
@@ -203,7 +203,7 @@ async def _state(reader: QueueReader) -> OwnedBucket:
     )
 
 
-async def _read(reader: QueueReader, wanted: Wanted, most: int, nbytes: int) -> Unflushed:
+async def _read(reader: QueueReader, wanted: UnflushedRange, most: int, nbytes: int) -> Unflushed:
     """Return the first or the newest of the records that are wanted, one at first, then more at
     a time while they fit."""
     state = await _state(reader)

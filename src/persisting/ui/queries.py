@@ -31,7 +31,7 @@ _END_SECONDS = 5.0
 _MAX_ANSWER_BYTES = 64 << 20
 
 
-class Hit(msgspec.Struct):
+class RecordHit(msgspec.Struct):
     """A record that a query found."""
 
     bucket: int
@@ -98,7 +98,7 @@ class DeadLettersQuery(msgspec.Struct, tag=True):
 Query = SearchQuery | RunsQuery | RunQuery | VerifyQuery | DeadLettersQuery
 
 
-class DeadLetter(msgspec.Struct):
+class LetterRow(msgspec.Struct):
     """A record that a work group has given up, and why."""
 
     number: int
@@ -116,7 +116,7 @@ class DeadLetters(msgspec.Struct):
 
     identity: str
     """Of the group: one that is created again has another."""
-    letters: list[DeadLetter]
+    letters: list[LetterRow]
     is_cut: bool
     """Whether there are more."""
 
@@ -133,7 +133,7 @@ class Run(msgspec.Struct):
     """Where the newest record is."""
 
 
-class Answer(msgspec.Struct):
+class QueryAnswer(msgspec.Struct):
     """What a process returns: a result, or an error."""
 
     result: Any = None
@@ -256,7 +256,7 @@ class _Process:
             )
         )
 
-    async def ask(self, query: Query) -> Answer:
+    async def ask(self, query: Query) -> QueryAnswer:
         self.asked += 1
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -267,7 +267,7 @@ class _Process:
         if size > _MAX_ANSWER_BYTES:
             raise InvalidArgument("the result is too large to show; choose fewer records or fields")
         body = await self._process.stdout.readexactly(size)
-        return await in_thread(lambda: msgspec.msgpack.decode(body, type=Answer))
+        return await in_thread(lambda: msgspec.msgpack.decode(body, type=QueryAnswer))
 
     async def ended(self) -> int | None:
         """Return how the process has ended; kill it if it has not."""

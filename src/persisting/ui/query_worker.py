@@ -26,12 +26,12 @@ from persisting.queue import QueueReader, read_queue
 from persisting.topic.topic_files import TopicFolder
 from persisting.ui import letters, matches, runs
 from persisting.ui.queries import (
-    Answer,
     DeadLetters,
     DeadLettersQuery,
-    Hit,
     Query,
+    QueryAnswer,
     QueryTooLarge,
+    RecordHit,
     Run,
     RunQuery,
     RunsQuery,
@@ -41,7 +41,7 @@ from persisting.ui.queries import (
 from persisting.ui.storage_view import TopicsView
 from persisting.ui.store_view import view_of
 
-_Result: TypeAlias = list[Hit] | list[Run] | Verified | DeadLetters
+_Result: TypeAlias = list[RecordHit] | list[Run] | Verified | DeadLetters
 _RESERVED_BYTES = 512 << 20
 _THREAD_BYTES = 32 << 20
 _NO_MEMORY = ("start new thread", "Cannot allocate memory", "out of memory", "memory allocation")
@@ -92,24 +92,24 @@ def _read(source: BinaryIO, asked: queue.Queue[bytes]) -> None:
     os._exit(0)
 
 
-def _encoded(answer: Answer) -> tuple[bytes, bool]:
+def _encoded(answer: QueryAnswer) -> tuple[bytes, bool]:
     """Return an answer as bytes, and whether it is the last one."""
     try:
         return msgspec.msgpack.encode(answer, enc_hook=str), answer.is_last
     except MemoryError:
-        return msgspec.msgpack.encode(Answer(error=QueryTooLarge.__name__)), True
+        return msgspec.msgpack.encode(QueryAnswer(error=QueryTooLarge.__name__)), True
 
 
-def _answered(body: bytes) -> Answer:
+def _answered(body: bytes) -> QueryAnswer:
     try:
-        return Answer(result=_run(msgspec.msgpack.decode(body, type=Query)))
+        return QueryAnswer(result=_run(msgspec.msgpack.decode(body, type=Query)))
     except (StorageError, ValueError) as exc:
-        return Answer(error=type(exc).__name__, message=str(exc))
+        return QueryAnswer(error=type(exc).__name__, message=str(exc))
     except BaseException as exc:  # also a panic of Lance, which is not an Exception
         if isinstance(exc, MemoryError) or any(part in str(exc) for part in _NO_MEMORY):
-            return Answer(error=QueryTooLarge.__name__, is_last=True)
+            return QueryAnswer(error=QueryTooLarge.__name__, is_last=True)
         message = f"{type(exc).__name__}: {exc}"
-        return Answer(error="StorageError", message=message, is_last=True)
+        return QueryAnswer(error="StorageError", message=message, is_last=True)
 
 
 def _run(query: Query) -> _Result:
@@ -147,7 +147,7 @@ async def _open(source: TopicFolder, storage: str) -> QueueReader:
     return await read_queue(topic=source.config.topic, storage_path=storage, local_socket=False)
 
 
-async def _search(source: TopicFolder, query: SearchQuery) -> list[Hit]:
+async def _search(source: TopicFolder, query: SearchQuery) -> list[RecordHit]:
     vector, vector_field = query.vector, query.vector_field
     if query.like is not None:
         vector_field, vector = matches.vector_of(source, *query.like, vector_field)
@@ -164,7 +164,7 @@ async def _search(source: TopicFolder, query: SearchQuery) -> list[Hit]:
         ]
         found = await reader.search(vector, query.text, fields or None, query.k, query.where)
     return [
-        Hit(
+        RecordHit(
             bucket=hit.pop("_bucket"),
             offset=hit.pop("_offset"),
             score=hit.pop("_score", None),

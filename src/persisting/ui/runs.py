@@ -12,7 +12,7 @@ from persisting.bucket.snapshot_search import condition
 from persisting.topic.scan import OFFSET, TIME, read_snapshot
 from persisting.topic.topic_files import TopicFolder
 from persisting.ui.matches import matching
-from persisting.ui.queries import Hit, Run
+from persisting.ui.queries import RecordHit, Run
 
 _MAX_RUNS = 200
 
@@ -61,7 +61,7 @@ def _runs(bucket: int, snapshot: Snapshot, first: int, field: str) -> list[Run]:
 
 def records_of_run(
     source: TopicFolder, field: str, value: Any, limit: int, order: str | None = None
-) -> list[Hit]:
+) -> list[RecordHit]:
     """Return the first records of a run: by arrival, or by the field ``order`` and then by arrival.
 
     Records of one put arrive at the same time in several buckets, so that only a field that numbers

@@ -16,8 +16,8 @@ from typing import BinaryIO
 import msgspec
 
 from persisting.arrow_loading import load_without_pandas
-from persisting.ui.looks import TopicLooks
 from persisting.ui.store_view import view_of
+from persisting.ui.topic_rounds import TopicRounds
 
 _LEAST_PAUSE_SECONDS = 0.5
 
@@ -30,10 +30,10 @@ def main() -> None:
     logging.disable(logging.WARNING)
     threading.Thread(target=_end_with, args=(source,), daemon=True).start()
     load_without_pandas()
-    looks, encoder = TopicLooks(view_of(storage)), msgspec.msgpack.Encoder(enc_hook=str)
+    rounds, encoder = TopicRounds(view_of(storage)), msgspec.msgpack.Encoder(enc_hook=str)
     while True:
         started = time.monotonic()
-        for message in looks.look_around():
+        for message in rounds.sample_all():
             body = encoder.encode(message)
             target.write(len(body).to_bytes(4, "big") + body)
             target.flush()

@@ -21,10 +21,10 @@ import msgspec
 
 from persisting.topic.group_admin import GroupProgress, Span
 from persisting.topic.inspect import Description, distinct_owners
-from persisting.ui.looks import Looked, Message, Names, look_at
 from persisting.ui.owners import OwnedBucket
 from persisting.ui.series import Series
 from persisting.ui.storage_view import TopicsView
+from persisting.ui.topic_rounds import Message, RoundStart, TopicUpdate, read_topic
 
 log = logging.getLogger("persisting")
 
@@ -55,7 +55,7 @@ class History:
 
 
 @dataclass
-class Sample:
+class TopicSample:
     """A topic as the last round saw it."""
 
     description: Description | None
@@ -66,7 +66,7 @@ class Sample:
     owned: dict[int, OwnedBucket]
     """Buckets whose owner was asked for what is in no file yet."""
     history: History
-    looked: float
+    read_at: float
     """When its files were read; since then they have not changed."""
     time: float
 
@@ -125,7 +125,7 @@ class Sampler:
         whether all of them are asked, or those whose files may lack acknowledged records."""
         self._view, self._seconds, self._ask = view, seconds, ask
         self._names: list[str] | None = None
-        self._samples: dict[str, Sample] = {}
+        self._samples: dict[str, TopicSample] = {}
         self._seen: set[str] = set()
         """Topics about which this round has said something."""
         self._problem: str | None = None
@@ -149,29 +149,29 @@ class Sampler:
         """Return the topics of the last round, None before the first."""
         return self._names
 
-    def samples(self) -> dict[str, Sample]:
+    def samples(self) -> dict[str, TopicSample]:
         """Return the topics of the last round; during the first round those it has seen."""
         return dict(self._samples)
 
-    def sample(self, topic: str) -> Sample | None:
+    def sample(self, topic: str) -> TopicSample | None:
         return self._samples.get(topic)
 
-    def look_again(self, topic: str) -> Sample:
+    def refresh(self, topic: str) -> TopicSample:
         """Sample one topic now, as after a change. Blocking."""
         self._view.check(topic)  # raises NoSuchTopic
-        sample = self._noted(look_at(self._view, topic))
+        sample = self._noted(read_topic(self._view, topic))
         self._record(sample)
         return sample
 
     def take(self, message: Message) -> None:
         """Note what a round has seen."""
-        if isinstance(message, Names):
+        if isinstance(message, RoundStart):
             self._names = message.names
             self._seen.clear()
-        elif isinstance(message, Looked):
+        elif isinstance(message, TopicUpdate):
             self._seen.add(message.topic)
             sample = self._noted(message)
-            if sample.looked == message.time:  # no later sample is known
+            if sample.read_at == message.time:  # no later sample is known
                 self._record(sample)
         elif message.problem is not None:
             if message.problem != self._problem:
@@ -197,34 +197,34 @@ class Sampler:
             if number % _AT_ONCE == 0:
                 self._stop.wait(0.001)
 
-    def _noted(self, looked: Looked) -> Sample:
+    def _noted(self, update: TopicUpdate) -> TopicSample:
         """Keep a sample, unless a later one is known."""
-        name, last = looked.topic, self._samples.get(looked.topic)
-        if last is not None and last.looked > looked.time:
+        name, last = update.topic, self._samples.get(update.topic)
+        if last is not None and last.read_at > update.time:
             return last
-        if last is None or last.problem != looked.problem:
-            if looked.description is None:
-                log.warning("the console cannot read a topic: %s", looked.problem)
-        sample = Sample(
-            looked.description,
-            looked.problem,
-            looked.spans,
+        if last is None or last.problem != update.problem:
+            if update.description is None:
+                log.warning("the console cannot read a topic: %s", update.problem)
+        sample = TopicSample(
+            update.description,
+            update.problem,
+            update.spans,
             {},
             History() if last is None else last.history,
-            looked.time,
+            update.time,
             time.time(),
         )
-        sample.owned = self._owned(sample, name, has_flushed=looked.has_flushed)
+        sample.owned = self._owned(sample, name, has_flushed=update.has_flushed)
         self._samples[name] = sample
         return sample
 
-    def _record(self, sample: Sample) -> None:
+    def _record(self, sample: TopicSample) -> None:
         """Add a sample to its history; requests do so too, after a change."""
         with self._recording:
             _record(sample)
 
     def _owned(
-        self, sample: Sample, name: str, *, has_flushed: bool = False
+        self, sample: TopicSample, name: str, *, has_flushed: bool = False
     ) -> dict[int, OwnedBucket]:
         """Ask the owners of a topic, all of them if it was flushed; of a topic without an owner,
         none."""
@@ -284,7 +284,7 @@ def _frame(source: IO[bytes]) -> bytes | None:
     return body if len(header) == 4 and len(body) == size else None
 
 
-def _record(sample: Sample) -> None:
+def _record(sample: TopicSample) -> None:
     """Add a sample to its history."""
     history, now = sample.history, sample.time
     if sample.problem is not None:

@@ -45,7 +45,6 @@ class TopicsView(ABC):
 
     place: str
     """The ``storage_path`` of the topics."""
-    is_store = False
     poll_seconds: float
     """How often a live tail polls."""
     sample_seconds: float

@@ -29,7 +29,6 @@ def view_of(place: str) -> TopicsView:
 class StoreView(TopicsView):
     """Finds topics below one address."""
 
-    is_store = True
     poll_seconds = 1.0
     sample_seconds = 30.0
 

@@ -29,7 +29,7 @@ class VersionRow:
 
 
 @dataclass
-class _Kept:
+class _KnownVersions:
     """What is known about an open topic."""
 
     rows: dict[int, tuple[Any, list[VersionRow]]] = field(default_factory=dict)
@@ -37,12 +37,12 @@ class _Kept:
     operations: dict[tuple[int, int], str | None] = field(default_factory=dict)
 
 
-_kept: WeakKeyDictionary[TopicFolder, _Kept] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[TopicFolder, _KnownVersions] = WeakKeyDictionary()
 
 
 def all_versions(source: TopicFolder) -> list[VersionRow]:
     """Return the versions of all buckets without their operations, newest first."""
-    kept = _kept.setdefault(source, _Kept())
+    kept = _kept.setdefault(source, _KnownVersions())
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # each reads files of its own
         parts = list(pool.map(lambda bucket: _versions(source, kept, bucket), source.buckets))
     found = [row for part in parts for row in part]
@@ -50,7 +50,7 @@ def all_versions(source: TopicFolder) -> list[VersionRow]:
     return found
 
 
-def _versions(source: TopicFolder, kept: _Kept, bucket: int) -> list[VersionRow]:
+def _versions(source: TopicFolder, kept: _KnownVersions, bucket: int) -> list[VersionRow]:
     dataset: Any = source.view(bucket).dataset
     if dataset is None:
         return []
@@ -74,7 +74,7 @@ def _row(bucket: int, entry: dict[str, Any]) -> VersionRow:
 
 def add_operations(source: TopicFolder, rows: list[VersionRow]) -> None:
     """Find out what made some versions; each is in a file of its own."""
-    operations = _kept.setdefault(source, _Kept()).operations
+    operations = _kept.setdefault(source, _KnownVersions()).operations
     if len(operations) > _MAX_OPERATIONS:
         operations.clear()
     unknown = [row for row in rows if (row.bucket, row.version) not in operations]

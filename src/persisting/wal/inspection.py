@@ -27,7 +27,6 @@ class SegmentReport(msgspec.Struct):
     last_sequence: int | None = None
     synced: int = 0
     """The last sequence that a frame in it records as durable."""
-    first_arrival: int | None = None
     last_arrival: int | None = None
     broken: str | None = None
     """Why the rest of the file is not a complete entry, if there is a rest."""
@@ -90,7 +89,7 @@ class Inspection(Recovery):
 def _count(frame: Frame, report: SegmentReport) -> None:
     report.frames += 1
     if report.first_sequence is None:
-        report.first_sequence, report.first_arrival = frame.sequence, frame.arrival
+        report.first_sequence = frame.sequence
     report.last_sequence, report.last_arrival = frame.sequence, frame.arrival
     report.synced = max(report.synced, frame.synced)
 

@@ -17,9 +17,9 @@ flight · ``clock`` its time · ``feed`` the ends of the buckets and fields of r
 ``dead_letters`` the topic of the records that failed · ``breaker`` slows a failing group down ·
 ``kept_group`` all of these together.
 
-The member: ``open_group`` checks before it joins · ``client`` the way to the keeper · ``reader``
-what users open · ``session`` one member for all readers of an event loop · ``fetches`` their
-fetches in few calls · ``leased_records``, ``near_reads`` reading the records of leases ·
-``record_cache`` records that are read ahead · ``delivery`` one leased record · ``run`` handlers
-with retries · ``letter_search`` finds dead letters.
+The member: ``open_group`` checks before it joins · ``group_client`` the way to the keeper ·
+``work_reader`` what users open · ``session`` one member for all readers of an event loop ·
+``fetches`` their fetches in few calls · ``leased_records``, ``near_reads`` reading the records of
+leases · ``record_cache`` records that are read ahead · ``delivery`` one leased record · ``run``
+handlers with retries · ``letter_search`` finds dead letters.
 """

@@ -12,7 +12,7 @@ from persisting.work.group_values import lost_lease
 from persisting.work.leased_records import LeasedRecord
 
 if TYPE_CHECKING:
-    from persisting.work.reader import WorkReader
+    from persisting.work.work_reader import WorkReader
 
 
 class Delivery:

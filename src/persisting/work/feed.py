@@ -44,11 +44,11 @@ class Feed:
         """By bucket, set when it is to be checked without waiting for a change."""
         self._round = 0
         """How many times members have asked to check all buckets."""
-        self._looked = dict.fromkeys(buckets, -1)
+        self._checked = dict.fromkeys(buckets, -1)
         """By bucket, the round in which its last check began."""
         self._asking: list[tuple[int, list[LoopWaiter]]] = []
         """Rounds that are not over, and the calls that wait for them."""
-        keeper.on_look = self._ask
+        keeper.on_check = self._ask
 
     def _ask(self) -> None:
         with suppress(RuntimeError):  # the loop is closed: the keeper is about to end
@@ -56,19 +56,19 @@ class Feed:
 
     def _begin_round(self) -> None:
         """Check all buckets for the calls that wait now."""
-        calls = self._keeper.take_looks()
+        calls = self._keeper.take_checks()
         if calls:
             self._round += 1
             self._asking.append((self._round, calls))
             for event in self._wake.values():
                 event.set()
 
-    def _end_look(self, number: int, began: int) -> None:
+    def _end_check(self, number: int, began: int) -> None:
         """Note that a bucket was checked; the check began in round ``began``."""
-        self._looked[number] = began
-        over = min(self._looked.values())
+        self._checked[number] = began
+        over = min(self._checked.values())
         while self._asking and self._asking[0][0] <= over:
-            self._keeper.end_looks(self._asking.pop(0)[1])
+            self._keeper.end_checks(self._asking.pop(0)[1])
 
     async def follow(self, number: int) -> None:
         """Offer the records of a bucket as they become durable, forever."""
@@ -81,9 +81,9 @@ class Feed:
                 try:
                     if asked and getattr(client, "may_be_behind", False):
                         await client.call(MakeDurable(NEVER))
-                    end, epoch, done = await self._look(number, client)
+                    end, epoch, done = await self._check_bucket(number, client)
                 finally:  # even if it failed: a bucket must not hold back the others
-                    self._end_look(number, began)
+                    self._end_check(number, began)
                 reported = False
                 self._seen.add(number)
                 if len(self._seen) == self._topic.num_buckets:
@@ -106,7 +106,7 @@ class Feed:
                 reported = True
                 await asyncio.sleep(_CHECK_SECONDS)
 
-    async def _look(self, number: int, client: BucketClient) -> tuple[int, int, bool]:
+    async def _check_bucket(self, number: int, client: BucketClient) -> tuple[int, int, bool]:
         """Offer what is durable; return the bucket's end and epoch, and whether all was offered."""
         stats = await client.stats()
         start, end = int(stats.get("start_offset", 0)), int(stats["end_offset"])

@@ -20,7 +20,8 @@ from persisting.topic import spec as topics
 from persisting.topic import store_config, store_work_status
 from persisting.topic.bucket_client import Topic
 from persisting.topic.groups import FOLDER, group_folder
-from persisting.topic.spec import TopicConfig
+from persisting.topic.local_handle import agreed_config
+from persisting.topic.spec import TopicConfig, TopicSpec
 from persisting.topic.store_files import StoreTopic
 from persisting.topic.topic_files import TopicFolder
 from persisting.topic.work_status import WorkStatus, read_status
@@ -87,6 +88,12 @@ class GroupPlace(Protocol):
 
     def load_letters(self) -> TopicConfig | None:
         """Return the configuration of the topic for dead letters, None if there is none."""
+
+    def create_letters(self, spec: TopicSpec) -> TopicConfig:
+        """Create the topic for dead letters, or change its options; return its configuration."""
+
+    def letters_place(self, config: TopicConfig) -> GroupPlace:
+        """Return the place of the topic for dead letters, which has this configuration."""
 
 
 def is_in_memory(topic: Topic) -> bool:
@@ -171,6 +178,12 @@ class FolderPlace:
         folder = self.folder.parent / (self.config.topic + LETTERS)
         return topics.load(folder, filesystem.current())
 
+    def create_letters(self, spec: TopicSpec) -> TopicConfig:
+        return agreed_config(spec, str(self.folder.parent))[1]
+
+    def letters_place(self, config: TopicConfig) -> FolderPlace:
+        return FolderPlace(self.folder.parent / config.topic, config)
+
 
 class StorePlace:
     """The groups of a topic in an object store."""
@@ -232,6 +245,12 @@ class StorePlace:
 
     def load_letters(self) -> TopicConfig | None:
         return store_config.load(self.letters_store())
+
+    def create_letters(self, spec: TopicSpec) -> TopicConfig:
+        return store_config.agreed(spec, self.letters_store())[0]
+
+    def letters_place(self, config: TopicConfig) -> StorePlace:
+        return StorePlace(self.letters_store(), config)
 
 
 def _check_same(found: TopicConfig | None, config: TopicConfig, root: str) -> None:

@@ -54,7 +54,7 @@ MOST_AHEAD = 1_000_000
 further ones are read ahead."""
 
 _FLOOR_WAIT_SECONDS = 30.0
-_LOOK_SECONDS = 5.0
+_CHECK_SECONDS = 5.0
 
 
 class KeeperEnded(BucketClosed):
@@ -113,8 +113,8 @@ class Keeper:
         self.dead_letter_error: str | None = None
         self.on_dying: Callable[[], None] = lambda: None
         """Called whenever records may be on their way to the dead letters."""
-        self._looks: list[LoopWaiter] = []
-        self.on_look: Callable[[], None] = lambda: None
+        self._checks: list[LoopWaiter] = []
+        self.on_check: Callable[[], None] = lambda: None
         """Called when a member wants records that were put just now."""
 
     @property
@@ -196,8 +196,8 @@ class Keeper:
         waiting, self._waiting = self._waiting, []
         rejecting = [waiter for waiters in self._rejecting.values() for waiter in waiters]
         self._rejecting.clear()
-        looks, self._looks = self._looks, []
-        _deliver([*waiting, *rejecting, *looks], error)
+        checks, self._checks = self._checks, []
+        _deliver([*waiting, *rejecting, *checks], error)
         self._idle.notify_all()
         self._wake()
 
@@ -420,25 +420,26 @@ class Keeper:
         elif await self.release([(bucket, offset, token)], delay, failed=True):
             raise lost_lease(bucket, offset)
 
-    async def look(self) -> None:
+    async def check_buckets(self) -> None:
         """Wait until what was put before this call can be claimed, or for a while at most: a bucket
         that cannot be read must not hold back the others."""
         with self._guard:
             self._check()
-            looked = LoopWaiter()
-            self._looks.append(looked)
-        self.on_look()
-        await asyncio.wait([looked.future], timeout=_LOOK_SECONDS)
+            checked = LoopWaiter()
+            self._checks.append(checked)
+        self.on_check()
+        await asyncio.wait([checked.future], timeout=_CHECK_SECONDS)
 
-    def take_looks(self) -> list[LoopWaiter]:
-        """Return the calls of :meth:`look` that wait, for :meth:`end_looks`."""
+    def take_checks(self) -> list[LoopWaiter]:
+        """Return the calls of :meth:`check_buckets` that wait, for :meth:`end_checks`."""
         with self._guard:
-            looks, self._looks = self._looks, []
-            return looks
+            checks, self._checks = self._checks, []
+            return checks
 
-    def end_looks(self, looks: Sequence[LoopWaiter]) -> None:
-        """Let calls of :meth:`look` return: all buckets were checked since they were taken."""
-        _deliver(looks, None)
+    def end_checks(self, checks: Sequence[LoopWaiter]) -> None:
+        """Let calls of :meth:`check_buckets` return: since they were taken, all buckets were
+        checked."""
+        _deliver(checks, None)
 
     async def configure(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Agree on settings; what a member leaves out stays as it is. Returns all of them."""

@@ -13,7 +13,7 @@ from persisting.errors import LeaseLost, StorageError
 from persisting.work.delivery import Delivery
 
 if TYPE_CHECKING:
-    from persisting.work.reader import WorkReader
+    from persisting.work.work_reader import WorkReader
 
 log = logging.getLogger("persisting")
 

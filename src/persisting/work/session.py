@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from persisting.errors import StorageError, TableError
-from persisting.work.client import BatchedAcks, GroupClient, leases_of
 from persisting.work.fetches import BatchedFetches
+from persisting.work.group_client import BatchedAcks, GroupClient, leases_of
 from persisting.work.group_values import RecordLease, Settings
 from persisting.work.leased_records import LeasedRecord, LeasedRecords
 
@@ -27,7 +27,7 @@ _DAMAGED_PAUSE = 5.0
 _ASKING_SECONDS = 60.0
 
 
-class GroupSession:
+class WorkSession:
     """The way to a group for the readers of one event loop, and what they have in common."""
 
     def __init__(self, records: LeasedRecords, client: GroupClient, settings: Settings) -> None:
@@ -53,7 +53,7 @@ class GroupSession:
     @classmethod
     async def join(
         cls, records: LeasedRecords, client: GroupClient, settings: dict[str, Any]
-    ) -> tuple[GroupSession, Settings]:
+    ) -> tuple[WorkSession, Settings]:
         """Return the session of this event loop, and the settings that the group has now.
 
         If there is a session, what the caller has brought is closed.
@@ -219,5 +219,5 @@ class GroupSession:
 
 
 _sessions: weakref.WeakKeyDictionary[
-    asyncio.AbstractEventLoop, weakref.WeakValueDictionary[Hashable, GroupSession]
+    asyncio.AbstractEventLoop, weakref.WeakValueDictionary[Hashable, WorkSession]
 ] = weakref.WeakKeyDictionary()

@@ -17,7 +17,8 @@ from persisting import fs
 from persisting.bucket import log_note
 from persisting.queue import PersistingBackend
 from persisting.topic.address import TopicAddress
-from persisting.topic.local import LocalTopic, agreed_config
+from persisting.topic.local import LocalTopic
+from persisting.topic.local_handle import agreed_config
 from persisting.topic.open_local import topic_spec
 from support.crash.checks import PromiseBroken, Record, _lock_is_free, disk_after, same_value
 from support.crash.disk_model import FIXED_LOSSES, Loss, Tree, after_power_loss, sampled

@@ -29,7 +29,7 @@ from typing import Any
 import lance  # noqa: F401 (imported once: most kills would hit the imports of the children)
 
 import persisting.local_socket.open_shared
-import persisting.local_socket.work_groups  # noqa: F401
+import persisting.local_socket.socket_groups  # noqa: F401
 from persisting.queue import LeaseLost, read_queue, write_queue
 from persisting.store_address import is_store_address
 from persisting.work.delivery import Delivery

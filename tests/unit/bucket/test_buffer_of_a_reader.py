@@ -12,14 +12,14 @@ from persisting.bucket.chunk import Chunk
 from persisting.bucket.delays import Delays
 from persisting.bucket.producer_sequences import ProducerSequences
 from persisting.records import RecordEncoder, Rules
-from persisting.table.view import Size, TableView
+from persisting.table.view import FragmentSize, TableView
 
 ENCODER = RecordEncoder(pa.schema([("id", pa.int64())]), Rules(evolving=True))
 
 
 def view(rows: int) -> TableView:
     """Return a view that has this many rows, without a table behind it."""
-    return TableView(None, ENCODER.schema, (Size(rows, rows),) if rows else ())
+    return TableView(None, ENCODER.schema, (FragmentSize(rows, rows),) if rows else ())
 
 
 def chunk(first: int, count: int, *, as_rows: bool) -> Chunk:

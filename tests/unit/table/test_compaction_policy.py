@@ -10,18 +10,18 @@ from typing import NamedTuple
 import pytest
 
 from persisting.table.compaction import Limit, everything, worthwhile
-from persisting.table.view import Size
+from persisting.table.view import FragmentSize
 
 FLUSHES = 10_000
 LIMIT = Limit()
 
 
-def sizes(*rows: int, width: int = 100) -> list[Size]:
+def sizes(*rows: int, width: int = 100) -> list[FragmentSize]:
     """Fragments with these numbers of rows, of ``width`` bytes each."""
-    return [Size(count, count * width) for count in rows]
+    return [FragmentSize(count, count * width) for count in rows]
 
 
-def joined(tail: Sequence[Size], limit: Limit) -> list[Size]:
+def joined(tail: Sequence[FragmentSize], limit: Limit) -> list[FragmentSize]:
     """The result of a compaction: neighbours joined up to a full fragment."""
     made = [tail[0]]
     for size in tail[1:]:
@@ -29,7 +29,7 @@ def joined(tail: Sequence[Size], limit: Limit) -> list[Size]:
         if last.rows >= limit.rows or last.nbytes >= limit.nbytes:
             made.append(size)
         else:
-            made[-1] = Size(last.rows + size.rows, last.nbytes + size.nbytes)
+            made[-1] = FragmentSize(last.rows + size.rows, last.nbytes + size.nbytes)
     return made
 
 
@@ -39,15 +39,15 @@ class Life(NamedTuple):
     rows: int
     rewritten: int
     most_fragments: int
-    largest_rewrite: Size
-    fragments: list[Size]
+    largest_rewrite: FragmentSize
+    fragments: list[FragmentSize]
 
 
-def live(flushes: Iterable[Size], limit: Limit = LIMIT) -> Life:
+def live(flushes: Iterable[FragmentSize], limit: Limit = LIMIT) -> Life:
     """Simulate flushes, each followed by the compactions that are worthwhile."""
-    fragments: list[Size] = []
+    fragments: list[FragmentSize] = []
     rows = rewritten = most = 0
-    largest = Size(0, 0)
+    largest = FragmentSize(0, 0)
     for flushed in flushes:
         fragments.append(flushed)
         rows += flushed.rows
@@ -57,9 +57,9 @@ def live(flushes: Iterable[Size], limit: Limit = LIMIT) -> Life:
             assert len(made) < count, "a compaction that joins nothing would be repeated forever"
             del fragments[-count:]
             fragments += made
-            taken = Size(sum(s.rows for s in tail), sum(s.nbytes for s in tail))
+            taken = FragmentSize(sum(s.rows for s in tail), sum(s.nbytes for s in tail))
             rewritten += taken.rows
-            largest = Size(max(largest.rows, taken.rows), max(largest.nbytes, taken.nbytes))
+            largest = FragmentSize(max(largest.rows, taken.rows), max(largest.nbytes, taken.nbytes))
         most = max(most, len(fragments))
     return Life(rows, rewritten, most, largest, fragments)
 

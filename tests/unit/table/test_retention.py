@@ -15,7 +15,7 @@ from persisting.records import EMPTY
 from persisting.table.layout import ARRIVAL_FIELD
 from persisting.table.retention import Limits, droppable
 from persisting.table.table import Table
-from persisting.table.view import Size, TableView
+from persisting.table.view import FragmentSize, TableView
 
 SCHEMA = pa.schema([("i", pa.int64())])
 HOUR = 3600.0
@@ -23,7 +23,9 @@ HOUR = 3600.0
 
 def view_of(*rows: int, start: int = 0, width: int = 10) -> TableView:
     """A view of fragments with these numbers of rows, of ``width`` bytes each, from ``start``."""
-    return TableView(None, EMPTY, tuple(Size(count, count * width) for count in rows), start)
+    return TableView(
+        None, EMPTY, tuple(FragmentSize(count, count * width) for count in rows), start
+    )
 
 
 def arrived(folder: Path, *hours_ago: float | tuple[float, ...]) -> Table:

@@ -160,7 +160,7 @@ def _delete_in_store(
     config = store_config.load_any(store)
     if config is None:
         raise NoSuchTopic(f"there is no topic {place.name!r} at {place.root}")
-    facts = inspect.look_in_store(place.name, place.root).facts
+    facts = inspect.store_topic_overview(place.name, place.root).facts
     content = f"{output.plural(facts.rows, 'record')} ({format_size(facts.bytes)})"
     if dry_run:
         store_deletion.check_deletable(store, config)
@@ -180,7 +180,7 @@ def _delete_folder(folder: Path, dry_run: bool, yes: bool, as_json: bool) -> Non
         output.show(result, as_json, lambda: output.line(text))
         return
     deletion.check_deletable(folder)
-    facts = inspect.look(folder).facts
+    facts = inspect.topic_overview(folder).facts
     result = Deleted(folder.name, str(folder), facts.rows, facts.bytes, dry_run)
     content = f"{output.plural(facts.rows, 'record')} ({format_size(facts.bytes)})"
     if not dry_run:

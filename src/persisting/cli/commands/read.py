@@ -15,7 +15,7 @@ from persisting.actions.record_window import Found, by_arrival, record_window
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Timestamp
-from persisting.cli.records import brief, without_nulls
+from persisting.cli.record_text import brief, without_nulls
 
 if TYPE_CHECKING:
     from persisting.bucket.snapshot import Snapshot

@@ -12,7 +12,7 @@ import msgspec
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.json_contract import prints
 from persisting.cli.parameters import Position
-from persisting.cli.records import brief, without_nulls
+from persisting.cli.record_text import brief, without_nulls
 from persisting.errors import InvalidArgument
 
 

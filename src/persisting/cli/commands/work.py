@@ -12,10 +12,10 @@ import msgspec
 from persisting.cli import output, parameters, topics_access
 from persisting.cli.command_group import CommandGroup
 from persisting.cli.json_contract import prints
-from persisting.cli.records import without_nulls
+from persisting.cli.record_text import without_nulls
 
 if TYPE_CHECKING:
-    from persisting.work.reader import WorkReader
+    from persisting.work.work_reader import WorkReader
 
 
 class Released(msgspec.Struct):

@@ -24,7 +24,7 @@ from persisting.errors import InvalidArgument, SchemaError
 from persisting.options import DURABLE
 
 if TYPE_CHECKING:
-    from persisting.cli.ingest import BadLines, Feed, Source
+    from persisting.cli.ingest import BadLines, IngestFeed, Source
     from persisting.queue import QueueWriter
 
 _GENERATED_ID = re.compile(r"put-\d{8}-\d{6}-[0-9a-f]{8}")
@@ -181,7 +181,7 @@ def _feed(
 
     path = topics_access.place_of(topic, target.storage)
     made = not path.exists
-    state: dict[str, Feed] = {}
+    state: dict[str, IngestFeed] = {}
     started = time.monotonic()
     with ExitStack() as stack:
         bad = None
@@ -221,10 +221,10 @@ async def _put_all(
     write_id: str,
     sources: Iterator[Source],
     bad: BadLines | None,
-    state: dict[str, Feed],
+    state: dict[str, IngestFeed],
 ) -> None:
     """Put everything; ``state`` gets the feed, which counts what is stored."""
-    from persisting.cli.ingest import Feed
+    from persisting.cli.ingest import IngestFeed
     from persisting.topic.spec import DEFAULT_COLUMN
 
     first = next(sources)
@@ -235,7 +235,7 @@ async def _put_all(
         synced = bool(stats.get("wal_enabled")) and stats.get("wal_sync_interval") == 0
         numbered = target.write_id is not None or stats.get("backend") in _TABLES
         stored = await writer.last_sequences() if numbered else None
-        feed = state["feed"] = Feed(writer, durable_puts=synced, stored=stored, bad=bad)
+        feed = state["feed"] = IngestFeed(writer, durable_puts=synced, stored=stored, bad=bad)
         try:
             with topics_access.progress(f"into {path.name}", quiet=target.as_json) as progress:
                 for source in chain([first], sources):

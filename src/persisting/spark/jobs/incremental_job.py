@@ -23,7 +23,7 @@ from persisting.spark.jobs.topic_lookup import open_topic, place_of, topic_place
 from persisting.spark.query_errors import readable_errors
 from persisting.spark.source import check_rows
 from persisting.spark.source_options import option_text
-from persisting.spark.stream_offsets import Place
+from persisting.spark.stream_offsets import StreamPlace
 from persisting.store_address import StoreAddress, is_store_address, parse
 from persisting.topic.topic_files import TopicFolder, stored_config
 from persisting.topic.topic_names import check_name
@@ -150,7 +150,7 @@ def _lag(checkpoint: Path, stored: TopicFolder) -> dict[str, int]:
     last = (checkpoint / "offsets" / str(max(batches))).read_text() if batches else "{}"
     taken = stream_offsets.decode(json.loads(last.splitlines()[-1]))
     return {
-        str(bucket): max(0, stored.view(bucket).end - taken.get(bucket, Place(0)).offset)
+        str(bucket): max(0, stored.view(bucket).end - taken.get(bucket, StreamPlace(0)).offset)
         for bucket in stored.buckets
     }
 

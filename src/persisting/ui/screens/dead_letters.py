@@ -65,7 +65,7 @@ async def redrive(request: Request) -> Response:
     listed = ", ".join(map(str, sorted(chosen)))
     async with await console.owners.open_work(topic, group) as member:
         count = await member.redrive(f"{FIELD}.number IN ({listed})", numbers=chosen)
-    await console.look_again(topic)
+    await console.refresh(topic)
     back = address(f"/topics/{pages.segment(topic)}/groups", redriven=count)
     return RedirectResponse(back, status_code=303)
 

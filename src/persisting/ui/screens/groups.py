@@ -130,6 +130,6 @@ async def reset(request: Request) -> Response:
         control.reset(group, offsets or {}, spans)
 
     await console.view.read(topic, move)
-    await console.look_again(topic)
+    await console.refresh(topic)
     back = address(f"/topics/{pages.segment(topic)}/groups", done=group)
     return RedirectResponse(back, status_code=303)

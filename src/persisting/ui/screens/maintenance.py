@@ -93,7 +93,7 @@ async def start(request: Request) -> Response:
         async def work(task: Task) -> Any:
             async with await console.owners.open(topic) as reader:
                 done = await reader.compact()
-            await console.look_again(topic)
+            await console.refresh(topic)
             return done
 
     elif kind == "retain":
@@ -102,7 +102,7 @@ async def start(request: Request) -> Response:
         async def work(task: Task) -> Any:
             async with await console.owners.open(topic) as reader:
                 done = await reader.retain(rows=rows, bytes=size, seconds=age)
-            await console.look_again(topic)
+            await console.refresh(topic)
             return done
 
     elif kind == "backup":

@@ -24,7 +24,7 @@ from persisting.suggestions import choices
 from persisting.topic.topic_files import TopicFolder
 from persisting.ui import pages, value_trees
 from persisting.ui.console import Console, topic_of
-from persisting.ui.owners import Unflushed, Wanted
+from persisting.ui.owners import Unflushed, UnflushedRange
 from persisting.ui.requests import Parameters, address, path_number, written_positions
 
 _DEFAULT_ROWS, _MAX_ROWS, _MAX_DOWNLOAD = 50, 500, 5_000
@@ -293,7 +293,7 @@ async def _one(request: Request, state: State) -> tuple[Found, range]:
     try:
         found, start, end = await console.view.read(topic, read)
     except OffsetOutOfRange:
-        wanted = {bucket: Wanted(offset, offset + 1)}
+        wanted = {bucket: UnflushedRange(offset, offset + 1)}
         parts: dict[int, Unflushed] = {}
         if state == State():
             parts = await console.owners.unflushed(topic, wanted, 1, _PAGE_BYTES)
@@ -361,11 +361,13 @@ async def _window(
 
 def _beyond(
     ends: dict[int, int], forward: dict[int, int] | None, until: dict[int, int] | None
-) -> dict[int, Wanted]:
+) -> dict[int, UnflushedRange]:
     """Return which records after the ends of the files a page shows, by bucket."""
     if forward is not None:
-        return {b: Wanted(max(end, forward[b]), newest=False) for b, end in ends.items()}
-    return {b: Wanted(end, None if until is None else until.get(b)) for b, end in ends.items()}
+        return {b: UnflushedRange(max(end, forward[b]), newest=False) for b, end in ends.items()}
+    return {
+        b: UnflushedRange(end, None if until is None else until.get(b)) for b, end in ends.items()
+    }
 
 
 def _read(

@@ -17,7 +17,7 @@ from persisting.topic.topic_files import TopicFolder
 from persisting.ui import pages
 from persisting.ui.console import Console, topic_of
 from persisting.ui.matches import vector_fields
-from persisting.ui.queries import Hit, QueryStopped, SearchQuery, unless_left
+from persisting.ui.queries import QueryStopped, RecordHit, SearchQuery, unless_left
 from persisting.ui.requests import Parameters
 from persisting.ui.value_trees import brief, highlighted
 
@@ -31,7 +31,7 @@ _TEXT_FIELDS = ("text", "content", "message", "body", "prompt")
 class Result:
     """A hit as the page shows it: its texts with marked words."""
 
-    hit: Hit
+    hit: RecordHit
     cells: list[tuple[str, Markup | str]]
 
 
@@ -50,7 +50,7 @@ async def show(request: Request) -> Response:
     try:
         query = _query(console, topic, given, texts)
         if query is not None:
-            hits = await unless_left(request, console.queries.run(query, list[Hit]))
+            hits = await unless_left(request, console.queries.run(query, list[RecordHit]))
             words = (query.text or "").split()
             results = await in_thread(
                 lambda: [Result(hit, _cells(hit.record, words, names)) for hit in hits]

@@ -17,7 +17,7 @@ from persisting.errors import InvalidArgument, StorageError
 from persisting.topic.topic_files import TopicFolder
 from persisting.ui import pages, value_trees
 from persisting.ui.console import Console, topic_of
-from persisting.ui.owners import OwnedBucket, Wanted
+from persisting.ui.owners import OwnedBucket, UnflushedRange
 from persisting.ui.requests import Parameters, written_positions
 from persisting.ui.screens.records import check_bucket
 
@@ -189,7 +189,7 @@ def _look(source: TopicFolder, following: _Tail) -> _Look:
 async def _look_beyond(console: Console, topic: str, following: _Tail, look: _Look) -> None:
     """Add what owners have acknowledged that is in no file yet."""
     most = max(1, _OWNER_ROWS // len(following.places))
-    wanted = {bucket: Wanted(place) for bucket, place in following.places.items()}
+    wanted = {bucket: UnflushedRange(place) for bucket, place in following.places.items()}
     parts = await console.owners.unflushed(topic, wanted, most, _READ_BYTES)
     for bucket, part in parts.items():
         if part.bucket.end < following.places[bucket]:

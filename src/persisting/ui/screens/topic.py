@@ -15,7 +15,7 @@ from persisting.ui import pages
 from persisting.ui.charts import line_chart
 from persisting.ui.console import Console, topic_of
 from persisting.ui.pages import number
-from persisting.ui.sampler import Sample
+from persisting.ui.sampler import TopicSample
 from persisting.ui.series import KEPT_SECONDS, Point
 from persisting.ui.texts import Translator
 
@@ -26,7 +26,7 @@ async def show(request: Request) -> Response:
     await in_thread(console.view.check, topic)  # raises NoSuchTopic
     sample = console.sampler.sample(topic)
     if sample is None:
-        sample = await in_thread(console.sampler.look_again, topic)
+        sample = await in_thread(console.sampler.refresh, topic)
     if sample.description is None:
         raise StorageError(sample.problem or "the topic cannot be read")
     return pages.render(
@@ -41,7 +41,7 @@ async def show(request: Request) -> Response:
     )
 
 
-def charts(translate: Translator, sample: Sample) -> list[tuple[str, Markup]]:
+def charts(translate: Translator, sample: TopicSample) -> list[tuple[str, Markup]]:
     """Return the charts of the last hour with their titles."""
     history, now = sample.history, time.time()
     since = max(now - KEPT_SECONDS, min((p.time for p in history.records.points()), default=now))

@@ -14,18 +14,18 @@ from persisting.ui import pages
 from persisting.ui.charts import sparkline
 from persisting.ui.console import Console
 from persisting.ui.requests import Parameters
-from persisting.ui.sampler import Sample
+from persisting.ui.sampler import TopicSample
 
 _PAGE = 100
 SORTS = ("topic", "rows", "size", "rate", "lag", "problem")
 
 
 @dataclass
-class Row:
+class TopicRow:
     """A topic in the list; one that no round has seen yet has only a name."""
 
     topic: str
-    sample: Sample | None
+    sample: TopicSample | None
 
     @property
     def spark(self) -> Markup:
@@ -45,7 +45,9 @@ async def show(request: Request) -> Response:
     if names is None:
         names = await in_thread(console.view.names)
     rows = [
-        Row(name, samples.get(name)) for name in names if contains.casefold() in name.casefold()
+        TopicRow(name, samples.get(name))
+        for name in names
+        if contains.casefold() in name.casefold()
     ]
     rows.sort(key=lambda row: _key(row, sort), reverse=order == "desc")
     last_page = max(1, -(-len(rows) // _PAGE))
@@ -67,7 +69,7 @@ async def show(request: Request) -> Response:
     )
 
 
-def _key(row: Row, sort: str) -> Any:
+def _key(row: TopicRow, sort: str) -> Any:
     sample = row.sample
     if sort == "topic" or sample is None:
         return (0, row.topic) if sort == "topic" else (-1, row.topic)

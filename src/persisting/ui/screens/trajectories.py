@@ -17,7 +17,7 @@ from persisting.topic.topic_files import TopicFolder
 from persisting.ui import pages
 from persisting.ui.console import Console, topic_of
 from persisting.ui.matches import vector_fields
-from persisting.ui.queries import Hit, Run, RunQuery, RunsQuery, unless_left
+from persisting.ui.queries import RecordHit, Run, RunQuery, RunsQuery, unless_left
 from persisting.ui.requests import Parameters
 from persisting.ui.value_trees import Node, brief, tree
 
@@ -36,7 +36,7 @@ _SCORES = ("score", "reward", "value", "rating")
 class Step:
     """A record of a run, as a timeline shows it."""
 
-    hit: Hit
+    hit: RecordHit
     role: str
     text: str
     score: float | None
@@ -82,7 +82,7 @@ async def run(request: Request) -> Response:
     storage = console.view.place
     by = None if order == ARRIVAL else order
     query = RunQuery(storage, topic, field, value, _MAX_STEPS + 1, by)
-    hits = await unless_left(request, console.queries.run(query, list[Hit]))
+    hits = await unless_left(request, console.queries.run(query, list[RecordHit]))
     return pages.render(
         request,
         "run.html",
@@ -139,7 +139,7 @@ def _has_surrogates(text: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _steps(hits: list[Hit], field: str) -> list[Step]:
+def _steps(hits: list[RecordHit], field: str) -> list[Step]:
     steps, before = [], None
     for hit in hits:
         record = hit.record

@@ -211,7 +211,7 @@ async def restore(request: Request) -> Response:
         )
     async with await _reader(request) as reader:
         done = await reader.restore(version)
-    await console.look_again(topic)
+    await console.refresh(topic)
     return pages.render(
         request, "restore.html", topic=topic, plan=plan, fields=fields, version=version, done=done
     )
@@ -238,6 +238,6 @@ async def _reader(request: Request) -> QueueReader:
 
 
 async def _back(request: Request, done: str) -> Response:
-    await Console.of(request).look_again(topic_of(request))
+    await Console.of(request).refresh(topic_of(request))
     path = f"/topics/{pages.segment(topic_of(request))}/versions"
     return RedirectResponse(address(path, done=done), status_code=303)

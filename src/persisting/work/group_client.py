@@ -29,6 +29,9 @@ CALLS = frozenset(
     }
 )
 
+_METHODS = {"look": "check_buckets"}
+"""Methods of the keeper whose names are not those of their calls."""
+
 ENDED_WITH_CALLER = frozenset({"claim"})
 """Calls that end when the connection of their caller does: nobody would get the records."""
 
@@ -63,7 +66,7 @@ async def answer(keeper: Keeper, op: str, args: dict[str, Any]) -> Any:
             f"work group {keeper.group!r} of {keeper.place} was deleted and created again "
             "since this reader was opened; open a new reader"
         )
-    return await getattr(keeper, op)(**given)
+    return await getattr(keeper, _METHODS.get(op, op))(**given)
 
 
 def leases_of(reply: Any) -> list[RecordLease]:

@@ -23,16 +23,16 @@ from persisting.options import check_timeout
 from persisting.topic.bucket_client import Topic
 from persisting.topic.synchronous import SyncQueue
 from persisting.topic.work_metrics import WorkMetrics
-from persisting.work.client import ACK_STEP, GroupClient
 from persisting.work.dead_letters import FIELD, letter_place
 from persisting.work.delivery import Delivery
+from persisting.work.group_client import ACK_STEP, GroupClient
 from persisting.work.group_place import is_in_memory, place_of
 from persisting.work.group_values import Letter, Settings
 from persisting.work.leased_records import LeasedRecord, LeasedRecords, OpenLetters
 from persisting.work.letter_search import find_letters
 from persisting.work.record_order import order_of
 from persisting.work.run import HandlerRun
-from persisting.work.session import GroupSession
+from persisting.work.session import WorkSession
 
 WAIT_SECONDS = 4.0
 """The longest wait of one claim; a reader repeats it."""
@@ -102,7 +102,7 @@ class WorkReader(AsyncClosing):
     The readers of a group on one event loop are one member of it: they share calls of the keeper.
     """
 
-    def __init__(self, session: GroupSession, options: WorkOptions, settings: Settings) -> None:
+    def __init__(self, session: WorkSession, options: WorkOptions, settings: Settings) -> None:
         self._session, self._options = session, options
         self._metrics: WorkMetrics | None = None
         self._buffered: dict[tuple[int, int, int], Delivery] = {}
@@ -131,7 +131,7 @@ class WorkReader(AsyncClosing):
             metrics = WorkMetrics(topic.name, group, str(place), lambda: place.read_status(group))
         records = LeasedRecords(topic, options.group, open_letters)
         try:
-            session, settings = await GroupSession.join(records, client, options.settings)
+            session, settings = await WorkSession.join(records, client, options.settings)
         except BaseException:
             if metrics is not None:
                 metrics.remove()

@@ -19,20 +19,20 @@ from persisting.topic.inspect import Description, describe, spans_of
 from persisting.topic.topic_files import TopicFolder
 from persisting.ui.storage_view import Signature, TopicsView
 
-_LOOK_AGAIN_SECONDS = 60.0
+_REREAD_SECONDS = 60.0
 """How often the live members of groups and the sizes of old files are read."""
 _MAX_PAUSE_SECONDS = 0.1
 _INSPECTED_LOG_BYTES = 1 << 20
 """The state of larger logs is not shown: inspecting a log reads it."""
 
 
-class Names(msgspec.Struct, tag=True):
+class RoundStart(msgspec.Struct, tag=True):
     """A round has begun; these topics exist."""
 
     names: list[str]
 
 
-class Looked(msgspec.Struct, tag=True):
+class TopicUpdate(msgspec.Struct, tag=True):
     """The files of a topic that is new or has changed."""
 
     topic: str
@@ -54,7 +54,7 @@ class RoundEnd(msgspec.Struct, tag=True):
     """Why the topics could not be listed."""
 
 
-Message: TypeAlias = Names | Looked | RoundEnd
+Message: TypeAlias = RoundStart | TopicUpdate | RoundEnd
 
 
 @dataclass
@@ -62,10 +62,10 @@ class _Known:
     """What the last sample of a topic has seen."""
 
     signature: Signature
-    looked: float
+    read_at: float
 
 
-class TopicLooks:
+class TopicRounds:
     """Rounds through the topics of a storage folder."""
 
     def __init__(self, view: TopicsView) -> None:
@@ -73,19 +73,19 @@ class TopicLooks:
         self._known: dict[str, _Known] = {}
         self._is_first = True
 
-    def look_around(self, wait: Callable[[float], object] = time.sleep) -> Iterator[Message]:
+    def sample_all(self, wait: Callable[[float], object] = time.sleep) -> Iterator[Message]:
         """Sample every topic once. After the first round, half of the time is spent waiting."""
         try:
             names = self._view.names()
         except StorageError as exc:
             yield RoundEnd(str(exc))
             return
-        yield Names(names)
+        yield RoundStart(names)
         for name in names:
             started = time.monotonic()
-            looked = self._looked_at(name)
-            if looked is not None:
-                yield looked
+            update = self._update_of(name)
+            if update is not None:
+                yield update
             if not self._is_first:
                 wait(min(time.monotonic() - started, _MAX_PAUSE_SECONDS))
         for name in set(self._known) - set(names):
@@ -93,24 +93,24 @@ class TopicLooks:
         self._is_first = False
         yield RoundEnd()
 
-    def _looked_at(self, name: str) -> Looked | None:
+    def _update_of(self, name: str) -> TopicUpdate | None:
         """Return what is new about a topic."""
         last, now = self._known.get(name), time.time()
         try:
             signature = self._view.signature(name)
             if last is not None and last.signature == signature:
-                if now - last.looked < _LOOK_AGAIN_SECONDS:
+                if now - last.read_at < _REREAD_SECONDS:
                     return None
             has_flushed = last is None or last.signature.versions != signature.versions
             self._known[name] = _Known(signature, now)
-            return look_at(self._view, name, has_flushed=has_flushed)
+            return read_topic(self._view, name, has_flushed=has_flushed)
         except Exception as exc:  # one topic that cannot be read does not hide the others
             self._known.pop(name, None)
             problem = str(exc) if isinstance(exc, StorageError) else f"{type(exc).__name__}: {exc}"
-            return Looked(name, None, problem, {}, False, now)
+            return TopicUpdate(name, None, problem, {}, False, now)
 
 
-def look_at(view: TopicsView, name: str, *, has_flushed: bool = False) -> Looked:
+def read_topic(view: TopicsView, name: str, *, has_flushed: bool = False) -> TopicUpdate:
     """Read the files of a topic."""
     now = time.time()
     description: Description | None = None
@@ -121,7 +121,7 @@ def look_at(view: TopicsView, name: str, *, has_flushed: bool = False) -> Looked
         problem = next((b.problem for b in description.buckets if b.problem), None)
     except StorageError as exc:
         problem = str(exc)
-    return Looked(name, description, problem, spans, has_flushed, now)
+    return TopicUpdate(name, description, problem, spans, has_flushed, now)
 
 
 def _described(source: TopicFolder) -> tuple[Description, dict[int, Span]]:

@@ -12,7 +12,7 @@ from persisting.cluster.locator import LOST, Patience
 from persisting.cluster.open_remote import find_remote_topic, ready_transport
 from persisting.cluster.transport import Transport
 from persisting.cluster.wire import Request
-from persisting.cluster.work_host import letters_topic
+from persisting.cluster.work_host import topic_at
 from persisting.concurrency.pool import in_thread
 from persisting.errors import BucketLocked, NoSuchTopic
 from persisting.store_address import is_store_address
@@ -22,7 +22,7 @@ from persisting.topic.spec import TopicSpec
 from persisting.work.dead_letters import SUFFIX
 from persisting.work.group_place import GroupPlace, place_of
 from persisting.work.open_group import check_backend
-from persisting.work.reader import WorkOptions, WorkReader
+from persisting.work.work_reader import WorkOptions, WorkReader
 
 _WAIT_STEP_SECONDS = 0.2
 _LONG = frozenset({"fail", "look", "redrive", "reject"})
@@ -116,4 +116,4 @@ async def _read_dead_letters(transport: Transport, place: GroupPlace) -> Topic:
     config = await in_thread(place.load_letters)
     if config is None:
         raise NoSuchTopic(f"there is no topic {place.config.topic + SUFFIX!r} beside {place}")
-    return letters_topic(transport, place, config)
+    return topic_at(transport, place.letters_place(config))

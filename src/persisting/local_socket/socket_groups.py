@@ -34,12 +34,12 @@ from persisting.local_socket.shared_topic import as_shared
 from persisting.lock import described
 from persisting.store.object_store import ObjectStore
 from persisting.topic.bucket_client import Topic
-from persisting.topic.local import open_for_writing
+from persisting.topic.local_handle import open_for_writing
 from persisting.topic.open_local import deadline_of, find_topic, topic_spec, when_found
 from persisting.topic.open_store import StoreReadTopic, find_in_store
 from persisting.topic.spec import TopicConfig, TopicSpec
 from persisting.work import dead_letters
-from persisting.work.client import CALLS, ENDED_WITH_CALLER, answer
+from persisting.work.group_client import CALLS, ENDED_WITH_CALLER, answer
 from persisting.work.group_place import (
     FolderPlace,
     GroupPlace,
@@ -51,7 +51,7 @@ from persisting.work.group_storage import KeptElsewhere
 from persisting.work.keeper import Keeper, KeeperEnded
 from persisting.work.kept_group import KeptGroup
 from persisting.work.open_group import check_backend, has_log
-from persisting.work.reader import WorkOptions, WorkReader
+from persisting.work.work_reader import WorkOptions, WorkReader
 
 _WAIT_STEP_SECONDS = 0.05
 _STORE_STEP_SECONDS = 0.5
@@ -187,25 +187,26 @@ async def open_dead_letters(place: GroupPlace) -> Topic:
 
 async def read_dead_letters(place: GroupPlace) -> Topic:
     """Open the dead letters of a topic for reading."""
+    name = place.config.topic + dead_letters.SUFFIX
+    config: TopicConfig | None
     if isinstance(place, StorePlace):
         config = await in_thread(place.load_letters)
         if config is None:
-            name = place.config.topic + dead_letters.SUFFIX
             raise NoSuchTopic(f"there is no topic {name!r} at {place.store.address.parent}")
-        return StoreReadTopic(place.letters_store(), config)
-    assert isinstance(place, FolderPlace)
-    wanted, cls = topic_spec(place.config.topic + dead_letters.SUFFIX)
-    topic = await find_topic(wanted, cls, str(place.folder.parent))
-    await topic.close()
-    folder = await in_thread(Path(topic.folder).resolve)
-    return SharedReaderTopic(folder, topic.config)
+    else:
+        assert isinstance(place, FolderPlace)
+        wanted, cls = topic_spec(name)
+        topic = await find_topic(wanted, cls, str(place.folder.parent))
+        await topic.close()
+        config = topic.config
+    return _reading(place.letters_place(config))
 
 
 _Key: TypeAlias = "tuple[Hashable, str]"
 """The place of a topic, and a group."""
 
 
-class _Kept:
+class _KeptGroups:
     """The groups that this process keeps, with the number of their users."""
 
     def __init__(self) -> None:
@@ -215,13 +216,13 @@ class _Kept:
         self.opening: set[_Key] = set()
 
 
-_kept = _Kept()
+_kept = _KeptGroups()
 
 
 def _reset_after_fork() -> None:
     """A forked process keeps no group."""
     global _kept
-    _kept = _Kept()
+    _kept = _KeptGroups()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
