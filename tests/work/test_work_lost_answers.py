@@ -218,7 +218,7 @@ class TestReaders:
         await place.writer(2, num_buckets=1)
         first, second = await place.member("one"), await place.member("two")
         (mine,), (other,) = await first.fetch(1), await second.fetch(1)
-        with pytest.raises(InvalidArgument, match="no delivery of work group 'one'"):
+        with pytest.raises(InvalidArgument, match="not a delivery of work group 'one'"):
             await first.ack([mine, other])
         assert (await first.stats())["acknowledged"] == 0
         same = await place.member("one", lease=1.0)

@@ -44,7 +44,7 @@ async def replay_history(
     workspace.mkdir()
     table = await run_history(tmp_path / "disk", open_bucket, history, logged=logged)
     replay = TableCrashExplorer(
-        table.recorder.recording, table.states, afterwards or open_bucket, workspace
+        table.recorder.recording, table.states, afterwards or open_bucket, workspace, logged=logged
     )
     await explore(replay, thoroughly=thoroughly)
     all_but_the_last = set(range(len(table.states) - 1))

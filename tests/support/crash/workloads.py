@@ -388,7 +388,12 @@ class RecordedTable:
         kill would lose the rest."""
         if not self._logged:
             await self.flush()
-        await (self.backend.close() if cleanly else self.handle.drop())
+        if cleanly:
+            await self.backend.close()
+        else:
+            if not self._logged:
+                self.states.append(self.state.in_next_epoch())
+            await self.handle.drop()
         with fs.use(self.recorder):
             self.handle.open(open_bucket)
         self._promise()
