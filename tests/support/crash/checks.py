@@ -135,16 +135,17 @@ class CrashableBucket:
         self.backend = self._open(self._folder)
         return self.backend
 
-    async def drop(self) -> None:
-        """Drop the bucket without closing it; return when its lock is free."""
+    async def drop(self) -> bool:
+        """Drop the bucket without closing it; return when its lock is free. The result says whether
+        its records were logged: if not, the next owner begins a new epoch."""
+        logged: bool = self.backend.bucket.options.is_logged
         bucket = weakref.ref(self.backend._bucket)
         self.backend = None
         for attempt in range(30_000):
             if bucket() is None and _lock_is_free(self._folder):
-                return
-            if (
-                attempt % 50 == 49
-            ):  # a thread may still use the bucket; collecting is slow, so do it rarely
+                return logged
+            # A thread may still use the bucket; collecting is slow, so do it rarely.
+            if attempt % 50 == 49:
                 gc.collect()
             await asyncio.sleep(0.001)
         raise AssertionError("a dropped backend is still referenced or locked")
@@ -412,7 +413,7 @@ async def check_table(
     logged: bool = True,
 ) -> State:
     """Open and check; then continue work, crash, open and check again. Return the state that was
-    found at first."""
+    found at first. ``logged``: whether the records of the former owner were logged."""
     allowed = list(allowed)
     with fs.use(QuickFileSystem()):
         handle = _opened(folder, open_bucket)
@@ -426,10 +427,10 @@ async def check_table(
             return state
         known = replace(found, defaults=state.defaults)
         after = await continue_work(handle.backend, known, list(more))
-        await handle.drop()
+        if not await handle.drop():
+            after = after.in_next_epoch()
         handle = _opened(folder, open_bucket)
-        expected = after if logged else after.in_next_epoch()
-        check_state(await read_state(handle.backend), [expected])
+        check_state(await read_state(handle.backend), [after])
         await check_health(handle.backend, after.now.rows)
         await handle.backend.close()
     return state

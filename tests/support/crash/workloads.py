@@ -393,7 +393,7 @@ class RecordedTable:
         else:
             if not self._logged:
                 self.states.append(self.state.in_next_epoch())
-            await self.handle.drop()
+            assert await self.handle.drop() == self._logged
         with fs.use(self.recorder):
             self.handle.open(open_bucket)
         self._promise()
