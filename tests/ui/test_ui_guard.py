@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from support.console import RunningConsole, files_of, running_console
+from support.waiting import until_true
 
 from persisting.cli.app import run
 from persisting.cli.commands.ui import _print_address
@@ -342,10 +342,7 @@ def test_live_tails_are_bounded_and_given_back_when_the_browser_leaves(
     finally:
         for connection in opened:
             connection.close()
-    deadline = time.monotonic() + 60
-    while tail_of(console).getresponse().status != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until_true(lambda: tail_of(console).getresponse().status == 200, tries=600, interval=0.2)
 
 
 def tail_of(console: RunningConsole) -> http.client.HTTPConnection:

@@ -9,7 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.console import awaited, running_console, samplers_of, wait_until
+from support.console import awaited, running_console, samplers_of
+from support.waiting import until_true
 
 from persisting.queue import write_queue
 from persisting.ui.looks import Looked, Names, RoundEnd, TopicLooks
@@ -106,16 +107,16 @@ def test_process_that_samples_topics_is_started_again_and_ends_with_the_console(
     template: Path,
 ) -> None:
     with running_console(template) as console:
-        wait_until(lambda: samplers_of(console.process.pid))
+        until_true(lambda: samplers_of(console.process.pid))
         (first,) = samplers_of(console.process.pid)
         nice = min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
-        wait_until(lambda: os.getpriority(os.PRIO_PROCESS, first) == nice)
+        until_true(lambda: os.getpriority(os.PRIO_PROCESS, first) == nice)
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: [pid for pid in samplers_of(console.process.pid) if pid != first])
+        until_true(lambda: [pid for pid in samplers_of(console.process.pid) if pid != first])
         (second,) = samplers_of(console.process.pid)
-        wait_until(lambda: "not read yet" not in console.get("/").text)
+        until_true(lambda: "not read yet" not in console.get("/").text)
         console.process.kill()
-        wait_until(lambda: not Path(f"/proc/{second}").exists())
+        until_true(lambda: not Path(f"/proc/{second}").exists())
 
 
 def test_series_keeps_an_hour_and_one_point_before_it() -> None:
