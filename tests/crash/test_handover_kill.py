@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from support.handover import (
     OWNER,
     OWNER_POINTS,
     PUTS,
+    check_ids,
     files_of_handovers,
     hand_over,
     held_process,
@@ -56,17 +58,11 @@ def check(folder: Path, written: int, acknowledged: int) -> None:
     """Assert that every row handed over and every acknowledged record is stored once, complete, and
     that records of the owner are in order."""
     found = content(folder)
-    everything = [record for records in found.values() for record in records]
-    numbers = sorted(record["id"] for record in everything)
-    assert numbers == sorted(set(numbers))
-    assert [n for n in numbers if n < PUTS] == list(range(written))
-    put_to = [n for n in numbers if n >= PUTS]
-    assert put_to[: acknowledged - PUTS] == list(range(PUTS, acknowledged))
-    assert put_to == list(range(PUTS, PUTS + len(put_to)))  # an unacknowledged put may be stored
-    assert all(record["text"] == f"row {record['id']}" for record in everything)
+    numbers = {bucket: [record["id"] for record in records] for bucket, records in found.items()}
+    own = check_ids(numbers, written, acknowledged)
+    assert own == list(range(PUTS, PUTS + len(own)))  # an unacknowledged put may be stored
     for records in found.values():
-        own = [record["id"] for record in records if record["id"] >= PUTS]
-        assert own == sorted(own)
+        assert all(record["text"] == f"row {record['id']}" for record in records)
     assert is_sound(folder)
     assert unreferenced(folder) == []
 
@@ -276,6 +272,16 @@ def test_driver_killed_during_an_overwrite_replaces_every_bucket_once_or_none(
     check_replaced(tmp_path, range(300), PUTS + 200, dict.fromkeys(range(BUCKETS), first))
 
 
+def repeat(folder: Path, *, overwrite: bool, beside_an_owner: bool) -> None:
+    """Repeat a write, with or without a new owner of the buckets; sweep the files of the first."""
+    with ExitStack() as stack:
+        if beside_an_owner:
+            stack.enter_context(writer(folder, local_socket=False)).put_batch([])
+        hand_over(folder / "t", texts(0, 300), overwrite=overwrite)
+    if unreferenced(folder):
+        sweep(folder)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("driver_point", DRIVER_POINTS[3:])
@@ -294,14 +300,7 @@ def test_driver_and_owner_killed_lose_and_double_nothing(
             until_true(lambda: owner.is_held(owner_point) or files_of_handovers(topic) == [])
         owner.kill()
         acknowledged = owner.acknowledged
-    if successor:
-        with writer(tmp_path, local_socket=False) as queue:
-            queue.put_batch([])
-            hand_over(topic, texts(0, 300))
-    else:
-        hand_over(topic, texts(0, 300))
-    if unreferenced(tmp_path):
-        sweep(tmp_path)
+    repeat(tmp_path, overwrite=False, beside_an_owner=successor)
     check(tmp_path, 300, acknowledged)
     assert files_of_handovers(topic) == []
 
@@ -330,14 +329,7 @@ def test_driver_and_owner_killed_during_an_overwrite_replace_every_bucket_once(
                 owner.until(lambda: owner.acknowledged > before + 20)
         owner.kill()
         acknowledged = owner.acknowledged
-    if successor:
-        with writer(tmp_path, local_socket=False) as queue:
-            queue.put_batch([])
-            hand_over(topic, texts(0, 300), overwrite=True)
-    else:
-        hand_over(topic, texts(0, 300), overwrite=True)
-    if unreferenced(tmp_path):
-        sweep(tmp_path)
+    repeat(tmp_path, overwrite=True, beside_an_owner=successor)
     check_replaced(tmp_path, range(300), acknowledged, kept)
     assert files_of_handovers(topic) == []
 

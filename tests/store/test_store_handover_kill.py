@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 from support.fault_proxy import FaultProxy
-from support.handover import DRIVER_POINTS, OWNER_POINTS, PUTS, texts
+from support.handover import (
+    COMMON_POINTS,
+    DRIVER_POINTS,
+    OWNER_POINTS,
+    PUTS,
+    check_ids,
+    texts,
+)
 from support.handover_kills import kill_any, kill_driver, kill_owner
 from support.held_process import HeldProcess
 from support.object_stores import SeaweedFS, environment_of, storage_options, url
@@ -25,21 +32,15 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 LEASE = 2.0
 
-POINTS = """
-from persisting.bucket import bulk_import
+POINTS = f"""{COMMON_POINTS}
 from persisting.bucket.store_notes import StoreNotes
-from persisting.table import bulk_write
 from persisting.table.store_bulk_files import StoreBulkFiles
-from persisting.topic import handover, store_handover
+from persisting.topic import store_handover
 from persisting.topic.store_handover import StoreExchange
 
-held(bulk_import, "check", before="owner-checks")
-held(bulk_import, "_commit", before="owner-commits", after="owner-committed")
 held(StoreBulkFiles, "with_arrivals", after="owner-wrote-times")
 done = lambda self, name, answer: answer.state == "done" and answer.table is None
 held(StoreNotes, "write_answer", before="owner-answers", after="owner-answered", when=done)
-held(handover, "prepare", after="driver-planned")
-held(bulk_write, "write_files", after="driver-wrote-a-file")
 held(StoreExchange, "send", before="driver-sends", after="driver-sent",
      when=lambda self, notes: any(note.kind == "adopt" for note in notes.values()))
 held(store_handover, "decide", before="driver-decides", after="driver-decided")
@@ -50,14 +51,11 @@ held(StoreExchange, "remove", before="driver-has-answers", after="driver-removed
 OWNER = """
 import asyncio, sys
 from persisting.queue import write_queue
+from support.handover import put_forever
 
 async def main(folder, root, number):
     queue = await write_queue(topic="t", storage_path=root)
-    while True:
-        await queue.put([{"id": number + i, "text": f"row {number + i}"} for i in range(5)])
-        number += 5
-        print(number, flush=True)
-        await asyncio.sleep(0.05)
+    await put_forever(queue, number, 0.05)
 
 asyncio.run(main(*sys.argv[1:3], int(sys.argv[3])))
 """
@@ -102,14 +100,7 @@ def held_process(
 def check(topic: ObjectStore, written: int, acknowledged: int) -> None:
     """Assert that every row handed over and every acknowledged record is stored once, and that the
     records of the owner are in order."""
-    numbers = ids(topic)
-    assert numbers == sorted(set(numbers))
-    assert [n for n in numbers if n < PUTS - 10] == list(range(written))
-    own = [n for n in numbers if n >= PUTS]
-    assert own[: acknowledged - PUTS] == list(range(PUTS, acknowledged))
-    for found in content(topic).values():
-        put = [n for n in found if n >= PUTS]
-        assert put == sorted(put)
+    check_ids(content(topic), written, acknowledged, old=10)
 
 
 @pytest.mark.parametrize("point", OWNER_POINTS)
