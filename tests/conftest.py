@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -105,6 +106,12 @@ def faults() -> Iterator[FaultyFileSystem]:
         assert isinstance(replaced, FaultyFileSystem)
         yield replaced
         replaced.heal()
+
+
+@pytest.fixture
+def no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    """Hide the warnings that a test causes."""
+    caplog.set_level(logging.CRITICAL, "persisting")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.azurite import Azurite
@@ -18,6 +19,7 @@ from support.object_stores import (
     url,
 )
 from support.open_topics import no_open_topics
+from support.work_places import KeeperProcess
 
 from persisting.store.object_store import ObjectStore, open_store
 from persisting.store.storage_options import StorageOptions
@@ -126,10 +128,9 @@ def long_lease(monkeypatch: pytest.MonkeyPatch) -> float:
 
 @pytest.fixture
 def cluster(server: SeaweedFS) -> Iterator[Cluster]:
-    """A cluster of the test's own, whose nodes have credentials in their environment."""
-    cluster = Cluster(variables=environment_of(server.options()))
-    yield cluster
-    cluster.close()
+    """The test's own cluster, whose nodes have credentials in their environment."""
+    with Cluster(variables=environment_of(server.options())) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -137,6 +138,19 @@ async def no_topic_is_left_open() -> AsyncIterator[None]:
     """Fail a test that leaves a topic open."""
     with no_open_topics():
         yield
+
+
+@pytest.fixture(scope="module")
+def keepers() -> Iterator[KeeperProcess]:
+    """A process that keeps work groups."""
+    with KeeperProcess() as keepers:
+        yield keepers
+
+
+@pytest.fixture
+def where(server: SeaweedFS, prefix: str) -> dict[str, Any]:
+    """The arguments that name the topic of the test."""
+    return {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
 
 
 OpenStore = Callable[..., ObjectStore]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from support.fault_proxy import Fault, FaultProxy
-from support.object_stores import SeaweedFS, storage_options, url
+from support.object_stores import storage_options, url
+from support.store_places import topic_store
 from support.waiting import until_true
 
 from persisting.backends.persisting import PersistingBackend, new_store_owner_log
@@ -33,13 +34,8 @@ OPTIONS: dict[str, Any] = {"enable_wal": True, "lease": 0.6, "flush_interval": N
 
 
 @pytest.fixture
-def where(server: SeaweedFS, prefix: str) -> dict[str, Any]:
-    return {"topic": "t", "storage_path": url(prefix), "storage_options": server.options()}
-
-
-@pytest.fixture
-def topic(server: SeaweedFS, prefix: str) -> ObjectStore:
-    return open_store(parse(url(prefix)) / "t", StorageOptions(server.options()))
+def topic(where: dict[str, Any]) -> ObjectStore:
+    return topic_store(where)
 
 
 async def fill(where: dict[str, Any], first: int, count: int) -> None:

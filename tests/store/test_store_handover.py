@@ -17,7 +17,7 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.handover import PUTS, texts
 from support.handover_kills import points
-from support.object_stores import SeaweedFS, storage_options, url
+from support.object_stores import storage_options
 from support.store_handover import (
     BUCKETS,
     LEASE,
@@ -32,6 +32,7 @@ from support.store_handover import (
     unreferenced,
     written_notes,
 )
+from support.store_places import topic_store
 from support.threads import in_background
 from support.waiting import until_true
 
@@ -41,7 +42,6 @@ from persisting.bucket.store_notes import DECIDED, SENT, VOID, HandoverState, St
 from persisting.errors import BucketLocked, StorageError
 from persisting.store.object_store import ObjectStore, StoreError, open_store
 from persisting.store.storage_options import StorageOptions
-from persisting.store_address import parse
 from persisting.table import bulk_write
 from persisting.topic import handover, store_deletion, store_handover
 from persisting.wal import lease
@@ -52,10 +52,10 @@ OLD = list(range(PUTS - 10, PUTS))
 
 
 @pytest.fixture
-def topic(server: SeaweedFS, prefix: str) -> ObjectStore:
+def topic(where: dict[str, Any]) -> ObjectStore:
     """The store of a topic with two buckets that nobody owns."""
-    create_topic(url(prefix), server.options())
-    return open_store(parse(url(prefix)) / "t", StorageOptions(server.options()))
+    create_topic(where["storage_path"], where["storage_options"])
+    return topic_store(where)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.descriptors import open_descriptors
 
 from persisting.concurrency import coalesced, loop_bridge, pool, timer
 from persisting.errors import StorageError, WALError
@@ -29,10 +30,6 @@ SOON = 20
 def either_bell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "pipe":
         monkeypatch.delattr(os, "eventfd", raising=False)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.usefixtures("either_bell")
@@ -161,11 +158,11 @@ def test_a_closed_loop_takes_no_calls_and_keeps_no_files() -> None:
 
     one().post(pytest.fail, "called in a closed loop")
     gc.collect()
-    before = descriptors()
+    before = open_descriptors()
     for _ in range(20):
         one()
     gc.collect()
-    assert descriptors() <= before
+    assert open_descriptors() <= before
 
 
 def test_mailbox_works_for_a_loop_without_add_reader() -> None:
