@@ -79,7 +79,7 @@ def held_cluster(owner_points: Points) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("point", points(OWNER_POINTS, ("owner-committed",)))
-async def test_node_killed_during_a_hand_over_loses_and_doubles_nothing(
+async def test_node_killed_during_a_hand_over_loses_and_duplicates_nothing(
     held_cluster: Cluster, owner_points: Points, join: Any, traffic: Any, point: str, tmp_path: Path
 ) -> None:
     """The other node, or the driver, stores what is left; producers and consumers continue."""

@@ -212,7 +212,7 @@ async def test_no_file_is_written_or_synced_in_the_thread_of_the_loop(
     assert threading.get_ident() not in faults.threads
 
 
-async def test_loop_runs_while_a_topic_is_closed_that_is_opening_a_bucket(
+async def test_event_loop_runs_while_a_topic_that_is_opening_a_bucket_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = await write_queue("t", storage_path=str(tmp_path), backend="persisting", num_buckets=1)

@@ -133,7 +133,7 @@ def check_replaced(
 
 
 @pytest.mark.parametrize("point", points(OWNER_POINTS, BY_DAY))
-def test_owner_killed_during_a_hand_over_loses_and_doubles_nothing(
+def test_owner_killed_during_a_hand_over_loses_and_duplicates_nothing(
     tmp_path: Path, point: str
 ) -> None:
     """The driver takes the lock of the dead owner, and completes the write."""
@@ -197,7 +197,7 @@ asyncio.run(main())
 """
 
 
-def test_owner_killed_before_its_answer_doubles_nothing_with_a_full_producer_table(
+def test_owner_killed_before_its_answer_duplicates_nothing_with_a_full_producer_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files have been compacted, and the log holds puts of producers that are not remembered
@@ -223,7 +223,7 @@ def test_owner_killed_before_its_answer_doubles_nothing_with_a_full_producer_tab
 
 
 @pytest.mark.parametrize("point", points(DRIVER_POINTS, BY_DAY))
-def test_driver_killed_during_a_hand_over_loses_and_doubles_nothing(
+def test_driver_killed_during_a_hand_over_loses_and_duplicates_nothing(
     tmp_path: Path, point: str
 ) -> None:
     """The owner drops what was not decided, and completes what was."""
@@ -287,7 +287,7 @@ def repeat(folder: Path, *, overwrite: bool, beside_an_owner: bool) -> None:
 @pytest.mark.parametrize("driver_point", DRIVER_POINTS[3:])
 @pytest.mark.parametrize("owner_point", OWNER_POINTS)
 @pytest.mark.parametrize("successor", [True, False])
-def test_driver_and_owner_killed_lose_and_double_nothing(
+def test_driver_and_owner_killed_lose_and_duplicate_nothing(
     tmp_path: Path, driver_point: str, owner_point: str, successor: bool
 ) -> None:
     """Both die, in the order in which they reach their points; another driver repeats the write."""
@@ -338,7 +338,7 @@ def test_driver_and_owner_killed_during_an_overwrite_replace_every_bucket_once(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_processes_killed_at_random_times_lose_and_double_nothing(
+def test_processes_killed_at_random_times_lose_and_duplicate_nothing(
     tmp_path: Path, seed: int, overwrite: bool
 ) -> None:
     """Ten writes, each repeated until it succeeds, beside owners that are killed and replaced."""

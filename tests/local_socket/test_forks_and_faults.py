@@ -74,7 +74,7 @@ async def test_workers_of_multiprocessing_put_to_the_topic_of_their_parent(
     assert await everything(tmp_path) == list(range(80))
 
 
-async def test_death_of_an_owner_is_noticed_though_its_forked_child_lives(
+async def test_death_of_an_owner_is_noticed_although_its_forked_child_lives(
     tmp_path: Path, owner: OwnerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The put does not wait until the owner has been silent for long.

@@ -117,7 +117,7 @@ async def test_put_that_is_called_when_a_bucket_has_just_been_opened_overtakes_n
         assert [record["n"] for record in await everything(tmp_path)] == list(range(-1, 5000))
 
 
-async def test_cancelled_put_lets_those_behind_it_go_on_in_order(
+async def test_cancelled_put_lets_later_puts_continue_in_order(
     tmp_path: Path, owner: OwnerProcess
 ) -> None:
     await owner.own(tmp_path, **LOGGED)
@@ -222,7 +222,7 @@ async def test_locked_bucket_of_an_unlogged_topic_names_its_owner(
             await writer.put(numbered(20))
 
 
-async def test_put_that_cannot_be_queued_at_once_is_stored_too(
+async def test_put_that_cannot_be_queued_immediately_is_stored_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restore, a flush that is due or a new schema: a task waits for them."""

@@ -26,7 +26,7 @@ def test_nightly_summary_names_durations_and_failed_parts() -> None:
     assert lines[2].split() == ["all", "1:02:00", "FAILED:", "soak"]
 
 
-def test_nightly_covers_the_marked_tests_torch_and_all_torture_but_spark() -> None:
+def test_nightly_runs_the_marked_tests_torch_and_all_parts_of_torture() -> None:
     commands = {part.name: part.command for part in nightly.parts("2", 60, 7)}
     assert commands["nightly tests"][-2:] == ["-m", "nightly"]
     assert commands["torch tests"][:2] == ["make", "test-torch"]

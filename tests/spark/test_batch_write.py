@@ -468,7 +468,9 @@ class TestOverwriting:
         store.save(table(3), mode="overwrite", writeId="o")
         assert ids(tmp_path) == list(range(6))
 
-    def test_groups_start_again_after_an_overwrite(self, store: Store, tmp_path: Path) -> None:
+    def test_groups_read_from_the_start_after_an_overwrite(
+        self, store: Store, tmp_path: Path
+    ) -> None:
         put(tmp_path, rows(10))
         with reader(tmp_path, group="g") as group:
             assert len(group.get(None)) == 10

@@ -236,7 +236,7 @@ class TestNearDuplicates:
         times = {row["id"]: row["_time"] for row in rows.collect()}
         assert [side["_time"] for side in sides] == [times[1], times[3]]
 
-    def test_both_ways_find_the_same_pairs(
+    def test_local_and_distributed_search_find_the_same_near_duplicates(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rows = frame(spark, texts(4, 200))
@@ -249,7 +249,7 @@ class TestNearDuplicates:
         assert len(found[0]) > 20
 
     @pytest.mark.usefixtures("way")
-    def test_rows_without_a_place_in_the_order_come_first(self, spark: SparkSession) -> None:
+    def test_rows_with_a_null_sort_key_come_first(self, spark: SparkSession) -> None:
         made = [("b", 1, "a text of some length"), (None, 2, "a text of some length")]
         rows = spark.createDataFrame(made, "key string, n int, text string")
         (pair,) = jobs.near_duplicates(rows, "text", order_by=["key", "n"]).collect()

@@ -135,7 +135,7 @@ class TestRows:
         assert is_found_in_planning(load(spark, tmp_path).where("id = 1"))
         assert [row["id"] for row in load(spark, tmp_path).where("id = 1").collect()] == [1]
 
-    def test_values_that_look_like_our_marks_are_returned_as_they_are(
+    def test_values_that_look_like_our_markers_are_returned_unchanged(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         hostile = snapshot_text([Slice("x", 0, 0, 1)], KeyedRows(b"x" * 40))

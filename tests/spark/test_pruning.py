@@ -740,7 +740,7 @@ class TestRandomQueries:
 
     @pytest.mark.nightly
     @pytest.mark.timeout(3600)
-    def test_hundred_random_queries_on_names_return_the_rows_of_parquet(
+    def test_a_hundred_random_queries_on_names_return_the_rows_of_parquet(
         self, spark: SparkSession, folder: Path, views: tuple[str, str]
     ) -> None:
         name = f"{catalog_of(spark, folder.parent)}.{folder.name}"
@@ -749,7 +749,7 @@ class TestRandomQueries:
     @pytest.mark.nightly
     @pytest.mark.timeout(3600)
     @pytest.mark.parametrize("seed", range(2, 12))
-    def test_thousand_random_queries_return_the_rows_of_parquet(
+    def test_a_thousand_random_queries_return_the_rows_of_parquet(
         self, spark: SparkSession, views: tuple[str, str], seed: int
     ) -> None:
         assert random_queries.compare(spark, *views, seed=seed, count=100) > 50

@@ -269,7 +269,7 @@ def test_pause_of_the_claimant_does_not_count_as_silence_of_the_owner(store: Obj
         sealing.wait_for_owner(store, log.name, paused)
 
 
-def test_beat_whose_answer_was_lost_is_not_a_take_over(
+def test_heartbeat_whose_answer_was_lost_is_not_a_take_over(
     faulty: ObjectStore, proxy: FaultProxy
 ) -> None:
     log = new_log(faulty)
@@ -282,7 +282,7 @@ def test_beat_whose_answer_was_lost_is_not_a_take_over(
     assert not log.lost
 
 
-def test_bucket_that_is_closed_during_a_take_over_is_taken_at_once(
+def test_bucket_that_is_closed_during_a_take_over_is_taken_immediately(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     former = new_log(store)

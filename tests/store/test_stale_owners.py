@@ -171,7 +171,7 @@ async def test_first_flush_of_a_paused_owner_replaces_nothing(store: ObjectStore
     await paused.close()
 
 
-async def test_first_flush_behind_the_fence_of_another_owner_is_refused(
+async def test_first_flush_after_the_fence_of_another_owner_is_refused(
     store: ObjectStore, held_recovery: HeldRecovery
 ) -> None:
     log = new_log(store)
@@ -228,7 +228,7 @@ UPKEEP: dict[str, Callable[[Maintenance], Any]] = {
 
 
 @pytest.mark.parametrize("upkeep", UPKEEP)
-async def test_upkeep_after_a_flush_of_unknown_outcome_moves_and_doubles_nothing(
+async def test_upkeep_after_a_flush_of_unknown_outcome_moves_and_duplicates_nothing(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch, upkeep: str
 ) -> None:
     log = new_log(store)

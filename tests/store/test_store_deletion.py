@@ -113,7 +113,7 @@ async def test_last_requests_of_a_deletion_that_arrive_late_leave_a_new_topic_it
     assert await numbers(where) == [20, 21, 22, 23]
 
 
-async def test_definition_of_a_deleted_topic_is_no_topic(
+async def test_definition_of_a_deleted_topic_is_not_a_topic(
     where: dict[str, Any], topic: ObjectStore, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in where["storage_options"].items():

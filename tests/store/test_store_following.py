@@ -163,9 +163,7 @@ async def test_idle_follower_makes_the_requests_of_the_price_table(
     assert await waiting == [1]
 
 
-async def test_nobody_makes_requests_for_a_reader_that_is_closed(
-    followed: Followed, proxy: FaultProxy
-) -> None:
+async def test_closed_reader_causes_no_more_requests(followed: Followed, proxy: FaultProxy) -> None:
     _, owner, reader = followed
     await owner.put({"n": 1})
     await follow(reader, 0, 2)

@@ -149,7 +149,7 @@ def test_loss_that_a_heartbeat_notices_during_a_poll_is_not_forgotten(
     one.leave()
 
 
-def test_released_buckets_are_free_at_once(store: ObjectStore) -> None:
+def test_released_buckets_are_free_immediately(store: ObjectStore) -> None:
     first = member(store)
     holds(first, {0, 1, 2, 3})
     first.commit({2: (first.held[2].generation, 9, 0)})

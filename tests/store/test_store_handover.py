@@ -101,7 +101,7 @@ def send_and_die(store: ObjectStore, notes: dict[int, Note], state: str = DECIDE
 
 class TestAdoption:
     @pytest.mark.usefixtures("far_apart")
-    def test_rows_get_the_offsets_behind_those_of_buffered_records(
+    def test_rows_get_the_offsets_after_those_of_buffered_records(
         self, topic: ObjectStore, owner: Owner
     ) -> None:
         assert hand_over(topic, texts(0, 20)) == 20
@@ -144,7 +144,7 @@ class TestAdoption:
         assert ids(topic)[:6] == [0, 1, 2, 3, 4, 5]
         assert handovers(topic) == []
 
-    def test_several_drivers_at_once_store_their_writes(
+    def test_several_concurrent_drivers_store_their_writes(
         self, topic: ObjectStore, owner: Owner
     ) -> None:
         calls = [
@@ -257,7 +257,7 @@ BY_DAY = {
 @pytest.mark.usefixtures("far_apart")
 class TestDeaths:
     @pytest.mark.parametrize("point", points(DRIVER_DEATHS, BY_DAY))
-    def test_driver_that_dies_loses_and_doubles_nothing(
+    def test_driver_that_dies_loses_and_duplicates_nothing(
         self, topic: ObjectStore, owner: Owner, point: str
     ) -> None:
         """The owner drops what was not decided, and completes what was."""
@@ -278,7 +278,7 @@ class TestDeaths:
         assert ids(topic) == [*range(20), *OLD, *range(PUTS, PUTS + 20)]
 
     @pytest.mark.parametrize("point", points(OWNER_DEATHS, BY_DAY))
-    def test_owner_that_dies_loses_and_doubles_nothing(
+    def test_owner_that_dies_loses_and_duplicates_nothing(
         self, topic: ObjectStore, monkeypatch: pytest.MonkeyPatch, point: str
     ) -> None:
         """The driver takes over the buckets once the lease expires, and completes the
@@ -482,7 +482,7 @@ class TestOwners:
         assert ids(topic) == [*OLD, *range(PUTS, PUTS + 10)]
         next_owner.close()
 
-    def test_many_calls_at_once_do_not_end_an_ownership(
+    def test_many_concurrent_calls_do_not_end_an_ownership(
         self, topic: ObjectStore, owner: Owner, far_apart: None
     ) -> None:
         for _ in range(5):
@@ -504,7 +504,7 @@ class TestOpening:
         owner.close()
 
     @pytest.mark.parametrize("state", [SENT, VOID])
-    def test_notes_that_nobody_decided_are_removed_with_their_files(
+    def test_undecided_notes_are_removed_with_their_files(
         self, topic: ObjectStore, state: str
     ) -> None:
         leave_notes(topic, texts(0, 20), state)
@@ -540,7 +540,7 @@ class TestOpening:
         until_true(lambda: handovers(topic) == [])
         owner.close()
 
-    def test_reader_of_spark_sees_what_is_decided_though_nobody_owns_the_topic(
+    def test_reader_of_spark_sees_what_is_decided_although_the_topic_has_no_owner(
         self, topic: ObjectStore
     ) -> None:
         from persisting.topic.store_files import StoreTopic
@@ -573,7 +573,7 @@ class TestOpening:
         until_true(lambda: handovers(topic) == [])
         assert ids(topic) == [*range(20), *OLD, *range(PUTS, PUTS + 10)]
 
-    def test_hand_over_that_ends_while_it_is_looked_at_is_not_taken_for_a_void_one(
+    def test_hand_over_that_ends_during_an_inspection_is_not_taken_for_a_void_one(
         self, topic: ObjectStore, owner: Owner
     ) -> None:
         """Its files are in the table, perhaps only in an older version."""

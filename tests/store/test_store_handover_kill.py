@@ -104,7 +104,7 @@ def check(topic: ObjectStore, written: int, acknowledged: int) -> None:
 
 
 @pytest.mark.parametrize("point", OWNER_POINTS)
-def test_owner_killed_during_a_hand_over_loses_and_doubles_nothing(
+def test_owner_killed_during_a_hand_over_loses_and_duplicates_nothing(
     root: str, topic: ObjectStore, tmp_path: Path, point: str
 ) -> None:
     """The driver takes over the buckets once the lease expires, and completes the write."""
@@ -117,7 +117,7 @@ def test_owner_killed_during_a_hand_over_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("point", DRIVER_POINTS)
-def test_driver_killed_during_a_hand_over_loses_and_doubles_nothing(
+def test_driver_killed_during_a_hand_over_loses_and_duplicates_nothing(
     root: str, topic: ObjectStore, tmp_path: Path, point: str
 ) -> None:
     """The owner drops what was not decided, and completes what was."""
@@ -136,7 +136,7 @@ def test_driver_killed_during_a_hand_over_loses_and_doubles_nothing(
 
 @pytest.mark.parametrize("driver_point", DRIVER_POINTS[3:])
 @pytest.mark.parametrize("owner_point", OWNER_POINTS)
-def test_driver_and_owner_killed_lose_and_double_nothing(
+def test_driver_and_owner_killed_lose_and_duplicate_nothing(
     root: str, topic: ObjectStore, tmp_path: Path, driver_point: str, owner_point: str
 ) -> None:
     """Both die, in the order in which they reach their points; another driver repeats the write."""
@@ -161,7 +161,7 @@ def _cleared(topic: ObjectStore) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_processes_killed_at_random_times_over_a_bad_network_lose_and_double_nothing(
+def test_processes_killed_at_random_times_over_a_bad_network_lose_and_duplicate_nothing(
     root: str, topic: ObjectStore, tmp_path: Path, proxy: FaultProxy, seed: int
 ) -> None:
     """Writes that are repeated until they succeed, beside owners that are killed and replaced."""

@@ -79,7 +79,7 @@ async def test_living_keeper_is_not_replaced(store: ObjectStore, long_lease: flo
     keeper.close()
 
 
-async def test_keeper_continues_at_once_after_one_that_was_closed(store: ObjectStore) -> None:
+async def test_keeper_continues_immediately_after_one_that_was_closed(store: ObjectStore) -> None:
     keeper = kept(store, 3600.0)
     first, second = await claimed(keeper, 2)
     assert await keeper.ack([first]) == []
@@ -130,7 +130,7 @@ async def test_floor_that_arrives_late_is_refused(store: ObjectStore) -> None:
     paused.close()
 
 
-async def test_one_of_many_that_take_over_at_once_keeps_the_group(store: ObjectStore) -> None:
+async def test_one_of_many_concurrent_take_overs_keeps_the_group(store: ObjectStore) -> None:
     keeper = kept(store)
     leases = await claimed(keeper, 4)
     await keeper.ack(leases[:2])
@@ -152,7 +152,7 @@ async def test_one_of_many_that_take_over_at_once_keeps_the_group(store: ObjectS
     winner.close()
 
 
-async def test_journal_is_written_whole_now_and_then_and_old_slots_are_deleted(
+async def test_journal_is_written_whole_periodically_and_old_slots_are_deleted(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_group, "_SNAPSHOT_WRITES", 8)
@@ -209,7 +209,7 @@ async def test_keeper_that_cannot_reach_the_store_ends_and_the_next_one_continue
     following.close()
 
 
-async def test_leases_go_on_by_the_clock_of_the_next_keeper(
+async def test_leases_continue_by_the_clock_of_the_next_keeper(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its clock may be hours ahead of that of the machine before."""

@@ -50,7 +50,7 @@ def stored(log: ObjectLog, *slots: BegunSlot) -> None:
 # Slots
 
 
-def test_slot_behind_a_free_one_does_not_count(store: ObjectStore) -> None:
+def test_slot_after_a_free_one_does_not_count(store: ObjectStore) -> None:
     log = new_log(store)
     first, second, third = (begun(log, b"%d" % number) for number in range(3))
     stored(log, first)
@@ -62,7 +62,7 @@ def test_slot_behind_a_free_one_does_not_count(store: ObjectStore) -> None:
         log.store(second)
 
 
-def test_claim_is_found_although_slots_lie_behind_it(store: ObjectStore) -> None:
+def test_claim_is_found_although_slots_follow_it(store: ObjectStore) -> None:
     log = new_log(store)
     first, _, *others = (begun(log, b"%d" % number) for number in range(4))
     stored(log, first)
@@ -112,7 +112,7 @@ def test_a_log_that_was_removed_in_part_holds_nothing(
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_acknowledged_slot_that_is_gone_is_named(store: ObjectStore, missing: int) -> None:
+def test_acknowledged_slot_that_is_missing_is_named(store: ObjectStore, missing: int) -> None:
     log = new_log(store)
     for number in range(4):
         stored(log, begun(log, b"%d" % number))
@@ -122,7 +122,7 @@ def test_acknowledged_slot_that_is_gone_is_named(store: ObjectStore, missing: in
     assert slots_of(store, log) == [number for number in range(4) if number != missing]
 
 
-def test_acknowledged_slot_that_is_gone_behind_released_ones_is_named(store: ObjectStore) -> None:
+def test_acknowledged_slot_that_is_missing_after_released_ones_is_named(store: ObjectStore) -> None:
     log = new_log(store)
     slots = [begun(log, b"%d" % number) for number in range(2)]
     stored(log, *slots)
@@ -265,7 +265,7 @@ async def test_flushes_of_a_store_are_spaced(
     await bucket.close()
 
 
-async def test_puts_behind_a_refused_object_are_refused_too(
+async def test_puts_after_a_refused_object_are_refused_too(
     patient: ObjectStore, proxy: FaultProxy, store: ObjectStore
 ) -> None:
     bucket = await started(patient, proxy)

@@ -75,7 +75,7 @@ async def test_puts_reach_the_owner_in_the_other_process(
     assert is_in_order(await stored(where), 101)
 
 
-async def test_bucket_that_nobody_owns_is_opened_where_the_first_one_is(
+async def test_bucket_without_an_owner_is_opened_where_the_first_one_is(
     where: dict[str, Any], owner: OwnerProcess
 ) -> None:
     """So that the puts of all processes share one log and its requests."""
@@ -100,7 +100,7 @@ async def test_puts_continue_after_the_owner_was_killed(
     assert is_in_order(await stored(where), 200)
 
 
-async def test_puts_continue_at_once_after_the_owner_has_closed(
+async def test_puts_continue_immediately_after_the_owner_has_closed(
     where: dict[str, Any], owner: OwnerProcess
 ) -> None:
     await owner.ask("own", args={**where, **new(lease=600.0)})  # nobody waits for its end
@@ -333,7 +333,7 @@ async def test_many_processes_share_one_log(where: dict[str, Any]) -> None:
     assert is_in_order(await stored(where), 30)
 
 
-async def test_processes_that_are_killed_in_turn_lose_and_double_nothing(
+async def test_processes_that_are_killed_in_turn_lose_and_duplicate_nothing(
     where: dict[str, Any],
 ) -> None:
     processes = [OwnerProcess() for _ in range(3)]

@@ -346,7 +346,7 @@ class TestOwners:
 
 
 class TestStreams:
-    def test_every_row_is_streamed_once_though_micro_batches_are_repeated(
+    def test_every_row_is_streamed_once_although_micro_batches_are_repeated(
         self, home: StoreAddress
     ) -> None:
         DirectStore(home).save(rows(20), topic="in", numBuckets=2)

@@ -39,7 +39,9 @@ class WorkContract:
         assert numbers(again) == numbers(deliveries[4:])
         assert {delivery.attempt for delivery in again} == {2}
 
-    async def test_a_delivery_says_when_and_how_often(self, place: WorkPlace) -> None:
+    async def test_a_delivery_says_when_and_how_many_times_it_was_delivered(
+        self, place: WorkPlace
+    ) -> None:
         await place.writer(1)
         member = await place.member(lease=5.0)
         (delivery,) = await member.fetch(1)
@@ -82,7 +84,7 @@ class WorkContract:
         with pytest.raises(LeaseLost):
             await paused.ack()
 
-    async def test_an_ended_lease_that_nobody_took_can_be_acknowledged(
+    async def test_an_expired_lease_that_was_not_taken_can_be_acknowledged(
         self, place: WorkPlace
     ) -> None:
         await place.writer(1)

@@ -120,7 +120,9 @@ def test_screens_that_change_topics_fit_and_axe_finds_nothing_serious(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
 
 
-def test_hostile_records_run_nothing(console: RunningConsole, new_page: Callable[..., Any]) -> None:
+def test_hostile_records_run_no_script(
+    console: RunningConsole, new_page: Callable[..., Any]
+) -> None:
     page = new_page()
     base = HOSTILE_PATH
     for part in (
@@ -140,7 +142,7 @@ def test_hostile_records_run_nothing(console: RunningConsole, new_page: Callable
     assert HOSTILE in page.locator("article.record").inner_text()
 
 
-def test_keys_move_through_rows_and_open_them(
+def test_keyboard_moves_through_rows_and_opens_them(
     console: RunningConsole, new_page: Callable[..., Any]
 ) -> None:
     page = new_page()

@@ -213,7 +213,7 @@ def next_records(stream: http.client.HTTPResponse) -> list[dict[str, str]]:
                 return list(records)
 
 
-async def test_flush_time_is_what_the_owner_says(
+async def test_flush_time_is_what_the_owner_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("_ANSWER_SECONDS", "_THREAD_SECONDS"):

@@ -82,7 +82,7 @@ def test_round_that_began_before_a_change_does_not_hide_it(tmp_path: Path) -> No
     assert sampler.samples()["a"].rows == 3
 
 
-def test_folder_that_cannot_be_listed_leaves_what_is_known(
+def test_samples_are_kept_while_their_folder_cannot_be_listed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = tmp_path / "queues"

@@ -58,7 +58,7 @@ def test_screen_is_shown_in_english_and_chinese(console: RunningConsole, path: s
     assert "Keyboard" not in chinese.text
 
 
-def test_looking_changes_no_file(console: RunningConsole, template: Path) -> None:
+def test_viewing_screens_changes_no_file(console: RunningConsole, template: Path) -> None:
     before = files_of(template)
     for path in READING_SCREENS:
         assert console.ask("GET", path).status == 200
@@ -152,7 +152,7 @@ def test_records_jump_to_offset_time_tag_and_version(console: RunningConsole) ->
     assert past.count("<li data-row") == versions.count("<li data-row") > 0
 
 
-def test_columns_are_chosen(console: RunningConsole) -> None:
+def test_page_and_download_have_only_the_chosen_columns(console: RunningConsole) -> None:
     page = console.get("/topics/runs/records", columns="score,task", limit=1).text
     head = shown(re.search(r"<thead>.*?</thead>", page, re.S)[0])  # type: ignore[index]
     assert head == "Position Time (UTC) score task"
@@ -182,7 +182,7 @@ def test_record_is_a_tree_with_plot_steps_and_json(console: RunningConsole) -> N
     assert "there is no offset 999999" in missing.text
 
 
-def test_download_is_what_is_shown(console: RunningConsole) -> None:
+def test_download_contains_what_is_shown(console: RunningConsole) -> None:
     lines = console.get("/topics/runs/download", bucket=0, offset=2, limit=3, format="jsonl")
     rows = [json.loads(line) for line in lines.text.splitlines()]
     assert [row["offset"] for row in rows] == [2, 3, 4]
@@ -441,7 +441,7 @@ def test_maintenance_runs_and_shows_its_result(changing: RunningConsole, storage
     assert changing.post(f"{base}/nonsense").status == 400
 
 
-def test_verify_is_stopped(template: Path) -> None:
+def test_stopped_verify_is_reported_as_stopped(template: Path) -> None:
     with running_console(template) as console:
         base = "/topics/runs/maintenance"
         console.get("/topics/runs/search", text="lock")  # now its process runs and is idle
@@ -454,7 +454,7 @@ def test_verify_is_stopped(template: Path) -> None:
         until_true(lambda: set(stopped) - set(queries_of(console.process.pid)))
 
 
-def test_verify_reports_damage(changing: RunningConsole, storage: Path) -> None:
+def test_verify_in_the_console_reports_damage(changing: RunningConsole, storage: Path) -> None:
     file = next((storage / "runs" / "bucket_0" / "data.lance" / "data").iterdir())
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 0xFF

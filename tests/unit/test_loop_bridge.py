@@ -256,7 +256,7 @@ def test_calls_after_an_interrupted_one_are_delivered_next() -> None:
     loop.close()
 
 
-async def test_signal_that_was_taken_already_is_no_error() -> None:
+async def test_signal_that_was_handled_already_is_not_an_error() -> None:
     box, made = loop_bridge.mailbox(), []
     box.post(made.append, 1)
     box._event.wait()
@@ -480,7 +480,7 @@ def test_synchronous_queue_refuses_use_in_a_fork(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("either_bell")
-async def test_call_after_a_turn_runs_once_behind_all_that_can_run() -> None:
+async def test_call_after_a_turn_runs_once_after_all_ready_tasks() -> None:
     box, ran = loop_bridge.mailbox(), []
 
     def after() -> None:

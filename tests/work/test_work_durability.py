@@ -342,7 +342,9 @@ class TestRetention:
         assert (await writer.retain(rows=0))["start_offsets"] == {0: 6}
         assert (await writer.stats())["buckets"][0]["retention_held_by"] is None
 
-    async def test_a_group_that_never_got_a_record_holds_everything(self, place: WorkPlace) -> None:
+    async def test_a_group_that_never_received_a_record_keeps_all_records_from_retention(
+        self, place: WorkPlace
+    ) -> None:
         writer = await self.fragments(place, 3)
         await place.member()
         assert (await writer.retain(rows=0))["dropped"] == 0
@@ -425,7 +427,7 @@ class TestRestores:
         assert (await member.stats())["unacknowledged"] == 0
         assert await member.fetch(10) == []
 
-    async def test_a_restore_while_nobody_keeps_the_group_is_noticed_later(
+    async def test_a_restore_while_the_group_has_no_keeper_is_noticed_later(
         self, place: WorkPlace
     ) -> None:
         writer = await place.writer(2, num_buckets=1)

@@ -259,7 +259,7 @@ async def test_a_dict_value_beyond_an_arrow_int32_widens_it(
     await check_everywhere(persisting, backend, [{"x": 1}, {"x": 2}, {"x": 2**40}])
 
 
-async def test_values_behind_an_arrow_null_do_not_prevent_widening(
+async def test_values_hidden_under_an_arrow_null_do_not_prevent_widening(
     persisting: Bucket, options: dict[str, Any]
 ) -> None:
     backend = persisting.open(**options)
