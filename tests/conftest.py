@@ -40,7 +40,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduli
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run first what takes long, so that no process is left alone with it at the end."""
+    """Run slow files first, so that no process is left alone with it at the end."""
     items.sort(key=lambda item: order(item.path.relative_to(TESTS)))
 
 

@@ -88,7 +88,7 @@ def test_redrive_tries_first_asks_and_drives_each_letter_once(
     assert redrive("--yes") == 0
     assert "no dead letters" in call("work", "dead", "tasks", "solvers", "-s", storage).err
     refused = call("work", "redrive", "tasks", "solvers", "-s", storage)
-    assert refused.code == 2  # nobody can be asked
+    assert refused.code == 2  # not a terminal
 
 
 def test_release_returns_the_leases_of_lost_members(

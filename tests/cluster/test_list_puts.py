@@ -108,7 +108,7 @@ class OrderedPuts:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run_until(self, target: int) -> None:
-        """Put until so many records are acknowledged, with up to 12 puts under way."""
+        """Put until this many records are acknowledged, with up to 12 puts under way."""
         while self.acknowledged < target:
             while len(self._running) < 12:
                 count = (1, 1, 8, 40)[self._next % 4]

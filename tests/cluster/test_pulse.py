@@ -1,4 +1,4 @@
-"""Calls to a node that answers nothing any more fail soon; calls that take long do not."""
+"""Calls to a node that no longer answers fail soon; slow calls do not."""
 
 from __future__ import annotations
 

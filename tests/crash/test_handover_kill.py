@@ -35,7 +35,7 @@ from persisting.topic.routing import bucket_of
 from persisting.topic.topic_files import TopicFolder
 
 BUCKETS = 2
-BY_DAY = (
+NOT_NIGHTLY = (
     "owner-commits",
     "owner-committed",
     "owner-answers",
@@ -45,7 +45,7 @@ BY_DAY = (
     "driver-decided",
     "driver-has-answers",
 )
-OVERWRITES_BY_DAY = ("owner-committed", "owner-answers", "driver-decided")
+OVERWRITES_NOT_NIGHTLY = ("owner-committed", "owner-answers", "driver-decided")
 PUTS_GO_ON = ("owner-checks", "owner-answers", "owner-answered")
 """Points of an owner at which it takes puts. At the others it holds them back."""
 OLD = 5_000
@@ -93,7 +93,7 @@ def topic_to_replace(folder: Path) -> Path:
 
 
 def replacements(folder: Path) -> dict[int, int]:
-    """Return how often the content of each bucket was replaced, as its table says."""
+    """Return how many times the content of each bucket was replaced, as its table says."""
     topic = TopicFolder.open(folder / "t")
     return {bucket: len(topic.table(bucket).restores) for bucket in topic.buckets}
 
@@ -109,8 +109,8 @@ def first_kept(folder: Path, owner: HeldProcess) -> dict[int, int]:
 def check_replaced(
     folder: Path, rows: range, acknowledged: int, kept: dict[int, int], times: int = 1
 ) -> None:
-    """Assert that every bucket was replaced so many times, holds its part of the last rows, and
-    behind them all that was put since: ``kept`` names puts of which that is known. Earlier records
+    """Assert that every bucket was replaced ``times`` times, holds its part of the last rows, and
+    after them all that was put since: ``kept`` names puts of which that is known. Earlier records
     are gone, and a group that has read them reads the new ones from the beginning."""
     found = content(folder)
     own = {b: [r["id"] for r in records if r["id"] >= PUTS] for b, records in found.items()}
@@ -132,7 +132,7 @@ def check_replaced(
     assert unreferenced(folder) == []
 
 
-@pytest.mark.parametrize("point", points(OWNER_POINTS, BY_DAY))
+@pytest.mark.parametrize("point", points(OWNER_POINTS, NOT_NIGHTLY))
 def test_owner_killed_during_a_hand_over_loses_and_duplicates_nothing(
     tmp_path: Path, point: str
 ) -> None:
@@ -148,7 +148,7 @@ def test_owner_killed_during_a_hand_over_loses_and_duplicates_nothing(
     assert files_of_handovers(topic) == []
 
 
-@pytest.mark.parametrize("point", points(OWNER_POINTS, OVERWRITES_BY_DAY))
+@pytest.mark.parametrize("point", points(OWNER_POINTS, OVERWRITES_NOT_NIGHTLY))
 def test_owner_killed_during_an_overwrite_has_every_bucket_replaced_once(
     tmp_path: Path, point: str
 ) -> None:
@@ -200,8 +200,8 @@ asyncio.run(main())
 def test_owner_killed_before_its_answer_duplicates_nothing_with_a_full_producer_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files have been compacted, and the log holds puts of producers that are not remembered
-    any more: its successor still knows that the note is adopted."""
+    """The files have been compacted, and the log holds puts of producers that are no longer
+    remembered: its successor still knows that the note is adopted."""
     monkeypatch.setattr(producer_sequences, "MAX_PRODUCERS", 2)
     topic = new_topic(tmp_path)
     for name in ("first", "second"):
@@ -222,7 +222,7 @@ def test_owner_killed_before_its_answer_duplicates_nothing_with_a_full_producer_
     assert is_sound(tmp_path)
 
 
-@pytest.mark.parametrize("point", points(DRIVER_POINTS, BY_DAY))
+@pytest.mark.parametrize("point", points(DRIVER_POINTS, NOT_NIGHTLY))
 def test_driver_killed_during_a_hand_over_loses_and_duplicates_nothing(
     tmp_path: Path, point: str
 ) -> None:
@@ -243,7 +243,7 @@ def test_driver_killed_during_a_hand_over_loses_and_duplicates_nothing(
     check(tmp_path, 300, PUTS + 150)
 
 
-@pytest.mark.parametrize("point", points(DRIVER_POINTS, OVERWRITES_BY_DAY))
+@pytest.mark.parametrize("point", points(DRIVER_POINTS, OVERWRITES_NOT_NIGHTLY))
 def test_driver_killed_during_an_overwrite_replaces_every_bucket_once_or_none(
     tmp_path: Path, point: str
 ) -> None:
@@ -353,7 +353,7 @@ def test_processes_killed_at_random_times_lose_and_duplicate_nothing(
     for turn in range(10):
         done = False
         while not done:
-            # Puts that were not acknowledged may be stored: continue behind them.
+            # Puts that were not acknowledged may be stored: continue after them.
             last = max(
                 (r["id"] + 1 for some in content(tmp_path).values() for r in some), default=0
             )

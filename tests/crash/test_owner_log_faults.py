@@ -301,7 +301,7 @@ async def test_log_stays_bounded_while_a_bucket_is_cold(
         await topic.put(0, 1, text="x" * 100)
         sizes.append(log.size)
     assert max(sizes) <= 2 * 5000 + 1500
-    assert cold.bucket.counts == (1, 0)  # flushed though nobody asked for it
+    assert cold.bucket.counts == (1, 0)  # flushed without a call of flush
     del log, cold
     await topic.topic.drop()
     await check_topic(tmp_path, topic.expected, topic.expected.puts)

@@ -74,7 +74,7 @@ def sections(page: Path) -> dict[str, str]:
 
 
 def rows(section: str, columns: int) -> list[list[str]]:
-    """The rows of the tables of a section that have so many columns."""
+    """The rows of the tables of a section that have this many columns."""
     found = []
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]

@@ -54,7 +54,7 @@ async def test_puts_reach_the_owner_in_the_other_process(
 async def test_puts_continue_soon_after_the_owner_was_killed(
     tmp_path: Path, owner: OwnerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nobody waits until the owner has been silent for long.
+    # Puts do not wait until the owner has been silent for a long time.
     monkeypatch.setattr(connection, "KEEPALIVE_SECONDS", 60.0)
     await owner.own(tmp_path, **LOGGED)
     writer = await writing(tmp_path)

@@ -90,7 +90,7 @@ async def test_puts_that_wait_until_the_owner_is_found_are_not_overtaken(
 
 
 async def put_in_every_turn(writer: QueueWriter, count: int) -> None:
-    """Start a put in each turn of the event loop, also while the first ones find the owner."""
+    """Start a put in each turn of the event loop, even while the first ones find the owner."""
     puts = []
     for number in range(count):
         puts.append(asyncio.ensure_future(writer.put({"id": 0, "n": number})))

@@ -228,7 +228,7 @@ else:
 
 
 async def test_forked_child_reads_and_writes_the_topic_of_its_parent(tmp_path: Path) -> None:
-    # Lance is not fork-safe, as it warns itself: it crashes in a child now and then.
+    # Lance is not fork-safe, as it warns itself: it sometimes crashes in a child.
     for attempt in range(4):
         answer = run(FORKING, tmp_path / str(attempt))
         if "crashed" not in answer:

@@ -629,7 +629,7 @@ def test_files_of_a_write_that_spark_aborts_have_no_rows_and_are_swept_when_they
 ) -> None:
     """Java evaluates the rows: the task in Python has written files when the last row fails."""
     put(tmp_path, rows(10), buckets=1)
-    count = 2 * _FRAGMENT_ROWS + 100_000  # more than the sockets hold, behind two whole files
+    count = 2 * _FRAGMENT_ROWS + 100_000  # more than the sockets hold, after two whole files
     text = f"if(id = {count - 1}, raise_error('no luck'), concat('row ', id)) text"
     with pytest.raises(Exception, match="no luck"):
         save(spark.range(0, count, numPartitions=1).selectExpr("id", text), tmp_path)

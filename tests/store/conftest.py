@@ -27,7 +27,7 @@ from persisting.store_address import parse
 from persisting.topic import store_membership
 from persisting.wal import lease, sealing
 
-DAY_CONTRACT = frozenset(
+QUICK_CONTRACT = frozenset(
     {
         "test_blocking_stream_delivers_new_records",
         "test_new_field_is_accepted_by_all_buckets_or_by_none",
@@ -42,9 +42,9 @@ DAY_CONTRACT = frozenset(
         "test_logged_records_before_a_restore_are_not_replayed",
     }
 )
-"""The tests of the contracts that run by day on an object store; folders run all of them."""
+"""The tests of the contracts that `make test` runs on an object store; folders run all of them."""
 
-DAY_CLUSTER_CONTRACT = frozenset(
+QUICK_CLUSTER_CONTRACT = frozenset(
     {
         "test_blocking_stream_delivers_new_records",
         "test_group_continues_after_its_last_commit",
@@ -54,7 +54,7 @@ DAY_CLUSTER_CONTRACT = frozenset(
 )
 """The same for a cluster."""
 
-DAY_WORK_CONTRACT = frozenset(
+QUICK_WORK_CONTRACT = frozenset(
     {
         "test_every_record_is_delivered_to_one_member",
         "test_dead_letters_are_redriven_once_and_carry_their_history",
@@ -65,7 +65,7 @@ DAY_WORK_CONTRACT = frozenset(
 )
 """The same for work groups."""
 
-DAY_SOCKET_CONTRACT = frozenset(
+QUICK_SOCKET_CONTRACT = frozenset(
     {
         "test_blocking_stream_delivers_new_records",
         "test_new_field_is_accepted_by_all_buckets_or_by_none",
@@ -74,11 +74,11 @@ DAY_SOCKET_CONTRACT = frozenset(
 )
 """The same for topics that another process owns."""
 
-_BY_DAY = {
-    "test_store_contract.py": DAY_CONTRACT,
-    "test_store_socket_contract.py": DAY_SOCKET_CONTRACT,
-    "test_cluster_contract_in_store.py": DAY_CLUSTER_CONTRACT,
-    "test_store_work_contract.py": DAY_WORK_CONTRACT,
+_QUICK = {
+    "test_store_contract.py": QUICK_CONTRACT,
+    "test_store_socket_contract.py": QUICK_SOCKET_CONTRACT,
+    "test_cluster_contract_in_store.py": QUICK_CLUSTER_CONTRACT,
+    "test_store_work_contract.py": QUICK_WORK_CONTRACT,
 }
 
 
@@ -86,8 +86,8 @@ _BY_DAY = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name = getattr(item, "originalname", item.name)
-        by_day = _BY_DAY.get(item.path.name)
-        if by_day is not None and name not in by_day:
+        quick = _QUICK.get(item.path.name)
+        if quick is not None and name not in quick:
             item.add_marker(pytest.mark.nightly)
 
 
@@ -171,7 +171,7 @@ def faulty(proxy: FaultProxy, prefix: str) -> ObjectStore:
 
 @pytest.fixture
 def patient(proxy: FaultProxy, prefix: str) -> ObjectStore:
-    """The same store behind the proxy, whose requests may take long: none is repeated because the
+    """The same store behind the proxy, whose requests may be slow: none is repeated because the
     machine is slow."""
     options = storage_options(proxy.port, timeout="60s", connect_timeout="60s")
     return open_store(parse(url(prefix)), StorageOptions(options), retry_seconds=60.0)

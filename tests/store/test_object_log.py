@@ -58,8 +58,8 @@ def test_claimed_log_refuses_its_owner(store: ObjectStore) -> None:
 
 
 def test_claimed_log_accepts_nothing_whatever_its_lease_says(store: ObjectStore) -> None:
-    """The slots behind a claim are free: an owner that tried them would acknowledge what nobody
-    reads."""
+    """The slots behind a claim are free: an owner that tried them would acknowledge what no
+    process reads."""
     log = new_log(store)
     append(log, b"one")
     sealing.seal(store, log.name, "other")

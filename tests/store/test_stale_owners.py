@@ -68,7 +68,7 @@ async def held_recovery(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HeldRe
 
 
 class HeldRecovery:
-    """A new owner waits behind its fence, before it replays the log of the former one."""
+    """A new owner waits after its fence, before it replays the log of the former one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()

@@ -57,7 +57,7 @@ def page(console: RunningConsole, path: str, /, **parameters: object) -> str:
 
 def test_every_screen_shows_a_topic_in_an_object_store(console: RunningConsole, place: str) -> None:
     base = "/topics/runs"
-    assert "Records 80" in page(console, base)  # read at once, before a round has seen it
+    assert "Records 80" in page(console, base)  # read immediately, before a round has seen it
     listed = text_with(console, "/", "trainers")
     assert place in listed
     assert "hostile" in listed

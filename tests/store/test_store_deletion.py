@@ -58,11 +58,11 @@ async def test_paused_owner_of_a_deleted_topic_neither_acknowledges_nor_damages_
     paused = PersistingBackend(0, place, owner_log=log, **OPTIONS)
     await paused.put({"id": "x", "n": 10})
     log._lease.stop()
-    behind, first = slot_key(log.name, 9), topic.get(slot_key(log.name, 0))
+    later, first = slot_key(log.name, 9), topic.get(slot_key(log.name, 0))
     assert first is not None
-    topic.create(behind, first.data)  # a put behind one that was never stored does not count
+    topic.create(later, first.data)  # a put after one that was never stored does not count
     store_deletion.delete(topic)
-    assert topic.get(behind) is None
+    assert topic.get(later) is None
     with pytest.raises(NoSuchTopic):
         await read_queue(**where)
     with pytest.raises(OwnershipLost):

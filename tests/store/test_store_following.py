@@ -139,7 +139,7 @@ async def test_follower_asks_for_the_next_object_by_its_name(
     assert all(kind.startswith("GET ") for kind in looks)
     asked = [int(kind.rpartition("/")[2]) for kind in looks]
     assert set(range(1, 11)) <= set(asked)
-    assert max(asked) <= 11 + 1  # nobody asks for what cannot be there
+    assert max(asked) <= 11 + 1  # no request for what cannot be there
 
 
 async def test_idle_follower_makes_the_requests_of_the_price_table(

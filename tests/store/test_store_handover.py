@@ -53,7 +53,7 @@ OLD = list(range(PUTS - 10, PUTS))
 
 @pytest.fixture
 def topic(where: dict[str, Any]) -> ObjectStore:
-    """The store of a topic with two buckets that nobody owns."""
+    """The store of a topic with two buckets that have no owner."""
     create_topic(where["storage_path"], where["storage_options"])
     return topic_store(where)
 
@@ -242,7 +242,7 @@ OWNER_DEATHS = {
 }
 
 
-BY_DAY = {
+NOT_NIGHTLY = {
     "between two notes",
     "before the decision",
     "at the decision",
@@ -256,7 +256,7 @@ BY_DAY = {
 
 @pytest.mark.usefixtures("far_apart")
 class TestDeaths:
-    @pytest.mark.parametrize("point", points(DRIVER_DEATHS, BY_DAY))
+    @pytest.mark.parametrize("point", points(DRIVER_DEATHS, NOT_NIGHTLY))
     def test_driver_that_dies_loses_and_duplicates_nothing(
         self, topic: ObjectStore, owner: Owner, point: str
     ) -> None:
@@ -277,7 +277,7 @@ class TestDeaths:
         assert hand_over(topic, texts(0, 20)) == (0 if decided else 20)
         assert ids(topic) == [*range(20), *OLD, *range(PUTS, PUTS + 20)]
 
-    @pytest.mark.parametrize("point", points(OWNER_DEATHS, BY_DAY))
+    @pytest.mark.parametrize("point", points(OWNER_DEATHS, NOT_NIGHTLY))
     def test_owner_that_dies_loses_and_duplicates_nothing(
         self, topic: ObjectStore, monkeypatch: pytest.MonkeyPatch, point: str
     ) -> None:

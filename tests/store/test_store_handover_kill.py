@@ -166,7 +166,7 @@ def test_processes_killed_at_random_times_over_a_bad_network_lose_and_duplicate_
 ) -> None:
     """Writes that are repeated until they succeed, beside owners that are killed and replaced."""
     chance = random.Random(seed)
-    behind = environment_of(storage_options(proxy.port))
+    proxied = environment_of(storage_options(proxy.port))
     proxy.random = random.Random(seed)
     proxy.add("PUT-if", share=0.05, lose=True)
     proxy.add("", share=0.02, drop=True)
@@ -175,12 +175,12 @@ def test_processes_killed_at_random_times_over_a_bad_network_lose_and_duplicate_
     for turn in range(6):
         done = False
         while not done:
-            # Puts that were not acknowledged may be stored: continue behind them.
+            # Puts that were not acknowledged may be stored: continue after them.
             acknowledged = max(acknowledged, *(n + 1 for n in ids(topic)))
-            with held_process(tmp_path, OWNER, root, acknowledged, **behind) as owner:
+            with held_process(tmp_path, OWNER, root, acknowledged, **proxied) as owner:
                 owner.until(lambda: owner.acknowledged > 0)
                 args = root, written, 100, f"w{turn}"
-                with held_process(tmp_path, DRIVER, *args, **behind) as driver:
+                with held_process(tmp_path, DRIVER, *args, **proxied) as driver:
                     time.sleep(chance.uniform(1.0, 6.0))
                     done = kill_any(owner, driver, chance, 300)
                 owner.kill()

@@ -93,7 +93,7 @@ class Machines:
         return Counter(line.split()[0] for line in self.client.lines("ACK"))
 
     def progress(self, puts: int = 5) -> None:
-        """Return when every writer has had so many more puts acknowledged."""
+        """Wait until every writer has had this many more puts acknowledged."""
         before = self.acknowledged()
         print(f"waiting for progress after {before.total()} puts, {len(self.errors())} errors")
         names = [ONCE, *map(str, range(WRITERS))]
@@ -268,7 +268,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 def test_nothing_is_lost_duplicated_or_reordered_when_the_store_answers_with_errors(
     new_machines: Machines,
 ) -> None:
-    """Every fault meets some requests of every kind, from all hosts; then all faults at once."""
+    """Every fault meets some requests of every kind, from all hosts; then all faults together."""
     machines, proxy = new_machines, new_machines.use_proxy()
     machines.start()
     rounds = [[fault] for fault in FAULTS.values()] + [list(FAULTS.values())]

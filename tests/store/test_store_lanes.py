@@ -1,4 +1,4 @@
-"""Several group commits under way at once: their slots, their acknowledgements, their failures."""
+"""Several concurrent group commits: their slots, their acknowledgements, their failures."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def expect_requests_of(bucket: PersistingBackend, seconds: float) -> None:
 
 
 async def two_slots(proxy: FaultProxy) -> None:
-    """Return when two slots were sent."""
+    """Wait until two slots were sent."""
     await asyncio.to_thread(until_true, lambda: slot_puts(proxy) >= 2)
 
 
@@ -216,7 +216,7 @@ async def test_puts_of_one_turn_of_the_loop_share_an_object(
     patient: ObjectStore, proxy: FaultProxy
 ) -> None:
     bucket = await started(patient, proxy)
-    # Puts are not kept waiting for a turn that takes long beside a request.
+    # Puts are not kept waiting for a turn that is slow compared with a request.
     expect_requests_of(bucket, 3600.0)
     await asyncio.gather(*(bucket.put({"n": number}) for number in range(100)))
     assert slot_puts(proxy) == 1

@@ -103,7 +103,7 @@ async def test_puts_continue_after_the_owner_was_killed(
 async def test_puts_continue_immediately_after_the_owner_has_closed(
     where: dict[str, Any], owner: OwnerProcess
 ) -> None:
-    await owner.ask("own", args={**where, **new(lease=600.0)})  # nobody waits for its end
+    await owner.ask("own", args={**where, **new(lease=600.0)})  # the test does not wait for its end
     async with await write_queue(**where) as writer:
         await writer.put(numbered(20))
         putting = [asyncio.ensure_future(writer.put({"id": n})) for n in range(20, 40)]
@@ -280,7 +280,7 @@ async def test_process_that_lost_its_buckets_reads_those_of_the_next_owner(
 
 
 async def taken(reader: Any, count: int) -> list[int]:
-    """Return the ids that a stream from the start delivers until it has seen so many."""
+    """Return the ids that a stream from the start delivers until it has seen this many."""
     seen: list[int] = []
     async for record in reader.get_stream(0, block=True):
         seen.append(record["id"])

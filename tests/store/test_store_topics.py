@@ -217,7 +217,7 @@ async def test_buckets_that_cannot_be_flushed_can_be_closed_after_one_was_lost(
 async def test_lease_stays_until_a_bucket_that_could_not_be_opened_is_given_back(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner object names the log; without the lease, nobody could open it any more."""
+    """Its owner object names the log; without the lease, no process could open it again."""
     log = new_store_owner_log(store, 1, **OPTIONS)
 
     def use_own_log(ownership: Ownership) -> None:
@@ -410,7 +410,7 @@ async def test_records_of_a_put_with_an_unknown_outcome_keep_their_offsets(
     """Readers of other processes may have seen them, so no other record gets their offsets."""
     log, backend = opened(faulty)
     await backend.put({"n": 0})
-    proxy.add("/slots/", lose=True)  # stored, but nobody can find out
+    proxy.add("/slots/", lose=True)  # stored, but the client cannot find out
     with pytest.raises(StorageError, match="may be stored"):
         await backend.put({"n": 1})
     proxy.heal()

@@ -103,7 +103,7 @@ class Traffic:
             await asyncio.sleep(0.05)
 
     async def progress(self) -> None:
-        """Return when 10 more puts are acknowledged and consumed."""
+        """Wait until 10 more puts are acknowledged and consumed."""
         target = len(self.acknowledged) + 200
         await self._until(lambda: min(len(self.acknowledged), len(self.consumed)) >= target)
 

@@ -47,7 +47,7 @@ def create_topic(root: str, options: dict[str, str], **given: Any) -> None:
 
 class MortalStore(ObjectStore):
     """A store whose user is killed at a request: before it, or when it is carried out and its
-    answer is on the way. After that nothing reaches the store any more."""
+    answer is on the way. After that no request reaches the store."""
 
     def __init__(self, store: ObjectStore) -> None:
         super().__init__(store.address, store.options, store._client)

@@ -62,7 +62,7 @@ class WorkContract:
         (delivery,) = await member.fetch(1)
         began = time.monotonic()
         await delivery.release(delay=0.4)
-        # Without waiting it comes at once only if the machine has stopped for so long.
+        # Without waiting it comes immediately only if the machine has stopped for that long.
         again = await member.fetch(1) or await member.fetch(1, wait=True, timeout=60)
         assert len(again) == 1
         assert time.monotonic() - began >= 0.39
@@ -203,7 +203,7 @@ class WorkContract:
             await put
         while len(got) < 30:
             more = await member.fetch(30, wait=True, timeout=60)
-            assert more, f"{30 - len(got)} records stay leased to nobody"
+            assert more, f"{30 - len(got)} records stay leased although no member has them"
             got += more
         assert numbers(got) == list(range(30))
         assert {delivery.attempt for delivery in got} == {1}

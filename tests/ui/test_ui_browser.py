@@ -80,7 +80,8 @@ def axe_source() -> str:
 
 
 def looks() -> list[Any]:
-    """Languages, widths and themes: one of the eight combinations by day, all of them at night."""
+    """Languages, widths and themes: one of the eight combinations in `make test`, all of
+    them in the nightly run."""
     chosen = "zh-CN", 360, "dark"
     return [
         pytest.param(*look, marks=[] if look == chosen else pytest.mark.nightly)

@@ -269,7 +269,7 @@ def test_console_shows_and_changes_what_a_cluster_owns(tmp_path: Path) -> None:
             found = console.get("/topics/held/search", text="held").text
             assert found.count("<mark>held</mark>") == 8
         with running_console(storage, "--allow-changes") as alone:
-            # It is no member of the cluster, so it cannot ask the owner.
+            # It is not a member of the cluster, so it cannot ask the owner.
             assert alone.post("/topics/held/versions/tags", name="other").status == 409
 
 

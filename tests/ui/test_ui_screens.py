@@ -324,7 +324,7 @@ class TestGroupsAndTags:
         assert changing.get(path, group="trainers", to="time", where="soon").status == 400
         for where, left in (
             ({"to": "latest"}, 0),
-            ({"to": "offset", "where": "1000000"}, 0),  # behind the end
+            ({"to": "offset", "where": "1000000"}, 0),  # after the end
             ({"to": "offset", "where": "10"}, 120),
             ({"to": "time", "where": "1h"}, 140),
             ({"to": "time", "where": "0s"}, 0),

@@ -1,4 +1,4 @@
-"""Many tasks of one reader share claims, and records are read ahead: nobody gets a wrong record."""
+"""Many tasks of one reader share claims, and records are read ahead: none gets a wrong record."""
 
 from __future__ import annotations
 

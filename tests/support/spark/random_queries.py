@@ -207,7 +207,7 @@ def _row(alias: str, paths: list[str]) -> str:
 
 
 def answers(spark: SparkSession, queries: list[str], view: str) -> Counter[tuple[int, Any]]:
-    """Run queries as one union; return how often each row of each query occurs."""
+    """Run queries as one union; return how many times each row of each query occurs."""
     union = " UNION ALL ".join(f"({query.format(t=view)})" for query in queries)
     return Counter((row["q"], row["row"]) for row in spark.sql(union).collect())
 

@@ -18,7 +18,7 @@ def lane(puts: int) -> Lane:
 
 
 def lanes_after(*groups: int) -> Lanes:
-    """Return lanes that have stored groups of so many puts, one after the other."""
+    """Return lanes that have stored groups with these numbers of puts, one after the other."""
     found = Lanes()
     for puts in groups:
         one = lane(puts)

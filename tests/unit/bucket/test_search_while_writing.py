@@ -15,7 +15,8 @@ from support.buckets import LANCE, PERSISTING, WAL_SYNCED, Bucket, Kind
 SIZE = 8
 PUT = 40
 OPTIONS: dict[str, Any] = {"flush_interval": None, "flush_threshold": 150, "keep_versions": 0.05}
-"""Flushes are automatic and old versions are removed at once: a slow search loses its version."""
+"""Flushes are automatic and old versions are removed immediately, so a slow search loses its
+version."""
 
 
 def record(n: int) -> dict[str, Any]:
