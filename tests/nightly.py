@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 _TEST_SECONDS = 1800
 """The longest test takes minutes on a quiet machine. A test may have a limit of its own."""
 
-TORTURE = ("topic", "bucket", "cluster", "shared", "soak", "store")
+TORTURE = ("topic", "bucket", "cluster", "shared", "soak", "store", "spark")
 
 
 class Part(NamedTuple):
