@@ -346,9 +346,9 @@ class TestWire:
 async def _reads_of_a_wait(
     reader: Any, writer: Any, first: int, monkeypatch: pytest.MonkeyPatch, spawned: Any
 ) -> int:
-    """Return how many times a reader asks the owners while it waits a second for records; then put five
-    with ids from ``first`` on. Each check reads three buckets; a loop without a pause would read
-    hundreds of times."""
+    """Return how many times a reader asks the owners while it waits a second for records; then put
+    five with ids from ``first`` on. Each check reads three buckets; a loop without a pause would
+    read hundreds of times."""
     reads = 0
     read = client.RemoteBucketClient.read
 

@@ -71,7 +71,7 @@ class Owner:
 def owner(
     root: Path, *, buckets: int = 1, interval: float = 0.0, **options: object
 ) -> Iterator[Owner]:
-    """Own the topic ``t`` in another process, by default with no flush unless the test asks for one."""
+    """Own the topic ``t`` in another process, which flushes only on demand by default."""
     settings = {
         "enable_wal": True,
         "wal_sync_interval": interval,
