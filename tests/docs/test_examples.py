@@ -117,6 +117,18 @@ def test_peers_benchmark_measures_recovery_and_latency_between_processes(tmp_pat
     assert all(row["value"] > 0 and row["name"] in output for row in rows)
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_queues_benchmark_runs_and_writes_its_results(tmp_path):
+    output = run_example(
+        "../benchmarks/queues.py", "--quick", "--results", str(tmp_path), seconds=1000
+    )
+    (result,) = tmp_path.glob("queues-*.json")
+    rows = json.loads(result.read_text())["rows"]
+    assert {row["group"] for row in rows} == {"embedded", "local", "remote", "socket"}
+    assert all(row["value"] > 0 and row["name"] in output for row in rows)
+
+
 @pytest.mark.parametrize(
     "questions",
     [
