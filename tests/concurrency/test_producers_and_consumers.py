@@ -95,7 +95,7 @@ async def test_concurrent_first_records_agree_on_one_schema(bucket: Bucket) -> N
     assert sorted(r["i"] for r in await backend.get()) == list(range(20))
 
 
-async def test_one_of_two_contradicting_first_records_is_stored(bucket: Bucket) -> None:
+async def test_one_of_two_conflicting_first_records_is_stored(bucket: Bucket) -> None:
     backend = bucket.open()
     puts = [backend.put({"a": 1}), backend.put({"a": "x"}), backend.put({"a": [1]})]
     results = await asyncio.gather(*puts, return_exceptions=True)

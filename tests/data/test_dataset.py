@@ -58,7 +58,7 @@ def test_condition_numbers_only_matching_rows(topic: Path) -> None:
     assert dataset.schema.names == ["id"]
 
 
-def test_columns_keep_the_order_of_the_argument(topic: Path) -> None:
+def test_columns_of_a_dataset_keep_the_order_of_the_argument(topic: Path) -> None:
     dataset = TopicDataset(topic, "v1", columns=["score", "id"])
     assert list(dataset[0]) == ["score", "id"]
 

@@ -17,7 +17,7 @@ from support.example_runner import EXAMPLES, run_example
 from persisting.queue import read_queue
 
 
-def test_tour_shows_every_part():
+def test_tour_example_shows_every_part():
     output = run_example("tour.py")
     numbers = re.findall(r"^(\d+)\. ", output, re.MULTILINE)
     assert numbers == [str(number) for number in range(1, 12)]

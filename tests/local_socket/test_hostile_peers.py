@@ -169,7 +169,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-async def test_real_process_of_another_user_is_told_why(
+async def test_real_process_of_another_user_gets_the_reason(
     writer: QueueWriter, tmp_path: Path
 ) -> None:
     path = socket_of(tmp_path)

@@ -98,7 +98,7 @@ async def put_in_every_turn(writer: QueueWriter, count: int) -> None:
     await asyncio.gather(*puts)
 
 
-async def test_put_that_is_called_when_the_owner_has_just_been_found_overtakes_none(
+async def test_put_that_is_called_when_the_owner_has_just_been_found_overtakes_no_other(
     tmp_path: Path, owner: OwnerProcess
 ) -> None:
     await owner.own(tmp_path, **LOGGED)
@@ -107,7 +107,7 @@ async def test_put_that_is_called_when_the_owner_has_just_been_found_overtakes_n
     assert [record["n"] for record in await everything(tmp_path)] == list(range(5000))
 
 
-async def test_put_that_is_called_when_a_bucket_has_just_been_opened_overtakes_none(
+async def test_put_that_is_called_when_a_bucket_has_just_been_opened_overtakes_no_other(
     tmp_path: Path,
 ) -> None:
     async with await writing(tmp_path, **LOGGED) as writer:

@@ -126,7 +126,7 @@ class TestDurableTopic:
         ],
         ids=str,
     )
-    async def test_contradicting_arguments_are_refused(
+    async def test_conflicting_arguments_are_refused(
         self, arguments: dict[str, Any], message: str, tmp_path: Path
     ) -> None:
         with pytest.raises(InvalidArgument, match=message):

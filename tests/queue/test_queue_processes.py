@@ -75,7 +75,7 @@ async def test_blocking_stream_follows_another_process(tmp_path: Path, spawned: 
 
 
 @pytest.mark.parametrize("without", ["owner", "writer"])
-async def test_second_writing_process_without_the_socket_is_told_the_owner(
+async def test_error_of_a_second_writing_process_without_the_socket_names_the_owner(
     tmp_path: Path, without: str
 ) -> None:
     options = '{"backend": "lance", "local_socket": %s}'

@@ -572,7 +572,9 @@ class TestRegistration:
             out, err = child.communicate(timeout=280)
         assert out.split() == [str(ROWS), str(ROWS // 2)], err
 
-    def test_second_registration_does_no_harm(self, spark: SparkSession, home: Path) -> None:
+    def test_registering_the_source_twice_does_no_harm(
+        self, spark: SparkSession, home: Path
+    ) -> None:
         from persisting.spark.source import PersistingSource
 
         spark.dataSource.register(PersistingSource)

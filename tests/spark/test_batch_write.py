@@ -365,7 +365,7 @@ class TestEvolution:
             ({"text": [1]}, "'text' is str, got list"),
         ],
     )
-    def test_contradicting_types_are_refused_and_change_nothing(
+    def test_conflicting_types_are_refused_and_change_nothing(
         self, store: Store, tmp_path: Path, column: dict[str, Any], words: str
     ) -> None:
         put(tmp_path, rows(2))

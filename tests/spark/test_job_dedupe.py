@@ -217,7 +217,7 @@ class TestNearDuplicates:
         ]
 
     @pytest.mark.usefixtures("way")
-    def test_pairs_carry_the_columns_that_were_asked_for(
+    def test_pairs_of_near_duplicates_have_the_requested_columns(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         text = "the quick brown fox jumps over the lazy dog"
@@ -255,7 +255,7 @@ class TestNearDuplicates:
         (pair,) = jobs.near_duplicates(rows, "text", order_by=["key", "n"]).collect()
         assert (pair["first"]["n"], pair["second"]["n"]) == (2, 1)
 
-    def test_progress_is_shown_on_a_terminal_or_if_asked_for(self) -> None:
+    def test_progress_is_shown_on_a_terminal_or_on_request(self) -> None:
         class Terminal(io.StringIO):
             def isatty(self) -> bool:
                 return True
@@ -312,7 +312,7 @@ class TestMinhash:
         assert sketches.whole[0] == sketches.whole[1]
         assert (sketches.bands[0] == sketches.bands[1]).all()
 
-    def test_text_is_the_set_of_its_shingles(self) -> None:
+    def test_text_is_compared_by_the_set_of_its_shingles(self) -> None:
         assert len(shingles("abcdefg", 5)) == 3
         assert len(shingles("ababababab", 2)) == 2
         assert len(shingles("向量数据库检索", 5)) == 3

@@ -177,7 +177,7 @@ class TestActions:
             assert is_found_in_planning(query)
             assert sorted(map(tuple, query.collect())) == expected
 
-    def test_joins_and_unions_of_look_ups_have_rows_of_their_own(self, simple: DataFrame) -> None:
+    def test_look_ups_in_joins_and_unions_have_rows_of_their_own(self, simple: DataFrame) -> None:
         one, other = simple.where("id = 3"), simple.where("id IN (3, 4)")
         assert sorted(row["id"] for row in one.union(other).collect()) == [3, 3, 4]
         joined = one.alias("l").join(other.alias("r"), "id").selectExpr("id", "l.text", "r.score")

@@ -218,7 +218,7 @@ class TestPositions:
             ({"version": "1"}, {"timestamp": "0"}),
         ],
     )
-    def test_contradicting_options_are_refused(
+    def test_conflicting_options_are_refused(
         self, one: dict[str, str], other: dict[str, str]
     ) -> None:
         with pytest.raises(InvalidArgument, match=f"{next(iter(one))}.*{next(iter(other))}"):

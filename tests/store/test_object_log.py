@@ -98,7 +98,7 @@ def test_put_that_arrives_after_the_claim_is_refused(
     assert isinstance(errors[0], OwnershipLost)
 
 
-def test_slot_written_before_the_claim_counts(store: ObjectStore) -> None:
+def test_slot_written_before_the_claim_is_read(store: ObjectStore) -> None:
     log = new_log(store)
     for text in (b"one", b"two", b"three"):
         append(log, text)

@@ -369,7 +369,7 @@ async def test_node_serves_only_topics_below_its_address(
 async def test_spark_hands_rows_over_to_the_nodes_that_own_the_buckets(
     cluster: Cluster, join: Any, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark is no member of the cluster: it needs nothing but the store."""
+    """Spark is not a member of the cluster: it needs nothing but the store."""
     from support.spark.writes import DirectStore
 
     cluster.start(2)

@@ -200,7 +200,7 @@ class TestFlush:
         assert ids(topic) == [*OLD, *range(PUTS, PUTS + 10)]
         assert handovers(topic) == []
 
-    def test_answer_of_a_former_owner_does_not_count(self, topic: ObjectStore) -> None:
+    def test_answer_of_a_former_owner_is_ignored(self, topic: ObjectStore) -> None:
         """It may have nothing to flush, while the next owner has."""
         former = Owner(topic, [0])
         former.close()

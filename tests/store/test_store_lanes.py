@@ -50,7 +50,7 @@ def stored(log: ObjectLog, *slots: BegunSlot) -> None:
 # Slots
 
 
-def test_slot_after_a_free_one_does_not_count(store: ObjectStore) -> None:
+def test_slot_after_a_free_one_is_not_read(store: ObjectStore) -> None:
     log = new_log(store)
     first, second, third = (begun(log, b"%d" % number) for number in range(3))
     stored(log, first)

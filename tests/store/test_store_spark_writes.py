@@ -177,7 +177,7 @@ class TestBatches:
         assert len(wrote) >= 2
         assert data_objects(home) == set()
 
-    def test_files_that_are_gone_are_found_before_the_commit(
+    def test_missing_files_are_detected_before_the_commit(
         self, home: StoreAddress, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         DirectStore(home).save(rows(5), numBuckets=1)

@@ -46,7 +46,9 @@ async def letters_of(place: WorkPlace) -> list[dict]:
 
 
 class TestDeadLettersThatCannotBeWritten:
-    async def test_a_rejected_record_stays_and_its_member_is_told(self, place: WorkPlace) -> None:
+    async def test_reject_raises_and_the_record_stays_if_its_dead_letter_cannot_be_stored(
+        self, place: WorkPlace
+    ) -> None:
         await place.writer(2, num_buckets=1)
         member = await place.member()
         first, second = await member.fetch(2)
@@ -98,7 +100,7 @@ class TestDeadLettersThatCannotBeWritten:
         retained = await writer.retain(rows=0)
         assert (retained["dropped"], retained["held_by"]) == (0, {0: "work group 'solvers'"})
 
-    async def test_members_of_all_batches_are_told(
+    async def test_reject_raises_in_all_batches_whose_dead_letters_cannot_be_stored(
         self, place: WorkPlace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("persisting.work.dead_letters.BATCH", 2)

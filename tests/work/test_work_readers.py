@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio
 SECOND = 1_000_000
 
 
-async def test_the_synchronous_form_does_the_same(place: WorkPlace) -> None:
+async def test_synchronous_work_reader_fetches_and_acknowledges(place: WorkPlace) -> None:
     await place.writer(6, num_buckets=1)
     member = await place.member()
 

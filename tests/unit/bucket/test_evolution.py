@@ -132,7 +132,7 @@ async def test_a_compatible_value_widens_the_field(
 
 @ways
 @pytest.mark.parametrize(("old", "new", "words"), CONTRADICTING, ids=lambda v: repr(v)[:30])
-async def test_a_contradicting_value_raises_at_put_and_loses_nothing(
+async def test_a_conflicting_value_raises_at_put_and_loses_nothing(
     persisting: Bucket, options: dict[str, Any], old: Any, new: Any, words: str, flushed: bool
 ) -> None:
     backend = persisting.open(**options)

@@ -146,20 +146,22 @@ async def search_while_everything_happens(bucket: Bucket, count: int) -> None:
 
 
 @KINDS
-async def test_search_beside_puts_flushes_compaction_and_indexing(kind: Kind, folder: Path) -> None:
+async def test_search_is_correct_beside_puts_flushes_compaction_and_indexing(
+    kind: Kind, folder: Path
+) -> None:
     await search_while_everything_happens(Bucket(kind, folder), 600)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @KINDS
-async def test_search_beside_puts_flushes_compaction_and_indexing_at_length(
+async def test_long_search_is_correct_beside_puts_flushes_compaction_and_indexing(
     kind: Kind, folder: Path
 ) -> None:
     await search_while_everything_happens(Bucket(kind, folder), 40_000)
 
 
-async def test_search_beside_indexes_that_come_and_go(persisting: Bucket) -> None:
+async def test_search_is_correct_while_indexes_are_created_and_dropped(persisting: Bucket) -> None:
     backend, traffic = await filled(persisting, 1100)
     luck = random.Random(5)
 
@@ -196,7 +198,7 @@ async def test_search_beside_retention_finds_what_is_kept(persisting: Bucket) ->
     assert [row["n"] for row in found] == list(range(stats["start_offset"], 2400))
 
 
-async def test_search_beside_tags_versions_and_evolution(persisting: Bucket) -> None:
+async def test_search_is_correct_beside_tags_versions_and_evolution(persisting: Bucket) -> None:
     backend, traffic = await filled(persisting, 1100)
     await backend.create_index("v")
     names = iter(f"tag{i}" for i in range(10_000))
